@@ -1,0 +1,5 @@
+import sys
+
+from metaseq_lm.cli import main
+
+sys.exit(main())

@@ -1,0 +1,219 @@
+"""Checkpoints: folders that are complete, verified, or not there at all.
+
+A checkpoint is written under a temporary name, every file and the folder are fsynced, then it is renamed.
+It holds model.safetensors, state.pt (plain data, loaded with weights_only) and manifest.json with the
+checksum of both. "best" and "last" beside the checkpoints are links to them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from metaseq_lm.errors import MetaseqError
+
+FORMAT = 1
+PREFIX = "update_"
+TEMPORARY = ".tmp-"
+
+
+class CheckpointError(MetaseqError):
+    """A checkpoint that cannot be used; the message says which and why."""
+
+
+@dataclass
+class Checkpoint:
+    """What a verified checkpoint holds."""
+
+    path: Path
+    weights: dict[str, Tensor]
+    state: dict[str, Any]
+    manifest: dict[str, Any]
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a small file so that it is there in full or not at all."""
+    temporary = path.with_name(f"{TEMPORARY}{path.name}")
+    _write(temporary, data)
+    os.replace(temporary, path)
+
+
+def save(
+    folder: Path,
+    update: int,
+    weights: dict[str, Tensor],
+    state: dict[str, Any],
+    about: dict[str, Any],
+) -> Path:
+    """Write checkpoint `update` under `folder` and return its path.
+
+    `about` goes into the manifest. Raises CheckpointError with the bytes needed and free if it cannot
+    be written; earlier checkpoints are then untouched.
+    """
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    files = {"model.safetensors": safetensors.torch.save(weights), "state.pt": stream.getvalue()}
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    manifest = {"format": FORMAT, "update": update, "sha256": sums, **about}
+    files["manifest.json"] = json.dumps(manifest, indent=1).encode()
+    final = folder / f"{PREFIX}{update:09d}"
+    temporary = folder / f"{TEMPORARY}{final.name}"
+    needed = sum(map(len, files.values()))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise OSError(28, "No space left on device")
+        temporary.mkdir()
+        for name, data in files.items():
+            _write(temporary / name, data)
+        _sync(temporary)
+        if final.exists():
+            # Reached again after a fallback to an older checkpoint: the one there was found damaged.
+            shutil.rmtree(final)
+        os.rename(temporary, final)
+        _sync(folder)
+        link(folder, "last", final)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        free = shutil.disk_usage(folder).free if folder.exists() else 0
+        raise CheckpointError(
+            f"cannot write checkpoint {final}: {error.strerror} ({needed:,} bytes needed, {free:,} free). "
+            "Earlier checkpoints are intact; make room and start the run again to resume"
+        ) from error
+    return final
+
+
+def link(folder: Path, name: str, target: Path) -> None:
+    """Point the link `name` at a checkpoint, atomically."""
+    temporary = folder / f"{TEMPORARY}{name}"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target.name)
+    os.replace(temporary, folder / name)
+
+
+def load(path: Path) -> Checkpoint:
+    """Read and verify one checkpoint folder; raises CheckpointError naming the file and the fault."""
+    if not (path / "manifest.json").is_file():
+        raise CheckpointError(f"{path} is not a checkpoint: it has no manifest.json")
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        version = manifest["format"]
+        sums = manifest["sha256"]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise CheckpointError(f"{path / 'manifest.json'} is damaged: {error}") from error
+    if version != FORMAT:
+        raise CheckpointError(f"{path} has format {version}; this version reads format {FORMAT}")
+    contents = {}
+    for name in ("model.safetensors", "state.pt"):
+        try:
+            contents[name] = (path / name).read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{path / name}: {error.strerror}") from error
+        if hashlib.sha256(contents[name]).hexdigest() != sums.get(name):
+            raise CheckpointError(
+                f"{path / name} is damaged: its checksum differs from the manifest's"
+            )
+    try:
+        weights = safetensors.torch.load(contents["model.safetensors"])
+        state = torch.load(io.BytesIO(contents["state.pt"]), weights_only=True, map_location="cpu")
+    except Exception as error:  # whatever the two libraries raise for a file that is not theirs
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    return Checkpoint(path, weights, state, manifest)
+
+
+def all_updates(folder: Path) -> list[Path]:
+    """Return the checkpoint folders, oldest first."""
+    return sorted(p for p in folder.glob(f"{PREFIX}*") if p.is_dir()) if folder.is_dir() else []
+
+
+def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest checkpoint that verifies, and why newer ones were skipped.
+
+    Leftovers of an interrupted save are removed.
+    """
+    skipped: list[str] = []
+    for leftover in folder.glob(f"{TEMPORARY}*") if folder.is_dir() else ():
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    for path in reversed(all_updates(folder)):
+        try:
+            return load(path), skipped
+        except CheckpointError as error:
+            skipped.append(str(error))
+    return None, skipped
+
+
+def prune(folder: Path, keep_last: int) -> None:
+    """Remove all but the newest `keep_last` checkpoints and the best one."""
+    kept = {p.name for p in all_updates(folder)[-max(keep_last, 1) :]}
+    best = folder / "best"
+    if best.is_symlink():
+        kept.add(os.readlink(best))
+    for path in all_updates(folder):
+        if path.name not in kept:
+            # Renamed first: a kill in the middle must not leave a folder that looks like a checkpoint.
+            doomed = path.with_name(f"{TEMPORARY}{path.name}")
+            os.rename(path, doomed)
+            shutil.rmtree(doomed)
+
+
+def resolve(path: str, prefer: str = "last") -> Path:
+    """Return the checkpoint folder that `path` means: itself, or the `prefer`red one of a run folder."""
+    given = Path(path)
+    if not given.exists():
+        raise CheckpointError(f"{path}: there is no such checkpoint or run folder")
+    if (given / "manifest.json").is_file():
+        return given.resolve()
+    for folder in (given / "checkpoints", given):
+        for name in (prefer, "last"):
+            if (folder / name / "manifest.json").is_file():
+                return (folder / name).resolve()
+    raise CheckpointError(
+        f"{path} holds no checkpoint (no manifest.json in it or its checkpoints/)"
+    )
+
+
+def load_into(module: torch.nn.Module, weights: dict[str, Tensor], source: object) -> None:
+    """Copy `weights` into `module`; raises CheckpointError that names what is missing, extra or misshapen."""
+    own = module.state_dict()
+    missing = sorted(own.keys() - weights.keys())
+    extra = sorted(weights.keys() - own.keys())
+    wrong = [
+        f"{n}: {tuple(weights[n].shape)} there, {tuple(own[n].shape)} in the model"
+        for n in sorted(own.keys() & weights.keys())
+        if own[n].shape != weights[n].shape
+    ]
+    if missing or extra or wrong:
+        parts = [("missing", missing), ("unexpected", extra), ("of another shape", wrong)]
+        text = "; ".join(f"{what}: {', '.join(names[:4])}" for what, names in parts if names)
+        raise CheckpointError(
+            f"{source} does not fit the model ({text}); use the same model and vocabulary"
+        )
+    module.load_state_dict(weights)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,113 @@
+"""`metaseq-lm <command>`: one module per command.
+
+A command module has `HELP` (one line), `add_arguments(parser)` and `run(args) -> int`.
+"""
+
+import argparse
+import importlib
+import io
+import sys
+import traceback
+
+from metaseq_lm import __version__
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.registry import nearest
+
+COMMANDS = ("preprocess", "train", "evaluate", "report", "doctor", "list")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are UsageErrors and name the nearest option."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        options = [o for action in self._actions for o in action.option_strings]
+        words = [word.split("=")[0] for word in message.split()]
+        wrong = next((w for w in words if w.startswith("--") and w not in options), None)
+        hint = nearest(wrong, options) if wrong else ""
+        raise UsageError(f"{message}.{hint} See '{self.prog} --help'.")
+
+
+def build_parser(only: str | None = None) -> Parser:
+    """Return the parser; `only` imports just that command, so that starting stays fast."""
+    parser = Parser(
+        prog="metaseq-lm",
+        description="Pre-train, compare and evaluate language-model objectives.",
+        epilog="exit codes: 0 ok, 1 error, 2 wrong usage, 3 diverged, 75 interrupted (run again)",
+    )
+    parser.add_argument("--version", action="version", version=f"metaseq-lm {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="<command>", parser_class=Parser)
+    for name in COMMANDS:
+        if only is not None and name != only:
+            continue
+        module = importlib.import_module(f"metaseq_lm.cli.{name}")
+        sub = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            conflict_handler="resolve",
+        )
+        module.add_arguments(sub)
+        sub.set_defaults(
+            run=module.run, parser=sub, takes_overrides=getattr(module, "OVERRIDES", False)
+        )
+    return parser
+
+
+def overrides(parser: Parser, rest: list[str]) -> list[str]:
+    """Return the key=value arguments that stand between and after the options.
+
+    argparse takes positional arguments in one run only, so these come back as unknown; anything else
+    that is unknown is a UsageError.
+    """
+    wrong = [a for a in rest if a.startswith("-") or "=" not in a]
+    if not parser.get_default("takes_overrides"):
+        wrong = rest
+    if wrong:
+        parser.error(f"unknown argument {wrong[0]}")
+    return rest
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    # A terminal that cannot show a character gets a stand-in, not an error.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    first = next((a for a in argv if not a.startswith("-")), None)
+    try:
+        if first is not None and first not in COMMANDS:
+            raise UsageError(
+                f"unknown command '{first}'.{nearest(first, list(COMMANDS))} "
+                f"Commands: {', '.join(COMMANDS)}."
+            )
+        parser = build_parser(first)
+        args, rest = parser.parse_known_args(argv)
+        if args.command is None:
+            parser.print_help()
+            return UsageError.exit_code
+        args.overrides = overrides(args.parser, rest)
+        return args.run(args)
+    except MetaseqError as error:
+        print(f"metaseq-lm: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("metaseq-lm: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (head, less) left; that is not an error of this program.
+        sys.stderr.close()
+        return 0
+    except OSError as error:
+        if error.filename is None and error.errno is None:
+            traceback.print_exc()
+            return MetaseqError.exit_code
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"metaseq-lm: {where}{error.strerror}", file=sys.stderr)
+        return MetaseqError.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""Turn text into a data folder that training reads.
+
+A corpus: one document per line, blank lines are passed over, .gz, .xz and .bz2 are unpacked.
+    metaseq-lm preprocess --trainpref train.txt --validpref valid.txt --destdir DATA
+A labelled set (TSV with a header row, or JSONL), with the tokenizer of DATA, into DATA/NAME:
+    metaseq-lm preprocess --labelled NAME --trainpref train.tsv --validpref dev.tsv --destdir DATA
+"""
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.errors import UsageError
+
+HELP = "binarise a corpus or a labelled set"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+PREFS = {"trainpref": "train", "validpref": "valid", "testpref": "test"}
+CORPUS_ONLY = (
+    *("tokenizer", "vocab_size", "task_tokens", "min_frequency", "tokenizer_corpus"),
+    *("word_pattern", "character_coverage"),
+)
+LABELLED_ONLY = ("columns", "text_columns", "label_column", "labels", "regression")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options; None as a default means that the option was not given."""
+    add = parser.add_argument
+    add("--destdir", required=True, metavar="D", help="data folder to fill")
+    for pref, split in PREFS.items():
+        add(f"--{pref}", nargs="+", metavar="F", help=f"text files of the {split} split")
+    add("--split", action="append", metavar="NAME=F", help="a further split; may be repeated")
+    add("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
+    add(
+        "--on-bad-utf8",
+        choices=("replace", "skip", "fail"),
+        default="replace",
+        help="lines with invalid UTF-8: replace the bytes by U+FFFD, skip the line, or fail "
+        "(default: replace)",
+    )
+    add("--overwrite", action="store_true", help="replace a data set that is already there")
+    add("--tokenizer-from", metavar="DIR", help="use the tokenizer of this folder")
+    _add_tokenizer_arguments(parser.add_argument_group("a new tokenizer (corpus)").add_argument)
+    _add_labelled_arguments(parser.add_argument_group("labelled sets").add_argument)
+
+
+def _add_tokenizer_arguments(add: Any) -> None:
+    add(
+        "--tokenizer",
+        metavar="KIND",
+        help="byte_bpe, sentencepiece_bpe, sentencepiece_unigram, word or char (default: byte_bpe)",
+    )
+    add("--vocab-size", type=int, metavar="N", help="at most this many symbols (default: 30000)")
+    add("--task-tokens", type=int, metavar="N", help="symbols [CLS0] to [CLSN-1] (default: 30)")
+    add(
+        "--min-frequency",
+        type=int,
+        metavar="N",
+        help="merge pairs, keep words or characters that occur this often (default: 1)",
+    )
+    add(
+        "--tokenizer-corpus",
+        nargs="+",
+        metavar="F",
+        help="text the tokenizer learns from (default: the train split); sentencepiece holds it "
+        "in memory, so give a sample of a large corpus",
+    )
+    add("--word-pattern", metavar="RE", help="word: what a word is (default: between white space)")
+    add(
+        "--character-coverage",
+        type=float,
+        metavar="X",
+        help="sentencepiece: share of the characters that must have a symbol (default: 0.9995)",
+    )
+
+
+def _add_labelled_arguments(add: Any) -> None:
+    add("--labelled", metavar="NAME", help="the files are a labelled set, written to D/NAME")
+    add("--columns", metavar="A,B,...", help="column names of TSV files that have no header row")
+    add("--text-columns", metavar="A[,B]", help="default: text, or text_a,text_b")
+    add("--label-column", metavar="A", help="default: label")
+    add("--labels", metavar="A,B,...", help="the classes in order (default: of train, sorted)")
+    add("--regression", action="store_true", default=None, help="labels are numbers, not classes")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    # Late, so that --help does not load the tokenizer libraries.
+    from metaseq_lm.data.preprocess import Job
+
+    for name, least in {"workers": 1, "vocab_size": 1, "min_frequency": 1, "task_tokens": 0}.items():
+        if getattr(args, name) is not None and getattr(args, name) < least:
+            raise UsageError(f"{_flag(name)} {getattr(args, name)}: at least {least}")
+    job = Job(
+        destdir=Path(args.destdir),
+        splits=_splits(args),
+        on_bad_utf8=args.on_bad_utf8,
+        workers=args.workers,
+        overwrite=args.overwrite,
+        command=command_line(args),
+    )
+    if args.labelled is None:
+        _refuse(args, LABELLED_ONLY, "only applies to labelled sets; give --labelled NAME as well")
+        _run_corpus(args, job)
+    else:
+        _refuse(args, CORPUS_ONLY, "does not apply to labelled sets; they use D's tokenizer")
+        _run_labelled(args, job)
+    return 0
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _refuse(args: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if getattr(args, name) is not None:
+            raise UsageError(f"{_flag(name)} {why}")
+
+
+def _splits(args: argparse.Namespace) -> dict[str, list[Path]]:
+    splits = {
+        split: [Path(p) for p in getattr(args, pref)]
+        for pref, split in PREFS.items()
+        if getattr(args, pref)
+    }
+    for text in args.split or []:
+        name, equals, path = text.partition("=")
+        if not equals or not path or not NAME.fullmatch(name):
+            raise UsageError(
+                f"--split {text!r}: expected NAME=FILE, NAME of letters, digits, '_' and '-'"
+            )
+        if name in splits:
+            raise UsageError(f"--split {text!r}: there is a split '{name}' already")
+        splits[name] = [Path(path)]
+    return splits
+
+
+def _run_corpus(args: argparse.Namespace, job: Any) -> None:
+    from metaseq_lm.data.preprocess import TokenizerChoice, preprocess_corpus
+
+    if args.tokenizer_from is not None:
+        _refuse(args, CORPUS_ONLY, "and --tokenizer-from exclude each other")
+        choice = TokenizerChoice(source=Path(args.tokenizer_from))
+    else:
+        given = {n: getattr(args, n) for n in ("vocab_size", "task_tokens", "min_frequency")}
+        choice = TokenizerChoice(
+            name=args.tokenizer or "byte_bpe",
+            corpus=tuple(map(Path, args.tokenizer_corpus or ())),
+            options=_kind_options(args),
+            **{name: value for name, value in given.items() if value is not None},
+        )
+    manifest = preprocess_corpus(job, choice)
+    kind = manifest.tokenizer
+    print(f"{job.destdir}: {kind['name']} with {kind['vocab_size']:,} symbols, {kind['hash']}")
+
+
+def _kind_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that only one kind of tokenizer has, refusing them for the others."""
+    kind, options = args.tokenizer or "byte_bpe", {}
+    if args.word_pattern is not None:
+        if kind != "word":
+            raise UsageError(f"--word-pattern does not apply to --tokenizer {kind}, only to word")
+        options["pattern"] = args.word_pattern
+    if args.character_coverage is not None:
+        if not kind.startswith("sentencepiece") or not 0 < args.character_coverage <= 1:
+            raise UsageError(
+                "--character-coverage is above 0, at most 1, and of sentencepiece only"
+            )
+        options["character_coverage"] = args.character_coverage
+    return options
+
+
+def _run_labelled(args: argparse.Namespace, job: Any) -> None:
+    from dataclasses import replace
+
+    from metaseq_lm.data.labelled_files import Columns
+    from metaseq_lm.data.preprocess_labelled import preprocess_labelled
+    from metaseq_lm.data.tokenizer import load_tokenizer
+
+    if not NAME.fullmatch(args.labelled):
+        raise UsageError(f"--labelled {args.labelled!r}: letters, digits, '_' and '-' only")
+    columns = Columns(
+        names=_listed(args.columns),
+        texts=_listed(args.text_columns),
+        label=args.label_column or "label",
+        regression=bool(args.regression),
+    )
+    labels = _listed(args.labels)
+    tokenizer = load_tokenizer(args.tokenizer_from or job.destdir)
+    job = replace(job, destdir=job.destdir / args.labelled)
+    preprocess_labelled(job, columns, None if labels is None else list(labels), tokenizer)
+
+
+def _listed(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(text.split(","))
+
+
+def command_line(args: argparse.Namespace) -> str:
+    """Return a command that does what `args` say, quoted for a shell."""
+    words = ["metaseq-lm", "preprocess"]
+    for name, value in vars(args).items():
+        if name in ("command", "run") or value is None or value is False:
+            continue
+        if name == "split":
+            words += [word for text in value for word in ("--split", text)]
+        elif value is True:
+            words.append(_flag(name))
+        else:
+            words += [_flag(name), *(map(str, value) if isinstance(value, list) else [str(value)])]
+    return shlex.join(words)

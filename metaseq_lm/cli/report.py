@@ -1,0 +1,166 @@
+"""Compare runs: a table of scores over seeds with their cost, and pictures.
+
+Reads run folders (config.yaml, log.jsonl, results.json), groups the runs that differ in nothing
+but their seed, and prints the table. Runs without a score are named below it, never dropped.
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from metaseq_lm.errors import UsageError
+from metaseq_lm.registry import nearest
+from metaseq_lm.reporting.formats import WRITERS
+from metaseq_lm.reporting.numbers import Metric
+from metaseq_lm.reporting.plots import (
+    Pictures,
+    draw_curves,
+    draw_flops,
+    draw_scores,
+    has_flops,
+    require_logged,
+)
+from metaseq_lm.reporting.runs import Run, find_runs
+from metaseq_lm.reporting.settings import group, where
+from metaseq_lm.reporting.table import choose_metric, pivot_table, setting_table
+
+HELP = "compare runs: tables over seeds, FLOPs and time, pictures"
+READABLE = 14  # series in one picture
+FORMATS = ("text", "md", "csv", "tex", "png")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add = parser.add_argument
+    add("paths", nargs="+", metavar="RUN_OR_FOLDER", help="a run folder, or a folder of runs")
+    add(
+        "--metric",
+        help="final metric to compare (default: test.accuracy, or else the first valid metric)",
+    )
+    add(
+        "--better",
+        choices=("higher", "lower"),
+        help="which end of the metric is best (default: by its name; lower for a loss)",
+    )
+    add(
+        "--spread",
+        choices=("sd", "range"),
+        default="sd",
+        help="sd: mean ± sample sd; range: median [min, max] (default: %(default)s)",
+    )
+    add(
+        "--where",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="only runs with this config value; two values of one key keep both (default: all)",
+    )
+    add("--rows", metavar="KEY", help="config key down the table (default: one row a setting)")
+    add(
+        "--columns",
+        metavar="KEY",
+        help="config key across the table and over the panels of pictures (default: none)",
+    )
+    add("--x", metavar="KEY", help="draw the score against this config key (default: none)")
+    add(
+        "--curve",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="METRIC",
+        help="draw these logged metrics over updates, e.g. train.loss (default: the valid "
+        "metric of the same name as --metric)",
+    )
+    add(
+        "--format",
+        type=formats,
+        metavar="LIST",
+        help=f"comma-separated from {', '.join(FORMATS)} (default: all with --out, else text)",
+    )
+    add("--out", type=Path, metavar="DIR", help="write files into this folder (default: print)")
+
+
+def formats(text: str) -> list[str]:
+    """Return the formats of a comma-separated list; raises UsageError for an unknown one."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in FORMATS:
+            raise UsageError(
+                f"--format: unknown format '{name}'.{nearest(name, list(FORMATS))} "
+                f"Formats: {', '.join(FORMATS)}."
+            )
+    return names
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table and write the files."""
+    wanted = args.format or (list(FORMATS) if args.out else ["text"])
+    if args.out is None and ("png" in wanted or args.curve or args.x):
+        raise UsageError("pictures are files: say with --out DIR where to write them.")
+    runs = where(find_runs(args.paths), args.where)
+    metric = choose_metric(runs, args.metric, args.better)
+    curves = choose_curves(runs, args.curve, metric.name)
+    settings = group(runs, [key for key in (args.x, args.columns, args.rows) if key])
+    if args.rows or args.columns:
+        rows = args.rows or "label"
+        table = pivot_table(settings, metric, rows, args.columns, args.spread)
+    else:
+        table = setting_table(settings, metric, args.spread)
+    for name in ["text"] if args.out else wanted:
+        print(WRITERS[name][1](table), end="")
+    if args.out is None:
+        return 0
+    args.out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name in [name for name in wanted if name in WRITERS]:
+        file, write = WRITERS[name]
+        paths.append(args.out / file)
+        paths[-1].write_text(write(table), encoding="utf-8")
+    if "png" in wanted:
+        paths += draw(
+            Pictures(settings, args.spread, args.columns, args.x), metric, curves, args.out
+        )
+    print("\nwritten:", *paths, sep="\n  ")
+    return 0
+
+
+def choose_curves(runs: Sequence[Run], names: Sequence[str], metric: str) -> list[str]:
+    """Return the logged metrics to draw: `names`, or the valid metric that `metric` is named after.
+
+    Raises UsageError for a name that no log has.
+    """
+    for name in names:
+        require_logged(runs, name)
+    same = f"valid.{metric.partition('.')[2]}"
+    return list(dict.fromkeys(names)) or [same] * any(same in run.logged for run in runs)
+
+
+def draw(pictures: Pictures, metric: Metric, curves: Sequence[str], out: Path) -> list[Path]:
+    """Write the pictures into `out`, print what they cannot show, and return their paths."""
+    paths, notes = [], []
+    series = len(pictures.styles())
+    if series > READABLE:
+        notes.append(
+            f"{series} series in one picture are hard to tell apart; use --where, --columns."
+        )
+    for curve in curves:
+        paths.append(out / file_name("curves", curve))
+        notes += draw_curves(pictures, curve, paths[-1])
+    if not any(setting.scored(metric.name) for setting in pictures.settings):
+        notes.append("No picture of scores: no run has one.")
+    elif pictures.along:
+        paths.append(out / file_name("score_by", pictures.along))
+        notes += draw_scores(pictures, metric, paths[-1])
+    if has_flops(pictures.settings, metric):
+        paths.append(out / "score_by_flops.png")
+        notes += draw_flops(pictures, metric, paths[-1])
+    if notes:
+        print("", *notes, sep="\n")
+    return paths
+
+
+def file_name(kind: str, name: str) -> str:
+    """Return the file of a picture: curves_valid.accuracy.png."""
+    return f"{kind}_{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.png"

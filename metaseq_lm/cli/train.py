@@ -1,0 +1,124 @@
+"""Train any registered objective; an existing run folder is resumed.
+
+examples:
+  metaseq-lm train data/wiki --task masked_lm --save-dir runs/mlm --max-update 10000 optimizer.lr=1e-3
+  metaseq-lm train data/moons --config-dir examples/meta_pseudo_label/config --config-name soft seed=2
+
+Any option of the configuration is set by key=value (Hydra's override grammar).
+`metaseq-lm train --task T --criterion C --help` lists all keys of that choice with their defaults.
+"""
+
+import argparse
+
+from omegaconf import DictConfig, OmegaConf
+
+from metaseq_lm.errors import DivergedError, UsageError
+
+HELP = "train an objective (resumes by itself)"
+OVERRIDES = True
+
+# fairseq's flag names, and the keys they stand for.
+FLAGS = {
+    "task": "task",
+    "criterion": "criterion",
+    "model": "model",
+    "optimizer": "optimizer",
+    "schedule": "schedule",
+    "save-dir": "save_dir",
+    "init-from": "init_from",
+    "label": "label",
+    "seed": "seed",
+    "lr": "optimizer.lr",
+    "clip-norm": "optimizer.clip_norm",
+    "weight-decay": "optimizer.weight_decay",
+    "warmup-updates": "schedule.warmup_updates",
+    "batch-size": "task.batch_size",
+    "max-update": "trainer.max_update",
+    "log-interval": "trainer.log_interval",
+    "validate-interval-updates": "trainer.validate_interval_updates",
+    "save-interval-updates": "trainer.save_interval_updates",
+    "best-checkpoint-metric": "trainer.best_checkpoint_metric",
+    "patience": "trainer.patience",
+    "device": "engine.device",
+    "precision": "engine.precision",
+    "num-workers": "engine.workers",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("data", nargs="?", metavar="DATA", help="folder made by preprocess")
+    parser.add_argument("keys", nargs="*", metavar="key=value", help="configuration overrides")
+    parser.add_argument("--config-dir", help="folder with configs of your own")
+    parser.add_argument("--config-name", help="config in --config-dir (default: base)")
+    parser.add_argument("--user-dir", help="plug-in folder or file to load")
+    for flag, key in FLAGS.items():
+        parser.add_argument(f"--{flag}", metavar="V", help=f"the same as {key}=V")
+    parser.add_argument("--dry-run", action="store_true", help="do one update and write nothing")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the configuration and stop"
+    )
+    # Not argparse's own help: the keys to list depend on the other flags.
+    parser.add_argument("-h", "--help", action="store_true", help="show this help and all keys")
+
+
+def overrides_of(args: argparse.Namespace) -> list[str]:
+    """Return flags and key=value arguments as overrides; a choice of a group comes first."""
+    given = ([args.data] if args.data else []) + args.keys + args.overrides
+    data = [a for a in given if "=" not in a]
+    plain = [a for a in given if "=" in a]
+    if len(data) > 1:
+        raise UsageError(f"more than one DATA folder: {', '.join(data)}; options are key=value")
+    for override in plain:
+        if override[0] in "+~":
+            raise UsageError(f"'{override}': keys can be set (key=value), not added or removed")
+    flags = []
+    for flag, key in FLAGS.items():
+        value = getattr(args, flag.replace("-", "_"), None)
+        if value is not None:
+            flags.append(f"{key}={quoted(value) if key not in ('task', 'criterion') else value}")
+    user_dir = [f"user_dir={quoted(args.user_dir)}"] if args.user_dir else []
+    return flags + [f"data={quoted(d)}" for d in data] + user_dir + plain
+
+
+def quoted(value: str) -> str:
+    """Quote a value for Hydra's grammar if it holds more than plain characters."""
+    if all(c.isalnum() or c in "._-+/" for c in value):
+        return value
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compose the configuration, then train."""
+    from metaseq_lm import plugins
+    from metaseq_lm.config import describe, load_config
+
+    plugins.load_all(args.user_dir)
+    config = load_config(overrides_of(args), args.config_dir, args.config_name)
+    if args.help:
+        print(args.parser.format_help() + "\nkeys, with the values this command gives them:")
+        print(describe(config))
+        return 0
+    if args.print_config:
+        print(OmegaConf.to_yaml(config), end="")
+        return 0
+    if not config.data:
+        raise UsageError("no DATA folder given; see 'metaseq-lm train --help'")
+    if not config.save_dir and not args.dry_run:
+        raise UsageError("no --save-dir given; it is the folder of the run (or use --dry-run)")
+    return train(config, dry_run=args.dry_run)
+
+
+def train(config: DictConfig, dry_run: bool = False) -> int:
+    """Train the configured run in this process; returns the exit code, raises MetaseqError."""
+    from metaseq_lm import distributed
+    from metaseq_lm.run import Run
+
+    run = Run(config, dry_run)
+    try:
+        run.train()
+    except DivergedError as error:
+        run.record("diverged", message=str(error))
+        raise
+    distributed.finish()
+    return 0

@@ -1,0 +1,201 @@
+"""The configuration of a run: dataclasses, Hydra's store filled from the registries, helpful errors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields, make_dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from metaseq_lm.errors import UsageError
+from metaseq_lm.registry import ALL, Registry, nearest
+
+
+def option(default: Any, help: str) -> Any:
+    """A dataclass field with a line of help."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class TrainerConfig:
+    """The calendar of a run."""
+
+    max_update: int = option(1000, "updates to make")
+    log_interval: int = option(50, "updates between lines of the log")
+    validate_interval_updates: int = option(
+        500, "updates between validations (0 = only at the end)"
+    )
+    save_interval_updates: int = option(500, "updates between checkpoints (0 = only at the end)")
+    keep_last: int = option(2, "checkpoints to keep besides the best one")
+    best_checkpoint_metric: str = option(
+        "loss", "validation metric that chooses the best checkpoint"
+    )
+    maximize_best_checkpoint_metric: bool = option(False, "whether a larger metric is better")
+    patience: int = option(
+        0, "validations without a better metric before stopping (0 = never stop)"
+    )
+    valid_split: str = option("valid", "split to validate on ('' = none)")
+    final_splits: list[str] = field(
+        default_factory=list, metadata={"help": "splits scored at the end with the best checkpoint"}
+    )
+
+
+@dataclass
+class EngineConfig:
+    """How a run is computed; nothing here changes its results beyond the order of summation."""
+
+    device: str = option("auto", "auto, cpu or cuda")
+    precision: str = option("fp32", "fp32, bf16 (autocast) or fp64")
+    micro_batch_size: int = option(0, "rows computed at a time in each process (0 = all)")
+    workers: int = option(0, "threads that prepare batches ahead")
+    threads: int = option(1, "torch threads in each process")
+    tensorboard: bool = option(True, "write TensorBoard event files")
+
+
+@dataclass
+class RunConfig:
+    """One run."""
+
+    data: str = option("", "folder of the binarised data (the DATA argument)")
+    save_dir: str = option("", "run folder; an existing one is resumed")
+    label: str = option("", "name of the setting in reports ('' = task/criterion)")
+    seed: int = option(1, "seed of everything random")
+    user_dir: Optional[str] = option(None, "folder or file of a plug-in to load first")
+    init_from: Optional[str] = option(None, "checkpoint or run folder whose weights to start from")
+    task: Any = None
+    criterion: Any = None
+    model: Any = None
+    optimizer: Any = None
+    schedule: Any = None
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+# A folder of YAML only: it has no __init__.py, so `metaseq_lm.config` is this module.
+FOLDER = Path(__file__).parent / "config"
+GROUPS = ("task", "criterion", "model", "optimizer", "schedule")
+
+
+@dataclass
+class Nothing:
+    """The options of something that has none."""
+
+
+def named(base: type, name: str) -> type:
+    """Return dataclass `base` with a field `_name` that says what it configures."""
+    return make_dataclass(base.__name__, [("_name", str, name)], bases=(base,))
+
+
+def fill_store() -> None:
+    """Put every registered name into Hydra's config groups."""
+    store = ConfigStore.instance()
+    store.store(name="run_schema", node=RunConfig)
+    for group in GROUPS:
+        for name, entry in ALL[group].entries.items():
+            store.store(group=group, name=name, node=named(entry.dataclass or Nothing, name))
+
+
+def load_config(
+    overrides: list[str], config_dir: str | None = None, config_name: str | None = None
+) -> DictConfig:
+    """Compose a run's configuration.
+
+    `config_dir/config_name.yaml` is the primary config if given (it can name `base` in its defaults),
+    else the package's `base`. Raises UsageError that names the nearest key or value.
+    """
+    fill_store()
+    GlobalHydra.instance().clear()
+    name = config_name or "base"
+    if config_dir is not None:
+        folder = Path(config_dir).resolve()
+        if not (folder / f"{name}.yaml").is_file():
+            found = sorted(p.stem for p in folder.glob("*.yaml")) if folder.is_dir() else []
+            raise UsageError(
+                f"{folder / (name + '.yaml')} does not exist.{nearest(name, found)} "
+                f"Configs there: {', '.join(found) or 'none'}"
+            )
+        overrides = [*overrides, f"hydra.searchpath=[file://{FOLDER}]"]
+    else:
+        folder = FOLDER
+    try:
+        with initialize_config_dir(str(folder), version_base="1.3"):
+            config = compose(name, overrides)
+        OmegaConf.resolve(config)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise UsageError(explain(error, overrides)) from error
+    check_names(config)
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def check_names(config: DictConfig) -> None:
+    """Raise UsageError if a group names something that is not registered."""
+    for group in GROUPS:
+        node = config.get(group)
+        if node is None or "_name" not in node:
+            raise UsageError(f"the config has no {group}; choose one with --{group}")
+        ALL[group].entry(node._name)
+
+
+def explain(error: Exception, overrides: list[str]) -> str:
+    """Turn an error of Hydra or OmegaConf into one line that names the remedy."""
+    cause = error.__cause__ or error
+    text = str(cause).split("\n")[0] or str(error).split("\n")[0]
+    missing = re.search(
+        r"Key '([^']+)' (?:is not in struct|not in '[^']+')", str(cause) + str(error)
+    )
+    if missing:
+        full = re.search(r"full_key: (\S+)", str(cause) + str(error))
+        key = full.group(1) if full else missing.group(1)
+        return f"unknown option '{key}'.{nearest(key, known_keys(overrides))} '--print-config' shows all."
+    for override in overrides:
+        group, _, value = override.lstrip("+~").partition("=")
+        if group in GROUPS and value not in ALL[group].entries and f"{group}/{value}" in str(error):
+            registry: Registry = ALL[group]
+            try:
+                registry.entry(value)
+            except UsageError as unknown:
+                return str(unknown)
+    full = re.search(r"full_key: (\S+)", str(cause) + str(error))
+    return f"{full.group(1)}: {text}" if full else text
+
+
+def known_keys(overrides: list[str]) -> list[str]:
+    """Return the dotted keys of the configuration that the group choices of `overrides` make."""
+    choices = [o for o in overrides if o.split("=")[0] in GROUPS]
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(FOLDER), version_base="1.3"):
+        return dotted(compose("base", choices))
+
+
+def dotted(node: DictConfig, prefix: str = "") -> list[str]:
+    """Return the dotted names of all values below `node`."""
+    keys: list[str] = []
+    for key in node:
+        value = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index,call-overload]
+        name = f"{prefix}{key}"
+        keys += dotted(node[key], name + ".") if isinstance(value, dict) else [name]
+    return keys
+
+
+def describe(config: DictConfig) -> str:
+    """Return one line per key of a configuration: name, value, and help where the field has one."""
+    helps = {}
+    for prefix, schema in (("", RunConfig), ("trainer.", TrainerConfig), ("engine.", EngineConfig)):
+        for item in fields(schema):
+            helps[prefix + item.name] = item.metadata.get("help", "")
+    for group in GROUPS:
+        for item in fields(ALL[group].entry(config[group]._name).dataclass or Nothing):
+            helps[f"{group}.{item.name}"] = item.metadata.get("help", "")
+    lines = []
+    for key in dotted(config):
+        value = f"{key}={OmegaConf.select(config, key)}"
+        lines.append(f"  {value:<48}{helps.get(key, '')}".rstrip())
+    return "\n".join(lines)

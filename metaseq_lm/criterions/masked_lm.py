@@ -1,0 +1,57 @@
+"""Masked language modelling: cross-entropy of the original tokens at the chosen positions.
+
+Shapes: B batch, S length, M chosen positions (padded with target -1), V vocabulary; C copies may lead.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.registry import register_criterion
+
+IGNORE = -1
+
+
+def copy_sums(items: Tensor, batch: Batch) -> Tensor:
+    """Sum `items`, whose leading axes are those of batch["tokens"], to a scalar or to (C,)."""
+    return items.flatten(1).sum(1) if batch["tokens"].dim() == 3 else items.sum()
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each position, 0 where the target is -1; logits (..., V), targets (...)."""
+    losses = F.cross_entropy(
+        logits.flatten(0, -2).float() if logits.dtype == torch.bfloat16 else logits.flatten(0, -2),
+        targets.flatten(),
+        ignore_index=IGNORE,
+        reduction="none",
+    )
+    return losses.view(targets.shape)
+
+
+@torch.no_grad()
+def row_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return each row's share of correct positions, 1 for a row without targets; (..., M) -> (...)."""
+    counted = targets != IGNORE
+    hits = ((logits.argmax(-1) == targets) & counted).sum(-1)
+    wanted = counted.sum(-1)
+    return torch.where(wanted > 0, hits / wanted.clamp(min=1), 1.0).to(logits.dtype)
+
+
+def labelled_terms(logits: Tensor, batch: Batch) -> Terms:
+    """Return the mean loss over targets and the mean over rows of the rows' accuracy."""
+    return {
+        "mlm": Term(copy_sums(cross_entropy(logits, batch["targets"]), batch), "targets"),
+        "accuracy": Term(
+            copy_sums(row_accuracy(logits, batch["targets"]), batch), "rows", weight=0.0
+        ),
+    }
+
+
+@register_criterion("masked_lm")
+class MaskedLM(Criterion):
+    """The masked-LM loss of a model (Devlin et al. 2019) on batches made by data.masking."""
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        logits = model(batch["tokens"], batch["padding"], batch["positions"])  # (B, M, V)
+        return labelled_terms(logits, batch)

@@ -1,0 +1,1 @@
+"""Token files, tokenizers, labelled sets and the command that makes them."""

@@ -1,0 +1,163 @@
+"""Byte-level BPE of the `tokenizers` library behind a cache of whole words.
+
+The library's own pipeline spends most of its time on words it has seen before, so text is cut
+into words here and only new words are merged by its BPE model. The ids are the library's.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from metaseq_lm.data.tokenizer_base import Tokenizer, check_vocab_size
+from metaseq_lm.data.vocabulary import TASK_TOKENS, Vocabulary, special_symbols
+from metaseq_lm.registry import register_tokenizer
+
+# The pre-tokenisation of GPT-2 for ASCII text, words first because most pieces are words; what
+# its pattern calls \p{L} and \p{N} is [A-Za-z] and [0-9] there.
+ASCII_PIECES = re.compile(
+    r" ?[A-Za-z]+|'(?:[stmd]|re|ve|ll)| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
+)
+CACHED_WORDS = 1 << 20
+LONGEST_CACHED = 64
+
+
+def byte_symbols() -> list[str]:
+    """Return the printable character that stands for each of the 256 bytes (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    table = {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}
+    return [table[b] for b in range(256)]
+
+
+SYMBOL_OF_BYTE = dict(enumerate(byte_symbols()))
+BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in SYMBOL_OF_BYTE.items()}
+
+
+class _Cache(dict):
+    """Text -> packed ids, computed on first sight; bounded, and long keys are not kept."""
+
+    def __init__(self, compute: Callable[[str], bytes]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, text: str) -> bytes:
+        packed = self._compute(text)
+        if len(text) <= LONGEST_CACHED:
+            if len(self) >= CACHED_WORDS:
+                self.clear()
+            self[text] = packed
+        return packed
+
+
+@register_tokenizer("byte_bpe")
+class ByteBpe(Tokenizer):
+    """Byte-level BPE; every text can be written, so there is no [UNK]."""
+
+    name = "byte_bpe"
+    model_file = "tokenizer.json"
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        self._library = library
+        symbols = library.get_vocab(with_added_tokens=True)
+        by_id = sorted(symbols, key=symbols.__getitem__)
+        if [symbols[s] for s in by_id] != list(range(len(by_id))):
+            raise ValueError("its ids have gaps")
+        self.vocabulary = Vocabulary(by_id)
+        self._model = library.model
+        self._split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+        self._dtype = self.dtype
+        self._pieces = _Cache(self._merge)
+        self._first = _Cache(self._pack)
+        self._later = _Cache(lambda word: self._pack(" " + word))
+
+    @classmethod
+    def train(
+        cls,
+        lines: Iterable[str],
+        vocab_size: int,
+        task_tokens: int = TASK_TOKENS,
+        min_frequency: int = 1,
+    ) -> "ByteBpe":
+        """Learn merges from `lines`, until `vocab_size` or no pair occurs `min_frequency` times."""
+        specials = special_symbols(task_tokens)
+        least = len(specials) + 256
+        why = f"{len(specials)} special symbols and 256 bytes"
+        check_vocab_size(cls.name, vocab_size, least, why)
+        library = tokenizers.Tokenizer(models.BPE())
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        library.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=min_frequency,
+            special_tokens=specials,
+            initial_alphabet=byte_symbols(),
+            show_progress=False,
+        )
+        library.train_from_iterator(lines, trainer)
+        return cls(library)
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each line; text that looks like a special symbol stays text."""
+        return [np.frombuffer(self._line(line), self._dtype).tolist() for line in lines]
+
+    def encode_packed(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all lines end to end (in `dtype`) and int64 sizes (lines,)."""
+        packed = [self._line(line) for line in lines]
+        sizes = np.fromiter(map(len, packed), np.int64, len(packed)) // self._dtype.itemsize
+        return np.frombuffer(b"".join(packed), self._dtype), sizes
+
+    def _line(self, line: str) -> bytes:
+        # The pattern starts a new piece at every single space, so a line whose only white space
+        # is single spaces can be cut there. Any other white space is not "printable".
+        if "  " in line or not line.isprintable():
+            return self._pack(line)
+        words = iter(line.split(" "))
+        return self._first[next(words)] + b"".join(map(self._later.__getitem__, words))
+
+    def _pack(self, text: str) -> bytes:
+        if text.isascii():
+            pieces: Iterable[str] = ASCII_PIECES.findall(text)
+        else:
+            # Which letters and digits exist depends on the Unicode version: ask the library.
+            pieces = (text[start:end] for _, (start, end) in self._split(text))
+        return b"".join(map(self._pieces.__getitem__, pieces))
+
+    def _merge(self, piece: str) -> bytes:
+        symbols = piece.encode("utf-8", "replace").decode("latin-1").translate(SYMBOL_OF_BYTE)
+        ids = [token.id for token in self._model.tokenize(symbols)]
+        return np.array(ids, self._dtype).tobytes()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids` without special symbols; broken UTF-8 becomes U+FFFD."""
+        first = len(self.vocabulary.specials)
+        text = "".join(self.vocabulary.symbols[i] for i in ids if i >= first)
+        return bytes(map(BYTE_OF_SYMBOL.__getitem__, text)).decode("utf-8", "replace")
+
+    def model_bytes(self) -> bytes:
+        """Return the library's own JSON."""
+        return (self._library.to_str(pretty=True) + "\n").encode("utf-8")
+
+    @classmethod
+    def restore(
+        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
+    ) -> "ByteBpe":
+        """Rebuild from `tokenizer.json`; ValueError if it is not a plain byte-level BPE."""
+        content = json.loads(model)
+        if not isinstance(content, dict):
+            raise ValueError("not a JSON object")
+        split = content.get("pre_tokenizer") or {}
+        plain = split.get("type") == "ByteLevel" and not split.get("add_prefix_space")
+        if content.get("normalizer") or not plain:
+            raise ValueError("it is not byte-level BPE without normaliser and prefix space")
+        try:
+            library = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
+        except Exception as error:  # the library raises bare Exception for any malformed content
+            raise ValueError(str(error)) from error
+        if not isinstance(library.model, models.BPE) or library.model.dropout:
+            raise ValueError("it is not BPE without dropout")
+        return cls(library)

@@ -1,0 +1,106 @@
+"""A binarised corpus cut into samples: one line each, or windows of the whole token stream.
+
+Shapes: B rows, S the longest sample of the batch.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm.criterions import Batch
+from metaseq_lm.data.indexed import IndexedDataset
+from metaseq_lm.data.masking import Masking, mask_tokens
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.errors import MetaseqError, UsageError
+
+BREAK_MODES = ("eos", "none")
+
+
+class Corpus:
+    """Samples `[CLSn] tokens [SEP]` of at most `tokens_per_sample` tokens, read from a memory map.
+
+    `break_mode` "eos": a sample is a document, a longer one is cut into disjoint windows. "none": windows
+    of the stream, across documents. Raises MetaseqError for an empty split.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        vocabulary: Vocabulary,
+        tokens_per_sample: int,
+        break_mode: str,
+    ) -> None:
+        if break_mode not in BREAK_MODES:
+            raise UsageError(
+                f"task.sample_break_mode must be one of {BREAK_MODES}, got '{break_mode}'"
+            )
+        if tokens_per_sample < 3:
+            raise UsageError(f"task.tokens_per_sample must be at least 3, got {tokens_per_sample}")
+        self.data = IndexedDataset(folder / split)
+        self.vocabulary = vocabulary
+        room = tokens_per_sample - 2
+        if break_mode == "eos":
+            self.starts, self.lengths = disjoint_windows(self.data.starts, self.data.sizes, room)
+        else:
+            total = len(self.data.tokens)
+            self.starts = np.arange(0, total, room)
+            self.lengths = np.minimum(room, total - self.starts)
+        if not len(self.starts):
+            raise MetaseqError(
+                f"{folder / split}.bin holds no tokens; binarise a corpus that is not empty"
+            )
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def rows(self, samples: np.ndarray, cls: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Return `samples` (B,) as padded int64 rows (B, S) with `[CLS{cls}]` in front, and lengths (B,)."""
+        lengths = self.lengths[samples]
+        width = int(lengths.max())
+        at = np.arange(width)
+        inside = at < lengths[:, None]
+        offsets = np.where(inside, self.starts[samples][:, None] + at, 0)
+        rows = np.full((len(samples), width + 2), self.vocabulary.pad, dtype=np.int64)
+        rows[:, 1:-1] = np.where(inside, self.data.tokens[offsets], self.vocabulary.pad)
+        rows[:, 0] = self.vocabulary.cls(cls)
+        rows[np.arange(len(samples)), lengths + 1] = self.vocabulary.sep
+        return rows, lengths + 2
+
+    def check_vocabulary(self) -> None:
+        """Raise MetaseqError if the first samples hold an id that the vocabulary lacks."""
+        seen = int(self.data.tokens[: 1 << 20].max(initial=0))
+        if seen >= len(self.vocabulary):
+            raise MetaseqError(
+                f"the data holds token id {seen} but dict.txt has only {len(self.vocabulary)} symbols; "
+                "binarise again with this tokenizer"
+            )
+
+
+def disjoint_windows(
+    starts: np.ndarray, sizes: np.ndarray, room: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cut documents into windows of at most `room` tokens; returns window starts and lengths, int64."""
+    pieces = -(-sizes // room)
+    document = np.repeat(np.arange(len(sizes)), pieces)
+    first = np.cumsum(pieces) - pieces
+    offset = (np.arange(len(document)) - first[document]) * room
+    return starts[document] + offset, np.minimum(room, sizes[document] - offset)
+
+
+def padding_of(lengths: np.ndarray, width: int) -> np.ndarray | None:
+    """Return where rows of `lengths` are padding, boolean (B, width), or None where nowhere."""
+    return None if (lengths == width).all() else np.arange(width) >= lengths[:, None]
+
+
+def masked_batch(corpus: Corpus, how: Masking, samples: np.ndarray, keys: np.ndarray) -> Batch:
+    """Return masked rows, chosen positions and targets of `samples`; sizes "targets" and "rows"."""
+    rows, lengths = corpus.rows(samples)
+    masked, positions, targets = mask_tokens(rows, lengths, keys, how)
+    return {
+        "tokens": masked,
+        "padding": padding_of(lengths, rows.shape[1]),
+        "positions": positions,
+        "targets": targets,
+        "sizes": {"targets": int((targets >= 0).sum()), "rows": len(rows)},
+    }

@@ -1,0 +1,155 @@
+"""Words and characters as they stand; `dict.txt` is the whole model."""
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import regex
+
+from metaseq_lm.data.tokenizer_base import Tokenizer, check_vocab_size
+from metaseq_lm.data.vocabulary import TASK_TOKENS, UNK, Vocabulary, special_symbols
+from metaseq_lm.errors import UsageError
+from metaseq_lm.registry import register_tokenizer
+
+
+class PlainTokenizer(Tokenizer):
+    """Common part of tokenizers whose units are looked up in the vocabulary; unknown is [UNK]."""
+
+    joiner = ""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        if vocabulary.unk is None:
+            raise ValueError(f"{UNK} is missing after the task tokens")
+        self.vocabulary = vocabulary
+        # A word of the text that looks like a special symbol must not become it.
+        first = len(vocabulary.specials)
+        self._ids = {s: i for i, s in enumerate(vocabulary.symbols[first:], first)}
+
+    @abstractmethod
+    def units(self, line: str) -> Iterable[str]:
+        """Return the words or characters of a line."""
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each line; unknown units are [UNK]."""
+        get, unk = self._ids.get, self.vocabulary.unk
+        return [[get(unit, unk) for unit in self.units(line)] for line in lines]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the units of `ids` joined; special symbols except [UNK] are left out."""
+        unk = self.vocabulary.unk
+        assert unk is not None
+        return self.joiner.join(self.vocabulary.symbols[i] for i in ids if i >= unk)
+
+    def model_bytes(self) -> bytes:
+        """Return nothing: there is no file besides `dict.txt`."""
+        return b""
+
+    @classmethod
+    def restore(
+        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
+    ) -> "PlainTokenizer":
+        """Rebuild from `dict.txt`; ValueError if it has no [UNK]."""
+        if vocabulary is None:
+            raise ValueError("dict.txt is missing")
+        return cls(vocabulary)
+
+
+def count_units(
+    name: str,
+    batches: Iterable[Iterable[str]],
+    vocab_size: int,
+    task_tokens: int,
+    min_frequency: int,
+) -> Vocabulary:
+    """Return the most frequent units as a vocabulary; equal counts go in code point order."""
+    specials = special_symbols(task_tokens, unk=True)
+    check_vocab_size(name, vocab_size, len(specials) + 1, "its special symbols and one more")
+    counts: Counter[str] = Counter()
+    for units in batches:
+        counts.update(units)
+    for special in specials:
+        counts.pop(special, None)
+    kept = [(unit, count) for unit, count in counts.items() if count >= min_frequency]
+    kept.sort(key=lambda pair: (-pair[1], pair[0]))
+    kept = kept[: vocab_size - len(specials)]
+    return Vocabulary(
+        specials + [unit for unit, _ in kept], [0] * len(specials) + [count for _, count in kept]
+    )
+
+
+@register_tokenizer("word")
+class WordTokenizer(PlainTokenizer):
+    """Words between white space, or the matches of a regular expression."""
+
+    name = "word"
+    joiner = " "
+
+    def __init__(self, vocabulary: Vocabulary, pattern: str | None = None) -> None:
+        super().__init__(vocabulary)
+        self.pattern = pattern
+        self._split = word_splitter(pattern)
+
+    def units(self, line: str) -> Iterable[str]:
+        """Return the words of a line."""
+        return self._split(line)
+
+    @classmethod
+    def train(
+        cls,
+        lines: Iterable[str],
+        vocab_size: int,
+        task_tokens: int = TASK_TOKENS,
+        min_frequency: int = 1,
+        pattern: str | None = None,
+    ) -> "WordTokenizer":
+        """Keep the most frequent words; `pattern` is a regular expression, None = white space."""
+        words = map(word_splitter(pattern), lines)
+        return cls(count_units(cls.name, words, vocab_size, task_tokens, min_frequency), pattern)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The regular expression, if any."""
+        return {"pattern": self.pattern}
+
+    @classmethod
+    def restore(
+        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
+    ) -> "WordTokenizer":
+        """Rebuild from `dict.txt` and the stored pattern."""
+        if vocabulary is None:
+            raise ValueError("dict.txt is missing")
+        return cls(vocabulary, options.get("pattern"))
+
+
+def word_splitter(pattern: str | None) -> Callable[[str], list[str]]:
+    """Return the function that cuts a line into words; a bad pattern is a UsageError."""
+    if pattern is None:
+        return str.split
+    try:
+        compiled = regex.compile(pattern)
+    except regex.error as error:
+        raise UsageError(f"--word-pattern {pattern!r}: {error}") from error
+    return lambda line: [match.group() for match in compiled.finditer(line) if match.group()]
+
+
+@register_tokenizer("char")
+class CharTokenizer(PlainTokenizer):
+    """Single characters (code points), white space included."""
+
+    name = "char"
+
+    def units(self, line: str) -> Iterable[str]:
+        """Return the characters of a line."""
+        return line
+
+    @classmethod
+    def train(
+        cls,
+        lines: Iterable[str],
+        vocab_size: int,
+        task_tokens: int = TASK_TOKENS,
+        min_frequency: int = 1,
+    ) -> "CharTokenizer":
+        """Keep the most frequent characters."""
+        return cls(count_units(cls.name, lines, vocab_size, task_tokens, min_frequency))

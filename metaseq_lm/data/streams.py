@@ -1,0 +1,154 @@
+"""Named streams of batches whose order is a pure function of (seed, number of the batch).
+
+Stages of a training batch:
+1. an order gives the sample numbers of global batch i (shuffled epochs, uniform draws, or one pass);
+2. a shard takes the rows of this replica and cuts them into micro-batches;
+3. a collater gathers those samples, in one vectorised read, into a dict of arrays.
+The only position to save is i. Masks are keyed by (seed, stream, i, row), so neither the number of
+workers nor of replicas nor the micro-batch size changes what a row holds.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from metaseq_lm import randomness
+from metaseq_lm.criterions import Batch
+from metaseq_lm.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which rows of a global batch a replica takes, and how many at a time (0 = all at once)."""
+
+    rank: int = 0
+    world: int = 1
+    micro_batch_size: int = 0
+
+    def parts(self, count: int, may_be_empty: bool = False) -> list[np.ndarray]:
+        """Return the row numbers of each micro-batch of this replica, out of `count` rows.
+
+        Raises UsageError where a replica would have none, unless that is allowed (evaluation).
+        """
+        if count < self.world and not may_be_empty:
+            legal = [n for n in range(1, count + 1) if count % n == 0]
+            raise UsageError(
+                f"a batch of {count} rows cannot be spread over {self.world} processes; use one of "
+                f"{legal} processes, or a batch size (and a last batch of an epoch) of at least {self.world}"
+            )
+        first = count * self.rank // self.world
+        last = count * (self.rank + 1) // self.world
+        size = self.micro_batch_size or max(last - first, 1)
+        return [np.arange(at, min(at + size, last)) for at in range(first, last, size)]
+
+
+class Order(Protocol):
+    """Sample numbers by global batch."""
+
+    def batch(self, number: int) -> np.ndarray:
+        """Return the sample numbers of global batch `number`, int64 (rows,)."""
+
+
+class Shuffled:
+    """Epochs over `count` samples, each in a new random order; the last batch of an epoch may be short."""
+
+    def __init__(self, count: int, batch_size: int, seed: int, name: str) -> None:
+        self.count = count
+        self.batch_size = batch_size
+        self.per_epoch = -(-count // batch_size)
+        # A method cached per object would keep the object alive; a cached closure does not.
+        self._order = lru_cache(maxsize=2)(
+            lambda epoch: randomness.generator(seed, name, "epoch", epoch).permutation(count)
+        )
+
+    def batch(self, number: int) -> np.ndarray:
+        epoch, at = divmod(number, self.per_epoch)
+        return self._order(epoch)[at * self.batch_size : (at + 1) * self.batch_size]
+
+
+class Uniform:
+    """Samples drawn uniformly with replacement."""
+
+    def __init__(self, count: int, batch_size: int, seed: int, name: str) -> None:
+        self.count = count
+        self.batch_size = batch_size
+        self.root = randomness.key(seed, name, "uniform")
+
+    def batch(self, number: int) -> np.ndarray:
+        rows = number * self.batch_size + np.arange(self.batch_size)
+        return draw_below(self.root, rows, self.count)
+
+
+class Sequential:
+    """One pass over `count` samples in their own order, for evaluation."""
+
+    def __init__(self, count: int, batch_size: int) -> None:
+        self.count = count
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        return -(-self.count // self.batch_size)
+
+    def batch(self, number: int) -> np.ndarray:
+        return np.arange(number * self.batch_size, min((number + 1) * self.batch_size, self.count))
+
+
+def draw_below(root: int, rows: np.ndarray, bound: int | np.ndarray) -> np.ndarray:
+    """Return one uniform integer in [0, bound) per row number."""
+    u = randomness.uniforms(randomness.row_keys(root, rows), 0, 1)[:, 0]
+    return (u * bound).astype(np.int64)
+
+
+Collate = Callable[[np.ndarray, np.ndarray], Batch]
+
+
+class Stream:
+    """An order and a collater under a name.
+
+    The collater gets sample numbers (rows,) and a uint64 key per row, and returns arrays; every array of
+    the dict becomes a tensor. The entries "rows" (noise identity of each row) and "stream" are added.
+    """
+
+    def __init__(self, name: str, order: Order, collate: Collate, seed: int) -> None:
+        self.name = name
+        self.order = order
+        self.collate = collate
+        self.seed = seed
+
+    def micro_batches(self, number: int, shard: Shard) -> list[Batch]:
+        """Return this replica's part of global batch `number`."""
+        samples = self.order.batch(number)
+        root = randomness.key(self.seed, self.name, number)
+        batches = []
+        for rows in shard.parts(len(samples), may_be_empty=isinstance(self.order, Sequential)):
+            arrays = self.collate(samples[rows], randomness.row_keys(root, rows))
+            batches.append(
+                tensors(arrays) | {"rows": noise_rows(self.name, rows), "stream": self.name}
+            )
+        return batches
+
+    def once(self, shard: Shard) -> Iterator[list[Batch]]:
+        """Yield all global batches of a Sequential order."""
+        assert isinstance(self.order, Sequential)
+        for number in range(len(self.order)):
+            yield self.micro_batches(number, shard)
+
+
+def noise_rows(name: str, rows: np.ndarray) -> np.ndarray:
+    """Return row identities for `randomness.Noise` that differ between streams."""
+    return rows.astype(np.uint64) + np.uint64(randomness.key("rows", name) & ~0xFFFFFFFF)
+
+
+def tensors(arrays: Batch) -> Batch:
+    """Return the batch with numpy arrays, those of "sizes" too, turned into tensors."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, dict):
+            return tensors(value)
+        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+    return {name: convert(value) for name, value in arrays.items()}

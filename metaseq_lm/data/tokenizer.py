@@ -1,0 +1,88 @@
+"""Opening whichever tokenizer a folder holds; importing this module registers the built-in kinds.
+
+A folder holds `tokenizer_options.json` (the kind), the model file of that kind and `dict.txt`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.data import byte_bpe, plain_tokenizers, sentencepiece_tokenizers
+from metaseq_lm.data.tokenizer_base import DICT_FILE, OPTIONS_FILE, OPTIONS_VERSION, Tokenizer
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.errors import MetaseqError
+from metaseq_lm.registry import TOKENIZERS
+
+BUILTIN = (byte_bpe, plain_tokenizers, sentencepiece_tokenizers)
+
+
+def tokenizer_class(name: str) -> type[Tokenizer]:
+    """Return the registered class; an unknown name is a UsageError with the near ones."""
+    return TOKENIZERS.entry(name).value
+
+
+def has_tokenizer(folder: str | Path) -> bool:
+    """Tell whether `load_tokenizer` would find something in `folder`."""
+    return any((Path(folder) / f).is_file() for f in (OPTIONS_FILE, "tokenizer.json", "spm.model"))
+
+
+def _read_options(folder: Path) -> dict[str, Any]:
+    """Return the options file's content, or a guess from the model file if there is none."""
+    path = folder / OPTIONS_FILE
+    if path.is_file():
+        try:
+            options = json.loads(path.read_bytes())
+            known = options["version"] == OPTIONS_VERSION and isinstance(options["tokenizer"], str)
+        except (ValueError, KeyError, TypeError) as error:
+            raise MetaseqError(f"{path}: damaged ({error}); preprocess again") from error
+        if not known:
+            raise MetaseqError(f"{path}: made by another version; preprocess again")
+        return options
+    if (folder / "tokenizer.json").is_file():
+        return {"tokenizer": "byte_bpe"}
+    if (folder / "spm.model").is_file():
+        return {"tokenizer": "sentencepiece_unigram"}
+    raise MetaseqError(
+        f"{folder}: no tokenizer here ({OPTIONS_FILE}, tokenizer.json or spm.model); give the "
+        "folder that 'metaseq-lm preprocess --destdir' filled"
+    )
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """Open the tokenizer of a data folder; MetaseqError if it is missing, damaged or inconsistent.
+
+    The rows of `dict.txt` must be exactly the symbols of the model.
+    """
+    folder = Path(folder)
+    options = _read_options(folder)
+    kind = tokenizer_class(options["tokenizer"])
+    dictionary = folder / DICT_FILE
+    vocabulary = Vocabulary.load(dictionary) if dictionary.is_file() else None
+    model = b""
+    path = folder / (kind.model_file or DICT_FILE)
+    if not path.is_file():
+        raise MetaseqError(f"{path}: no such file, but {options['tokenizer']} needs it")
+    if kind.model_file is not None:
+        model = path.read_bytes()
+    try:
+        tokenizer = kind.restore(model, vocabulary, options)
+    except ValueError as error:
+        raise MetaseqError(f"{path}: not usable as {options['tokenizer']}: {error}") from error
+    if vocabulary is not None:
+        _check_rows(dictionary, vocabulary, tokenizer.vocabulary, path)
+        tokenizer.vocabulary = vocabulary
+    return tokenizer
+
+
+def _check_rows(dictionary: Path, rows: Vocabulary, model: Vocabulary, path: Path) -> None:
+    if len(rows) != len(model):
+        raise MetaseqError(
+            f"{dictionary}: {len(rows)} rows, but {path.name} has {len(model)} symbols; the files "
+            "are from different tokenizers, preprocess again"
+        )
+    for number, (row, symbol) in enumerate(zip(rows.symbols, model.symbols), 1):
+        if row != symbol:
+            raise MetaseqError(
+                f"{dictionary}:{number}: symbol {row!r}, but {path.name} has {symbol!r} as id "
+                f"{number - 1}; the files are from different tokenizers, preprocess again"
+            )

@@ -1,0 +1,109 @@
+"""What every tokenizer can do: text to ids, without special symbols or templates, and back."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from metaseq_lm.data.files import write_atomic
+from metaseq_lm.data.indexed import smallest_dtype
+from metaseq_lm.data.vocabulary import TASK_TOKENS, Vocabulary
+from metaseq_lm.errors import UsageError
+
+OPTIONS_FILE = "tokenizer_options.json"
+DICT_FILE = "dict.txt"
+OPTIONS_VERSION = 1
+
+
+class Tokenizer(ABC):
+    """Text to ids and back; subclasses are registered with `register_tokenizer(name)`."""
+
+    name: ClassVar[str]
+    model_file: ClassVar[str | None] = None
+    vocabulary: Vocabulary
+
+    @classmethod
+    @abstractmethod
+    def train(
+        cls,
+        lines: Iterable[str],
+        vocab_size: int,
+        task_tokens: int = TASK_TOKENS,
+        min_frequency: int = 1,
+    ) -> "Tokenizer":
+        """Learn from `lines`; `vocab_size` counts the special symbols and is an upper bound.
+
+        Raises UsageError if `vocab_size` is too small for the kind.
+        """
+
+    @abstractmethod
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each line, without any special symbol except [UNK]."""
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`, leaving out special symbols except [UNK]."""
+
+    @abstractmethod
+    def model_bytes(self) -> bytes:
+        """Return the content of the model file; empty for kinds whose `dict.txt` says it all."""
+
+    @classmethod
+    @abstractmethod
+    def restore(
+        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
+    ) -> "Tokenizer":
+        """Rebuild a tokenizer from what `save` wrote; ValueError if the model is malformed.
+
+        `vocabulary` is None when the folder has a foreign model file but no `dict.txt`.
+        """
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `restore` needs besides the model and the vocabulary."""
+        return {}
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type tokens of this vocabulary are stored in."""
+        return smallest_dtype(len(self.vocabulary))
+
+    def encode_packed(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all lines end to end (in `dtype`) and int64 sizes (lines,)."""
+        encoded = self.encode_batch(lines)
+        sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        flat = (i for ids in encoded for i in ids)
+        return np.fromiter(flat, self.dtype, int(sizes.sum())), sizes
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of what decides the ids: kind, options, model, symbols; not the counts."""
+        digest = hashlib.blake2b(digest_size=16)
+        for part in (self.name, json.dumps(self.options, sort_keys=True), *self.vocabulary.symbols):
+            digest.update(part.encode("utf-8") + b"\0")
+        digest.update(self.model_bytes())
+        return digest.hexdigest()
+
+    def save(self, folder: str | Path) -> list[str]:
+        """Write the tokenizer into an existing folder and return the names of its files."""
+        folder = Path(folder)
+        options = {"tokenizer": self.name, "version": OPTIONS_VERSION, **self.options}
+        text = json.dumps(options, indent=2, sort_keys=True) + "\n"
+        write_atomic(folder / OPTIONS_FILE, text.encode("utf-8"))
+        self.vocabulary.save(folder / DICT_FILE)
+        if self.model_file is None:
+            return [OPTIONS_FILE, DICT_FILE]
+        write_atomic(folder / self.model_file, self.model_bytes())
+        return [OPTIONS_FILE, DICT_FILE, self.model_file]
+
+
+def check_vocab_size(name: str, vocab_size: int, least: int, why: str) -> None:
+    """Raise a UsageError if `vocab_size` is below what the kind `name` needs."""
+    if vocab_size < least:
+        raise UsageError(
+            f"--vocab-size {vocab_size} is too small for {name}: at least {least}, {why}"
+        )

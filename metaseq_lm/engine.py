@@ -1,0 +1,388 @@
+"""The arithmetic of an update: every number that must be exact under accumulation, precision and replicas.
+
+Final: nothing subclasses it. A batch is a list of micro-batches, the part of the global batch that this
+replica holds; each has "sizes" (counts by name) and "rows" (identities for the random numbers). All verbs
+divide each term by its size summed over micro-batches and replicas first, so any way to cut the batch
+gives the same result up to the order of summation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional, TypeVar
+
+import torch
+from torch import Tensor
+
+from metaseq_lm import distributed, randomness, vectors
+from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.optim import Optimizer
+from metaseq_lm.vectors import Vector
+
+Logs = dict[str, Any]
+LossFn = Callable[[Batch], Terms]
+T = TypeVar("T")
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+
+
+@dataclass
+class InnerGradient:
+    """The gradient of a loss that can itself be differentiated; made by `Engine.inner`."""
+
+    value: Vector
+    logs: Logs
+    loss_fn: LossFn
+    batches: list[Batch]
+    wrt: Sequence[Tensor]
+    draw: int | str
+    graph: Optional[list[Optional[Tensor]]] = field(default=None, repr=False)
+
+
+class Engine:
+    """Gradients, second derivatives, evaluation and steps; `optimizers` are stepped by name."""
+
+    def __init__(
+        self,
+        optimizers: dict[str, Optimizer],
+        seed: int = 1,
+        device: str = "cpu",
+        precision: str = "fp32",
+    ) -> None:
+        self.optimizers = optimizers
+        self.seed = seed
+        self.device = torch.device(device)
+        self.precision = precision
+        self.norms: dict[str, float] = {}  # of the last step of each optimizer, before clipping
+        self.nonfinite: list[str] = []  # optimizers whose last step was refused
+        self._update = 0
+        self._calls = 0
+        self._saved: dict[str, Optional[dict]] = {}
+        self._ahead = 0  # random words the last pass took
+
+    def begin(self, update: int) -> None:
+        """Start update number `update`; its random numbers depend on it and on the seed only."""
+        self._update, self._calls = update, 0
+        self.nonfinite = []
+
+    # ---------------------------------------------------------------- verbs on batches
+
+    def gradients(
+        self,
+        loss_fn: LossFn,
+        batches: Sequence[Batch],
+        wrt: Sequence[Tensor],
+        draw: int | str | None = None,
+    ) -> tuple[Vector, Logs]:
+        """Return the gradient of the global mean loss with respect to the leaves `wrt`, and the logs.
+
+        Leaves that no replica's loss reaches get None. Passes with equal `draw` in an update see the same
+        dropout masks and samples; without one each call draws afresh.
+        """
+        draw = self._draw(draw)
+        totals = self._totals(batches)
+        logs: Logs = {}
+        for batch in batches:
+            with self._pass(batch, draw):
+                loss = _loss(loss_fn(batch), totals, logs)
+            if loss.requires_grad:
+                loss.backward(inputs=list(wrt))
+        return self._collect(wrt, logs), logs
+
+    def inner(
+        self,
+        loss_fn: LossFn,
+        batches: Sequence[Batch],
+        wrt: Sequence[Tensor],
+        draw: int | str | None = None,
+        replay: bool = False,
+    ) -> InnerGradient:
+        """Return the gradient like `gradients`, in a form that `hypergradients` can differentiate.
+
+        With one micro-batch its graph is kept; with more, or with `replay`, each graph is built again
+        when it is needed, so that memory stays that of one.
+        """
+        draw = self._draw(draw)
+        batches = list(batches)
+        if len(batches) != 1 or replay:
+            value, logs = self.gradients(loss_fn, batches, wrt, draw)
+            return InnerGradient(value, logs, loss_fn, batches, wrt, draw)
+        logs = {}
+        graph = self._graph(loss_fn, batches[0], wrt, draw, self._totals(batches), logs)
+        value = [None if g is None else g.detach() for g in graph]
+        value = self._reduce(value, wrt, logs)
+        return InnerGradient(value, logs, loss_fn, batches, wrt, draw, graph)
+
+    def hypergradients(
+        self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float = 0.0
+    ) -> Vector:
+        """Return d<vector, inner gradient>/d wrt, exact and over the global batch.
+
+        `step` > 0 takes central finite differences instead, with a displacement of `step` times the norm
+        of the inner parameters; it needs first derivatives only.
+        """
+        if step:
+            return self._differences(inner, vector, wrt, step)
+        totals = None if inner.graph is not None else self._totals(inner.batches)
+        for batch in inner.batches:
+            graph = inner.graph
+            if graph is None:
+                graph = self._graph(inner.loss_fn, batch, inner.wrt, inner.draw, totals, {})
+            product = sum(
+                (v * g).sum() for v, g in zip(vector, graph) if v is not None and g is not None
+            )
+            if isinstance(product, Tensor) and product.requires_grad:
+                product.backward(inputs=list(wrt))
+        inner.graph = None
+        return self._collect(wrt, {})
+
+    @torch.no_grad()
+    def evaluate(
+        self, loss_fn: LossFn, batches: Iterable[Batch], draw: int | str | None = None
+    ) -> Logs:
+        """Return the logs of the mean loss over all batches of all replicas, as numbers.
+
+        Unlike in an update the batches may come from an iterator, and a replica may have none.
+        """
+        draw = self._draw(draw)
+        parts: dict[str, list] = {}  # term: [sum, name of its size, weight]
+        sizes: dict[str, Any] = {}
+        for batch in batches:
+            with self._pass(batch, draw):
+                terms = loss_fn(batch)
+            for name, size in batch["sizes"].items():
+                sizes[name] = sizes.get(name, 0) + size
+            for name, term in terms.items():
+                part = parts.setdefault(name, [0.0, term.per, term.weight])
+                part[0] = part[0] + term.sum.double()
+        return _means(distributed.gather_objects(_plain((parts, sizes))))
+
+    @torch.no_grad()
+    def map(
+        self,
+        function: Callable[[Batch], T],
+        batches: Sequence[Batch],
+        draw: int | str | None = None,
+    ) -> list[T]:
+        """Return `function` of each micro-batch, without gradients, with the random numbers of `draw`."""
+        draw = self._draw(draw)
+        results = []
+        for batch in batches:
+            with self._pass(batch, draw):
+                results.append(function(batch))
+        return results
+
+    # ---------------------------------------------------------------- verbs on parameters
+
+    def parameters(self, name: str) -> list[Tensor]:
+        """Return the parameters of one optimizer, in its order."""
+        return self.optimizers[name].parameters
+
+    def step(self, name: str, grads: Vector) -> bool:
+        """Clip the global gradient and take one scheduled step; False if it is not finite (no step)."""
+        optimizer = self.optimizers[name]
+        if self._saved.get(name, False) is None:
+            self._saved[name] = _copied(optimizer.state_dict())
+        if all(g is None for g in grads):
+            return True
+        clipped, before = vectors.clip(grads, optimizer.clip_norm)
+        self.norms[name] = before.item()
+        if not torch.isfinite(before):
+            self.nonfinite.append(name)
+            return False
+        for parameter, grad in zip(optimizer.parameters, clipped, strict=True):
+            parameter.grad = grad
+        optimizer.step()
+        for parameter in optimizer.parameters:
+            parameter.grad = None
+        return True
+
+    @torch.no_grad()
+    def move(self, name: str, vector: Vector, scale: float) -> None:
+        """Add scale * vector to the parameters, inside `restoring` only: a virtual gradient step."""
+        assert (
+            name in self._saved
+        ), "move changes parameters for a while; use it inside restoring(name)"
+        pairs = [
+            (p, v) for p, v in zip(self.parameters(name), vector, strict=True) if v is not None
+        ]
+        torch._foreach_add_([p for p, _ in pairs], [v for _, v in pairs], alpha=scale)
+
+    @contextlib.contextmanager
+    def restoring(self, name: str) -> Iterator[None]:
+        """Undo on exit whatever is done inside to an optimizer's parameters, moments and schedule."""
+        optimizer = self.optimizers[name]
+        before = [p.detach().clone() for p in optimizer.parameters]
+        assert name not in self._saved, f"restoring('{name}') does not nest"
+        self._saved[name] = None  # the moments are copied only if a step is taken
+        try:
+            yield
+        finally:
+            state = self._saved.pop(name)
+            with torch.no_grad():
+                torch._foreach_copy_(optimizer.parameters, before)
+            if state is not None:
+                optimizer.load_state_dict(state)
+
+    # ---------------------------------------------------------------- parts
+
+    def to_device(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Return the micro-batches with their tensors on the engine's device, floats in its precision."""
+        dtype = PRECISIONS[self.precision]
+
+        def place(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.to(
+                self.device, dtype if value.is_floating_point() else None, non_blocking=True
+            )
+
+        return [
+            {
+                k: {n: place(s) for n, s in v.items()} if k == "sizes" else place(v)
+                for k, v in b.items()
+            }
+            for b in batches
+        ]
+
+    def _draw(self, draw: int | str | None) -> int | str:
+        self._calls += 1
+        return self._calls if draw is None else draw
+
+    @contextlib.contextmanager
+    def _pass(self, batch: Batch, draw: int | str, double_backward: bool = False) -> Iterator[None]:
+        root = randomness.key(self.seed, "noise", self._update, draw)
+        noise = randomness.Noise(root, batch["rows"], self.device) if "rows" in batch else None
+        # Second derivatives drown in bfloat16's rounding, so they are always taken in full precision.
+        low = self.precision == "bf16" and not double_backward
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(
+                randomness.entered(randomness.Pass(noise, double_backward, self._ahead))
+            )
+            if low:
+                stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
+            yield
+        if noise is not None and noise.position:
+            self._ahead = noise.position
+
+    def _totals(self, batches: Sequence[Batch]) -> dict[str, Any]:
+        """Return every size summed over micro-batches and replicas: a number, or (C,) per copy."""
+        totals: dict[str, Any] = {}
+        for batch in batches:
+            for name, size in batch["sizes"].items():
+                totals[name] = totals[name] + size if name in totals else size
+        if distributed.world_size() > 1:
+            for name in sorted(totals):
+                totals[name] = torch.as_tensor(
+                    totals[name], dtype=torch.float64, device=self.device
+                ).clone()
+            distributed.sum_([totals[name] for name in sorted(totals)])
+        return totals
+
+    def _graph(
+        self,
+        loss_fn: LossFn,
+        batch: Batch,
+        wrt: Sequence[Tensor],
+        draw: Any,
+        totals: Any,
+        logs: Logs,
+    ) -> list[Optional[Tensor]]:
+        with self._pass(batch, draw, double_backward=True):
+            loss = _loss(loss_fn(batch), totals, logs)
+        return list(torch.autograd.grad(loss, list(wrt), create_graph=True, allow_unused=True))
+
+    def _differences(
+        self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float
+    ) -> Vector:
+        length = vectors.norm([p.detach() for p in inner.wrt]) / vectors.norm(vector)
+        size = (step * length).item()
+        sides = []
+        for sign in (1, -1):
+            kept = [p.detach().clone() for p in inner.wrt]
+            with torch.no_grad():
+                for p, v in zip(inner.wrt, vector, strict=True):
+                    if v is not None:
+                        p.add_(v, alpha=sign * size)
+            sides.append(self.gradients(inner.loss_fn, inner.batches, wrt, inner.draw)[0])
+            with torch.no_grad():
+                torch._foreach_copy_(list(inner.wrt), kept)
+        inner.graph = None
+        return vectors.scale(vectors.add(sides[0], sides[1], -1.0), 0.5 / size)
+
+    def _collect(self, wrt: Sequence[Tensor], logs: Logs) -> Vector:
+        grads = [p.grad for p in wrt]
+        for p in wrt:
+            p.grad = None
+        return self._reduce(grads, wrt, logs)
+
+    def _reduce(self, grads: Vector, wrt: Sequence[Tensor], logs: Logs) -> Vector:
+        """Sum gradients and logs over replicas; None stays only where it is None on all of them."""
+        if distributed.world_size() == 1:
+            return grads
+        present = torch.tensor([float(g is not None) for g in grads], device=self.device)
+        full = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, wrt)]
+        names = list(logs)
+        values = [torch.as_tensor(logs[n], device=self.device).detach().clone() for n in names]
+        distributed.sum_([*full, *values, present])
+        logs.update(zip(names, values))
+        return [g if there else None for g, there in zip(full, present.tolist())]
+
+
+def _loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
+    """Return the weighted sum of the terms' means, and add its parts to `logs`."""
+    total: Any = 0.0
+    for name, term in terms.items():
+        if term.per not in totals:
+            raise KeyError(
+                f"term '{name}' is per '{term.per}', but batch['sizes'] has {sorted(totals)}"
+            )
+        size = totals[term.per]
+        mean = term.sum / (size.clamp(min=1) if isinstance(size, Tensor) else max(size, 1))
+        logs[name] = logs.get(name, 0.0) + mean.detach().mean()
+        if isinstance(term.weight, Tensor) or term.weight != 0:
+            total = total + (mean * term.weight).sum()
+    total = torch.as_tensor(total)
+    logs["loss"] = logs.get("loss", 0.0) + total.detach()
+    return total
+
+
+def _plain(value: Any) -> Any:
+    """Return nested containers with each tensor as a float or a list of floats."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _means(replicas: list) -> Logs:
+    """Return the means of the terms that the replicas' `evaluate` summed, and the weighted "loss"."""
+    sums: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
+    how: dict[str, tuple[str, Any]] = {}
+    for parts, counts in replicas:
+        for name, (total, per, weight) in parts.items():
+            sums[name] = sums.get(name, 0.0) + torch.tensor(total, dtype=torch.float64)
+            how[name] = (per, torch.tensor(weight, dtype=torch.float64))
+        for name, count in counts.items():
+            sizes[name] = sizes.get(name, 0.0) + torch.tensor(count, dtype=torch.float64)
+    logs: Logs = {}
+    loss = torch.zeros((), dtype=torch.float64)
+    for name, total in sums.items():
+        per, weight = how[name]
+        mean = total / sizes[per].clamp(min=1)
+        logs[name] = mean.mean().item()
+        loss = loss + (mean * weight).sum()
+    return logs | {"loss": loss.item()} if logs else {}
+
+
+def _copied(state: Any) -> Any:
+    """Return a deep copy of nested dicts, lists and tensors."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {k: _copied(v) for k, v in state.items()}
+    return [_copied(v) for v in state] if isinstance(state, list) else state

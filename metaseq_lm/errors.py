@@ -1,0 +1,30 @@
+"""The ways a command can end, each with its documented exit code.
+
+0 ok, 1 error, 2 wrong usage or configuration, 3 diverged, 75 interrupted with a checkpoint saved.
+A user's mistake is raised as one of these classes and printed by the command line as one message;
+anything else is a defect of ours and keeps its traceback.
+"""
+
+
+class MetaseqError(Exception):
+    """A failure the user can act on; the message names the file, the place and the remedy."""
+
+    exit_code = 1
+
+
+class UsageError(MetaseqError):
+    """A wrong name, option or configuration: nothing was started."""
+
+    exit_code = 2
+
+
+class DivergedError(MetaseqError):
+    """Loss or gradient stopped being finite; the last good checkpoint is untouched."""
+
+    exit_code = 3
+
+
+class Interrupted(MetaseqError):
+    """A signal asked the run to stop; a checkpoint was saved, start it again to go on."""
+
+    exit_code = 75

@@ -1,0 +1,95 @@
+"""Scores of label predictions: one number from gold and predicted labels.
+
+All functions take two sequences of equal, non-zero length, in the same order, and return a float;
+otherwise they raise MetaseqError with both lengths.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from metaseq_lm.errors import MetaseqError
+
+# scikit-learn and scipy are imported where they are used: they take a second, training needs none.
+
+
+def accuracy(gold: Sequence[Any], predicted: Sequence[Any]) -> float:
+    """Return the fraction of items whose predicted label is the gold one."""
+    gold_n, predicted_n = checked(gold, predicted)
+    return float(np.mean(gold_n == predicted_n))
+
+
+def f1_macro(
+    gold: Sequence[Any], predicted: Sequence[Any], labels: Sequence[Any] | None = None
+) -> float:
+    """Return the unweighted mean of the F1 of each label.
+
+    `labels` defaults to those that occur; one that is neither gold nor predicted counts as 0.
+    """
+    from sklearn.metrics import f1_score
+
+    gold_n, predicted_n = checked(gold, predicted)
+    chosen = None if labels is None else list(labels)
+    return float(f1_score(gold_n, predicted_n, labels=chosen, average="macro", zero_division=0))
+
+
+def f1_binary(gold: Sequence[Any], predicted: Sequence[Any], positive: Any = 1) -> float:
+    """Return the F1 of the label `positive`; 0 if it is never rightly predicted."""
+    return f1_macro(gold, predicted, [positive])
+
+
+def matthews(gold: Sequence[Any], predicted: Sequence[Any]) -> float:
+    """Return Matthews' correlation, in [-1, 1]; 0 if either side has one label only."""
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(*checked(gold, predicted)))
+
+
+def pearson(gold: Sequence[float], predicted: Sequence[float]) -> float:
+    """Return Pearson's correlation, in [-1, 1]; nan if either side is constant."""
+    from scipy.stats import pearsonr
+
+    return float(pearsonr(*checked_scores(gold, predicted)).statistic)
+
+
+def spearman(gold: Sequence[float], predicted: Sequence[float]) -> float:
+    """Return Spearman's rank correlation, in [-1, 1]; nan if either side is constant."""
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(*checked_scores(gold, predicted)).statistic)
+
+
+def pearson_spearman(gold: Sequence[float], predicted: Sequence[float]) -> float:
+    """Return the mean of Pearson's and Spearman's correlation, GLUE's score of STS-B."""
+    return (pearson(gold, predicted) + spearman(gold, predicted)) / 2
+
+
+METRICS: dict[str, Callable[..., float]] = {
+    "accuracy": accuracy,
+    "f1_macro": f1_macro,
+    "f1_binary": f1_binary,
+    "matthews": matthews,
+    "pearson": pearson,
+    "spearman": spearman,
+    "pearson_spearman": pearson_spearman,
+}
+
+
+def checked(gold: Sequence[Any], predicted: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return both sides as arrays, (items,) each; raises MetaseqError if they do not pair up."""
+    pair = np.asarray(gold), np.asarray(predicted)
+    if pair[0].ndim != 1 or pair[0].shape != pair[1].shape or not len(pair[0]):
+        raise MetaseqError(
+            f"gold labels of shape {pair[0].shape} and predictions of shape {pair[1].shape} do not "
+            "pair up: give one prediction for each item, and at least one item"
+        )
+    return pair
+
+
+def checked_scores(gold: Sequence[Any], predicted: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return both sides as float arrays of at least two items; correlation needs two."""
+    gold_n, predicted_n = checked(gold, predicted)
+    if len(gold_n) < 2:
+        raise MetaseqError("a correlation needs at least two items")
+    return gold_n.astype(float), predicted_n.astype(float)

@@ -1,0 +1,240 @@
+"""The losses of student and teacher (paper section 3; sheet of the authors' code where it says more).
+
+Each loss is a mean over the tokens of one micro-step; terms are sums (C,), one per micro-step, and the
+weight 1/C makes an update the mean over its micro-steps.
+
+Shapes: C micro-steps, B batch, S length, M targets, V vocabulary, P student parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.criterions.masked_lm import copy_sums, cross_entropy, labelled_terms
+from metaseq_lm.errors import UsageError
+from metaseq_lm.randomness import current_pass
+from metaseq_lm.registry import register_criterion
+
+
+@dataclass
+class HardConfig:
+    """Sampled pairs; the teacher is trained by REINFORCE."""
+
+    reward: str = option("cosine", "cosine, dot (both of step and query gradient) or neg_loss")
+    inner_steps: int = option(1, "virtual fine-tuning steps before the query loss (0 or 1)")
+    inner_lr: float = option(0.1, "rate of that step (plain SGD)")
+    inner_clip_norm: float = option(5.0, "norm the support and query gradients are clipped to")
+    meta_weight: float = option(1.0, "weight of the REINFORCE loss beside the auxiliary losses")
+
+
+@dataclass
+class SoftConfig:
+    """Pairs as probabilities; the teacher is trained by the derivative of the query loss."""
+
+    fixed_y: bool = option(False, "the target is the unlabelled text itself (denoising)")
+    inner_steps: int = option(1, "virtual fine-tuning steps before the query loss (0 or 1)")
+    inner_lr: float = option(0.1, "rate of virtual SGD steps")
+    pretrain_step: str = option("adamw", "virtual pre-training step: adamw (the student's) or sgd")
+    finetune_step: str = option("sgd", "virtual fine-tuning step: sgd or adamw (going on from it)")
+    meta_weight: float = option(100.0, "weight of the meta loss beside the auxiliary losses")
+    hypergradient: str = option("exact", "exact or finite_difference")
+    difference_step: float = option(1e-5, "relative displacement of finite differences")
+
+
+def one_of(name: str, value: object, allowed: tuple) -> None:
+    """Raise UsageError unless an option has one of the allowed values."""
+    if value not in allowed:
+        raise UsageError(f"criterion.{name} must be one of {allowed}, got {value!r}")
+
+
+def copies(batch: Batch) -> int:
+    """Return C, the number of micro-steps in a batch."""
+    return batch["tokens"].shape[0]
+
+
+def per_update(terms: Terms, batch: Batch) -> Terms:
+    """Weight terms by 1/C, so that an update takes the mean over its micro-steps."""
+    return {n: Term(t.sum, t.per, t.weight / copies(batch)) for n, t in terms.items()}
+
+
+def student_mlm(student: nn.Module, batch: Batch) -> Terms:
+    """Return the masked-LM terms of the student on an update's masked rows (C, B, S)."""
+    logits = student(batch["tokens"], batch["padding"], batch["positions"])
+    return per_update(labelled_terms(logits, batch), batch)
+
+
+def labelled(student: Callable[..., Tensor], batch: Batch, weight: float = 1.0) -> Terms:
+    """Return CE(y, S(x)) of support or query rows (equations 2 and 3)."""
+    logits = student(batch["tokens"], batch["padding"], batch["positions"])
+    loss = copy_sums(cross_entropy(logits, batch["targets"]), batch)
+    return {"query": Term(loss, "targets", weight)}
+
+
+def teacher_logits(teacher: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the teacher's two logits (C, B, S, V) for the unlabelled rows."""
+    hidden = teacher.encoder(batch["original"], batch["padding"])
+    return teacher.predict(hidden, head="x"), teacher.predict(hidden, head="y")
+
+
+def outside(batch: Batch) -> Tensor:
+    """Return where unlabelled rows are padding, boolean (C, B, S)."""
+    if batch["padding"] is None:
+        return torch.zeros_like(batch["original"], dtype=torch.bool)
+    return batch["padding"]
+
+
+def auxiliary(teacher: nn.Module, batch: Batch, task_token: int) -> Terms:
+    """Return the teacher's masked-LM losses (section 3.4), two pairs of half cross-entropies.
+
+    From x with the MLM task token it is to give (x masked, x); from x masked, (x masked, y).
+    """
+    original = batch["original"].clone()
+    original[..., 0] = task_token
+    masked, padding = batch["tokens"], outside(batch)
+    both = torch.stack([original, masked], dim=-2)  # (C, B, 2, S)
+    mask = None if batch["padding"] is None else torch.stack([padding, padding], dim=-2)
+    hidden = teacher.encoder(both, mask)
+    wanted = masked.masked_fill(padding, -1)
+    given, hid = hidden.unbind(-3)
+    x = cross_entropy(teacher.predict(hidden, head="x"), torch.stack([wanted, wanted], dim=-2))
+    y_given = cross_entropy(teacher.predict(given, head="y"), original.masked_fill(padding, -1))
+    y_hidden = cross_entropy(teacher.predict(hid, batch["positions"], "y"), batch["targets"])
+    half = 0.5 / copies(batch)
+    return {
+        "teacher_x": Term(copy_sums(x, batch), "tokens", half),
+        "teacher_copy": Term(copy_sums(y_given, batch), "tokens", half),
+        "teacher_mlm": Term(copy_sums(y_hidden, batch), "targets", half),
+    }
+
+
+@register_criterion("meta_pseudo_label_hard", dataclass=HardConfig)
+class HardLabels(Criterion):
+    """Sampled pairs and the REINFORCE loss (equations 4 to 8)."""
+
+    def __init__(
+        self,
+        reward: str,
+        inner_steps: int,
+        inner_lr: float,
+        inner_clip_norm: float,
+        meta_weight: float,
+    ) -> None:
+        one_of("reward", reward, ("cosine", "dot", "neg_loss"))
+        one_of("inner_steps", inner_steps, (0, 1))
+        self.reward = reward
+        self.inner_steps = inner_steps
+        self.inner_lr = inner_lr
+        self.inner_clip_norm = inner_clip_norm
+        self.meta_weight = meta_weight
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        """Return the student's masked-LM terms; that is what validation looks at."""
+        return labelled_terms(model(batch["tokens"], batch["padding"], batch["positions"]), batch)
+
+    def sample(self, teacher: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Draw a pair (C, B, S) each, every position from its softmax; padding is copied."""
+        pads, original = outside(batch), batch["original"]
+        x, y = (draw(logits) for logits in teacher_logits(teacher, batch))
+        return torch.where(pads, original, x), torch.where(pads, original, y)
+
+    def reinforce(self, teacher: nn.Module, batch: Batch, rewards: Tensor) -> Terms:
+        """Return reward * CE of the sampled pair under the teacher (equation 6); rewards (C,)."""
+        pads = outside(batch)
+        scores = teacher_logits(teacher, batch)
+        losses = [
+            cross_entropy(logits, batch[name].masked_fill(pads, -1))
+            for logits, name in zip(scores, ("sampled_x", "sampled_y"))
+        ]
+        total = copy_sums(0.5 * (losses[0] + losses[1]), batch)
+        return {"reinforce": Term(total, "tokens", self.meta_weight * rewards / copies(batch))}
+
+
+def draw(logits: Tensor) -> Tensor:
+    """Sample a token per position from softmax(logits) by inverting its distribution function."""
+    noise = current_pass().noise
+    assert noise is not None
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    u = noise.uniform(logits.shape[:-1], torch.float64).unsqueeze(-1)
+    # The last entry is 1 only up to rounding, so u is scaled to it.
+    return (
+        torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True)
+        .squeeze(-1)
+        .clamp(max=logits.shape[-1] - 1)
+    )
+
+
+@register_criterion("meta_pseudo_label_soft", dataclass=SoftConfig)
+class SoftLabels(Criterion):
+    """Probabilities as pairs (section 3.3)."""
+
+    def __init__(
+        self,
+        fixed_y: bool,
+        inner_steps: int,
+        inner_lr: float,
+        pretrain_step: str,
+        finetune_step: str,
+        meta_weight: float,
+        hypergradient: str,
+        difference_step: float,
+    ) -> None:
+        one_of("inner_steps", inner_steps, (0, 1))
+        one_of("pretrain_step", pretrain_step, ("adamw", "sgd"))
+        one_of("finetune_step", finetune_step, ("sgd", "adamw"))
+        one_of("hypergradient", hypergradient, ("exact", "finite_difference"))
+        if finetune_step == "adamw" and pretrain_step == "sgd":
+            raise UsageError("criterion.finetune_step=adamw goes on from pretrain_step=adamw")
+        self.fixed_y = fixed_y
+        self.inner_steps = inner_steps
+        self.inner_lr = inner_lr
+        self.pretrain_step = pretrain_step
+        self.finetune_step = finetune_step
+        self.meta_weight = meta_weight
+        self.difference_step = difference_step if hypergradient == "finite_difference" else 0.0
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        """Return the student's masked-LM terms; that is what validation looks at."""
+        return labelled_terms(model(batch["tokens"], batch["padding"], batch["positions"]), batch)
+
+    def distil(self, student: Callable[..., Tensor], teacher: nn.Module, batch: Batch) -> Terms:
+        """Return the student's cross-entropy with the teacher's target on the teacher's input.
+
+        The padding is that of the unlabelled rows; the input may put mass on any token.
+        """
+        scores_x, scores_y = teacher_logits(teacher, batch)
+        predicted = student(scores_x.softmax(-1), batch["padding"])  # (C, B, S, V)
+        pads = outside(batch)
+        if self.fixed_y:
+            losses = cross_entropy(predicted, batch["original"].masked_fill(pads, -1))
+        else:
+            losses = -(scores_y.softmax(-1) * predicted.log_softmax(-1)).sum(-1)
+            losses = losses.masked_fill(pads, 0.0)
+        return {"pseudo": Term(copy_sums(losses, batch), "tokens", 1.0 / copies(batch))}
+
+
+def reward_of(
+    kind: str, step: Tensor, query_gradient: Tensor, query_loss: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return (reward, dot product) of a student step theta0 - theta1 and the query gradient (eq. 8).
+
+    A reward that is not finite, or a cosine outside [-1, 1], counts as 0: that sample is skipped.
+    """
+    product = torch.dot(step, query_gradient)
+    if kind == "neg_loss":
+        reward: Optional[Tensor] = -query_loss
+    elif kind == "dot":
+        reward = product
+    else:
+        reward = product / (
+            torch.linalg.vector_norm(step) * torch.linalg.vector_norm(query_gradient)
+        )
+        reward = torch.where(reward.abs() <= 1, reward, torch.zeros_like(reward))
+    assert reward is not None
+    return torch.where(reward.isfinite(), reward, torch.zeros_like(reward)), product

@@ -1,0 +1,196 @@
+"""The data of an update: C micro-steps of B samples each, as arrays with leading axes (C, B).
+
+A micro-step has unlabelled rows, the same rows masked, and a support and a query batch of one labelled
+task. Everything is a pure function of (seed, number of the sample), so rows can be cut along B in any way.
+
+Shapes: C micro-steps of an update, B batch, S length, M targets per row.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from metaseq_lm import randomness
+from metaseq_lm.criterions import Batch
+from metaseq_lm.data.corpus import Corpus, padding_of
+from metaseq_lm.data.masking import Masking, mask_tokens
+from metaseq_lm.data.streams import Shard, draw_below, noise_rows, tensors
+from metaseq_lm.data.token_labels import TokenLabels
+
+# x, lengths, positions of the targets, targets (-1 = none): the common format of a labelled row.
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+UNLABELLED, MLM = 0, 1  # numbers of the task tokens; labelled sets follow
+
+
+class WindowStream:
+    """A stream whose global batch is one update: rows (C, B), numbered through the run."""
+
+    def __init__(
+        self, name: str, copies: int, batch_size: int, collate: Callable[[np.ndarray], Batch]
+    ) -> None:
+        self.name = name
+        self.copies = copies
+        self.batch_size = batch_size
+        self.collate = collate
+
+    def micro_batches(self, number: int, shard: Shard) -> list[Batch]:
+        """Return this replica's part of update `number`, cut along B."""
+        batches = []
+        for columns in shard.parts(self.batch_size):
+            within = np.arange(self.copies)[:, None] * self.batch_size + columns  # (C, B)
+            batch = tensors(self.collate(number * self.copies * self.batch_size + within))
+            batches.append(batch | {"rows": noise_rows(self.name, within), "stream": self.name})
+        return batches
+
+
+class Unlabelled:
+    """Draws unlabelled rows and masks them (sheet: masks include CLS and SEP; CLS is never hidden)."""
+
+    def __init__(self, corpus: Corpus, how: Masking, seed: int) -> None:
+        self.corpus = corpus
+        self.how = how
+        self.seed = seed
+
+    def mask(self, texts: np.ndarray, keys: np.ndarray) -> Rows:
+        """Return masked rows of the texts with task token [CLS1], and their targets."""
+        tokens, lengths = self.corpus.rows(texts, cls=MLM)
+        masked, positions, targets = mask_tokens(tokens, lengths, keys, self.how)
+        masked[:, 0] = self.corpus.vocabulary.cls(MLM)
+        return masked, lengths, positions, targets
+
+    def draw(self, samples: np.ndarray) -> np.ndarray:
+        """Return the text of each sample number, uniform with replacement."""
+        return draw_below(randomness.key(self.seed, "unlabelled"), samples, len(self.corpus))
+
+    def __call__(self, samples: np.ndarray) -> Batch:
+        """Return x ("original", with [CLS0]), its masked form and the targets of samples (C, B)."""
+        shape, flat = samples.shape, samples.ravel()
+        texts = self.draw(flat)
+        masked, lengths, positions, targets = self.mask(
+            texts, randomness.row_keys(randomness.key(self.seed, "masks"), flat)
+        )
+        original, _ = self.corpus.rows(texts, cls=UNLABELLED)
+        batch = common_format(shape, (masked, lengths, positions, targets))
+        batch["original"] = original.reshape(*shape, -1)
+        batch["sizes"]["tokens"] = lengths.reshape(shape).sum(1)
+        return batch
+
+
+class Labelled:
+    """Draws support and query rows: the task anew every `samples_per_task` samples, rows uniformly.
+
+    With `mlm` masked unlabelled text is one more task, drawn half of the time (paper section 4.1).
+    """
+
+    def __init__(
+        self,
+        sets: list[TokenLabels],
+        mlm: Unlabelled | None,
+        samples_per_task: int,
+        seed: int,
+        mask_by: str,
+    ) -> None:
+        self.sets = sets
+        self.mlm = mlm
+        self.samples_per_task = samples_per_task
+        self.seed = seed
+        self.mask_by = mask_by
+
+    def tasks_of(self, samples: np.ndarray) -> np.ndarray:
+        """Return which set each sample uses; -1 is masked language modelling."""
+        run = samples // self.samples_per_task
+        task = draw_below(randomness.key(self.seed, "task"), run, len(self.sets))
+        if self.mlm is not None:
+            task = np.where(draw_below(randomness.key(self.seed, "mlm"), run, 2) == 0, -1, task)
+        return task
+
+    def pick(self, samples: np.ndarray, count: int, query: bool, name: str) -> np.ndarray:
+        """Return a row out of `count` per sample; a query row differs from the support row beside it."""
+        support = draw_below(randomness.key(self.seed, name, "support"), samples, count)
+        if not query or count == 1:
+            return support
+        other = draw_below(randomness.key(self.seed, name, "query"), samples, count - 1)
+        return other + (other >= support)
+
+    def __call__(self, query: bool, samples: np.ndarray) -> Batch:
+        """Return the support or query rows of samples (C, B)."""
+        flat = samples.ravel()
+        tasks = self.tasks_of(flat)
+        parts: list[tuple[np.ndarray, Rows]] = []
+        for task in np.unique(tasks):
+            at = np.flatnonzero(tasks == task)
+            rows = (
+                self.mlm_rows(flat[at], query) if task < 0 else self.set_rows(task, flat[at], query)
+            )
+            parts.append((at, rows))
+        return common_format(samples.shape, merge(parts, len(flat)))
+
+    def set_rows(self, task: int, samples: np.ndarray, query: bool) -> Rows:
+        """Return rows of one labelled set; every position is a target."""
+        data = self.sets[task]
+        tokens, lengths, label = data.rows(self.pick(samples, len(data), query, f"set {task}"))
+        at = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+        inside = at < lengths[:, None]
+        return tokens, lengths, np.where(inside, at, 0), np.where(inside, label[:, None], -1)
+
+    def mlm_rows(self, samples: np.ndarray, query: bool) -> Rows:
+        """Return freshly masked rows of other unlabelled texts."""
+        assert self.mlm is not None
+        texts = self.pick(samples, len(self.mlm.corpus), query, "texts")
+        keys = randomness.row_keys(randomness.key(self.seed, "labelled masks", query), samples)
+        masked, lengths, positions, targets = self.mlm.mask(texts, keys)
+        if self.mask_by == "y":
+            return masked, lengths, positions, targets
+        # The authors' code masks by x here: positions that were not chosen train towards [PAD].
+        at = np.broadcast_to(np.arange(masked.shape[1]), masked.shape)
+        inside = at < lengths[:, None]
+        everywhere = np.where(inside, self.mlm.corpus.vocabulary.pad, -1)
+        row, column = np.nonzero(targets >= 0)
+        everywhere[row, positions[row, column]] = targets[row, column]
+        return masked, lengths, np.where(inside, at, 0), everywhere
+
+
+def merge(parts: list[tuple[np.ndarray, Rows]], count: int) -> Rows:
+    """Put rows of several tasks, each at its places, into arrays of `count` rows; padding is id 0."""
+    width = max(rows[0].shape[1] for _, rows in parts)
+    most = max(rows[2].shape[1] for _, rows in parts)
+    tokens = np.zeros((count, width), np.int64)
+    lengths = np.zeros(count, np.int64)
+    positions = np.zeros((count, most), np.int64)
+    targets = np.full((count, most), -1, np.int64)
+    for at, (x, length, where, y) in parts:
+        tokens[at, : x.shape[1]] = x
+        lengths[at] = length
+        positions[at, : where.shape[1]] = where
+        targets[at, : y.shape[1]] = y
+    return tokens, lengths, positions, targets
+
+
+def common_format(shape: tuple[int, ...], rows: Rows) -> Batch:
+    """Return rows (C*B, ...) as a batch with axes (C, B, ...); its sizes are per micro-step, (C,)."""
+    tokens, lengths, positions, targets = rows
+    padding = padding_of(lengths, tokens.shape[1])
+    targets = targets.reshape(*shape, -1)
+    return {
+        "tokens": tokens.reshape(*shape, -1),
+        "padding": None if padding is None else padding.reshape(*shape, -1),
+        "positions": positions.reshape(*shape, -1),
+        "targets": targets,
+        "sizes": {
+            "targets": (targets >= 0).sum((1, 2)),
+            "rows": np.full(shape[0], shape[1]),
+        },
+    }
+
+
+def streams(
+    unlabelled: Unlabelled, labelled: Labelled, copies: int, batch_size: int
+) -> dict[str, WindowStream]:
+    """Return the three streams of an update."""
+    collates = {
+        "unlabelled": unlabelled,
+        "support": partial(labelled, False),
+        "query": partial(labelled, True),
+    }
+    return {n: WindowStream(n, copies, batch_size, c) for n, c in collates.items()}

@@ -1,0 +1,358 @@
+"""The order of the updates: one method per kind of label, straight down.
+
+An update is C = batches_per_update micro-steps of B = batch_size samples each.
+* masked_lm: one student step on the mean of the C micro-steps' losses.
+* hard: the student takes C real steps, one per micro-step; the teacher one.
+* soft: the C micro-steps are C virtual students, computed side by side as one model with a leading axis
+  of copies (they all start from the same weights); student and teacher take one real step each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from metaseq_lm import vectors
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch
+from metaseq_lm.criterions.masked_lm import MaskedLM
+from metaseq_lm.data.corpus import Corpus, padding_of
+from metaseq_lm.data.masking import Masking
+from metaseq_lm.data.streams import Sequential, Stream
+from metaseq_lm.data.token_labels import TokenLabels
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import UsageError
+from metaseq_lm.methods.meta_pseudo_label import criterion as losses
+from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels, SoftLabels
+from metaseq_lm.methods.meta_pseudo_label.episodes import MLM, Labelled, Unlabelled, streams
+from metaseq_lm.methods.meta_pseudo_label.model import build_pair
+from metaseq_lm.models.virtual import VirtualModel
+from metaseq_lm.optim import Optimizer, build_optimizer
+from metaseq_lm.optim.virtual import adamw, moments_of, sgd
+from metaseq_lm.registry import register_task
+from metaseq_lm.tasks import Batches, Passes, Task
+from metaseq_lm.tasks.masked_lm import first
+
+
+@dataclass
+class MetaPseudoLabelConfig:
+    """Data of the meta-learned objectives; the defaults are those of Two Moons (paper tables 4, 5)."""
+
+    labelled: list[str] = field(
+        default_factory=list,
+        metadata={"help": "labelled sets in DATA; set i has task token [CLS2+i]"},
+    )
+    include_mlm_task: Optional[bool] = option(
+        None, "masked text as one more labelled task (null = with soft labels only, as the paper)"
+    )
+    batch_size: int = option(4, "samples of a micro-step")
+    batches_per_update: int = option(4, "micro-steps of an update")
+    samples_per_task: int = option(4, "successive samples that share a labelled task")
+    tokens_per_sample: int = option(34, "longest row, with its special tokens")
+    sample_break_mode: str = option("eos", "eos: a line is a row; none: windows of the stream")
+    mask_prob: float = option(0.15, "share of the tokens that are targets")
+    random_token_prob: float = option(0.1, "share of those that become a random token")
+    leave_unmasked_prob: float = option(0.1, "share of those that stay")
+    mlm_label_mask: str = option("y", "y: loss at masked positions; x: everywhere (authors' code)")
+    valid_size: int = option(128, "rows of the validation split that are used (0 = all)")
+    reward_interval: int = option(1000, "samples between logged rewards of masked_lm (0 = never)")
+
+
+@register_task("meta_pseudo_label", dataclass=MetaPseudoLabelConfig)
+class MetaPseudoLabelTask(Task):
+    """Student and teacher on unlabelled text and labelled sets."""
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        self.vocabulary = Vocabulary.load(self.data / "dict.txt")
+        self.mlm_token = self.vocabulary.cls(MLM)
+        updates = {
+            HardLabels: self.update_hard,
+            SoftLabels: self.update_soft,
+            MaskedLM: self.update_mlm,
+        }
+        if type(self.criterion) not in updates:
+            raise UsageError(
+                f"task meta_pseudo_label has no update for criterion {config.criterion._name}; use "
+                "masked_lm, meta_pseudo_label_hard or meta_pseudo_label_soft"
+            )
+        if not self.options.labelled:
+            raise UsageError(
+                "task.labelled names no labelled set; e.g. task.labelled=[which_moon_10]"
+            )
+        self._update = updates[type(self.criterion)]
+
+    # ---------------------------------------------------------------- data and nets
+
+    def corpus(self, split: str) -> Corpus:
+        options = self.options
+        corpus = Corpus(
+            self.data, split, self.vocabulary, options.tokens_per_sample, options.sample_break_mode
+        )
+        corpus.check_vocabulary()
+        return corpus
+
+    def masking(self) -> Masking:
+        """Return the paper's masking: CLS and SEP can be targets; a random token may be SEP."""
+        vocabulary = self.vocabulary
+        never = np.setdiff1d(np.asarray(vocabulary.specials), [vocabulary.sep])
+        return Masking(
+            mask=vocabulary.mask,
+            rate=self.options.mask_prob,
+            random=self.options.random_token_prob,
+            keep=self.options.leave_unmasked_prob,
+            replacements=np.setdiff1d(np.arange(len(vocabulary)), never),
+        )
+
+    def build_streams(self, split: str) -> dict[str, Any]:
+        options, seed = self.options, self.config.seed
+        unlabelled = Unlabelled(self.corpus(split), self.masking(), seed)
+        if split != "train":
+            count = first(len(unlabelled.corpus), options.valid_size)
+            order = Sequential(count, options.batch_size * options.batches_per_update)
+            return {split: Stream(split, order, partial(masked_rows, unlabelled), seed)}
+        sets = [
+            TokenLabels(self.data / name, split, self.vocabulary, 2 + i, options.tokens_per_sample)
+            for i, name in enumerate(options.labelled)
+        ]
+        wanted = options.include_mlm_task
+        mlm = (
+            unlabelled
+            if (isinstance(self.criterion, SoftLabels) if wanted is None else wanted)
+            else None
+        )
+        labelled = Labelled(sets, mlm, options.samples_per_task, seed, options.mlm_label_mask)
+        return streams(unlabelled, labelled, options.batches_per_update, options.batch_size)
+
+    def build_model(self) -> nn.Module:
+        pair = build_pair(self.config, self.vocabulary)
+        if isinstance(self.criterion, MaskedLM):
+            del pair["teacher"]
+        return pair
+
+    def build_optimizers(self, model: nn.Module) -> dict[str, Optimizer]:
+        """Return one optimizer per net, with the same settings (table 5)."""
+        return {
+            name: build_optimizer(
+                net.named_parameters(), self.config.optimizer, self.config.schedule
+            )
+            for name, net in model.items()
+        }
+
+    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+        """Return masked-LM loss and accuracy of the student."""
+        return super().validate(engine, model["student"], passes)
+
+    # ---------------------------------------------------------------- updates
+
+    def needs(self, update: int) -> dict[str, int]:
+        wanted = {"unlabelled": 1, "support": 1, "query": 1}
+        if isinstance(self.criterion, MaskedLM) and not self.reward_due(update):
+            return {"unlabelled": 1, "support": 0, "query": 0}
+        return wanted
+
+    def reward_due(self, update: int) -> bool:
+        """Return whether masked_lm logs its reward at this update."""
+        interval = self.options.reward_interval
+        samples = self.options.batch_size * self.options.batches_per_update
+        return bool(interval) and (update + 1) * samples // interval > update * samples // interval
+
+    def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
+        return self._update(engine, model, batches)
+
+    def update_mlm(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
+        """One masked-LM step of the student; where due, the reward its step would have earned."""
+        student = model["student"]
+        (unlabelled,) = batches["unlabelled"]
+        before = VirtualModel(student).vector() if "support" in batches else None
+        grads, logs = engine.gradients(
+            partial(losses.student_mlm, student), unlabelled, engine.parameters("student")
+        )
+        engine.step("student", grads)
+        if before is not None:
+            micro_step = self.options.batches_per_update - 1
+            hard = HardLabels("cosine", 1, 0.1, 5.0, 1.0)
+            logs |= self.reward(engine, student, hard, before, batches, micro_step)
+        return logs
+
+    def update_hard(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
+        """Sample pairs; the student learns each in turn and earns a reward; REINFORCE the teacher."""
+        criterion, (student, teacher) = self.criterion, (model["student"], model["teacher"])
+        assert isinstance(criterion, HardLabels)
+        (unlabelled,) = batches["unlabelled"]
+        pairs = engine.map(partial(criterion.sample, teacher), unlabelled, draw="teacher")
+        logs: Logs = {}
+        rewards = []
+        for micro_step in range(self.options.batches_per_update):
+            pseudo = [
+                pseudo_batch(batch, x[micro_step], y[micro_step], micro_step, self.vocabulary.pad)
+                for batch, (x, y) in zip(unlabelled, pairs)
+            ]
+            before = VirtualModel(student).vector()
+            grads, more = engine.gradients(
+                partial(losses.labelled, student), pseudo, engine.parameters("student")
+            )
+            engine.step("student", grads)
+            earned = self.reward(engine, student, criterion, before, batches, micro_step)
+            rewards.append(earned["reward"])
+            logs = merged(
+                logs, {"pseudo": more["query"]} | earned, 1 / self.options.batches_per_update
+            )
+        sampled = [
+            batch | {"sampled_x": x, "sampled_y": y} for batch, (x, y) in zip(unlabelled, pairs)
+        ]
+        weights = torch.stack(rewards)
+
+        def teacher_loss(batch: Batch) -> losses.Terms:
+            # Same draw as the sampling pass and the same forward first, so the same dropout masks.
+            terms = criterion.reinforce(teacher, batch, weights)
+            return terms | losses.auxiliary(teacher, batch, self.mlm_token)
+
+        grads, more = engine.gradients(
+            teacher_loss, sampled, engine.parameters("teacher"), draw="teacher"
+        )
+        engine.step("teacher", grads)
+        return logs | more
+
+    def reward(
+        self,
+        engine: Engine,
+        student: nn.Module,
+        criterion: HardLabels,
+        before: Tensor,
+        batches: Batches,
+        micro_step: int,
+    ) -> Logs:
+        """Return the reward of the student's last step: virtual support step, query gradient, undo."""
+        loss = partial(losses.labelled, student)
+        step = before - VirtualModel(student).vector()
+        support, query = (
+            [micro_step_of(batch, micro_step) for batch in batches[name][0]]
+            for name in ("support", "query")
+        )
+        parameters = engine.parameters("student")
+        with engine.restoring("student"):
+            for _ in range(criterion.inner_steps):
+                grads, _ = engine.gradients(loss, support, parameters)
+                grads, _ = vectors.clip(grads, criterion.inner_clip_norm)
+                engine.move("student", grads, -criterion.inner_lr)
+            grads, logs = engine.gradients(loss, query, parameters)
+        grads, _ = vectors.clip(grads, criterion.inner_clip_norm)
+        reward, product = losses.reward_of(
+            criterion.reward, step, vectors.flat(grads), logs["query"]
+        )
+        return {"reward": reward, "unscaled_reward": product, "query": logs["query"]}
+
+    def update_soft(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
+        """Two virtual student steps per micro-step, the query loss, and back through both steps."""
+        criterion, teacher = self.criterion, model["teacher"]
+        assert isinstance(criterion, SoftLabels)
+        student = VirtualModel(model["student"])
+        (unlabelled,), (support,), (query,) = (
+            batches[n] for n in ("unlabelled", "support", "query")
+        )
+        copies = self.options.batches_per_update
+        start = student.vector()
+        theta0 = start.expand(copies, -1).clone().requires_grad_()  # (C, P)
+
+        pseudo = engine.inner(
+            lambda batch: criterion.distil(partial(student, theta0), teacher, batch),
+            unlabelled,
+            [theta0],
+            replay=bool(criterion.difference_step),
+        )
+        grad0 = pseudo.value[0].requires_grad_()
+        if criterion.pretrain_step == "adamw":
+            theta1, moments = adamw(start, grad0, moments_of(engine.optimizers["student"]))
+        else:
+            theta1, moments = sgd(start, grad0, criterion.inner_lr), None
+        at1 = theta1.detach().requires_grad_()
+        weight = criterion.meta_weight / copies
+
+        if criterion.inner_steps:
+            tuned = engine.inner(
+                lambda batch: losses.labelled(partial(student, at1), batch),
+                support,
+                [at1],
+                replay=bool(criterion.difference_step),
+            )
+            grad1 = tuned.value[0].requires_grad_()
+            if criterion.finetune_step == "adamw":
+                theta2, _ = adamw(theta1, grad1, moments)
+            else:
+                theta2 = sgd(theta1, grad1, criterion.inner_lr)
+        else:
+            tuned, grad1, theta2 = None, None, theta1
+        at2 = theta2.detach().requires_grad_()
+        (towards,), logs = engine.gradients(
+            lambda batch: losses.labelled(partial(student, at2), batch, weight), query, [at2]
+        )
+
+        if tuned is not None:
+            # d theta2 / d grad1 first, then the Hessian of the support loss, then on through theta1.
+            (through,) = torch.autograd.grad(theta2, grad1, towards, retain_graph=True)
+            (bent,) = engine.hypergradients(tuned, [through], [at1], criterion.difference_step)
+            (direct,) = torch.autograd.grad(theta2, grad0, towards, retain_graph=True)
+            (indirect,) = torch.autograd.grad(theta1, grad0, bent)
+            vector = direct + indirect
+        else:
+            (vector,) = torch.autograd.grad(theta1, grad0, towards)
+        parameters = engine.parameters("teacher")
+        meta = engine.hypergradients(pseudo, [vector], parameters, criterion.difference_step)
+        own, more = engine.gradients(
+            lambda batch: losses.auxiliary(teacher, batch, self.mlm_token), unlabelled, parameters
+        )
+        engine.step("teacher", vectors.add(own, meta))
+        engine.step("student", student.split(grad0.detach().sum(0)))
+        return {"pseudo": pseudo.logs["pseudo"], "query": logs["query"]} | more
+
+
+def masked_rows(unlabelled: Unlabelled, samples: np.ndarray, keys: np.ndarray) -> Batch:
+    """Return masked rows of the corpus in their own order, for validation."""
+    masked, lengths, positions, targets = unlabelled.mask(samples, keys)
+    return {
+        "tokens": masked,
+        "padding": padding_of(lengths, masked.shape[1]),
+        "positions": positions,
+        "targets": targets,
+        "sizes": {"targets": int((targets >= 0).sum()), "rows": len(samples)},
+    }
+
+
+def micro_step_of(batch: Batch, number: int) -> Batch:
+    """Return one micro-step of a labelled batch, without the leading axis C."""
+    inputs = {
+        name: None if batch[name] is None else batch[name][number]
+        for name in ("tokens", "padding", "positions", "targets")
+    }
+    sizes = {name: size[number] for name, size in batch["sizes"].items()}
+    return inputs | {"sizes": sizes, "rows": batch["rows"][number]}
+
+
+def pseudo_batch(batch: Batch, tokens: Tensor, targets: Tensor, number: int, pad: int) -> Batch:
+    """Return the sampled pair of one micro-step as a labelled batch.
+
+    A sampled [PAD] inside the text becomes padding of the student's input, and no target.
+    """
+    padding = tokens == pad
+    targets = targets.masked_fill(padding, -1)
+    return {
+        "tokens": tokens,
+        "padding": padding,
+        "positions": None,
+        "targets": targets,
+        "sizes": {"targets": (targets >= 0).sum()},
+        "rows": batch["rows"][number],
+    }
+
+
+def merged(total: Logs, more: Logs, share: float) -> Logs:
+    """Return total + share * more, name by name."""
+    return {name: total.get(name, 0.0) + share * value for name, value in more.items()}

@@ -1,0 +1,121 @@
+"""Layers whose parameters may carry a leading axis of independent copies of the model.
+
+With ordinary parameters these are torch's own layers. Called through `torch.func.functional_call` with
+parameters of one more dimension they compute all copies at once: parameters (copies, ...), activations
+(copies, batch, length, width). Virtual students of one update are such copies.
+
+Shapes: C copies, B batch, S length, D width, H heads, V vocabulary.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaseq_lm.randomness import current_pass
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` that also takes weights (C, out, in)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return x W^T + b for weights (out, in) or (C, out, in)."""
+    if weight.dim() == 2:
+        return F.linear(x, weight, bias)
+    copies = weight.shape[0]
+    flat = torch.baddbmm(bias.unsqueeze(1), x.reshape(copies, -1, x.shape[-1]), weight.mT)
+    return flat.view(*x.shape[:-1], -1)
+
+
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` over the last axis that also takes weights (C, D)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.dim() == 1:
+            return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        scale, shift = self.weight[:, None, None], self.bias[:, None, None]
+        return F.layer_norm(x, self.normalized_shape, None, None, self.eps) * scale + shift
+
+
+class Embedding(nn.Embedding):
+    """Token embedding of ids (..., S) or of probabilities (..., S, V); weights (V, D) or (C, V, D).
+
+    No gradient reaches the padding row from the input side; it may be trained through a tied head.
+    """
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        weight = self.weight
+        if tokens.is_floating_point():
+            if weight.dim() == 3:
+                weight = weight.unsqueeze(1)
+            embedded = tokens @ weight
+            if self.padding_idx is None:
+                return embedded
+            # Adds zero; it only takes the padding row out of the derivative.
+            row = weight[..., self.padding_idx : self.padding_idx + 1, :]
+            return embedded + tokens[..., self.padding_idx, None] * (row.detach() - row)
+        if weight.dim() == 2:
+            return F.embedding(tokens, weight, self.padding_idx)
+        copies, size, width = weight.shape
+        offsets = torch.arange(copies, device=tokens.device) * size
+        rows = tokens + offsets.view(-1, *[1] * (tokens.dim() - 1))
+        embedded = F.embedding(rows, weight.reshape(-1, width))
+        if self.padding_idx is None:
+            return embedded
+        return embedded.where((tokens != self.padding_idx).unsqueeze(-1), embedded.detach())
+
+
+class Dropout(nn.Module):
+    """Dropout whose masks belong to the rows of the batch, not to the order of calls (see randomness)."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        this = current_pass()
+        if this.noise is None:
+            return F.dropout(x, self.p)
+        return x * this.noise.keep(x.shape, self.p, x.dtype, this.ahead)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention (Vaswani et al. 2017) with one projection for queries, keys and values."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(
+                f"encoder_embed_dim {width} is not divisible by {heads} attention heads"
+            )
+        self.heads = heads
+        self.in_proj = Linear(width, 3 * width)
+        self.out_proj = Linear(width, width)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Return (..., S, D); `mask` is boolean (N, 1, 1, S), true where a key may be seen."""
+        *lead, length, width = x.shape
+        qkv = self.in_proj(x).view(-1, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (N, H, S, D/H)
+        # The fused kernel has no second derivative, and dropout inside it would follow torch's global
+        # generator instead of the rows.
+        explicit = current_pass().double_backward or (self.training and self.dropout.p > 0)
+        if explicit:
+            scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.mT
+            if mask is not None:
+                scores = scores.masked_fill(~mask, float("-inf"))
+            mixed = self.dropout(scores.softmax(-1)) @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out_proj(mixed.transpose(1, 2).reshape(*lead, length, width))

@@ -1,0 +1,31 @@
+"""A model called with a parameter vector in place of its own parameters."""
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+class VirtualModel:
+    """Calls `module` with weights taken from a vector (..., P), or from vectors of several copies (C, P).
+
+    The vector holds the parameters in the order of `module.named_parameters()`, a tied one once.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.names = [name for name, _ in module.named_parameters()]
+        self.shapes = [p.shape for p in module.parameters()]
+        self.sizes = [p.numel() for p in module.parameters()]
+
+    def vector(self) -> Tensor:
+        """Return a detached copy of the module's present parameters, (P,)."""
+        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()])
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """Return the views of `vector` (..., P) that stand for the parameters."""
+        lead = vector.shape[:-1]
+        pieces = vector.split(self.sizes, dim=-1)
+        return [piece.view(*lead, *shape) for piece, shape in zip(pieces, self.shapes)]
+
+    def __call__(self, vector: Tensor, *args: object, **kwargs: object) -> Tensor:
+        return functional_call(self.module, dict(zip(self.names, self.split(vector))), args, kwargs)

@@ -1,0 +1,100 @@
+"""The registered optimizers: torch's own where they exist, one class of ours."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from metaseq_lm.registry import register_optimizer
+
+
+@dataclass
+class OptimizerConfig:
+    """What every optimizer has: base rate, decay, and the norm its gradient is clipped to (0 = never)."""
+
+    lr: float = 5e-4
+    weight_decay: float = 0.01
+    decay_norms_and_biases: bool = True
+    clip_norm: float = 1.0
+
+
+@dataclass
+class AdamConfig(OptimizerConfig):
+    """Adam's moments."""
+
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
+    eps: float = 1e-6
+
+
+@dataclass
+class SGDConfig(OptimizerConfig):
+    """Plain or heavy-ball gradient descent."""
+
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+
+
+@register_optimizer("adamw", dataclass=AdamConfig)
+def adamw(
+    groups: Iterable[dict], lr: float, betas: list[float], eps: float
+) -> torch.optim.Optimizer:
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), torch's fused kernel."""
+    return torch.optim.AdamW(groups, lr=lr, betas=tuple(betas), eps=eps, fused=True)
+
+
+class UncorrectedAdam(torch.optim.Optimizer):
+    """Adam with decoupled decay and without bias correction, as BERT and ELECTRA were trained.
+
+    m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  p <- p - lr (m / (sqrt(v) + eps) + decay p).
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._step(params, group)
+
+    def _step(self, params: list[Tensor], group: dict) -> None:
+        for p in params:
+            if not self.state[p]:
+                self.state[p] = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        grads = [p.grad for p in params]
+        first = [self.state[p]["exp_avg"] for p in params]
+        second = [self.state[p]["exp_avg_sq"] for p in params]
+        beta1, beta2 = group["betas"]
+        torch._foreach_lerp_(first, grads, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
+        denominators = torch._foreach_sqrt(second)
+        torch._foreach_add_(denominators, group["eps"])
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_addcdiv_(params, first, denominators, -group["lr"])
+
+
+@register_optimizer("adam_uncorrected", dataclass=AdamConfig)
+def adam_uncorrected(
+    groups: Iterable[dict], lr: float, betas: list[float], eps: float
+) -> torch.optim.Optimizer:
+    """Adam without bias correction, decoupled decay (the BERT and ELECTRA optimizer)."""
+    return UncorrectedAdam(groups, lr=lr, betas=tuple(betas), eps=eps)
+
+
+@register_optimizer("sgd", dataclass=SGDConfig)
+def sgd(groups: Iterable[dict], lr: float, momentum: float) -> torch.optim.Optimizer:
+    """Stochastic gradient descent."""
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum)

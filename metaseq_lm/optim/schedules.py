@@ -1,0 +1,94 @@
+"""Learning-rate schedules: pure functions from the number of the step (1, 2, ...) to a factor of the rate."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from omegaconf import II
+
+from metaseq_lm.errors import UsageError
+from metaseq_lm.registry import register_schedule
+
+Schedule = Callable[[int], float]
+
+
+def warmup(step: int, warmup_updates: int) -> float:
+    """Rise linearly from 1/W at step 1 to 1 at step W, then stay."""
+    return min(1.0, step / warmup_updates) if warmup_updates else 1.0
+
+
+@dataclass
+class ConstantConfig:
+    """A constant rate after an optional warm-up."""
+
+    warmup_updates: int = 0
+
+
+@register_schedule("constant", dataclass=ConstantConfig)
+def constant(warmup_updates: int) -> Schedule:
+    """Return a schedule that warms up and stays at 1."""
+    return lambda step: warmup(step, warmup_updates)
+
+
+@dataclass
+class InverseSqrtConfig:
+    """Linear warm-up to 1/sqrt(W), then 1/sqrt(step), for ever."""
+
+    warmup_updates: int = 1000
+
+
+@register_schedule("inverse_sqrt", dataclass=InverseSqrtConfig)
+def inverse_sqrt(warmup_updates: int) -> Schedule:
+    """Return step^-1/2 after the warm-up; the peak is W^-1/2 times the base rate (Vaswani et al. 2017)."""
+    if warmup_updates < 1:
+        raise UsageError(f"schedule.warmup_updates must be at least 1, got {warmup_updates}")
+
+    def factor(step: int) -> float:
+        return warmup(step, warmup_updates) * max(step, warmup_updates) ** -0.5
+
+    return factor
+
+
+@dataclass
+class PolynomialConfig:
+    """Polynomial decay to `end` over the whole run, multiplied by a linear warm-up (BERT, ELECTRA)."""
+
+    warmup_updates: int = 0
+    total_updates: int = II("trainer.max_update")
+    power: float = 1.0
+    end: float = 0.0
+
+
+@register_schedule("polynomial", dataclass=PolynomialConfig)
+def polynomial(warmup_updates: int, total_updates: int, power: float, end: float) -> Schedule:
+    """Return warm-up(step) * (end + (1 - end) * (1 - step / total)^power), `end` after the last step."""
+    if total_updates < 1:
+        raise UsageError(f"schedule.total_updates must be at least 1, got {total_updates}")
+
+    def factor(step: int) -> float:
+        left = max(0.0, 1.0 - step / total_updates)
+        return warmup(step, warmup_updates) * (end + (1.0 - end) * left**power)
+
+    return factor
+
+
+@dataclass
+class LinearConfig:
+    """Linear warm-up to 1, then linear decay to 0 at the last update."""
+
+    warmup_updates: int = 0
+    total_updates: int = II("trainer.max_update")
+
+
+@register_schedule("linear", dataclass=LinearConfig)
+def linear(warmup_updates: int, total_updates: int) -> Schedule:
+    """Return min(step / W, (total - step) / (total - W)), not below 0."""
+    if total_updates <= warmup_updates:
+        raise UsageError(
+            f"schedule.total_updates ({total_updates}) must exceed warmup_updates ({warmup_updates})"
+        )
+
+    def factor(step: int) -> float:
+        left = (total_updates - step) / (total_updates - warmup_updates)
+        return max(0.0, min(warmup(step, warmup_updates), left))
+
+    return factor

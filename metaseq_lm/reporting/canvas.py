@@ -1,0 +1,162 @@
+"""What all pictures share: colours, panels, axes, the legend."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from metaseq_lm.errors import MetaseqError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart by colour-blind readers; their yellow is too pale for lines.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
+# From the eighth series on the colours return with another dash and marker.
+DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D")
+LOOK = {
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e5e5e5",
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    # A name with two dollar signs is a name, no formula.
+    "text.parse_math": False,
+}
+PANEL = (5.2, 3.4)  # inches
+DPI = 150
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a series is drawn."""
+
+    colour: str
+    dash: str
+    marker: str
+
+
+def style_of(i: int) -> Style:
+    """Return the style of the i-th series."""
+    turn = i // len(COLOURS)
+    return Style(
+        COLOURS[i % len(COLOURS)], DASHES[turn % len(DASHES)], MARKERS[turn % len(MARKERS)]
+    )
+
+
+def dodge(x: float, i: int, n: int, numbers: Sequence[float], is_log: bool) -> float:
+    """Return x moved a little, so that the points of n series at one x stand side by side."""
+    step = (i - (n - 1) / 2) * min(0.012, 0.06 / max(n, 1))
+    if is_log:
+        return x * (max(numbers) / min(numbers)) ** step
+    return x + step * ((max(numbers) - min(numbers)) or 1.0)
+
+
+def ticks(axes: "Axes", numbers: Sequence[float], names: list[str] | None, is_log: bool) -> None:
+    """Label the values that occur, leaving out those that would touch the label before."""
+    from matplotlib.ticker import NullFormatter, NullLocator
+
+    scaled = [math.log(x) if is_log else x for x in numbers]
+    span = (scaled[-1] - scaled[0]) or 1.0
+    labels = [fill(name, 20) for name in names or []] or [f"{x:g}" for x in numbers]
+    kept: list[int] = []
+    for i in range(len(numbers)):
+        if names or not kept or scaled[i] - scaled[kept[-1]] > 0.09 * span:
+            kept.append(i)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    # Names in a row of their own would run into each other.
+    slanted = names is not None and sum(map(len, names)) > 36
+    axes.set_xticks(
+        [numbers[i] for i in kept],
+        [labels[i] for i in kept],
+        rotation=30 if slanted else 0,
+        ha="right" if slanted else "center",
+    )
+    margin = 0.08 * span
+    ends = scaled[0] - margin, scaled[-1] + margin
+    axes.set_xlim(*(math.exp(e) if is_log else e for e in ends))
+
+
+def flops_axis(axes: "Axes", costs: Sequence[float]) -> None:
+    """Span all costs and at least a decade, with so many labels that they do not touch."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = min(costs) / 1.5, max(costs) * 1.5
+    wider = max(1.0, math.sqrt(10 * low / high))
+    low, high = low / wider, high * wider
+    subs = (1, 2, 5) if high < 100 * low else (1,)
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=5))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0e}".replace("e+", "e")))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def thousands(axes: "Axes") -> None:
+    """Write updates as 20k and 1.5M: long numbers under small panels overlap."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+@contextmanager
+def canvas(panels: int, path: Path) -> Iterator[tuple["Figure", list[Any]]]:
+    """Give a figure with so many panels, and write it to `path` as png on leaving."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MetaseqError("pictures need matplotlib: pip install matplotlib") from error
+    columns = min(panels, 3)
+    rows = -(-panels // columns)
+    with rc_context(LOOK):
+        figure = Figure(
+            figsize=(PANEL[0] * columns if columns == 1 else 3.8 * columns, PANEL[1] * rows)
+        )
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+        for spare in grid[panels:]:
+            spare.set_axis_off()
+        yield figure, list(grid[:panels])
+        for i, axes in enumerate(grid[:panels]):
+            if i % columns:
+                axes.set_ylabel("")
+        figure.savefig(path, dpi=DPI, format="png")
+
+
+def legend(figure: "Figure", styles: dict[str, Style], title: str) -> None:
+    """Put the legend below the panels, in as many columns as its names leave room for."""
+    from matplotlib.lines import Line2D
+
+    room = int(figure.get_figwidth() * 15)  # characters of a small font
+    # matplotlib leaves out of a legend what begins with an underscore.
+    names = [fill(name if name[0] != "_" else f" {name}", room - 6) for name in styles]
+    handles = [
+        Line2D([], [], color=s.colour, linestyle=s.dash, marker=s.marker, label=name)
+        for name, s in zip(names, styles.values())
+    ]
+    longest = max(len(line) for name in names for line in name.splitlines()) + 6
+    columns = max(1, min(len(handles), room // longest))
+    # The panels keep their size however many rows the legend has; 0.2 inches are one row.
+    lines = sum(len(name.splitlines()) for name in names)
+    figure.set_figheight(figure.get_figheight() + 0.2 * (-(-lines // columns) + 1))
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=columns,
+        title=title,
+        fontsize="small",
+        title_fontsize="small",
+    )

@@ -1,0 +1,134 @@
+"""How numbers are summarised and written: metrics, their spread over seeds, FLOPs, seconds."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+SPREADS = ("sd", "range")
+# Words in a metric's name by which we know its direction and its unit.
+LOWER_IS_BETTER = {"loss", "ppl", "perplexity", "error", "wer", "cer", "nll", "mae", "mse", "rmse"}
+FRACTIONS = {
+    "accuracy",
+    "acc",
+    "f1",
+    "precision",
+    "recall",
+    "exact",
+    "em",
+    "uas",
+    "las",
+    "wer",
+    "cer",
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric's name, whether it is a fraction shown in per cent, and which end is good."""
+
+    name: str
+    percent: bool
+    lower_is_better: bool
+
+    @classmethod
+    def of(cls, name: str, values: Iterable[float], better: str | None = None) -> "Metric":
+        """Describe a metric by its name and values; `better` ("higher", "lower") overrules.
+
+        Only values within [-1, 1] are fractions: some scorers give per cent already.
+        """
+        words = set(re.split(r"[._/\-\s]+", name.lower()))
+        finite = [value for value in values if math.isfinite(value)]
+        percent = bool(words & FRACTIONS) and all(abs(value) <= 1 for value in finite)
+        lower = bool(words & LOWER_IS_BETTER) if better is None else better == "lower"
+        return cls(name, percent, lower)
+
+    @property
+    def scale(self) -> float:
+        """What a value is multiplied with before it is shown."""
+        return 100.0 if self.percent else 1.0
+
+    @property
+    def title(self) -> str:
+        """The name with its unit, for column heads."""
+        return f"{self.name} (%)" if self.percent else self.name
+
+    @property
+    def axis(self) -> str:
+        """The name in words with its unit, for axes."""
+        words = re.sub(r"[._]+", " ", self.name)
+        return f"{words} (%)" if self.percent else words
+
+    def decimals(self, value: float) -> int:
+        """Return the digits after the point: 2 for per cent, else 4 significant ones."""
+        if self.percent:
+            return 2
+        shown = abs(value * self.scale)
+        return 2 if shown == 0 else min(max(3 - math.floor(math.log10(shown)), 0), 8)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The middle of some values and their spread, `low` to `high`; no spread for one value."""
+
+    n: int
+    centre: float
+    low: float
+    high: float
+    spread: str
+
+    def text(self, metric: Metric) -> str:
+        """Return "85.00 ± 1.00" (sd), "85.00 [84.00, 86.00]" (range) or "85.00" (one value)."""
+        digits = metric.decimals(max(abs(self.centre), abs(self.high - self.centre)))
+        centre, low, high = (
+            f"{x * metric.scale:.{digits}f}" for x in (self.centre, self.low, self.high)
+        )
+        if self.n < 2:
+            return centre
+        if self.spread == "range":
+            return f"{centre} [{low}, {high}]"
+        return f"{centre} ± {(self.high - self.centre) * metric.scale:.{digits}f}"
+
+
+def summarise(values: Sequence[float], spread: str = "sd") -> Summary | None:
+    """Return mean and sample sd ("sd"), or median and extremes ("range"); None for no values."""
+    assert spread in SPREADS, spread
+    if not len(values):
+        return None
+    x = np.asarray(values, dtype=float)
+    if spread == "range":
+        return Summary(len(x), float(np.median(x)), float(x.min()), float(x.max()), spread)
+    mean = float(x.mean())
+    sd = float(x.std(ddof=1)) if len(x) > 1 else 0.0
+    return Summary(len(x), mean, mean - sd, mean + sd, spread)
+
+
+def spread_words(spread: str) -> str:
+    """Return what the two numbers of a cell, or the line and band of a curve, are."""
+    return {"sd": "mean ± sample sd over seeds", "range": "median [min, max] over seeds"}[spread]
+
+
+def flops_text(flops: float | None) -> str:
+    """Return FLOPs as 1.2e12, or "-" if unknown."""
+    if flops is None:
+        return "-"
+    mantissa, _, exponent = f"{flops:.1e}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if flops else "0"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return a time as 4.2 s, 12 min 5 s, 3 h 20 min or 2 d 4 h, or "-" if unknown."""
+    if seconds is None:
+        return "-"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    for (big, size), (small, unit) in pairwise((("d", 86400), ("h", 3600), ("min", 60), ("s", 1))):
+        # Rounded before it is split, so that 3599.9 s is 1 h and never 59 min 60 s.
+        whole = round(seconds / unit) * unit
+        if whole >= size:
+            first, rest = divmod(whole, size)
+            return f"{first} {big} {rest // unit} {small}" if rest else f"{first} {big}"
+    raise AssertionError(seconds)

@@ -1,0 +1,260 @@
+"""Pictures of runs: curves over updates, score against a config key, score against FLOPs.
+
+A series (a setting, without the key that varies along an axis or over panels) keeps its colour in
+all pictures of a report. Each draw function writes one png and returns what a reader has to know.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.registry import nearest
+from metaseq_lm.reporting.canvas import (
+    Style,
+    canvas,
+    dodge,
+    flops_axis,
+    legend,
+    style_of,
+    thousands,
+    ticks,
+)
+from metaseq_lm.reporting.numbers import Metric, spread_words, summarise
+from metaseq_lm.reporting.runs import Run, natural
+from metaseq_lm.reporting.settings import Setting, as_numbers, identity, order, show
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What all pictures of one report share: settings, spread, panels, the key that varies.
+
+    `panels` is a config key with one panel for each of its values, `along` one that series run
+    along; both are left out of the names of series.
+    """
+
+    settings: Sequence[Setting]
+    spread: str = "sd"
+    panels: str | None = None
+    along: str | None = None
+
+    def series(self, setting: Setting) -> str:
+        """Return the name of the series that a setting belongs to."""
+        return setting.name_without(self.panels, self.along)
+
+    def styles(self) -> dict[str, Style]:
+        """Return the style of each series, in the order of the legend."""
+        names = dict.fromkeys(self.series(setting) for setting in self.settings)
+        return {name: style_of(i) for i, name in enumerate(names)}
+
+    def split(self, key: str | None) -> list[tuple[str, list[Setting]]]:
+        """Return title and settings of each panel; one panel without title if `key` is None."""
+        if key is None:
+            return [("", list(self.settings))]
+        values = {identity(s.values[key]): s.values[key] for s in self.settings}
+        return [
+            (
+                fill(f"{key} = {show(value)}", 44),
+                [s for s in self.settings if identity(s.values[key]) == identity(value)],
+            )
+            for value in sorted(values.values(), key=order)
+        ]
+
+
+def require_logged(runs: Sequence[Run], metric: str) -> None:
+    """Raise UsageError naming what is logged unless some run has logged `metric`."""
+    known = sorted({name for run in runs for name in run.logged}, key=natural)
+    if metric not in known:
+        raise UsageError(
+            f"no log has the metric '{metric}'.{nearest(metric, known)} "
+            f"Logged: {', '.join(known) or 'nothing'}."
+        )
+
+
+def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
+    """Draw a logged metric over updates: centre and spread of the finished runs of each setting.
+
+    Runs without a result are thin lines of their own. Raises UsageError if nobody logged it.
+    """
+    runs = [run for setting in pictures.settings for run in setting.runs]
+    require_logged(runs, metric)
+    unit = Metric.of(metric, [v for run in runs for v in run.series(metric)[1]])
+    styles, notes = pictures.styles(), []
+    panels = pictures.split(pictures.panels or pictures.along)
+    with canvas(len(panels), path) as (figure, grid):
+        for axes, (title, settings) in zip(grid, panels):
+            axes.set(title=title, xlabel="updates", ylabel=unit.axis)
+            thousands(axes)
+            for setting in settings:
+                style = styles[pictures.series(setting)]
+                notes += curve(axes, setting, unit, style, pictures.spread)
+        subject = "line and band: " + spread_words(pictures.spread)
+        thin = any(run.status != "finished" and run.series(metric)[0] for run in runs)
+        legend(figure, styles, subject + ("; thin: run without a result" if thin else ""))
+    return notes
+
+
+def curve(axes: "Axes", setting: Setting, unit: Metric, style: Style, spread: str) -> list[str]:
+    """Draw the runs of one setting; returns notes on values that cannot be drawn."""
+    notes, finished = [], []
+    for run in setting.runs:
+        updates, values = (np.asarray(part, dtype=float) for part in run.series(unit.name))
+        finite = np.isfinite(values)
+        if not finite.all():
+            notes.append(f"{run.name}: {(~finite).sum()} values of {unit.name} are not finite.")
+        points = updates[finite], values[finite] * unit.scale
+        if not finite.any():
+            continue
+        if run.status == "finished":
+            finished.append(points)
+        else:
+            axes.plot(*points, color=style.colour, linestyle=style.dash, linewidth=0.7)
+            axes.plot(points[0][-1:], points[1][-1:], color=style.colour, marker="x")
+    if finished:
+        # Interpolated on the updates that all runs span: with one schedule these are the logged
+        # values themselves, and no run enters or leaves the mean half-way.
+        first = max(x[0] for x, _ in finished)
+        last = min(x[-1] for x, _ in finished)
+        at = np.unique(np.concatenate([x[(x >= first) & (x <= last)] for x, _ in finished]))
+        columns = np.stack([np.interp(at, x, y) for x, y in finished], axis=1)  # (updates, runs)
+        middle = [summarise(column, spread) for column in columns]
+        lone = style.marker if len(at) == 1 else None
+        centre = [s.centre for s in middle if s]
+        axes.plot(at, centre, color=style.colour, linestyle=style.dash, marker=lone)
+        if len(finished) > 1:
+            low, high = [s.low for s in middle if s], [s.high for s in middle if s]
+            axes.fill_between(at, low, high, color=style.colour, alpha=0.2, linewidth=0)
+    return notes
+
+
+def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
+    """Draw the score against the config key `pictures.along`, every seed as a point.
+
+    Values such as which_moon_10 count as their number; others stand side by side. The axis is
+    logarithmic where positive numbers span more than a decade.
+    """
+    key = pictures.along
+    assert key is not None
+    present = [s for s in pictures.settings if s.values[key] is not None]
+    notes = [
+        f"{s.name}: not in the picture over {key}, which its config does not set."
+        for s in pictures.settings
+        if s.values[key] is None
+    ]
+    if not present:
+        raise MetaseqError(f"no run sets {key}; choose another key for --x")
+    values = sorted({identity(s.values[key]): s.values[key] for s in present}.values(), key=order)
+    found = as_numbers(values)
+    numbers, prefix = found if found else ([float(i) for i in range(len(values))], "")
+    at = {identity(value): number for value, number in zip(values, numbers)}
+    is_log = found is not None and min(numbers) > 0 and max(numbers) > 10 * min(numbers)
+    styles = pictures.styles()
+    panels = pictures.split(pictures.panels if pictures.panels != key else None)
+    # Series move apart only where they meet at one value.
+    lanes = len(styles) if len(present) > len(values) * len(panels) else 1
+    with canvas(len(panels), path) as (figure, grid):
+        for axes, (title, settings) in zip(grid, panels):
+            label = f"{key} ({prefix}…)" if prefix else key
+            axes.set(title=title, xlabel=label, ylabel=metric.axis)
+            if is_log:
+                axes.set_xscale("log")
+            ticks(axes, numbers, None if found else [show(value) for value in values], is_log)
+            for i, (name, style) in enumerate(styles.items()):
+                places = [
+                    (dodge(at[identity(s.values[key])], i % lanes, lanes, numbers, is_log), s)
+                    for s in settings
+                    if s.values[key] is not None and pictures.series(s) == name
+                ]
+                trend(
+                    axes,
+                    [(x, s.scores(metric.name)) for x, s in places],
+                    metric,
+                    style,
+                    pictures.spread,
+                )
+        legend(figure, styles, f"small: a seed; large: {spread_words(pictures.spread)}")
+    return notes
+
+
+def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
+    """Draw the score against the FLOPs spent, pretraining included, on a logarithmic axis.
+
+    The key that series run along gets panels instead where it leaves the FLOPs as they are.
+    """
+    styles = pictures.styles()
+    costs = {s.name: mean_flops(s, metric) for s in pictures.settings}
+    notes = [
+        f"{s.name}: not in the picture over FLOPs, which its runs do not record."
+        for s in pictures.settings
+        if costs[s.name] is None and s.scored(metric.name)
+    ]
+    known = [(s, cost) for s in pictures.settings if (cost := costs[s.name]) is not None]
+    panels = pictures.panels if pictures.panels != pictures.along else None
+    if panels is None and all(
+        max(same) < 1.1 * min(same)
+        for name in {pictures.series(s) for s, _ in known}
+        for same in [[cost for s, cost in known if pictures.series(s) == name]]
+    ):
+        panels = pictures.along
+    parts = pictures.split(panels)
+    with canvas(len(parts), path) as (figure, grid):
+        for axes, (title, settings) in zip(grid, parts):
+            axes.set(title=title, xscale="log", ylabel=metric.axis)
+            axes.set_xlabel("training FLOPs, pretraining included")
+            for name, style in styles.items():
+                own = [(c, s) for s, c in known if s in settings and pictures.series(s) == name]
+                own.sort(key=lambda pair: pair[0])
+                places = [(cost, s.scores(metric.name)) for cost, s in own]
+                trend(axes, places, metric, style, pictures.spread)
+        for axes in grid:
+            flops_axis(axes, [cost for _, cost in known])
+        legend(figure, styles, f"small: a seed; large: {spread_words(pictures.spread)}")
+    return notes
+
+
+def mean_flops(setting: Setting, metric: Metric) -> float | None:
+    """Return the mean FLOPs of the scored runs; None where one of them recorded none."""
+    costs = [run.cost("flops") or 0.0 for run in setting.scored(metric.name)]
+    return sum(costs) / len(costs) if costs and all(costs) else None
+
+
+def has_flops(settings: Sequence[Setting], metric: Metric) -> bool:
+    """Return whether a picture over FLOPs would show anything."""
+    return any(mean_flops(setting, metric) for setting in settings)
+
+
+def trend(
+    axes: "Axes",
+    places: Sequence[tuple[float, list[float]]],
+    metric: Metric,
+    style: Style,
+    spread: str,
+) -> None:
+    """Draw one series: a small point per seed, a large one with its spread, a line between."""
+    centres = []
+    for x, scores in places:
+        y = [score * metric.scale for score in scores]
+        summary = summarise(y, spread)
+        if summary is None:
+            continue
+        centres.append((x, summary.centre))
+        ends = [[summary.centre - summary.low], [summary.high - summary.centre]]
+        bar = ends if summary.n > 1 else None
+        axes.errorbar(
+            [x], [summary.centre], yerr=bar, color=style.colour, capsize=3, elinewidth=1.2
+        )
+        axes.plot([x], [summary.centre], style.marker, color=style.colour, markersize=8)
+        # On top of the centre and light inside, so that no seed hides behind it.
+        axes.plot(
+            [x] * len(y), y, style.marker, color=style.colour, markerfacecolor="white", markersize=3
+        )
+    if len(centres) > 1:
+        xs, ys = zip(*centres)
+        axes.plot(xs, ys, color=style.colour, linestyle=style.dash, linewidth=1.2, zorder=1.5)

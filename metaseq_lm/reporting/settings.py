@@ -1,0 +1,210 @@
+"""Runs grouped into settings: the runs of one setting differ in their seed and in nothing else."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from metaseq_lm.errors import UsageError
+from metaseq_lm.registry import nearest
+from metaseq_lm.reporting.runs import PATH_KEYS, Run, is_number, natural
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """The runs that share all keys of `values`: the label and what differs between the settings.
+
+    `shown` are the few keys that already tell the settings apart; they make the name.
+    """
+
+    values: dict[str, Any]
+    shown: tuple[str, ...]
+    runs: list[Run]
+
+    @property
+    def name(self) -> str:
+        """The label and the shown keys: `soft, labelled=which_moon_10`."""
+        return self.name_without()
+
+    def name_without(self, *keys: str | None) -> str:
+        """Return the name of the series that this setting is a point of when `keys` vary."""
+        kept = [key for key in self.shown if key not in keys]
+        ends = [key.removesuffix("._name").rpartition(".")[2] for key in kept]
+        parts = []
+        for key, end in zip(kept, ends):
+            value = show(self.values[key])
+            short = key if ends.count(end) > 1 else end
+            parts.append(value if key == "label" else f"{short}={value}")
+        return ", ".join(parts) or "all runs"
+
+    def scored(self, metric: str) -> list[Run]:
+        """Return the finished runs with a finite value of `metric`."""
+        return [run for run in self.runs if run.why_unscored(metric) is None]
+
+    def scores(self, metric: str) -> list[float]:
+        """Return one value of `metric` per scored run, in the order of `scored`."""
+        return [run.metrics[metric] for run in self.scored(metric)]
+
+    def duplicates(self, metric: str) -> dict[Any, list[Run]]:
+        """Return the seeds that more than one scored run has, with those runs."""
+        by_seed: dict[Any, list[Run]] = {}
+        for run in self.scored(metric):
+            by_seed.setdefault(run.seed, []).append(run)
+        return {seed: runs for seed, runs in by_seed.items() if len(runs) > 1}
+
+
+def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Setting]:
+    """Group runs into settings by label, `keys` (even excluded ones) and all keys that differ.
+
+    Settings come sorted by their shown keys, numbers by size. Raises UsageError for a key that no
+    run has.
+    """
+    for key in keys:
+        require_key(runs, key)
+    return group_by(runs, dict.fromkeys(["label", *keys, *differing_keys(runs)]))
+
+
+def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
+    """Group runs by exactly these keys, whatever else differs."""
+    keys = list(keys)
+    buckets: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        buckets.setdefault(tuple(identity(run.values.get(k)) for k in keys), []).append(run)
+    shown = telling_keys(list(buckets), keys)
+    settings = [
+        Setting({key: group[0].values.get(key) for key in keys}, shown, group)
+        for group in buckets.values()
+    ]
+    return sorted(settings, key=lambda s: [order(s.values[key]) for key in shown])
+
+
+def differing_keys(runs: Sequence[Run]) -> list[str]:
+    """Return the config keys that differ between the runs, in config order.
+
+    Left out are seeds, paths, and `engine`, which must not change results.
+    """
+    known = dict.fromkeys(key for run in runs for key in run.values)
+    return [
+        key
+        for key in known
+        if not is_excluded(key) and len({identity(run.values.get(key)) for run in runs}) > 1
+    ]
+
+
+def is_excluded(key: str) -> bool:
+    """Return whether a key says where or how a run was made, not what it computed."""
+    parts = [part for part in key.split(".") if part != "pretraining"]
+    return parts[0] in ("seed", "engine", *PATH_KEYS)
+
+
+def telling_keys(identities: list[tuple[Any, ...]], keys: list[str]) -> tuple[str, ...]:
+    """Return the first key and those later ones that tell apart what the earlier do not."""
+    chosen: list[int] = []
+    told = 0
+    for i in range(len(keys)):
+        count = len({tuple(row[j] for j in (*chosen, i)) for row in identities})
+        if not chosen or count > told:
+            chosen.append(i)
+            told = count
+    return tuple(keys[i] for i in chosen)
+
+
+def hidden_keys(settings: Sequence[Setting]) -> list[str]:
+    """Return the keys that vary within a label but always together with a shown key."""
+    labels: dict[Any, list[Setting]] = {}
+    for setting in settings:
+        labels.setdefault(setting.values.get("label"), []).append(setting)
+    keys = [k for k in (settings[0].values if settings else ()) if k not in settings[0].shown]
+    return [
+        key
+        for key in keys
+        if any(len({identity(s.values[key]) for s in same}) > 1 for same in labels.values())
+    ]
+
+
+def where(runs: Sequence[Run], conditions: Iterable[str]) -> list[Run]:
+    """Return the runs that meet `KEY=VALUE` conditions: one of the values of each key.
+
+    Raises UsageError for a malformed condition, an unknown key, or a value that no run has.
+    """
+    wanted: dict[str, set[str]] = {}
+    for condition in conditions:
+        key, equals, value = condition.partition("=")
+        if not equals:
+            raise UsageError(f"--where {condition}: write it as KEY=VALUE, e.g. label=soft")
+        require_key(runs, key)
+        existing = {show(run.values.get(key)) for run in runs}
+        if spelled(value) not in existing:
+            raise UsageError(
+                f"--where {condition}: no run has that value.{nearest(value, sorted(existing))} "
+                f"Values of {key}: {', '.join(sorted(existing, key=natural))}."
+            )
+        wanted.setdefault(key, set()).add(spelled(value))
+    kept = [r for r in runs if all(show(r.values.get(k)) in v for k, v in wanted.items())]
+    if not kept:
+        raise UsageError("no run meets all --where conditions together; drop one of them.")
+    return kept
+
+
+def require_key(runs: Sequence[Run], key: str) -> None:
+    """Raise UsageError with the nearest names unless some run has the config key."""
+    known = sorted({k for run in runs for k in run.values})
+    if key not in known:
+        ends = [k for k in known if k.rpartition(".")[2] == key]
+        hint = f" Did you mean {' or '.join(map(repr, ends))}?" if ends else nearest(key, known)
+        differing = ["label", *(k for k in differing_keys(runs) if k != "label")]
+        raise UsageError(
+            f"no run has the config key '{key}'.{hint} Keys that differ: {', '.join(differing)}."
+        )
+
+
+def identity(value: Any) -> tuple[str, Any]:
+    """Return what makes two config values the same: 1 and 1.0 are, 1 and true are not."""
+    if is_number(value):
+        return ("number", float(value))
+    return ("other", json.dumps(value, sort_keys=True, default=str))
+
+
+def order(value: Any) -> tuple[int, float, list[tuple[int, Any]]]:
+    """Return a sort key for config values: numbers, then text in natural order, then none."""
+    if is_number(value):
+        return (0, float(value), [])
+    return (2, 0.0, []) if value is None else (1, 0.0, natural(show(value)))
+
+
+def show(value: Any) -> str:
+    """Return a config value as one writes it on the command line."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def spelled(value: str) -> str:
+    """Return how `show` spells a value that the user typed: 5e-4 as 0.0005, null as none."""
+    try:
+        return show(int(value) if re.fullmatch(r"[-+]?\d+", value) else float(value))
+    except ValueError:
+        return "none" if value == "null" else value
+
+
+def as_numbers(values: Sequence[Any]) -> tuple[list[float], str] | None:
+    """Return the numbers that config values stand for and their common prefix, else None.
+
+    `["which_moon_10", "which_moon_20"]` gives `([10.0, 20.0], "which_moon_")`.
+    """
+    if all(is_number(v) for v in values):
+        return [float(v) for v in values], ""
+    found = [
+        re.fullmatch(r"(.*?)(\d+(?:\.\d+)?)", v) if isinstance(v, str) else None for v in values
+    ]
+    parts = [match.groups() for match in found if match]
+    if len(parts) < len(values) or len({prefix for prefix, _ in parts}) != 1:
+        return None
+    numbers = [float(digits) for _, digits in parts]
+    return (numbers, parts[0][0]) if all(map(math.isfinite, numbers)) else None

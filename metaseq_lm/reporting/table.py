@@ -1,0 +1,223 @@
+"""Tables of scores over seeds: one row a setting, or one config key against another."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from metaseq_lm.errors import UsageError
+from metaseq_lm.registry import nearest
+from metaseq_lm.reporting.numbers import (
+    Metric,
+    Summary,
+    flops_text,
+    seconds_text,
+    spread_words,
+    summarise,
+)
+from metaseq_lm.reporting.runs import Run, is_number
+from metaseq_lm.reporting.settings import Setting, group_by, hidden_keys, identity, order, show
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: its text as plain Unicode, whether it is the best, whether it is aligned right."""
+
+    text: str
+    best: bool = False
+    number: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for any writer: title, head, rows, notes below, and raw `records` for csv."""
+
+    title: str
+    head: list[str]
+    rows: list[list[Cell]]
+    notes: list[str]
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+
+def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = None) -> Metric:
+    """Return the metric called `name`, or test.accuracy, or else the first valid metric.
+
+    Raises UsageError naming the metrics that exist for one that no finished run has; where no run
+    has finished, any name passes.
+    """
+    known = list(dict.fromkeys(metric for run in runs for metric in run.metrics))
+    if name is None:
+        valid = [metric for metric in known if metric.startswith("valid.")]
+        name = next(iter([m for m in ("test.accuracy",) if m in known] + valid + known), None)
+        name = name or "test.accuracy"
+    elif known and name not in known:
+        ends = [metric for metric in known if metric.rpartition(".")[2] == name]
+        hint = f" Did you mean {' or '.join(map(repr, ends))}?" if ends else nearest(name, known)
+        raise UsageError(f"no run has the metric '{name}'.{hint} Metrics: {', '.join(known)}.")
+    return Metric.of(name, [run.metrics[name] for run in runs if name in run.metrics], better)
+
+
+def setting_table(settings: Sequence[Setting], metric: Metric, spread: str = "sd") -> Table:
+    """Return a row for each setting: its shown keys, seeds, score, FLOPs and time.
+
+    Costs are means over the scored runs, with pretraining; a second column shows the run's own
+    where any run was pretrained.
+    """
+    keys = list(settings[0].shown) if settings else ["label"]
+    pretrained = any(run.was_pretrained for setting in settings for run in setting.runs)
+    costs: list[tuple[str, str, bool, Callable[[float | None], str]]] = [
+        ("FLOPs", "flops", False, flops_text),
+        ("own FLOPs", "flops", True, flops_text),
+        ("time", "seconds", False, seconds_text),
+        ("own time", "seconds", True, seconds_text),
+    ]
+    costs = [cost for cost in costs if pretrained or not cost[2]]
+    summaries = [summarise(setting.scores(metric.name), spread) for setting in settings]
+    best = best_of(summaries, metric)
+    rows = []
+    for setting, summary, is_best in zip(settings, summaries, best):
+        row = [
+            Cell(show(setting.values[key]), number=is_number(setting.values[key])) for key in keys
+        ]
+        row.append(Cell(count_text(setting, metric)))
+        row.append(Cell(summary.text(metric) if summary else "-", is_best))
+        row += [Cell(write(mean_cost(setting, metric, what, own))) for _, what, own, write in costs]
+        rows.append(row)
+    hidden = ", ".join(hidden_keys(settings))
+    note = [f"Within a label, along with the keys shown, these differ too: {hidden}."]
+    return Table(
+        f"{metric.title}: {spread_words(spread)}",
+        [*keys, "seeds", metric.title, *(title for title, *_ in costs)],
+        rows,
+        (note if hidden else []) + notes(settings, metric),
+        [record(setting, keys, metric, spread) for setting in settings],
+    )
+
+
+def pivot_table(
+    settings: Sequence[Setting], metric: Metric, rows: str, columns: str | None, spread: str = "sd"
+) -> Table:
+    """Return the score for each value of the config key `rows` (down) and `columns` (across).
+
+    Without `columns` it is a setting table by that one key. A cell that mixes settings is noted.
+    """
+    keys = list(dict.fromkeys([rows, columns] if columns else [rows]))
+    runs = [run for setting in settings for run in setting.runs]
+    cells = group_by(runs, keys)
+    mixed = [mixed_note(cell, settings) for cell in cells]
+    below = [note for note in mixed if note] + notes(settings, metric)
+    if columns is None or columns == rows:
+        plain = setting_table(cells, metric, spread)
+        return Table(plain.title, plain.head, plain.rows, below, plain.records)
+    by_place = {place(cell, keys): cell for cell in cells}
+    down, across = (distinct(cell.values[key] for cell in cells) for key in keys)
+    body: list[list[Cell]] = [[Cell(show(value), number=False)] for value in down]
+    for y in across:
+        column = [by_place.get((identity(x), identity(y))) for x in down]
+        summaries = [summarise(c.scores(metric.name), spread) if c else None for c in column]
+        for row, cell, summary, is_best in zip(body, column, summaries, best_of(summaries, metric)):
+            row.append(Cell(pivot_text(cell, summary, metric), is_best))
+    return Table(
+        f"{metric.title}: {spread_words(spread)} (number of seeds)",
+        [f"{rows} \\ {columns}", *map(show, across)],
+        body,
+        below,
+        [record(cell, keys, metric, spread) for cell in cells],
+    )
+
+
+def pivot_text(cell: Setting | None, summary: Summary | None, metric: Metric) -> str:
+    """Return the score of a pivot cell with its number of seeds; blank where there is no run."""
+    if cell is None:
+        return ""
+    return f"{summary.text(metric) if summary else '-'} ({count_text(cell, metric)})"
+
+
+def place(cell: Setting, keys: Sequence[str]) -> tuple[Any, ...]:
+    """Return where in a pivot a group of runs stands."""
+    return tuple(identity(cell.values[key]) for key in keys)
+
+
+def distinct(values: Any) -> list[Any]:
+    """Return each config value once, in order."""
+    return sorted({identity(value): value for value in values}.values(), key=order)
+
+
+def best_of(summaries: Sequence[Summary | None], metric: Metric) -> list[bool]:
+    """Return which centres are best; all that print alike, and none where nothing competes."""
+    known = [s for s in summaries if s is not None]
+    if len(known) < 2:
+        return [False] * len(summaries)
+    top = (min if metric.lower_is_better else max)(s.centre for s in known)
+    digits = metric.decimals(top)
+
+    def printed(centre: float) -> str:
+        return f"{centre * metric.scale:.{digits}f}"
+
+    return [s is not None and printed(s.centre) == printed(top) for s in summaries]
+
+
+def count_text(setting: Setting, metric: Metric) -> str:
+    """Return the number of scored runs, and of all where some are missing: 3/4."""
+    scored = len(setting.scored(metric.name))
+    return str(scored) if scored == len(setting.runs) else f"{scored}/{len(setting.runs)}"
+
+
+def mean_cost(setting: Setting, metric: Metric, what: str, own: bool) -> float | None:
+    """Return the mean cost of the scored runs, None unless all of them recorded it."""
+    costs = [run.cost(what, own) for run in setting.scored(metric.name)]
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) / len(known) if known and len(known) == len(costs) else None
+
+
+def record(setting: Setting, keys: Sequence[str], metric: Metric, spread: str) -> dict[str, Any]:
+    """Return the unrounded, unscaled numbers of a setting or cell, for csv."""
+    summary = summarise(setting.scores(metric.name), spread)
+    alone = summary is None or summary.n < 2
+    line: dict[str, Any] = {key: show(setting.values[key]) for key in keys}
+    line |= {
+        "metric": metric.name,
+        "runs": len(setting.runs),
+        "scored": summary.n if summary else 0,
+    }
+    if spread == "sd":
+        line["mean"] = summary.centre if summary else None
+        line["sd"] = None if alone else summary.high - summary.centre
+    else:
+        line["median"] = summary.centre if summary else None
+        line["min"] = summary.low if summary else None
+        line["max"] = summary.high if summary else None
+    for what in ("flops", "seconds"):
+        line[what] = mean_cost(setting, metric, what, own=False)
+        line[f"own_{what}"] = mean_cost(setting, metric, what, own=True)
+    return line
+
+
+def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
+    """Return what a reader has to know: runs left out, double seeds, damage."""
+    lines: list[str] = []
+    for setting in settings:
+        for run in setting.runs:
+            why = run.why_unscored(metric.name)
+            if why:
+                lines.append(f"Left out: {run.name} ({setting.name}, seed {run.seed}): {why}.")
+        for seed, runs in setting.duplicates(metric.name).items():
+            names = ", ".join(run.name for run in runs)
+            lines.append(f"Warning: {setting.name}: seed {seed} counts {len(runs)} times: {names}.")
+        for what in ("data", "code"):
+            hashes = {str((r.results or {}).get(what)) for r in setting.scored(metric.name)}
+            if len(hashes) > 1:
+                lines.append(f"Warning: {setting.name}: its runs differ in the {what} they used.")
+    lines += [f"{run.name}: {note}." for s in settings for run in s.runs for note in run.notes]
+    return lines
+
+
+def mixed_note(cell: Setting, settings: Sequence[Setting]) -> str | None:
+    """Return a warning if a pivot cell mixes runs of several settings."""
+    inside = [s for s in settings if any(run in cell.runs for run in s.runs)]
+    if len(inside) < 2:
+        return None
+    keys = [k for k in inside[0].values if len({identity(s.values[k]) for s in inside}) > 1]
+    return (
+        f"Warning: {cell.name} mixes {len(inside)} settings that differ in {', '.join(keys)}; "
+        "pick one with --where."
+    )

@@ -1,0 +1,191 @@
+"""One run, put together from its configuration: process group, task, model, engine, trainer, folder."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from metaseq_lm import checkpoint, distributed
+from metaseq_lm.data.manifest import fingerprint
+from metaseq_lm.engine import PRECISIONS, Engine
+from metaseq_lm.errors import UsageError
+from metaseq_lm.evaluation.predictions import write_predictions
+from metaseq_lm.logging import Progress, TensorBoard
+from metaseq_lm.registry import TASKS
+from metaseq_lm.run_folder import RunFolder, code_hash, read_results
+from metaseq_lm.tasks import Task
+from metaseq_lm.trainer import Trainer
+
+
+def choose_device(wanted: str) -> str:
+    """Return cpu or cuda; raises UsageError for a device that is not there."""
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"engine.device must be auto, cpu or cuda, got '{wanted}'")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UsageError("engine.device is cuda but torch finds no GPU; use engine.device=cpu")
+    return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def build_task(config: DictConfig) -> Task:
+    """Build the configured task; the data folder must be there."""
+    if not Path(config.data).is_dir():
+        raise UsageError(f"{config.data}: there is no such data folder; make it with 'preprocess'")
+    return TASKS.build(config.task._name, config)
+
+
+def build_model(task: Task, config: DictConfig, device: str) -> nn.Module:
+    """Build the task's nets from the seed and place them."""
+    torch.manual_seed(config.seed)
+    model = task.build_model()
+    return model.to(device=device, dtype=PRECISIONS[config.engine.precision])
+
+
+class Run:
+    """Builds everything that a run needs; with `dry_run` one update is made and nothing is written."""
+
+    def __init__(self, config: DictConfig, dry_run: bool = False) -> None:
+        if config.engine.precision not in PRECISIONS:
+            raise UsageError(f"engine.precision must be one of {', '.join(PRECISIONS)}")
+        if dry_run:
+            config = config.copy()
+            config.trainer.max_update = 1
+            config.trainer.final_splits = []
+        torch.set_num_threads(config.engine.threads)
+        self.config = config
+        self.dry_run = dry_run
+        self.device = choose_device(config.engine.device)
+        distributed.initialise(self.device)
+        self.first = distributed.rank() == 0
+        self.task = build_task(config)
+        self.model = build_model(self.task, config, self.device)
+        if config.init_from:
+            self._initialise(config.init_from)
+        optimizers = self.task.build_optimizers(self.model)
+        engine = Engine(optimizers, config.seed, self.device, config.engine.precision)
+        self.folder = RunFolder(config) if self.first and not dry_run else None
+        self.trainer = Trainer(config, self.task, self.model, engine, self.folder)
+        self.name = config.label or f"{config.task._name}/{config.criterion._name}"
+
+    def _initialise(self, source: str) -> None:
+        found = checkpoint.load(checkpoint.resolve(source))
+        weights = self.task.pretrained(found.weights)
+        checkpoint.load_into(self.model, weights, found.path)
+
+    def train(self) -> None:
+        """Train what is left of the run, score the final splits, write the results."""
+        trainer = self.trainer
+        folder = Path(self.config.save_dir)
+        wanted = self.config.trainer.max_update
+        done = None if self.dry_run else read_results(folder)
+        if done is not None and done["status"] == "finished" and done["max_update"] >= wanted:
+            if self.first:
+                print(f"{folder} is finished already ({done['updates']} updates)", flush=True)
+            return
+        messages = [] if self.dry_run else trainer.resume(folder / "checkpoints")
+        progress = Progress(wanted, trainer.update, self.name, self.first)
+        board = TensorBoard(
+            self.folder.path / "tb" if self.folder and self.config.engine.tensorboard else None
+        )
+        for message in messages:
+            progress.message(message)
+            if self.folder is not None:
+                self.folder.log("event", trainer.update, trainer.seconds, {"message": message})
+        try:
+            trainer.train(progress, board)
+        finally:
+            progress.close()
+            board.close()
+        self._finish(progress)
+
+    def _finish(self, progress: Progress) -> None:
+        metrics: dict[str, Any] = {}
+        if self.config.trainer.valid_split and self.trainer.last_valid:
+            metrics[self.config.trainer.valid_split] = self.trainer.last_valid
+        if self.config.trainer.final_splits:
+            self._load_best(metrics)
+        for split in self.config.trainer.final_splits:
+            metrics[split] = self.trainer.validate(split)
+            self._predict(split)
+            text = "  ".join(f"{k} {v:.4g}" for k, v in metrics[split].items())
+            progress.message(f"{split}  {text}")
+        self.record("finished", metrics=metrics)
+
+    def _load_best(self, metrics: dict[str, Any]) -> None:
+        folder = Path(self.config.save_dir) / "checkpoints"
+        best = folder / "best"
+        if best.exists():
+            found = checkpoint.load(best.resolve())
+            checkpoint.load_into(self.model, found.weights, best)
+            if found.manifest["valid"]:
+                metrics[self.config.trainer.valid_split] = found.manifest["valid"]
+
+    def _predict(self, split: str) -> None:
+        trainer = self.trainer
+        self.model.eval()
+        passes = {
+            name: (trainer.engine.to_device(batch) for batch in stream.once(trainer.shard))
+            for name, stream in self.task.build_streams(split).items()
+        }
+        mine = list(self.task.predict(trainer.engine, self.model, split, passes))
+        rows = [row for part in distributed.gather_objects(mine) for row in part]
+        if self.folder is not None and rows:
+            write_predictions(self.folder.path / f"predictions.{split}.jsonl", rows)
+
+    def record(self, status: str, metrics: Optional[dict] = None, message: str = "") -> None:
+        """Write results.json, from the first replica."""
+        trainer, config = self.trainer, self.config
+        total = sum(part.total for part in distributed.gather_objects(trainer.flops))
+        if self.folder is None:
+            return
+        source = read_results(source_run(config.init_from)) if config.init_from else None
+        keys = ("seconds", "flops", "updates")
+        self.folder.write_results(
+            {
+                "status": status,
+                "message": message,
+                "seed": config.seed,
+                "updates": trainer.update,
+                "max_update": config.trainer.max_update,
+                "seconds": trainer.seconds,
+                "flops": total,
+                "peak_memory": peak_memory(self.device),
+                "parameters": count_parameters(self.model),
+                "metrics": metrics or {},
+                "data": fingerprint(Path(config.data)),
+                "code": code_hash(config.user_dir),
+                "replicas": distributed.world_size(),
+                "pretraining": source and {k: source[k] for k in keys} | {"run": config.init_from},
+            }
+        )
+
+
+def source_run(path: str) -> Path:
+    """Return the run folder that a checkpoint path lies in."""
+    folder = checkpoint.resolve(path)
+    return folder.parent.parent
+
+
+def peak_memory(device: str) -> int:
+    """Return the peak memory of this process in bytes: GPU memory on a GPU, resident size on CPU."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def count_parameters(model: nn.Module) -> dict[str, int]:
+    """Return the number of trained and of all parameters, a shared one counted once."""
+    every = list(model.parameters())
+    return {
+        "trained": sum(p.numel() for p in every if p.requires_grad),
+        "all": sum(p.numel() for p in every),
+    }
+
+
+def config_of(path: Path) -> DictConfig:
+    """Return the configuration stored in a checkpoint's manifest."""
+    return OmegaConf.create(checkpoint.load(path).manifest["config"])

@@ -1,0 +1,91 @@
+"""What a task is: data, nets, and the order of the updates as straight-line code in one method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from metaseq_lm.criterions import Batch, Criterion
+from metaseq_lm.data.streams import Stream
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.optim import Optimizer, build_optimizer
+from metaseq_lm.registry import CRITERIONS
+
+# What one update gets: per stream a list of global batches, each a list of micro-batches.
+Batches = dict[str, list[list[Batch]]]
+# What an evaluation gets: per stream all global batches, once.
+Passes = dict[str, Iterable[list[Batch]]]
+
+
+class Task:
+    """Base class; a method overrides what differs.
+
+    `config` is the whole resolved config of the run, `self.options` its task node.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        self.config = config
+        self.options = config.task
+        self.data = Path(config.data)
+        self.criterion = self.build_criterion()
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        """Return the named streams of "train" (endless) or of another split (one pass)."""
+        raise NotImplementedError(f"task '{self.options._name}' must define build_streams")
+
+    def build_model(self) -> nn.Module:
+        """Return every net, trained and frozen; several are one ModuleDict."""
+        raise NotImplementedError(f"task '{self.options._name}' must define build_model")
+
+    def build_criterion(self) -> Criterion:
+        """Return the criterion that the config names, given its options as keyword arguments."""
+        return CRITERIONS.build(self.config.criterion._name, **options_of(self.config.criterion))
+
+    def build_optimizers(self, model: nn.Module) -> dict[str, Optimizer]:
+        """Return the optimizers by name; the default is one, "main", of all trained parameters."""
+        return {
+            "main": build_optimizer(
+                model.named_parameters(), self.config.optimizer, self.config.schedule
+            )
+        }
+
+    def needs(self, update: int) -> dict[str, int]:
+        """Return how many global batches update number `update` (from 0) takes from each stream."""
+        return {"train": 1}
+
+    def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
+        """Do one update; the default is one gradient over all batches and one step of "main"."""
+        everything = [micro for stream in batches.values() for batch in stream for micro in batch]
+        grads, logs = engine.gradients(
+            lambda batch: self.criterion(model, batch), everything, engine.parameters("main")
+        )
+        engine.step("main", grads)
+        return logs
+
+    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+        """Return metrics over all batches of the streams, exact over replicas."""
+        everything = (micro for stream in passes.values() for batch in stream for micro in batch)
+        return engine.evaluate(
+            lambda batch: self.criterion(model, batch), everything, draw="validate"
+        )
+
+    def predict(
+        self, engine: Engine, model: nn.Module, split: str, passes: Passes
+    ) -> Sequence[dict]:
+        """Return one dict per example of a labelled split; tasks without predictions return none."""
+        return []
+
+    def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """Choose from a checkpoint's `weights` those that this task's model starts from."""
+        return weights
+
+
+def options_of(node: DictConfig) -> dict[str, Any]:
+    """Return a config node as plain keyword arguments, without its `_name`."""
+    options = OmegaConf.to_container(node, resolve=True)
+    assert isinstance(options, dict)
+    return {str(k): v for k, v in options.items() if k != "_name"}

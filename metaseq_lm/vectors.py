@@ -1,0 +1,54 @@
+"""Arithmetic on parameter vectors: lists of tensors in which None means "no gradient, not touched"."""
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+Vector = list[Optional[Tensor]]
+
+
+def add(a: Vector, b: Vector, scale: float = 1.0) -> Vector:
+    """Return a + scale * b; None counts as zero, and stays None where both are."""
+    total: Vector = []
+    for x, y in zip(a, b, strict=True):
+        if x is None or y is None:
+            total.append(x if y is None else y * scale)
+        else:
+            total.append(torch.add(x, y, alpha=scale))
+    return total
+
+
+def scale(a: Vector, factor: float | Tensor) -> Vector:
+    """Return factor * a."""
+    return [None if x is None else x * factor for x in a]
+
+
+def flat(a: Sequence[Optional[Tensor]]) -> Tensor:
+    """Return the entries of `a` in one vector, without those that are None."""
+    return torch.cat([x.reshape(-1) for x in a if x is not None])
+
+
+def dot(a: Vector, b: Vector) -> Tensor:
+    """Return the inner product over the entries that both have."""
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    return torch.dot(flat([x for x, _ in pairs]), flat([y for _, y in pairs]))
+
+
+def norm(a: Vector) -> Tensor:
+    """Return the global Euclidean norm."""
+    return torch.linalg.vector_norm(flat(a))
+
+
+def cosine(a: Vector, b: Vector) -> Tensor:
+    """Return the cosine of the angle between a and b, over all entries flattened together."""
+    return dot(a, b) / (norm(a) * norm(b))
+
+
+def clip(a: Vector, max_norm: float) -> tuple[Vector, Tensor]:
+    """Return `a` scaled down to a global norm of at most `max_norm` (0 = never), and its norm before."""
+    before = norm(a)
+    if not max_norm:
+        return a, before
+    return scale(a, (max_norm / (before + 1e-6)).clamp(max=1.0)), before

@@ -1,0 +1,116 @@
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from metaseq_lm.cli import main
+
+make_run = runpy.run_path(str(Path(__file__).parents[1] / "reporting" / "synthetic.py"))["make_run"]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for label in ("hard", "soft"):
+        for n in (5, 10):
+            for seed in (1, 2):
+                score = (0.6 if label == "hard" else 0.7) + n / 100 + seed / 100
+                config = {"task.labelled": f"which_moon_{n}"}
+                folder = tmp_path / "runs" / f"{label}_{n}_{seed}"
+                make_run(folder, score, config=config, label=label, seed=seed)
+    return str(tmp_path / "runs")
+
+
+def test_the_table_is_printed(runs, capsys):
+    assert main(["report", runs]) == 0
+    out = capsys.readouterr().out
+    assert "81.50 ± 0.71 *" in out and out.count("which_moon_5") == 2
+
+
+def test_out_writes_and_names_every_file(runs, tmp_path, capsys):
+    out = tmp_path / "deep" / "out"
+    options = ["--columns", "task.labelled", "--x", "task.labelled", "--curve", "train.loss"]
+    assert main(["report", runs, *options, "valid.accuracy", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    expected = {
+        "table.txt",
+        "table.md",
+        "table.csv",
+        "table.tex",
+        "curves_train.loss.png",
+        "curves_valid.accuracy.png",
+        "score_by_task.labelled.png",
+        "score_by_flops.png",
+    }
+    assert set(os.listdir(out)) == expected
+    assert all(str(out / name) in printed for name in expected)
+    assert (out / "table.txt").read_text(encoding="utf-8") in printed
+
+
+def test_chosen_formats_only(runs, tmp_path, capsys):
+    assert main(["report", runs, "--format", "md,csv", "--out", str(tmp_path / "o")]) == 0
+    assert set(os.listdir(tmp_path / "o")) == {"table.md", "table.csv"}
+    capsys.readouterr()
+    assert main(["report", runs, "--format", "tex"]) == 0
+    assert capsys.readouterr().out.startswith(r"\begin{table}")
+
+
+def test_where_narrows(runs, capsys):
+    assert main(["report", runs, "--where", "label=soft", "task.labelled=which_moon_5"]) == 0
+    out = capsys.readouterr().out
+    assert "hard" not in out and "76.50 ± 0.71" in out
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--metric", "test.acuracy"], "Did you mean 'test.accuracy'"),
+        (["--rows", "labell"], "Did you mean 'label'"),
+        (["--columns", "labelled"], "Did you mean 'task.labelled'"),
+        (["--x", "task.labeled", "--out", "o"], "Did you mean 'task.labelled'"),
+        (["--curve", "valid.acc", "--out", "o"], "Did you mean 'valid.accuracy'"),
+        (["--format", "pdf"], "unknown format 'pdf'"),
+        (["--format", "png"], "--out DIR"),
+        (["--where", "label=sof"], "Did you mean 'soft'"),
+    ],
+)
+def test_wrong_usage_names_the_remedy_and_writes_nothing(
+    runs, options, message, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", runs, *options]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.out == ""
+    assert os.listdir(tmp_path) == ["runs"]
+
+
+def test_failed_runs_do_not_stop_the_report(runs, tmp_path, capsys):
+    make_run(tmp_path / "runs" / "soft_5_3", None, label="soft", seed=3)
+    assert main(["report", runs, "--out", str(tmp_path / "o")]) == 0
+    assert "soft_5_3" in capsys.readouterr().out
+
+
+def test_only_unfinished_runs(tmp_path, capsys):
+    make_run(tmp_path / "r", None)
+    assert main(["report", str(tmp_path / "r"), "--x", "seed", "--out", str(tmp_path / "o")]) == 0
+    assert "No picture of scores" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "o")]) == 2
+
+
+def test_a_damaged_run_is_an_error_that_names_it(runs, capsys):
+    path = Path(runs) / "soft_5_1" / "results.json"
+    path.write_text(json.dumps([1]))
+    assert main(["report", runs]) == 1
+    assert str(path) in capsys.readouterr().err
+
+
+def test_reading_runs_needs_neither_torch_nor_matplotlib(runs):
+    code = (
+        "import sys; from metaseq_lm.cli import main; main(['report', sys.argv[1]]); "
+        "print([m for m in ('torch', 'matplotlib', 'sklearn') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, runs], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.endswith("[]\n"), done.stderr

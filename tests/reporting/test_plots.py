@@ -1,0 +1,104 @@
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+from synthetic import make_run
+
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.reporting.plots import Pictures, draw_curves, draw_flops, draw_scores
+from metaseq_lm.reporting.runs import find_runs
+from metaseq_lm.reporting.settings import group
+from metaseq_lm.reporting.table import choose_metric
+
+KEY = "task.labelled"
+
+
+def pixels(path):
+    return np.asarray(Image.open(path).convert("RGB"), dtype=float)
+
+
+def has_colour(image, colour):
+    wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    return (np.abs(image - wanted).max(axis=2) < 3).sum() > 50
+
+
+@pytest.fixture
+def settings(tmp_path):
+    for i, label in enumerate(("$hard$", "_soft")):
+        for n in (5, 100):
+            for seed in (1, 2):
+                score = 0.6 + 0.1 * i + n / 1000 + seed / 100
+                make_run(
+                    tmp_path / "runs" / f"{label}_{n}_{seed}",
+                    score,
+                    [(100, 0.4), (200, score)],
+                    {KEY: f"which_moon_{n}"},
+                    {"flops": 10.0 ** (12 + i)},
+                    label=label,
+                    seed=seed,
+                )
+    return group(find_runs([tmp_path / "runs"]), [KEY])
+
+
+def test_pictures_are_written_with_both_colours_and_are_not_blank(settings, tmp_path):
+    metric = choose_metric([run for s in settings for run in s.runs], None)
+    along = Pictures(settings, along=KEY)
+    assert list(along.styles()) == ["$hard$", "_soft"]
+    assert draw_curves(along, "valid.accuracy", tmp_path / "curves.png") == []
+    assert draw_scores(along, metric, tmp_path / "scores.png") == []
+    assert draw_flops(along, metric, tmp_path / "flops.png") == []
+    draw_curves(Pictures(settings, "range"), "train.loss", tmp_path / "range.png")
+    for name in ("curves", "scores", "flops", "range"):
+        image = pixels(tmp_path / f"{name}.png")
+        assert image.shape[0] > 400 and image.shape[1] > 600 and image.var() > 100
+        assert has_colour(image, "#0072B2") and has_colour(image, "#D55E00"), name
+    with Image.open(tmp_path / "curves.png") as picture:
+        assert round(picture.info["dpi"][0]) == 150
+
+
+def test_without_a_common_key_each_setting_is_a_series(settings):
+    assert len(Pictures(settings).styles()) == 4
+    assert len(Pictures(settings, panels=KEY).styles()) == 2
+    assert len({tuple(vars(s).values()) for s in Pictures(settings).styles().values()}) == 4
+
+
+def test_an_unlogged_metric_names_the_logged(settings, tmp_path):
+    with pytest.raises(UsageError, match="Did you mean 'valid.accuracy'.*train.lr_main"):
+        draw_curves(Pictures(settings), "valid.acuracy", tmp_path / "x.png")
+
+
+def test_values_that_cannot_be_drawn_are_said(tmp_path):
+    make_run(tmp_path / "r" / "a", 0.5, [(1, 0.5), (2, math.nan), (3, 0.7)])
+    make_run(tmp_path / "r" / "b", None, [(1, 0.5), (2, math.inf)], seed=2)
+    settings = group(find_runs([tmp_path / "r"]))
+    notes = draw_curves(Pictures(settings), "valid.accuracy", tmp_path / "x.png")
+    assert len(notes) == 2 and "1 values of valid.accuracy are not finite" in notes[0]
+    assert pixels(tmp_path / "x.png").var() > 100
+
+
+def test_runs_without_the_key_are_said(tmp_path):
+    make_run(tmp_path / "r" / "a", 0.5, label="a", extra={"k": 10})
+    make_run(tmp_path / "r" / "b", 0.6, label="b")
+    runs = find_runs([tmp_path / "r"])
+    settings = group(runs, ["extra.k"])
+    pictures = Pictures(settings, along="extra.k")
+    notes = draw_scores(pictures, choose_metric(runs, None), tmp_path / "x.png")
+    assert len(notes) == 1 and notes[0].startswith("b:")
+    with pytest.raises(MetaseqError, match="no run sets init_from"):
+        draw_scores(
+            Pictures(group(runs, ["init_from"]), along="init_from"),
+            choose_metric(runs, None),
+            tmp_path / "y.png",
+        )
+
+
+def test_a_key_with_names_and_missing_flops(tmp_path):
+    for i in range(3):
+        flops = {"flops": None} if i == 0 else {}
+        make_run(tmp_path / "r" / f"{i}", 0.5, config={KEY: "set" + "abc"[i]}, results=flops)
+    runs = find_runs([tmp_path / "r"])
+    pictures, metric = Pictures(group(runs, [KEY]), along=KEY), choose_metric(runs, None)
+    assert draw_scores(pictures, metric, tmp_path / "x.png") == []
+    (note,) = draw_flops(pictures, metric, tmp_path / "y.png")
+    assert "seta" in note and "FLOPs" in note

@@ -1,0 +1,128 @@
+import json
+import math
+
+import pytest
+from synthetic import make_run
+
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.reporting.runs import find_runs, read_run
+
+
+def write_log(folder, lines):
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    (folder / "log.jsonl").write_text(text)
+
+
+def valid(update, accuracy):
+    return {"kind": "valid", "update": update, "seconds": 1.0, "accuracy": accuracy}
+
+
+def test_runs_are_found_once_and_in_natural_order(tmp_path):
+    for seed in (10, 9, 1):
+        make_run(tmp_path / "a" / f"seed{seed}", seed=seed)
+    copied = tmp_path / "a" / "seed1" / "checkpoints" / "step_100"
+    copied.mkdir(parents=True)
+    for name in ("config.yaml", "log.jsonl"):
+        (copied / name).write_bytes((tmp_path / "a" / "seed1" / name).read_bytes())
+    runs = find_runs([tmp_path, tmp_path / "a" / "seed9"])
+    assert [run.seed for run in runs] == [1, 9, 10]
+
+
+def test_a_folder_without_runs_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="no runs found"):
+        find_runs([tmp_path])
+    with pytest.raises(UsageError, match="no such folder"):
+        find_runs([tmp_path / "nowhere"])
+
+
+def test_label_comes_from_the_user_or_from_task_and_criterion(tmp_path):
+    assert read_run(make_run(tmp_path / "a")).values["label"] == "label_tokens/cross_entropy"
+    assert read_run(make_run(tmp_path / "b", label="soft")).values["label"] == "soft"
+
+
+def test_of_two_lines_for_one_update_the_later_counts(tmp_path):
+    folder = make_run(tmp_path / "a")
+    write_log(folder, [valid(1, 0.1), valid(2, 0.2), valid(3, 0.3), valid(2, 0.25), valid(3, 0.35)])
+    assert read_run(folder).series("valid.accuracy") == ([1, 2, 3], [0.1, 0.25, 0.35])
+
+
+def test_a_torn_last_line_is_left_out_and_said(tmp_path):
+    folder = make_run(tmp_path / "a", score=None)
+    write_log(folder, [valid(1, 0.1), '{"kind": "valid", "upd'])
+    run = read_run(folder)
+    assert run.last_update == 1
+    assert "log.jsonl:2" in run.notes[0] and "torn" in run.notes[0]
+
+
+@pytest.mark.parametrize("bad", ['{"kind": "valid", "upd', "[1]", '{"update": 2}', "\x00\x00"])
+def test_any_other_bad_line_is_an_error_with_its_number(tmp_path, bad):
+    folder = make_run(tmp_path / "a")
+    write_log(folder, [valid(1, 0.1), bad, valid(3, 0.1)])
+    with pytest.raises(MetaseqError, match=r"log\.jsonl:2: not a JSON object"):
+        read_run(folder)
+
+
+def test_non_finite_numbers_are_read_and_never_counted(tmp_path):
+    folder = make_run(tmp_path / "a", score=math.nan)
+    write_log(folder, [valid(1, 0.5), valid(2, math.nan), valid(3, math.inf)])
+    run = read_run(folder)
+    assert run.series("valid.accuracy")[1][2] == math.inf
+    assert run.why_unscored("test.accuracy") == "test.accuracy is nan"
+
+
+def test_why_a_run_has_no_score(tmp_path):
+    unfinished = read_run(make_run(tmp_path / "a", score=None))
+    assert "last logged update 400 of 400" in unfinished.why_unscored("test.accuracy")
+    diverged = read_run(make_run(tmp_path / "b", results={"status": "diverged", "updates": 7}))
+    assert diverged.why_unscored("test.accuracy") == "diverged after 7 updates"
+    finished = read_run(make_run(tmp_path / "c"))
+    assert finished.why_unscored("test.accuracy") is None
+    assert finished.why_unscored("test.f1") == "results.json has no test.f1"
+
+
+def test_a_run_that_died_before_its_first_line_is_found(tmp_path):
+    folder = make_run(tmp_path / "a", score=None)
+    (folder / "log.jsonl").unlink()
+    (folder / "command.txt").write_text("metaseq-lm train")
+    (run,) = find_runs([tmp_path])
+    assert run.status == "unfinished" and "no log.jsonl" in run.notes[0]
+
+
+def test_damaged_files_are_named(tmp_path):
+    folder = make_run(tmp_path / "a")
+    (folder / "results.json").write_text('{"status": ')
+    with pytest.raises(MetaseqError, match="results.json"):
+        read_run(folder)
+    (folder / "config.yaml").write_text("a: [1")
+    with pytest.raises(MetaseqError, match="config.yaml"):
+        read_run(folder)
+
+
+def test_cost_includes_pretraining(tmp_path):
+    before = {"seconds": 100.0, "flops": 5e12, "updates": 10, "run": "pre"}
+    run = read_run(make_run(tmp_path / "a", results={"pretraining": before}))
+    assert run.cost("flops") == 6e12 and run.cost("flops", own=True) == 1e12
+    assert run.cost("seconds") == 160.0 and run.cost("seconds", own=True) == 60.0
+    lacking = read_run(make_run(tmp_path / "b", results={"pretraining": {"seconds": 1.0}}))
+    assert lacking.cost("flops") is None
+
+
+def test_config_of_the_pretraining_run_belongs_to_the_setting(tmp_path, monkeypatch):
+    make_run(tmp_path / "pre", label="electra", optimizer={"lr": 5e-4})
+    checkpoint = tmp_path / "pre" / "checkpoints" / "step_400"
+    checkpoint.mkdir(parents=True)
+    run = read_run(make_run(tmp_path / "fine" / "a", init_from=str(checkpoint)))
+    assert run.values["pretraining.label"] == "electra"
+    assert run.values["pretraining.optimizer.lr"] == 5e-4
+    # A relative path is found from a folder above the run, too.
+    run = read_run(make_run(tmp_path / "fine" / "b", init_from="pre"))
+    assert run.values["pretraining.label"] == "electra"
+    lost = read_run(make_run(tmp_path / "fine" / "c", init_from="/nowhere/pre"))
+    assert lost.values["pretraining.label"] == "unknown" and "/nowhere/pre" in lost.notes[0]
+
+
+def test_runs_that_start_from_each_other_end(tmp_path):
+    make_run(tmp_path / "a", init_from=str(tmp_path / "b"))
+    make_run(tmp_path / "b", init_from=str(tmp_path / "a"))
+    values = read_run(tmp_path / "a").values
+    assert values["pretraining.pretraining.label"] == "unknown"

@@ -1,0 +1,93 @@
+import pytest
+from synthetic import make_run
+
+from metaseq_lm.errors import UsageError
+from metaseq_lm.reporting.runs import find_runs
+from metaseq_lm.reporting.settings import as_numbers, group, hidden_keys, where
+
+
+def runs_of(tmp_path, *options):
+    for i, option in enumerate(options):
+        make_run(tmp_path / f"run{i}", **option)
+    return find_runs([tmp_path])
+
+
+def test_seed_paths_and_engine_do_not_make_a_setting(tmp_path):
+    runs = runs_of(
+        tmp_path,
+        {"seed": 1, "engine": {"device": "cpu"}, "user_dir": "/a"},
+        {"seed": 2, "engine": {"device": "cuda"}, "user_dir": "/b"},
+    )
+    (setting,) = group(runs)
+    assert len(setting.runs) == 2 and list(setting.values) == ["label"]
+
+
+def test_whole_numbers_and_floats_are_one_value(tmp_path):
+    assert len(group(runs_of(tmp_path, {"clip": 1}, {"clip": 1.0}))) == 1
+
+
+def test_true_is_not_one(tmp_path):
+    assert len(group(runs_of(tmp_path, {"clip": 1}, {"clip": True}))) == 2
+
+
+def test_names_hold_what_tells_settings_apart_and_no_more(tmp_path):
+    runs = runs_of(
+        tmp_path,
+        {"label": "soft", "config": {"optimizer.lr": 1e-3, "trainer.max_update": 10}},
+        {"label": "soft", "config": {"optimizer.lr": 1e-4, "trainer.max_update": 20}},
+        {"label": "hard", "config": {"criterion._name": "other"}},
+    )
+    settings = group(runs)
+    assert [s.name for s in settings] == ["hard, lr=0.001", "soft, lr=0.0001", "soft, lr=0.001"]
+    assert hidden_keys(settings) == ["trainer.max_update"]
+    assert settings[1].name_without("optimizer.lr") == "soft"
+
+
+def test_a_requested_key_is_kept_even_if_excluded(tmp_path):
+    settings = group(runs_of(tmp_path, {"seed": 2}, {"seed": 10}), ["seed"])
+    assert [s.values["seed"] for s in settings] == [2, 10]
+
+
+def test_an_unknown_key_names_the_nearest(tmp_path):
+    runs = runs_of(tmp_path, {})
+    with pytest.raises(UsageError, match="Did you mean 'task.labelled'"):
+        group(runs, ["labelled"])
+    with pytest.raises(UsageError, match="Did you mean 'optimizer.lr'"):
+        group(runs, ["optimiser.lr"])
+
+
+def test_where_selects_by_values_as_typed(tmp_path):
+    runs = runs_of(
+        tmp_path,
+        *({"optimizer": {"lr": lr}, "seed": s} for lr in (1e-3, 1e-4, 1e-5) for s in (1, 2)),
+    )
+    assert len(where(runs, [])) == 6
+    assert len(where(runs, ["optimizer.lr=1e-4"])) == 2
+    assert len(where(runs, ["optimizer.lr=1e-4", "optimizer.lr=0.001", "seed=2"])) == 2
+    assert len(where(runs, ["init_from=null"])) == 6
+    with pytest.raises(UsageError, match="Values of seed: 1, 2"):
+        where(runs, ["seed=3"])
+    with pytest.raises(UsageError, match="KEY=VALUE"):
+        where(runs, ["seed"])
+
+
+def test_scores_and_duplicate_seeds(tmp_path):
+    runs = runs_of(
+        tmp_path,
+        {"score": 0.5, "seed": 1},
+        {"score": 0.6, "seed": 2},
+        {"score": 0.7, "seed": 2},
+        {"score": None, "seed": 1},
+    )
+    (setting,) = group(runs)
+    assert setting.scores("test.accuracy") == [0.5, 0.6, 0.7]
+    assert list(setting.duplicates("test.accuracy")) == [2]
+
+
+def test_numbers_behind_a_common_prefix():
+    assert as_numbers(["which_moon_10", "which_moon_200"]) == ([10.0, 200.0], "which_moon_")
+    assert as_numbers([1, 2.5]) == ([1.0, 2.5], "")
+    assert as_numbers(["moon_10", "sun_20"]) is None
+    assert as_numbers(["moon_10", "moon_all"]) is None
+    assert as_numbers([1, None]) is None
+    assert as_numbers([True, False]) is None
