@@ -109,8 +109,9 @@ class Run:
         if self.config.trainer.final_splits:
             self._load_best(metrics)
         for split in self.config.trainer.final_splits:
-            metrics[split] = self.trainer.validate(split)
-            self._predict(split)
+            metrics[split], rows = self.score(split)
+            if self.folder is not None and rows:
+                write_predictions(self.folder.path / f"predictions.{split}.jsonl", rows)
             text = "  ".join(f"{k} {v:.4g}" for k, v in metrics[split].items())
             progress.message(f"{split}  {text}")
         self.record("finished", metrics=metrics)
@@ -124,17 +125,13 @@ class Run:
             if found.manifest["valid"]:
                 metrics[self.config.trainer.valid_split] = found.manifest["valid"]
 
-    def _predict(self, split: str) -> None:
+    def score(self, split: str) -> tuple[dict[str, float], list[dict]]:
+        """Return metrics and predictions of the present weights on a split, over all replicas."""
         trainer = self.trainer
+        metrics = trainer.validate(split)
         self.model.eval()
-        passes = {
-            name: (trainer.engine.to_device(batch) for batch in stream.once(trainer.shard))
-            for name, stream in self.task.build_streams(split).items()
-        }
-        mine = list(self.task.predict(trainer.engine, self.model, split, passes))
-        rows = [row for part in distributed.gather_objects(mine) for row in part]
-        if self.folder is not None and rows:
-            write_predictions(self.folder.path / f"predictions.{split}.jsonl", rows)
+        mine = self.task.predict(trainer.engine, self.model, split, trainer.passes(split))
+        return metrics, [row for part in distributed.gather_objects(list(mine)) for row in part]
 
     def record(self, status: str, metrics: Optional[dict] = None, message: str = "") -> None:
         """Write results.json, from the first replica."""
@@ -142,8 +139,6 @@ class Run:
         total = sum(part.total for part in distributed.gather_objects(trainer.flops))
         if self.folder is None:
             return
-        source = read_results(source_run(config.init_from)) if config.init_from else None
-        keys = ("seconds", "flops", "updates")
         self.folder.write_results(
             {
                 "status": status,
@@ -159,15 +154,19 @@ class Run:
                 "data": fingerprint(Path(config.data)),
                 "code": code_hash(config.user_dir),
                 "replicas": distributed.world_size(),
-                "pretraining": source and {k: source[k] for k in keys} | {"run": config.init_from},
+                "pretraining": cost_before(config.init_from) if config.init_from else None,
             }
         )
 
 
-def source_run(path: str) -> Path:
-    """Return the run folder that a checkpoint path lies in."""
-    folder = checkpoint.resolve(path)
-    return folder.parent.parent
+def cost_before(source: str) -> Optional[dict[str, Any]]:
+    """Return seconds, FLOPs and updates of all runs that `source` (a checkpoint or run) came from."""
+    results = read_results(checkpoint.resolve(source).parent.parent)
+    if results is None:
+        return None
+    earlier = results["pretraining"] or {}
+    keys = ("seconds", "flops", "updates")
+    return {key: results[key] + earlier.get(key, 0) for key in keys} | {"run": source}
 
 
 def peak_memory(device: str) -> int:
@@ -184,8 +183,3 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
         "trained": sum(p.numel() for p in every if p.requires_grad),
         "all": sum(p.numel() for p in every),
     }
-
-
-def config_of(path: Path) -> DictConfig:
-    """Return the configuration stored in a checkpoint's manifest."""
-    return OmegaConf.create(checkpoint.load(path).manifest["config"])

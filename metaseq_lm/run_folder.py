@@ -30,6 +30,7 @@ class RunFolder:
         if file.exists():
             check_same(OmegaConf.load(file), config, self.path)
         write_atomic(file, OmegaConf.to_yaml(config).encode())
+        cut_torn_line(self.path / "log.jsonl")
         with open(self.path / "command.txt", "a", encoding="utf-8") as commands:
             commands.write(shlex.join(sys.argv) + "\n")
 
@@ -48,6 +49,14 @@ def read_results(path: Path) -> dict[str, Any] | None:
     """Return the results.json of a run folder, or None if there is none."""
     file = path / "results.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def cut_torn_line(file: Path) -> None:
+    """Drop a last line without its end, which a killed process left; the next would be glued to it."""
+    if file.is_file():
+        data = file.read_bytes()
+        if data and not data.endswith(b"\n"):
+            write_atomic(file, data[: data.rfind(b"\n") + 1])
 
 
 def check_same(old: Any, new: DictConfig, path: Path) -> None:

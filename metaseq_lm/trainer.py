@@ -22,7 +22,7 @@ from metaseq_lm.errors import DivergedError, Interrupted
 from metaseq_lm.flops import FlopMeter
 from metaseq_lm.logging import Progress, TensorBoard
 from metaseq_lm.run_folder import RunFolder, finite
-from metaseq_lm.tasks import Batches, Task
+from metaseq_lm.tasks import Batches, Passes, Task
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -177,13 +177,16 @@ class Trainer:
     def validate(self, split: str) -> dict[str, float]:
         """Return the task's metrics on a split, in evaluation mode."""
         self.model.eval()
-        passes = {
+        logs = self.task.validate(self.engine, self.model, self.passes(split))
+        self.model.train()
+        return {name: float(value) for name, value in logs.items()}
+
+    def passes(self, split: str) -> Passes:
+        """Return this replica's batches of a split, read as they are asked for."""
+        return {
             name: (self.engine.to_device(batch) for batch in stream.once(self.shard))
             for name, stream in self.task.build_streams(split).items()
         }
-        logs = self.task.validate(self.engine, self.model, passes)
-        self.model.train()
-        return {name: float(value) for name, value in logs.items()}
 
     def _better(self, values: dict[str, float]) -> bool:
         """Return whether this validation is the best so far, and remember it."""

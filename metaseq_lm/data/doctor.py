@@ -13,7 +13,7 @@ from metaseq_lm.data.files import free_bytes, human_bytes
 from metaseq_lm.data.indexed import IndexedDataset, prefix_path
 from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.data.manifest import LABELLED, MANIFEST_FILE, Manifest, check_sizes, verify
-from metaseq_lm.data.tokenizer import has_tokenizer, load_tokenizer
+from metaseq_lm.data.tokenizer import load_tokenizer
 from metaseq_lm.data.tokenizer_base import Tokenizer
 from metaseq_lm.errors import MetaseqError
 
@@ -92,16 +92,19 @@ def examine(folder: Path, full: bool) -> Iterator[Finding]:
         except MetaseqError as error:
             yield Finding(ERROR, str(error))
     else:
-        yield Finding(WARNING, f"{folder}: no {MANIFEST_FILE}, so nothing to compare the files with")
+        yield Finding(WARNING, f"{folder}: no {MANIFEST_FILE} to compare the files with")
     if manifest is not None and manifest.kind == LABELLED:
         yield from labelled_set(folder, None, full)
         return
     if manifest is not None:
         yield from files(folder, full)
-    for finding in tokenizer_files(folder, manifest):
-        yield finding
-    if has_tokenizer(folder):
-        tokenizer = _try_tokenizer(folder)
+    try:
+        tokenizer = load_tokenizer(folder)
+    except MetaseqError as error:
+        # Token files of another program come without a tokenizer; ours do not.
+        yield Finding(WARNING if manifest is None else ERROR, str(error))
+    else:
+        yield same_tokenizer(folder, tokenizer, manifest)
     yield from corpus(folder, tokenizer, manifest)
     for sub in sorted(p.parent for p in folder.glob(f"*/{MANIFEST_FILE}")):
         yield from labelled_set(sub, tokenizer, full)
@@ -117,25 +120,11 @@ def files(folder: Path, full: bool) -> Iterator[Finding]:
         yield Finding(OK, f"{folder}: {MANIFEST_FILE} agrees with {done}")
 
 
-def _try_tokenizer(folder: Path) -> Tokenizer | None:
-    try:
-        return load_tokenizer(folder)
-    except MetaseqError:
-        return None  # tokenizer_files has said why
-
-
-def tokenizer_files(folder: Path, manifest: Manifest | None) -> Iterator[Finding]:
-    """Yield whether the tokenizer opens and agrees with dict.txt and the manifest."""
-    try:
-        tokenizer = load_tokenizer(folder)
-    except MetaseqError as error:
-        # Token files of another program come without tokenizer; ours do not.
-        yield Finding(WARNING if manifest is None else ERROR, str(error))
-        return
+def same_tokenizer(folder: Path, tokenizer: Tokenizer, manifest: Manifest | None) -> Finding:
+    """Return whether the tokenizer of a folder is the one its token files were made with."""
     if manifest is not None and tokenizer.fingerprint != manifest.tokenizer["hash"]:
-        yield Finding(ERROR, f"{folder}: the tokenizer is not the one the token files were made with")
-        return
-    yield Finding(
+        return Finding(ERROR, f"{folder}: its tokenizer is not the one of the token files")
+    return Finding(
         OK, f"{folder}: {tokenizer.name}, {len(tokenizer.vocabulary):,} symbols as in dict.txt"
     )
 

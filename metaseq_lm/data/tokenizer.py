@@ -21,11 +21,6 @@ def tokenizer_class(name: str) -> type[Tokenizer]:
     return TOKENIZERS.entry(name).value
 
 
-def has_tokenizer(folder: str | Path) -> bool:
-    """Tell whether `load_tokenizer` would find something in `folder`."""
-    return any((Path(folder) / f).is_file() for f in (OPTIONS_FILE, "tokenizer.json", "spm.model"))
-
-
 def _read_options(folder: Path) -> dict[str, Any]:
     """Return the options file's content, or a guess from the model file if there is none."""
     path = folder / OPTIONS_FILE

@@ -1,0 +1,83 @@
+"""The cases of the battery: one small run per registered criterion, and how to train it.
+
+As a program (under torchrun): trains every case on all replicas and saves the weights.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from metaseq_lm import distributed, plugins
+from metaseq_lm.config import load_config
+from metaseq_lm.run import Run
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = [
+    "model.encoder_layers=2",
+    "model.encoder_embed_dim=8",
+    "model.encoder_ffn_embed_dim=16",
+    "model.encoder_attention_heads=2",
+    "model.max_positions=34",
+    "schedule.warmup_updates=4",
+    "optimizer.lr=0.005",
+    "trainer.log_interval=1",
+    "engine.tensorboard=false",
+]
+META = ["task=meta_pseudo_label", "task.labelled=[which_moon_20]", "task.valid_size=16"]
+TEXT = ["task.sample_break_mode=eos", "task.tokens_per_sample=34", "task.batch_size=16"]
+# A registered criterion that has no case here fails test_battery.
+CASES: dict[str, list[list[str]]] = {
+    "masked_lm": [["task=masked_lm", *TEXT], [*META, "task.reward_interval=16"]],
+    "meta_pseudo_label_hard": [
+        META,
+        [*META, "criterion.reward=dot", "criterion.inner_steps=0", "task.include_mlm_task=true"],
+        [*META, "criterion.reward=neg_loss"],
+    ],
+    "meta_pseudo_label_soft": [
+        META,
+        [*META, "criterion.fixed_y=true", "criterion.pretrain_step=sgd"],
+        [*META, "criterion.finetune_step=adamw", "task.mlm_label_mask=x"],
+        [*META, "criterion.inner_steps=0"],
+    ],
+    "token_labels": [["task=token_labels", "task.labelled=which_moon_20"]],
+    "span_weighted_lm": [["task=span_masking", *TEXT, "criterion.power=0.5"]],
+}
+ALL = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]
+
+
+def configure(data: Path, save: Path, case: tuple[str, int], *more: str) -> DictConfig:
+    """Return the configuration of a case; `more` comes last and wins."""
+    name, number = case
+    places = [f"data={data}", f"save_dir={save}", f"criterion={name}"]
+    return load_config([*CASES[name][number], *TINY, *places, *more])
+
+
+def exact(*more: str) -> list[str]:
+    """Return overrides for runs whose results must agree to 1e-12: float64, no dropout."""
+    off = ["model.dropout=0", "model.attention_dropout=0", "engine.precision=fp64"]
+    return [*off, "trainer.max_update=3", *more]
+
+
+def train(config: DictConfig) -> dict[str, Tensor]:
+    """Train a run and return its weights."""
+    run = Run(config)
+    run.train()
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+def main(data: str, out: str) -> None:
+    """Train every case on all replicas; replica r saves OUT/weights.r.pt."""
+    plugins.load_all(str(ROOT / "user_dir"))
+    weights = {}
+    for case in ALL:
+        save = Path(out) / f"{case[0]}-{case[1]}"
+        weights[case] = train(configure(Path(data), save, case, *exact("engine.micro_batch_size=1")))
+    torch.save(weights, Path(out) / f"weights.{distributed.rank()}.pt")
+    distributed.finish()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,161 @@
+"""`metaseq-lm doctor` on sound and on damaged data folders."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from metaseq_lm.cli import main
+from metaseq_lm.data import doctor
+from metaseq_lm.data.indexed import IndexedDataset, IndexedWriter
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A sound folder: corpus with train and valid, and the labelled set `set`."""
+    files = {
+        "train.txt": "".join(f"line {i} of the text\n" for i in range(40)),
+        "valid.txt": "line 100 of the text\n",
+        "train.tsv": "text\tlabel\nline one\ta\nline two\tb\nline three\ta\n",
+        "test.tsv": "text\tlabel\nline four\tb\n",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    preprocess(tmp_path, "train.txt", "--validpref", f"{tmp_path}/valid.txt", "--tokenizer", "char")
+    preprocess(tmp_path, "train.tsv", "--testpref", f"{tmp_path}/test.tsv", "--labelled", "set")
+    return tmp_path / "data"
+
+
+def preprocess(folder, train, *options):
+    arguments = ["preprocess", "--trainpref", f"{folder}/{train}", "--destdir", f"{folder}/data"]
+    assert main([*arguments, "--overwrite", *options]) == 0
+
+
+@pytest.fixture
+def look(capsys):
+    """Run the command; return (exit code, list of lines)."""
+
+    def call(folder, *options):
+        capsys.readouterr()
+        code = main(["doctor", str(folder), *options])
+        return code, capsys.readouterr().out.splitlines()
+
+    return call
+
+
+def has(lines, level, text):
+    return any(line.startswith(level) and text in line for line in lines)
+
+
+def test_sound_folder(data, look):
+    code, lines = look(data, "--verify")
+    assert code == 0
+    assert all(line.startswith("ok ") or "GiB free" in line for line in lines[:-1]), lines
+    assert has(lines, "ok", "Python 3.") and has(lines, "ok", "torch ")
+    assert has(lines, "ok", "free on the disk of")
+    assert has(lines, "ok", "agrees with every checksum")
+    assert has(lines, "ok", "train: 40 documents, ")
+    assert has(lines, "ok", "0 of 1 documents of valid (0.0 %) also stand in train")
+    assert has(lines, "ok", "train has 3 rows; labels a 66.7 %, b 33.3 %")
+    assert lines[-1].startswith("0 errors, ")
+    assert look(data / "set", "--verify")[0] == 0
+
+
+def test_flipped_bit_needs_verify(data, look):
+    path = data / "train.bin"
+    content = bytearray(path.read_bytes())
+    content[10] ^= 1
+    path.write_bytes(bytes(content))
+    assert look(data)[0] == 0
+    code, lines = look(data, "--verify")
+    assert code == 1 and has(lines, "error", "train.bin: block 0 (bytes 0-")
+
+
+@pytest.mark.parametrize("name", ["train.bin", "train.idx", "dict.txt", "set/test.label.bin"])
+def test_cut_and_missing_files(data, look, name):
+    os.truncate(data / name, (data / name).stat().st_size - 1)
+    code, lines = look(data)
+    assert code == 1 and has(lines, "error", name.split("/")[-1])
+    (data / name).unlink()
+    code, lines = look(data)
+    assert code == 1 and has(lines, "error", name.split("/")[-1])
+
+
+def test_damaged_or_missing_manifest(data, look):
+    (data / "manifest.json").write_text("{")
+    code, lines = look(data)
+    assert code == 1 and has(lines, "error", "manifest.json: damaged")
+    (data / "manifest.json").unlink()
+    code, lines = look(data)
+    assert code == 0 and has(lines, "warning", "no manifest.json")
+
+
+def test_folders_without_data(tmp_path, look):
+    code, lines = look(tmp_path / "nothing")
+    assert code == 1 and has(lines, "error", "nothing: no such folder")
+    code, lines = look(tmp_path)
+    assert code == 1 and has(lines, "error", "no token files")
+
+
+def rewrite(data, split, documents):
+    """Put other token files into a folder that stays sound otherwise."""
+    with IndexedWriter(data / split, np.uint16) as writer:
+        for document in documents:
+            writer.add(document)
+    (data / "manifest.json").unlink(missing_ok=True)
+
+
+def test_ids_beyond_the_vocabulary(data, look):
+    rewrite(data, "train", [[34, 35], [1000]])
+    code, lines = look(data)
+    assert code == 1 and has(lines, "error", "train.bin: token id 1000, but the vocabulary ends")
+
+
+def test_empty_documents_duplicates_and_overlap(data, look):
+    rewrite(data, "train", [[34, 35], [], [34, 35], [36]])
+    rewrite(data, "valid", [[34, 35], [35, 34]])
+    code, lines = look(data)
+    assert code == 0
+    assert has(lines, "warning", "train: 1 empty documents")
+    assert has(lines, "warning", "train: 33.3 % of the documents repeat another one")
+    assert has(lines, "warning", "1 of 2 documents of valid (50.0 %) also stand in train")
+
+
+def test_another_tokenizer_than_the_labelled_sets(data, look, tmp_path):
+    preprocess(tmp_path, "train.txt", "--tokenizer", "word")
+    code, lines = look(data)
+    assert code == 1 and has(lines, "error", "set: made with another tokenizer than the corpus")
+
+
+def test_tokenizer_of_other_token_files(data, look):
+    content = (data / "dict.txt").read_text()
+    (data / "dict.txt").write_text(content.replace("\nx ", "\nX "))
+    code, lines = look(data)
+    assert code == 1 and has(lines, "error", "its tokenizer is not the one of the token files")
+
+
+def test_labelled_set_warnings(data, look, tmp_path):
+    (tmp_path / "train.tsv").write_text("text\tlabel\nline one\ta\n")
+    (tmp_path / "test.tsv").write_text("text\tlabel\nline one\tb\n\ta\n")
+    test = f"{tmp_path}/test.tsv"
+    preprocess(tmp_path, "train.tsv", "--testpref", test, "--labelled", "set", "--labels", "a,b,c")
+    code, lines = look(data)
+    assert code == 0
+    assert has(lines, "warning", "train has no example of b, c")
+    assert has(lines, "warning", "test has labels that train has no example of: b")
+    assert has(lines, "warning", "1 of 2 documents of test (50.0 %) also stand in train")
+    assert has(lines, "warning", "test.input0: 1 rows without text, first row 2")
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(st.integers(0, 2), max_size=7)), st.integers(1, 9))
+def test_hashes_are_equal_for_equal_documents_only(tmp_path, monkeypatch, documents, chunk):
+    monkeypatch.setattr(doctor, "CHUNK", chunk)
+    with IndexedWriter(tmp_path / "a", np.uint16) as writer:
+        for document in documents:
+            writer.add(document)
+    hashes = doctor.document_hashes(IndexedDataset(tmp_path / "a")).tolist()
+    expected = [documents.index(document) for document in documents]
+    assert [hashes.index(h) for h in hashes] == expected

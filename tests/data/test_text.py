@@ -1,0 +1,107 @@
+"""Reading text in blocks: the lines are the same whatever the size of a block."""
+
+import functools
+import gzip
+import lzma
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from metaseq_lm.data import text
+from metaseq_lm.data.text import blocks, numbered_lines, pieces, training_lines
+from metaseq_lm.data.tokenizer import tokenizer_class
+from metaseq_lm.errors import MetaseqError
+
+bytes_strategy = st.lists(
+    st.sampled_from(
+        [b"\n", b"\r\n", b" ", b"a", b"bc", b"\xc3\xa9", b"\xff", b"\xe2\x80\xa8", b"\r"]
+    )
+    | st.binary(max_size=3),
+    min_size=1,
+).map(b"".join)
+any_file = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150
+)
+
+
+@any_file
+@given(bytes_strategy.filter(len), st.integers(1, 9), st.integers(4, 9))
+def test_blocks_are_the_file(tmp_path, monkeypatch, content, size, piece):
+    monkeypatch.setattr(text, "PIECE", piece)
+    content = b"x" + content
+    (tmp_path / "f").write_bytes(content)
+    found = list(blocks(tmp_path / "f", size))
+    assert b"".join(block.data for block in found) == content
+    line = 1
+    for block in found:
+        assert block.line == line
+        assert block.piece or not block.more
+        line += block.data.count(b"\n")
+        if not block.piece:
+            assert block.data.endswith(b"\n") or block is found[-1]
+    assert found[-1].read == len(content)
+
+
+@any_file
+@given(bytes_strategy, st.integers(1, 9))
+def test_lines_do_not_depend_on_the_block_size(tmp_path, monkeypatch, content, size):
+    monkeypatch.setattr(text, "PIECE", 4)
+    monkeypatch.setattr(text, "blocks", functools.partial(blocks, size=size))
+    content = b"x" + content
+    (tmp_path / "f").write_bytes(content)
+    raw = content.removesuffix(b"\n").split(b"\n")
+    expected = [line.removesuffix(b"\r").decode("utf-8", "replace") for line in raw]
+    lines = list(numbered_lines(tmp_path / "f", "replace"))
+    assert [t for _, t, _ in lines] == expected
+    assert [n for n, _, _ in lines] == list(range(1, len(raw) + 1))
+    assert [bad for _, _, bad in lines] == ["\ufffd" in line for line in expected]
+
+
+@given(st.lists(st.sampled_from(["a", "bc", " ", "  ", "é", "\u00a0", "\t", "1"])).map("".join))
+@settings(deadline=None)
+def test_pieces_join_to_the_line_and_cut_where_tokens_start(line):
+    tokenizer = tokenizer_class("byte_bpe").train(["a a bc bc abc abc"], 300, 1)
+    original, text.PIECE = text.PIECE, 8
+    try:
+        cut = pieces(line.encode())
+    finally:
+        text.PIECE = original
+    assert b"".join(cut) == line.encode()
+    assert all(len(piece) <= 8 for piece in cut)
+    parts = [piece.decode() for piece in cut]
+    if all(part.startswith(" ") and part[1:2].isalnum() for part in parts[1:]):
+        whole = tokenizer.encode_batch([line])[0]
+        assert [i for ids in tokenizer.encode_batch(parts) for i in ids] == whole
+
+
+@pytest.mark.parametrize("opener, suffix", [(open, ".txt"), (gzip.open, ".gz"), (lzma.open, ".xz")])
+def test_bom_line_ends_and_compression(tmp_path, opener, suffix):
+    path = tmp_path / f"f{suffix}"
+    with opener(path, "wb") as file:
+        file.write("\ufeffone\r\ntwo\u2028\x85 three\n\n\ufefffour".encode())
+    expected = [(1, "one"), (2, "two\u2028\x85 three"), (3, ""), (4, "\ufefffour")]
+    assert [(n, t) for n, t, _ in numbered_lines(path, "fail")] == expected
+
+
+def test_policies(tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(b"good\nba\xffd\ngood")
+    assert list(training_lines([path], "replace")) == ["good", "ba\ufffdd", "good"]
+    assert list(training_lines([path], "skip")) == ["good", "good"]
+    assert [bad for _, _, bad in numbered_lines(path, "replace")] == [False, True, False]
+    with pytest.raises(MetaseqError, match=r"f:2: invalid UTF-8 \(byte 0xff\)"):
+        list(training_lines([path], "fail"))
+
+
+@pytest.mark.parametrize("suffix, opener", [(".gz", gzip.open), (".xz", lzma.open)])
+def test_truncated_archives(tmp_path, suffix, opener):
+    path = tmp_path / f"f{suffix}"
+    with opener(path, "wb") as file:
+        file.write(bytes(range(256)) * 1000)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(MetaseqError, match=f"f{suffix}: damaged after"):
+        list(blocks(path))
+    path.write_bytes(b"this is not packed at all")
+    with pytest.raises(MetaseqError, match=f"f{suffix}: damaged after 0 bytes"):
+        list(blocks(path))

@@ -1,0 +1,22 @@
+from pathlib import Path
+
+import pytest
+import torch
+from meta_pseudo_data import make_even, make_ragged
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def even(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data like Two Moons: every line has 34 tokens."""
+    return make_even(tmp_path_factory.mktemp("even"))
+
+
+@pytest.fixture(scope="session")
+def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data with lines of 6 to 34 tokens, so that batches are padded."""
+    return make_ragged(tmp_path_factory.mktemp("ragged"))

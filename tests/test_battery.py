@@ -1,0 +1,164 @@
+"""What every registered criterion must satisfy, whatever it computes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import battery
+from metaseq_lm.registry import CRITERIONS
+
+Case = tuple[str, int]
+cases = pytest.mark.parametrize("case", battery.ALL, ids=lambda c: f"{c[0]}-{c[1]}")
+
+
+def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Return the largest absolute difference between two sets of weights."""
+    assert a.keys() == b.keys()
+    return max((a[n] - b[n]).abs().max().item() for n in a)
+
+
+@pytest.fixture(scope="module")
+def whole(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, Tensor]]:
+    """The weights after three updates on whole batches."""
+    place = tmp_path_factory.mktemp("whole")
+    return {
+        case: battery.train(
+            battery.configure(moons, place / f"{case[0]}-{case[1]}", case, *battery.exact())
+        )
+        for case in battery.ALL
+    }
+
+
+def test_every_criterion_has_a_case() -> None:
+    assert sorted(battery.CASES) == CRITERIONS.names()
+
+
+@cases
+def test_micro_batches_change_nothing(
+    case: Case, moons: Path, whole: dict[Case, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    """Four micro-batches (of one row of each micro-step, or four rows) equal the whole batch."""
+    rows = 1 if "meta_pseudo_label" in str(battery.CASES[case[0]][case[1]]) or case[0] == "token_labels" else 4
+    config = battery.configure(moons, tmp_path, case, *battery.exact(f"engine.micro_batch_size={rows}"))
+    assert difference(whole[case], battery.train(config)) <= 1e-12
+
+
+@cases
+def test_the_update_moves_the_weights(
+    case: Case, moons: Path, whole: dict[Case, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    """A battery of runs that do nothing would pass everything else."""
+    config = battery.configure(moons, tmp_path, case, *battery.exact("trainer.max_update=0"))
+    assert difference(whole[case], battery.train(config)) > 1e-3
+
+
+@pytest.fixture(scope="module")
+def replicas(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """The weights of every case on two processes of several micro-batches each, by replica."""
+    out = tmp_path_factory.mktemp("replicas")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    command = [*launcher, str(Path(battery.__file__)), str(moons), str(out)]
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(out / f"weights.{r}.pt", weights_only=True) for r in range(2)]
+
+
+@cases
+def test_replicas_change_nothing(
+    case: Case, whole: dict[Case, dict[str, Tensor]], replicas: list[dict]
+) -> None:
+    assert difference(replicas[0][case], replicas[1][case]) == 0
+    assert difference(whole[case], replicas[0][case]) <= 1e-12
+
+
+CUTS = (1, 3, 5, 7, 8)  # token_labels: an epoch has 5 updates, so within and at the end of one
+
+
+@cases
+def test_resume_is_bitwise(case: Case, moons: Path, tmp_path: Path) -> None:
+    """Stopping after any of five updates and starting again equals going on, to the last bit."""
+
+    def config(name: str, last: int) -> object:
+        more = ["trainer.save_interval_updates=1", "trainer.validate_interval_updates=4"]
+        return battery.configure(moons, tmp_path / name, case, f"trainer.max_update={last}", *more)
+
+    straight = battery.train(config("straight", 9))
+    for cut in (*CUTS, 9):
+        resumed = battery.train(config("cut", cut))
+    assert difference(straight, resumed) == 0
+    logs = [(tmp_path / name / "log.jsonl").read_text() for name in ("straight", "cut")]
+    assert losses(logs[0]) == losses(logs[1])
+
+
+def losses(log: str) -> list[tuple]:
+    """Return (update, loss) of each training line; JSON keeps every bit of a float."""
+    import json
+
+    lines = [json.loads(line) for line in log.splitlines()]
+    return [(line["update"], line["loss"]) for line in lines if line["kind"] == "train"]
+
+
+@cases
+def test_workers_change_nothing(case: Case, moons: Path, tmp_path: Path) -> None:
+    """Batches prepared by two threads ahead of time are the same batches."""
+    runs = [
+        battery.train(
+            battery.configure(
+                moons, tmp_path / str(n), case, "trainer.max_update=4", f"engine.workers={n}"
+            )
+        )
+        for n in (0, 2)
+    ]
+    assert difference(*runs) == 0
+
+
+def test_kill_and_resume_is_bitwise(moons: Path, tmp_path: Path) -> None:
+    """kill -9 of the real program in the middle, then the same command again."""
+    case = ("meta_pseudo_label_soft", 0)
+    name, number = case
+    arguments = [*battery.CASES[name][number], *battery.TINY, f"criterion={name}"]
+    steps = ["trainer.max_update=40", "trainer.save_interval_updates=5"]
+
+    def command(save: str) -> list[str]:
+        program = [sys.executable, "-m", "metaseq_lm", "train", str(moons)]
+        return [*program, "--save-dir", str(tmp_path / save), *arguments, *steps]
+
+    killed = subprocess.Popen(command("killed"), stderr=subprocess.DEVNULL)
+    checkpoints = tmp_path / "killed" / "checkpoints"
+    deadline = time.monotonic() + 120
+    while not (checkpoints / "last").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    subprocess.run(command("killed"), check=True, capture_output=True)
+    subprocess.run(command("straight"), check=True, capture_output=True)
+    final = "checkpoints/update_000000040/model.safetensors"
+    assert (tmp_path / "killed" / final).read_bytes() == (tmp_path / "straight" / final).read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signal_saves_and_asks_to_be_started_again(
+    number: signal.Signals, moons: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "metaseq_lm", "train", str(moons), "--save-dir", str(tmp_path)]
+    options = ["--criterion", "masked_lm", *battery.CASES["masked_lm"][0], *battery.TINY]
+    run = subprocess.Popen(
+        [*command, *options, "trainer.max_update=1000000"], stderr=subprocess.PIPE, text=True
+    )
+    log = tmp_path / "log.jsonl"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    run.send_signal(number)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 75, errors
+    assert "start the same command again" in errors and "Traceback" not in errors
+    assert (tmp_path / "checkpoints" / "last" / "manifest.json").exists()
