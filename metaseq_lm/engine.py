@@ -248,8 +248,11 @@ class Engine:
         ]
 
     def _draw(self, draw: int | str | None) -> int | str:
+        # Counted only where nothing is given: a verb that calls another must not shift later draws.
+        if draw is not None:
+            return draw
         self._calls += 1
-        return self._calls if draw is None else draw
+        return self._calls
 
     @contextlib.contextmanager
     def _pass(self, batch: Batch, draw: int | str, double_backward: bool = False) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ class Progress:
         self.total = total
         self.name = name
         self.show = show
+        self.shown = 0.0
         interactive = show and sys.stderr.isatty()
         self.bar = (
             tqdm(total=total, initial=start, desc=name, unit="upd", dynamic_ncols=True)
@@ -38,8 +40,12 @@ class Progress:
         text = "  ".join(f"{k} {number(v)}" for k, v in values.items())
         if self.bar is not None and kind == "train":
             self.bar.set_postfix_str(text)
-        else:
+            return
+        now = time.monotonic()
+        # A run may validate many times a second; the log has every line, the screen one a second.
+        if kind == "train" or update == self.total or now - self.shown >= 1.0:
             self.message(f"{kind} {update}/{self.total}  {text}")
+            self.shown = now
 
     def message(self, text: str) -> None:
         """Show one line."""

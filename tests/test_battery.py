@@ -51,6 +51,21 @@ def test_micro_batches_change_nothing(
 
 
 @cases
+def test_micro_batches_see_the_same_dropout(case: Case, moons: Path, tmp_path: Path) -> None:
+    """With dropout on, too: masks belong to rows, not to calls."""
+    on = ["model.dropout=0.1", "model.attention_dropout=0.1"]
+    weights = [
+        battery.train(
+            battery.configure(
+                moons, tmp_path / str(rows), case, *battery.exact(f"engine.micro_batch_size={rows}", *on)
+            )
+        )
+        for rows in (0, 1)
+    ]
+    assert difference(*weights) <= 1e-11
+
+
+@cases
 def test_the_update_moves_the_weights(
     case: Case, moons: Path, whole: dict[Case, dict[str, Tensor]], tmp_path: Path
 ) -> None:

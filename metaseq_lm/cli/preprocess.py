@@ -89,7 +89,12 @@ def run(args: argparse.Namespace) -> int:
     # Late, so that --help does not load the tokenizer libraries.
     from metaseq_lm.data.preprocess import Job
 
-    for name, least in {"workers": 1, "vocab_size": 1, "min_frequency": 1, "task_tokens": 0}.items():
+    for name, least in {
+        "workers": 1,
+        "vocab_size": 1,
+        "min_frequency": 1,
+        "task_tokens": 0,
+    }.items():
         if getattr(args, name) is not None and getattr(args, name) < least:
             raise UsageError(f"{_flag(name)} {getattr(args, name)}: at least {least}")
     job = Job(

@@ -173,7 +173,7 @@ def token_file(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Fi
 
 def duplicates(name: str, hashes: np.ndarray) -> Finding:
     """Return the share of documents that repeat an earlier one; `hashes` are sorted."""
-    share = float(np.mean(hashes[1:] == hashes[:-1])) if len(hashes) > 1 else 0.0
+    share = np.count_nonzero(hashes[1:] == hashes[:-1]) / max(len(hashes), 1)
     return Finding(
         WARNING if share > MANY_DUPLICATES else OK,
         f"{name}: {100 * share:.1f} % of the documents repeat another one",
@@ -196,7 +196,7 @@ def overlaps(folder: Path, hashes: dict[str, np.ndarray]) -> Iterator[Finding]:
 
 
 def labelled_set(folder: Path, tokenizer: Tokenizer | None, full: bool) -> Iterator[Finding]:
-    """Yield the findings on one labelled set; `tokenizer` is that of the corpus, if there is one."""
+    """Yield the findings on a labelled set; `tokenizer` is that of the corpus, if there is one."""
     try:
         manifest = Manifest.load(folder)
         splits = sorted(manifest.splits, key=lambda name: (name != "train", name))
@@ -209,7 +209,7 @@ def labelled_set(folder: Path, tokenizer: Tokenizer | None, full: bool) -> Itera
         yield Finding(
             ERROR, f"{folder}: made with another tokenizer than the corpus; preprocess it again"
         )
-    hashes = {}
+    hashes: dict[str, np.ndarray] = {}
     for split, content in sets.items():
         yield Finding(OK, f"{folder}: {split} has {len(content):,} rows; {distribution(content)}")
         yield from unseen_labels(content, sets.get("train"))

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -156,7 +156,7 @@ def _work(block: Block) -> Encoded:
 
 def encode_blocks(
     blocks: Iterable[Block], tokenizer: Tokenizer, folder: Path, policy: str, workers: int
-) -> Iterator[Encoded]:
+) -> Generator[Encoded, None, None]:
     """Yield the encoded blocks in order; `folder` holds the saved `tokenizer` for the workers.
 
     At most a few blocks per worker are in memory. MetaseqError if a worker is killed.

@@ -133,7 +133,8 @@ class IndexedDataset:
 
     def _check_tables(self, index: Path, header: _Header) -> None:
         """Compare the stored tables with what the sizes imply, in pieces of bounded memory."""
-        broken = f"{index}: the file is damaged, copy it again or preprocess again: "
+        size = index.stat().st_size
+        broken = f"{index}: {size} bytes, damaged or truncated; copy or preprocess it again: "
         if len(self.sizes) and self.sizes.min() < 0:
             raise MetaseqError(f"{broken}sequence {int(self.sizes.argmin())} has a negative size.")
         at = header.start + 4 * header.count

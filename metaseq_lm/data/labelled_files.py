@@ -104,9 +104,9 @@ class RowReader:
             for name in (*used, self.columns.label):
                 if name not in names:
                     raise MetaseqError(
-                        f"{self.path}:{number}: no column '{name}'.{nearest(name, list(names))} There "
-                        f"are: {', '.join(names)}. Choose with --text-columns and --label-column "
-                        "(and --columns if the file has no header row)."
+                        f"{self.path}:{number}: no column '{name}'.{nearest(name, list(names))} "
+                        f"There are: {', '.join(names)}. Choose with --text-columns and "
+                        "--label-column (and --columns if the file has no header row)."
                     )
             self.used = used
         return self.used

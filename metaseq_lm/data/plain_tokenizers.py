@@ -33,6 +33,7 @@ class PlainTokenizer(Tokenizer):
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each line; unknown units are [UNK]."""
         get, unk = self._ids.get, self.vocabulary.unk
+        assert unk is not None
         return [[get(unit, unk) for unit in self.units(line)] for line in lines]
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -53,7 +53,7 @@ def _check_free(dest: Path) -> None:
     taken = [p.name for p in dest.glob("*") if p.suffix in (".bin", ".idx")]
     if (dest / MANIFEST_FILE).exists() or taken:
         raise UsageError(
-            f"{dest}: already holds a data set; give another --destdir, or --overwrite to replace it"
+            f"{dest}: already holds a data set; give another --destdir, or --overwrite to replace"
         )
 
 

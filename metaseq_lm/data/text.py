@@ -9,10 +9,10 @@ import lzma
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from metaseq_lm.errors import MetaseqError, UsageError
 
@@ -21,7 +21,7 @@ BLOCK = 1 << 20
 PIECE = 1 << 16
 BOM = b"\xef\xbb\xbf"
 BAD_UTF8 = ("replace", "skip", "fail")
-OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 SIGNS = {
     b"\x1f\x8b": "gzip data; give it the suffix .gz",
     b"\xfd7zXZ": "xz data; give it the suffix .xz",

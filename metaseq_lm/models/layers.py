@@ -45,8 +45,16 @@ class LayerNorm(nn.LayerNorm):
 class Embedding(nn.Embedding):
     """Token embedding of ids (..., S) or of probabilities (..., S, V); weights (V, D) or (C, V, D).
 
-    No gradient reaches the padding row from the input side; it may be trained through a tied head.
+    No gradient reaches the padding row from the input side; it may be trained through a tied head. A
+    `padding_row` (D,), given through functional_call, stands for that constant when the weights are
+    displaced: finite differences cannot see a detached tensor.
     """
+
+    padding_row: Tensor | None
+
+    def __init__(self, size: int, width: int, padding_idx: int | None = None) -> None:
+        super().__init__(size, width, padding_idx=padding_idx)
+        self.register_buffer("padding_row", None, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         weight = self.weight
@@ -58,7 +66,8 @@ class Embedding(nn.Embedding):
                 return embedded
             # Adds zero; it only takes the padding row out of the derivative.
             row = weight[..., self.padding_idx : self.padding_idx + 1, :]
-            return embedded + tokens[..., self.padding_idx, None] * (row.detach() - row)
+            constant = row.detach() if self.padding_row is None else self.padding_row
+            return embedded + tokens[..., self.padding_idx, None] * (constant - row)
         if weight.dim() == 2:
             return F.embedding(tokens, weight, self.padding_idx)
         copies, size, width = weight.shape

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from metaseq_lm.models.layers import Embedding
+
 
 class VirtualModel:
     """Calls `module` with weights taken from a vector (..., P), or from vectors of several copies (C, P).
@@ -16,6 +18,12 @@ class VirtualModel:
         self.names = [name for name, _ in module.named_parameters()]
         self.shapes = [p.shape for p in module.parameters()]
         self.sizes = [p.numel() for p in module.parameters()]
+        # What the input side sees of the padding row does not follow a virtual step.
+        self.constants = {
+            f"{name}.padding_row": layer.weight[layer.padding_idx].detach().clone()
+            for name, layer in module.named_modules()
+            if isinstance(layer, Embedding) and layer.padding_idx is not None
+        }
 
     def vector(self) -> Tensor:
         """Return a detached copy of the module's present parameters, (P,)."""
@@ -28,4 +36,5 @@ class VirtualModel:
         return [piece.view(*lead, *shape) for piece, shape in zip(pieces, self.shapes)]
 
     def __call__(self, vector: Tensor, *args: object, **kwargs: object) -> Tensor:
-        return functional_call(self.module, dict(zip(self.names, self.split(vector))), args, kwargs)
+        weights = dict(zip(self.names, self.split(vector))) | self.constants
+        return functional_call(self.module, weights, args, kwargs)

@@ -1,4 +1,4 @@
-"""Every tokenizer: ids of the special symbols, round trips, saving; byte-BPE against its library."""
+"""Every tokenizer: special symbols, round trips, saving; byte-BPE against its library."""
 
 import itertools
 import random
@@ -106,7 +106,8 @@ pieces = st.sampled_from(
 
 @given(line=st.lists(pieces, max_size=12).map("".join) | any_text)
 @settings(deadline=None, max_examples=400)
-@example(line="a \t b")
+@example(line="a\t \tb")
+@example(line="a \u00a0\u3000b")
 @example(line="x  y   z ")
 @example(line=" '")
 def test_byte_bpe_gives_the_ids_of_its_library(trained, line):

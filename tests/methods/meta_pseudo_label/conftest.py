@@ -1,13 +1,7 @@
 from pathlib import Path
 
 import pytest
-import torch
 from meta_pseudo_data import make_even, make_ragged
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

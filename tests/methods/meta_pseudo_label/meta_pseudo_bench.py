@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm import plugins
+from metaseq_lm import plugins, randomness
 from metaseq_lm.config import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine import Engine, Logs
@@ -22,9 +23,14 @@ Grads = list[Optional[Tensor]]
 
 
 class Bench:
-    """A task at work; `steps` holds (name, gradient) of every optimizer step the task asked for."""
+    """A task at work.
+
+    Of the last update `steps` holds (name, gradient) of every optimizer step that the task asked for, and
+    `passes` (stream, draw) of every forward pass.
+    """
 
     def __init__(self, data: Path, name: str, *overrides: str) -> None:
+        torch.set_num_threads(1)
         plugins.load_all()
         given = [f"data={data}", "engine.precision=fp64", "engine.device=cpu", *overrides]
         self.config = load_config(given, str(CONFIGS), name)
@@ -38,17 +44,24 @@ class Bench:
         )
         self.model.train()
         self.steps: list[tuple[str, Grads]] = []
+        self.passes: list[tuple[str, Any]] = []
         self.record()
 
     def record(self) -> None:
-        """Note each step of the engine before it is taken."""
+        """Note each step of the engine before it is taken, and which draw each pass uses."""
         step: Callable = self.engine.step
+        enter: Callable = self.engine._pass
 
         def noted(name: str, grads: Grads) -> bool:
             self.steps.append((name, [None if g is None else g.detach().clone() for g in grads]))
             return step(name, grads)
 
+        def seen(batch: dict, draw: Any, *rest: Any, **more: Any) -> Any:
+            self.passes.append((batch.get("stream", ""), draw))
+            return enter(batch, draw, *rest, **more)
+
         self.engine.step = noted  # type: ignore[method-assign]
+        self.engine._pass = seen  # type: ignore[method-assign]
 
     def batches(self, update: int, micro_batch_size: int = 0) -> Batches:
         """Return what update number `update` is given."""
@@ -63,6 +76,7 @@ class Bench:
     def update(self, update: int, micro_batch_size: int = 0) -> Logs:
         """Make one real update; `steps` then holds those of this update only."""
         self.steps.clear()
+        self.passes.clear()
         self.engine.begin(update)
         batches = self.batches(update, micro_batch_size)
         return self.task.update(self.engine, self.model, batches)
@@ -71,6 +85,12 @@ class Bench:
         """Return the one gradient that optimizer `name` was given in the last update."""
         (found,) = [grads for given, grads in self.steps if given == name]
         return found
+
+    def replay(self, rows: Any, update: int, draw: Any) -> AbstractContextManager:
+        """Enter a pass over `rows` with the random numbers of one of the engine's passes."""
+        root = randomness.key(self.config.seed, "noise", update, draw)
+        noise = randomness.Noise(root, rows)
+        return randomness.entered(randomness.Pass(noise, double_backward=True))
 
     @property
     def copies(self) -> int:

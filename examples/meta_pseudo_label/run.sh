@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Two Moons: data, pre-training by every objective, fine-tuning, table and pictures.
+#
+#   run.sh OUT                          a tenth of the paper's schedule, n = 10 and 160, 3 seeds
+#   UPDATES=40000 SIZES="10 20 40 80 160" run.sh OUT      the paper's schedule and sizes
+#
+# Everything is resumed or reused when run again. JOBS processes run side by side, one thread each.
+set -euo pipefail
+
+out=${1:?usage: run.sh OUT}
+here=$(cd "$(dirname "$0")" && pwd)
+updates=${UPDATES:-4000}   # of 4 micro-steps each
+warmup=${WARMUP:-1000} lr=${LR:-0.08}
+seeds=${SEEDS:-1 2 3} sizes=${SIZES:-10 160} jobs=${JOBS:-2}
+log=${LOG:-500}
+data=$out/data
+export OMP_NUM_THREADS=1
+
+metaseq() { python -m metaseq_lm "$@"; }
+
+if [ ! -f "$data/done" ]; then
+    echo "== data: Two Moons as text, binarised into $data"
+    rm -rf "$data" && mkdir -p "$out"
+    python "$here/two_moons.py" "$out/text"
+    metaseq preprocess --trainpref "$out/text/train.txt" --validpref "$out/text/valid.txt" \
+        --tokenizer byte_bpe --vocab-size 512 --tokenizer-corpus "$out/text/tokenizer.txt" \
+        --destdir "$data"
+    for n in 10 20 40 80 160; do
+        text=$out/text/which_moon_$n
+        metaseq preprocess --labelled which_moon_$n --trainpref "$text/train.tsv" \
+            --validpref "$text/valid.tsv" --testpref "$text/test.tsv" --split vis="$text/vis.tsv" \
+            --destdir "$data"
+    done
+    touch "$data/done"
+fi
+
+# One line per run: the arguments of `metaseq-lm train`.
+pretrain() { # seed, objective, n, folder
+    echo "--config-name $2 --save-dir $out/pretrain/seed$1/$4 --seed $1 task.labelled=[which_moon_$3]" \
+        "--max-update $updates --lr $lr --warmup-updates $warmup --log-interval $log"
+}
+finetune() { # seed, label, n, batch, updates, checkpoint
+    echo "--config-name finetune --save-dir $out/finetune/seed$1/$2_$3 --seed $1" \
+        "--label $2 --init-from $out/pretrain/seed$1/$6 task.labelled=which_moon_$3" \
+        "--batch-size $4 --max-update $5 --log-interval 1000"
+}
+batch_of() { case "$1-$2" in MLM-20|MLM-40) echo 1;; *-10) echo 1;; *-20) echo 2;; *-40) echo 4;;
+    *-80) echo 8;; *) echo 16;; esac; }
+
+train_all() { # runs the lines of standard input, $jobs at a time; stops at the first failure
+    xargs -P "$jobs" -I{} sh -c "exec python -m metaseq_lm train '$data' --config-dir '$here/config' {}"
+}
+
+echo "== pre-training, $updates updates each, $jobs at a time"
+for seed in $seeds; do
+    pretrain "$seed" mlm 10 mlm
+    for n in $sizes; do
+        for objective in hard soft soft_fixed_y; do pretrain "$seed" $objective "$n" ${objective}_"$n"; done
+    done
+done | train_all
+
+echo "== fine-tuning on n labelled points, 100 epochs each"
+for seed in $seeds; do
+    for n in $sizes; do
+        b=$(batch_of MLM "$n") h=$(batch_of Hard "$n")
+        finetune "$seed" MLM_latest "$n" "$b" $((100 * n / b)) mlm/checkpoints/last
+        finetune "$seed" MLM_best_loss "$n" "$b" $((100 * n / b)) mlm/checkpoints/best
+        finetune "$seed" hard "$n" "$h" $((100 * n / h)) hard_"$n"/checkpoints/last
+        finetune "$seed" soft "$n" "$h" $((100 * n / h)) soft_"$n"/checkpoints/last
+        finetune "$seed" soft_fixed_y "$n" "$h" $((100 * n / h)) soft_fixed_y_"$n"/checkpoints/last
+    done
+done | train_all
+
+echo "== table and pictures in $out/report"
+metaseq report "$out/finetune" --rows label --columns task.labelled --x task.labelled \
+    --out "$out/report"
+metaseq report "$out/pretrain" --metric valid.accuracy --curve valid.accuracy train.reward \
+    --format png --out "$out/report/pretraining" > "$out/report/pretraining.txt"
+python "$here/pictures.py" "$out"

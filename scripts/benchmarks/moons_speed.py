@@ -1,0 +1,265 @@
+"""Two Moons: micro-steps per second of our updates against a plain autograd loop."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from metaseq_lm import cli, plugins
+from metaseq_lm.config import load_config
+from metaseq_lm.run import Run
+from metaseq_lm.trainer import Fetcher
+from plain_encoder import PAD, Encoder, Student, Teacher
+from plain_loop import MicroStep, PlainLoop
+from timing import Figure, Measured, Step, Variant, paired, speed
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "meta_pseudo_label"
+CONFIG = EXAMPLE / "config"
+TARGETS = {"mlm": 1.5, "hard": None, "soft": 2.0, "soft_difference": None}
+DIFFERENCE = ["criterion.hypergradient=finite_difference"]
+FIXED = ["engine.precision=fp64", "model.dropout=0", "model.attention_dropout=0"]
+# Full-size steps, and no warm-up, so that three updates move the weights.
+FIXED += ["schedule.warmup_updates=1", "optimizer.lr=0.0025", "task.reward_interval=0"]
+NOTE = "reference: batches loaded before, no reward logged; ours: with data, as trained"
+
+
+def make_data(folder: Path) -> Path:
+    """Write and binarise the Two Moons data; return the data folder."""
+    text, data = folder / "moons_text", folder / "moons"
+    runpy.run_path(str(EXAMPLE / "two_moons.py"))["main"](text)
+    files = [f"--{split}pref={text / split}.txt" for split in ("train", "valid")]
+    corpus = ["--tokenizer-corpus", str(text / "tokenizer.txt"), "--vocab-size", "512"]
+    labelled = text / "which_moon_10"
+    rows = [f"--{split}pref={labelled / split}.tsv" for split in ("train", "valid")]
+    out = ["--destdir", str(data)]
+    for arguments in ([*files, *corpus, *out], ["--labelled", labelled.name, *rows, *out]):
+        if cli.main(["preprocess", *arguments]):
+            raise RuntimeError("preprocess failed")
+    return data
+
+
+def build(data: Path, config: str, overrides: list[str]) -> Run:
+    """Return a run of one of the example's configurations."""
+    plugins.load_all()
+    always = [f"data={data}", "engine.device=cpu", "engine.threads=1", "engine.tensorboard=false"]
+    return Run(load_config([*always, *overrides], str(CONFIG), config), dry_run=True)
+
+
+def fetched(run: Run) -> Iterator[tuple[int, dict]]:
+    """Yield the batches of update after update, as the trainer gets them."""
+    trainer = run.trainer
+    streams = trainer.task.build_streams("train")
+    for update, batches in Fetcher(trainer.task, streams, {}, trainer.shard, 0).updates(0, 1 << 40):
+        yield update, {
+            name: [trainer.engine.to_device(batch) for batch in stream]
+            for name, stream in batches.items()
+        }
+
+
+def our_updates(data: Path, config: str, overrides: list[str], updates: int) -> Step:
+    """Train with our engine: what the trainer does in an update, data and FLOP count included."""
+    run = build(data, config, overrides)
+    trainer, source = run.trainer, fetched(run)
+    trainer.model.train()
+    copies = trainer.task.options.batches_per_update
+
+    def step() -> dict[str, Any]:
+        logs: dict[str, Any] = {}
+        loss = 0.0
+        for _ in range(updates):
+            update, batches = next(source)
+            trainer.engine.begin(update)
+            with trainer.flops.count(batches):
+                logs = trainer.task.update(trainer.engine, trainer.model, batches)
+            loss += float(logs.get("mlm", logs.get("teacher_mlm")))
+        return {"amount": updates * copies, "loss": loss / updates}
+
+    return step
+
+
+def plain_updates(data: Path, config: str, updates: int, loaded: int = 64) -> Step:
+    """Train with the plain loop on batches that were loaded before."""
+    run = build(data, config, ["task.reward_interval=1"] if config == "mlm" else [])
+    source = fetched(run)
+    prepared = [micro_steps(next(source)[1]) for _ in range(loaded)]
+    torch.manual_seed(1)
+    update = getattr(plain_loop(run), f"update_{config}")
+    count = 0
+
+    def step() -> dict[str, Any]:
+        nonlocal count
+        loss = 0.0
+        for _ in range(updates):
+            loss += update(prepared[count % loaded])
+            count += 1
+        return {"amount": updates * len(prepared[0]), "loss": loss / updates}
+
+    return step
+
+
+def plain_loop(run: Run) -> PlainLoop:
+    """Return the plain loop with the sizes, rates and weights of a run."""
+    options, model = run.config, run.config.model
+    dtype = torch.float64 if options.engine.precision == "fp64" else torch.float32
+    sizes = (
+        len(run.task.vocabulary),  # type: ignore[attr-defined]
+        model.encoder_layers,
+        model.encoder_embed_dim,
+        model.encoder_ffn_embed_dim,
+        model.encoder_attention_heads,
+        model.max_positions,
+        model.dropout,
+        model.attention_dropout,
+    )
+    nets = {"student": Student(Encoder(*sizes)), "teacher": Teacher(Encoder(*sizes))}
+    for name, net in nets.items():
+        net.to(dtype)
+        if name in run.model:
+            net.load_state_dict(run.model[name].state_dict())
+    return PlainLoop(
+        nets["student"], nets["teacher"], options.optimizer.lr, options.schedule.warmup_updates
+    )
+
+
+def micro_steps(batches: dict) -> list[MicroStep]:
+    """Cut the batches of an update into micro-steps of their own lengths."""
+    parts = {name: stream[0][0] for name, stream in batches.items()}
+    unlabelled = parts["unlabelled"]
+    found = []
+    for c in range(len(unlabelled["original"])):
+        found.append(
+            {
+                "original": unlabelled["original"][c],
+                "masked": unlabelled["tokens"][c],
+                "labels": dense_labels(unlabelled, c),
+                "support": labelled_rows(parts["support"], c),
+                "query": labelled_rows(parts["query"], c),
+            }
+        )
+    return found
+
+
+def dense_labels(batch: dict, c: int) -> Tensor:
+    """Return a label for each position of micro-step c, -1 where there is none."""
+    positions, targets = batch["positions"][c], batch["targets"][c]
+    labels = torch.full_like(batch["tokens"][c], -1)
+    row, column = torch.nonzero(targets >= 0, as_tuple=True)
+    labels[row, positions[row, column]] = targets[row, column]
+    return labels
+
+
+def labelled_rows(batch: dict, c: int) -> tuple[Tensor, Optional[Tensor], Tensor]:
+    """Return tokens, padding and labels of micro-step c, without columns that are padding only."""
+    tokens = batch["tokens"][c]
+    width = int((tokens != PAD).any(0).nonzero().max()) + 1
+    padding = tokens[:, :width] == PAD
+    return tokens[:, :width], padding if padding.any() else None, dense_labels(batch, c)[:, :width]
+
+
+# ---------------------------------------------------------------- is it the same computation?
+
+
+def recorded(engine: Any) -> tuple[dict[str, Any], list]:
+    """Make an engine remember the teacher's gradient of its next step, and the sampled pairs."""
+    gradients: dict[str, Any] = {}
+    pairs: list = []
+    step, map_ = engine.step, engine.map
+
+    def step_and_keep(name: str, grads: Any) -> bool:
+        gradients[name] = [g.clone() for g in grads]
+        return step(name, grads)
+
+    def map_and_keep(*args: Any, **kwargs: Any) -> Any:
+        found = map_(*args, **kwargs)
+        pairs[:] = [(x, y) for x, y in zip(*found[0])]
+        return found
+
+    engine.step, engine.map = step_and_keep, map_and_keep
+    return gradients, pairs
+
+
+def difference(data: Path, config: str, updates: int = 3) -> dict[str, float]:
+    """Run both from the same weights in float64 without dropout.
+
+    Returns the largest relative difference of the gradient of the first update (the teacher's where
+    there is one), and the largest difference of any weight after `updates` updates.
+    """
+    run = build(data, config, FIXED + (["task.reward_interval=1"] if config == "mlm" else []))
+    plain, source = plain_loop(run), fetched(run)
+    engine, name = run.trainer.engine, "student" if config == "mlm" else "teacher"
+    gradients, pairs = recorded(engine)
+    seen: list[list[Tensor]] = []
+    trained = getattr(plain, name)
+    plain_step = trained.step
+    trained.step = lambda: (
+        seen.append([p.grad.clone() for p in trained.parameters]),
+        plain_step(),
+    )
+    run.model.train()
+    errors = []
+    for _ in range(updates):
+        update, batches = next(source)
+        engine.begin(update)
+        run.task.update(engine, run.model, batches)
+        arguments = (pairs,) if config == "hard" else ()
+        getattr(plain, f"update_{config}")(micro_steps(batches), *arguments)
+        ours, theirs = (torch.cat([g.flatten() for g in gs]) for gs in (gradients[name], seen[-1]))
+        errors.append(float((ours - theirs).abs().max() / theirs.abs().max()))
+    nets = {"student": plain.student.net, "teacher": plain.teacher.net}
+    weights = max(
+        float((p - q).abs().max())
+        for net, ours in run.model.items()
+        for p, q in zip(nets[net].state_dict().values(), ours.state_dict().values())
+    )
+    return {"gradient": errors[0], "weights": weights}
+
+
+def check(data: Path) -> Step:
+    """Return a step that compares ours with the plain loop for every objective."""
+    return lambda: {"amount": 1} | {c: difference(data, c) for c in ("mlm", "hard", "soft")}
+
+
+# ---------------------------------------------------------------- figures
+
+
+def figures(folder: Path, data: Optional[Path], quick: bool) -> Iterator[Figure]:
+    """Yield the figures of Two Moons."""
+    data = data or make_data(folder)
+    (checked,) = paired({"check": Variant(check, {"data": data})}, 1, 0)["check"].rounds
+    rounds = 7 if quick else 21
+    for config, updates in (("mlm", 80), ("hard", 8), ("soft", 6)):
+        plain = Variant(plain_updates, {"data": data, "config": config, "updates": updates})
+        variants = {"ours": our(data, config, updates), "plain": plain}
+        if config == "soft":
+            variants["difference"] = our(data, config, updates, DIFFERENCE)
+        done = paired(variants, rounds, warm_up=3)
+        same = checked[config]
+        note = f"{NOTE}; float64 difference: gradient {same['gradient']:.0e}, weights after 3 updates "
+        note += f"{same['weights']:.0e}; " + losses(done)
+        if max(same.values()) > 1e-8:
+            note = f"NOT THE SAME COMPUTATION; {note}"
+        name = f"moons_{config}"
+        yield speed(name, done["ours"], done["plain"], "micro-steps/s", TARGETS[config], note)
+        if config == "soft":
+            name += "_difference"
+            yield speed(name, done["difference"], done["plain"], "micro-steps/s", None, NOTE)
+
+
+def our(data: Path, config: str, updates: int, overrides: Optional[list[str]] = None) -> Variant:
+    """Return our variant of a configuration."""
+    options = {"data": data, "config": config, "overrides": overrides or [], "updates": updates}
+    return Variant(our_updates, options)
+
+
+def losses(done: dict[str, Measured]) -> str:
+    """Say how the masked-LM loss went in each variant."""
+    parts = []
+    for name in ("ours", "plain"):
+        rounds = done[name].rounds
+        parts.append(f"{name} {rounds[0]['loss']:.2f} to {rounds[-1]['loss']:.2f}")
+    return "loss " + ", ".join(parts)
