@@ -55,7 +55,7 @@ class EngineConfig:
     precision: str = option("fp32", "fp32, bf16 (autocast) or fp64")
     micro_batch_size: int = option(0, "rows computed at a time in each process (0 = all)")
     workers: int = option(0, "threads that prepare batches ahead")
-    threads: int = option(1, "torch threads in each process")
+    threads: int = option(0, "torch threads in each process (0 = torch's own choice)")
     tensorboard: bool = option(True, "write TensorBoard event files")
 
 

@@ -55,7 +55,8 @@ class Run:
             config = config.copy()
             config.trainer.max_update = 1
             config.trainer.final_splits = []
-        torch.set_num_threads(config.engine.threads)
+        if config.engine.threads:
+            torch.set_num_threads(config.engine.threads)
         self.config = config
         self.dry_run = dry_run
         self.device = choose_device(config.engine.device)

@@ -18,7 +18,7 @@ from torch import nn
 from metaseq_lm import checkpoint, distributed
 from metaseq_lm.data.streams import Shard, Stream
 from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import DivergedError, Interrupted
+from metaseq_lm.errors import DivergedError, Interrupted, UsageError
 from metaseq_lm.flops import FlopMeter
 from metaseq_lm.logging import Progress, TensorBoard
 from metaseq_lm.run_folder import RunFolder, finite
@@ -192,8 +192,9 @@ class Trainer:
         """Return whether this validation is the best so far, and remember it."""
         metric = self.options.best_checkpoint_metric
         if metric not in values:
-            raise DivergedError(
-                f"trainer.best_checkpoint_metric is '{metric}' but validation gives {sorted(values)}"
+            raise UsageError(
+                f"trainer.best_checkpoint_metric is '{metric}' but validation gives "
+                f"{', '.join(sorted(values))}"
             )
         sign = 1 if self.options.maximize_best_checkpoint_metric else -1
         value = values[metric]

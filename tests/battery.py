@@ -25,6 +25,7 @@ TINY = [
     "optimizer.lr=0.005",
     "trainer.log_interval=1",
     "engine.tensorboard=false",
+    "engine.threads=1",
 ]
 META = ["task=meta_pseudo_label", "task.labelled=[which_moon_20]", "task.valid_size=16"]
 TEXT = ["task.sample_break_mode=eos", "task.tokens_per_sample=34", "task.batch_size=16"]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.errors import UsageError
 from metaseq_lm.randomness import current_pass
 
 
@@ -104,7 +105,7 @@ class SelfAttention(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         if width % heads:
-            raise ValueError(
+            raise UsageError(
                 f"encoder_embed_dim {width} is not divisible by {heads} attention heads"
             )
         self.heads = heads

@@ -11,6 +11,7 @@ from metaseq_lm.data.corpus import Corpus, masked_batch
 from metaseq_lm.data.masking import Masking
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import MODELS, register_task
 from metaseq_lm.tasks import Task, options_of
 
@@ -29,7 +30,16 @@ class MaskedLMConfig:
 
 
 def build_transformer(config: DictConfig, vocabulary: Vocabulary, **kwargs: object) -> nn.Module:
-    """Build the configured model for a vocabulary; `kwargs` go to its constructor."""
+    """Build the configured model for a vocabulary; `kwargs` go to its constructor.
+
+    Raises UsageError if the task's rows are longer than the model.
+    """
+    longest, room = config.task.get("tokens_per_sample", 0), config.model.get("max_positions", 0)
+    if room and longest > room:
+        raise UsageError(
+            f"task.tokens_per_sample is {longest} but model.max_positions is {room}; "
+            "a row would not fit the model, make one of them equal the other"
+        )
     entry = MODELS.entry(config.model._name)
     assert entry.dataclass is not None
     sizes = entry.dataclass(**options_of(config.model))

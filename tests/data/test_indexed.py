@@ -106,6 +106,23 @@ def test_nothing_remains_of_a_failed_write(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_killed_between_the_renames_no_mixed_pair_opens(tmp_path, monkeypatch):
+    write_pair(tmp_path / "w", [[1, 2], [3]])
+
+    def replace(source, target):
+        if str(target).endswith(".idx"):
+            raise KeyboardInterrupt
+        real(source, target)
+
+    real = os.replace
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        with IndexedWriter(tmp_path / "w", np.uint16) as writer:
+            writer.extend(np.array([4, 5, 6]), np.array([1, 2]))
+    with pytest.raises(MetaseqError, match="w.idx: no such file"):
+        IndexedDataset(tmp_path / "w")
+
+
 @pytest.mark.parametrize("dtype, token", [(np.uint16, 65536), (np.uint16, -1), (np.int32, 2**31)])
 def test_a_token_that_does_not_fit_is_refused(tmp_path, dtype, token):
     with pytest.raises(ValueError, match="does not fit"):

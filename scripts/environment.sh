@@ -1,0 +1,18 @@
+# Sourced by the other scripts: makes .venv, installs the package into it once, and puts it on PATH.
+# PYTHON names the interpreter to use (3.10 to 3.13); EXTRAS the extra to install, such as [test].
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+python=${PYTHON:-python3}
+"$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || {
+    echo "Python 3.10 to 3.13 is needed; $python is $("$python" --version). Set PYTHON=..." >&2
+    exit 2
+}
+stamp=.venv/installed${EXTRAS:-}
+if [ ! -f "$stamp" ] || [ setup.cfg -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ]; then
+    echo "== installing into .venv (once; a few minutes)"
+    [ -x .venv/bin/python ] || "$python" -m venv .venv
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        -c constraints.txt -e ".${EXTRAS:-}"
+    touch "$stamp"
+fi
+export PATH="$root/.venv/bin:$PATH"

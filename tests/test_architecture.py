@@ -1,0 +1,137 @@
+"""The rules of the layout, read off the source: who may import whom, and how large things may be."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metaseq_lm import plugins
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "metaseq_lm"
+WINGS = plugins.wings()
+SOURCES = sorted(PACKAGE.rglob("*.py")) + sorted((ROOT / "user_dir").glob("*.py"))
+TOP = {
+    "setup.cfg README.md metaseq_lm user_dir examples scripts tests pyproject.toml LICENSE",
+    "CHANGELOG.md constraints.txt",
+}
+ONCE = {"pickle", "marshal", "shelve", "dill"}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield the dotted names a file imports, relative ones made absolute."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            yield ".".join([*base, *([node.module] if node.module else [])])
+
+
+def wing_of(module: str) -> str | None:
+    """Return the wing a dotted name lies in, or None."""
+    parts = module.split(".")
+    return parts[2] if parts[:2] == ["metaseq_lm", "methods"] and len(parts) > 2 else None
+
+
+def test_the_core_imports_no_wing_and_no_wing_another() -> None:
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        own = wing_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        for name in imports(path):
+            if wing_of(name) not in (None, own):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong
+
+
+def run(code: str) -> str:
+    """Run a program in a fresh interpreter and return what it prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_the_package_imports_no_wing() -> None:
+    shown = run("import metaseq_lm, metaseq_lm.trainer, metaseq_lm.run, sys; print(*sys.modules)")
+    assert not [name for name in shown.split() if wing_of(name)]
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_each_wing_imports_alone(wing: str) -> None:
+    shown = run(f"import metaseq_lm.methods.{wing}, sys; print(*sys.modules)")
+    assert {wing_of(name) for name in shown.split()} <= {None, wing}
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_wings_have_the_same_files(wing: str) -> None:
+    files = {p.name for p in (PACKAGE / "methods" / wing).iterdir()}
+    assert {"__init__.py", "task.py", "criterion.py", "model.py", "README.md"} <= files
+
+
+def test_the_trainer_names_no_method() -> None:
+    words = (PACKAGE / "trainer.py").read_text() + (PACKAGE / "engine.py").read_text()
+    assert not [wing for wing in WINGS if wing in words]
+
+
+def test_top_level_is_as_designed() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    top = {name.split("/")[0] for name in listed.stdout.split()}
+    assert {n for n in top if not n.startswith(".")} <= set(" ".join(TOP).split())
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            yield node
+
+
+def test_sizes() -> None:
+    """Files of at most 400 lines, functions of about 60, constructors of at most 8 arguments."""
+    wrong = []
+    for path in SOURCES:
+        if len(path.read_text(encoding="utf-8").splitlines()) > 400:
+            wrong.append(f"{path}: over 400 lines")
+        for f in functions(path):
+            if f.end_lineno - f.lineno + 1 > 66:
+                wrong.append(f"{path}:{f.lineno} {f.name} is {f.end_lineno - f.lineno + 1} lines")
+            arguments = len(f.args.args) + len(f.args.kwonlyargs) - 1
+            if f.name == "__init__" and arguments > 8:
+                wrong.append(f"{path}:{f.lineno} constructor with {arguments} arguments")
+    assert not wrong
+
+
+def test_public_functions_have_a_docstring() -> None:
+    """Overrides are documented where they are declared; everything else public says what it does."""
+    wrong = []
+    for path in SOURCES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert ast.get_docstring(tree) or path.name in ("__init__.py", "__main__.py"), path
+        for node in tree.body:
+            public = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name[0] != "_"
+            if public and not ast.get_docstring(node):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert not wrong
+
+
+def test_nothing_untrusted_is_executed() -> None:
+    """No pickle, eval, exec or shell; torch.load only with weights_only."""
+    wrong = []
+    for path in SOURCES:
+        wrong += [f"{path}: imports {n}" for n in imports(path) if n.split(".")[0] in ONCE]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func)
+            keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
+            bad = name in ("eval", "exec", "os.system") or keywords.get("shell") == "True"
+            bad |= name == "torch.load" and keywords.get("weights_only") != "True"
+            bad |= keywords.get("allow_pickle") == "True" or name in ("yaml.load", "yaml.unsafe_load")
+            if bad:
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {name}")
+    assert not wrong
