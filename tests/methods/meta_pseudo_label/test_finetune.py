@@ -127,19 +127,3 @@ def test_the_student_of_a_pair_is_taken(even: Path) -> None:
     bench.model.load_state_dict(chosen)
     for name, parameter in bench.model.named_parameters():
         assert torch.equal(parameter, pair["student"].get_parameter(name))
-
-
-def test_settings() -> None:
-    """Paper table 6."""
-    bench_config = Bench.__init__.__globals__["load_config"](
-        [], str(Bench.__init__.__globals__["CONFIGS"]), "finetune"
-    )
-    optimizer, schedule = bench_config.optimizer, bench_config.schedule
-    assert (optimizer._name, optimizer.lr, optimizer.clip_norm) == ("adamw", 0.04, 5.0)
-    assert (optimizer.weight_decay, list(optimizer.betas), optimizer.eps) == (
-        0.01,
-        [0.9, 0.98],
-        1e-6,
-    )
-    assert (schedule._name, schedule.warmup_updates) == ("inverse_sqrt", 10)
-    assert bench_config.trainer.best_checkpoint_metric == "accuracy"

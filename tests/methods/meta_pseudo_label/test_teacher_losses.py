@@ -123,4 +123,4 @@ def test_soft_input_meets_no_padding_row(even: Path) -> None:
     soft = F.one_hot(torch.zeros_like(batch["original"]), 407).double()
     embedded = student.encoder.tokens(0.7 * soft + 0.3 * soft.roll(9, -1))
     (grad,) = torch.autograd.grad(embedded.square().sum(), weight)
-    assert (grad[0] == 0).all() and grad[9].norm() > 0
+    assert grad[0].norm() < 1e-12 * grad[9].norm()

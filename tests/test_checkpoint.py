@@ -1,0 +1,157 @@
+"""Checkpoints: complete, verified, or passed over with a reason."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from metaseq_lm import checkpoint
+from metaseq_lm.checkpoint import CheckpointError
+
+WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.tensor(7)}
+STATE = {"update": 3, "nested": {"moment": torch.ones(2), "list": [1, 2.5, "x"]}}
+
+
+def save(folder: Path, update: int) -> Path:
+    weights = {n: w + update for n, w in WEIGHTS.items()}
+    return checkpoint.save(folder, update, weights, STATE | {"update": update}, {"note": "hi"})
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = save(tmp_path, 5)
+    found = checkpoint.load(path)
+    assert all(torch.equal(found.weights[n], w + 5) for n, w in WEIGHTS.items())
+    assert found.state["update"] == 5 and found.manifest["note"] == "hi"
+    assert torch.equal(found.state["nested"]["moment"], torch.ones(2))
+    assert checkpoint.resolve(str(tmp_path)) == path.resolve()
+
+
+def damage(path: Path, how: str) -> None:
+    """Spoil a checkpoint in one of the ways files get spoilt."""
+    model, state, manifest = (path / n for n in ("model.safetensors", "state.pt", "manifest.json"))
+    if how == "bit flip in weights":
+        data = bytearray(model.read_bytes())
+        data[-1] ^= 1
+        model.write_bytes(data)
+    elif how == "bit flip in state":
+        data = bytearray(state.read_bytes())
+        data[len(data) // 2] ^= 4
+        state.write_bytes(data)
+    elif how == "truncated":
+        os.truncate(model, model.stat().st_size - 1)
+    elif how == "empty":
+        model.write_bytes(b"")
+    elif how == "missing state":
+        state.unlink()
+    elif how == "missing manifest":
+        manifest.unlink()
+    elif how == "manifest not json":
+        manifest.write_text("{")
+    elif how == "manifest without sums":
+        manifest.write_text('{"format": 1}')
+    elif how == "future format":
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 99}))
+    elif how == "foreign file":
+        model.write_bytes(b"not safetensors at all")
+    elif how == "dangling link":
+        model.unlink()
+        model.symlink_to("nowhere")
+    elif how == "pickle in state":
+        import pickle
+
+        state.write_bytes(pickle.dumps(os.system))
+        resign(path)
+
+
+def resign(path: Path) -> None:
+    """Give a damaged checkpoint a manifest that agrees with it, as an attacker would."""
+    import hashlib
+
+    manifest = json.loads((path / "manifest.json").read_text())
+    for name in manifest["sha256"]:
+        manifest["sha256"][name] = hashlib.sha256((path / name).read_bytes()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+WAYS = [
+    "bit flip in weights",
+    "bit flip in state",
+    "truncated",
+    "empty",
+    "missing state",
+    "missing manifest",
+    "manifest not json",
+    "manifest without sums",
+    "future format",
+    "foreign file",
+    "dangling link",
+    "pickle in state",
+]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_damage_is_noticed_and_the_one_before_is_taken(tmp_path: Path, how: str) -> None:
+    save(tmp_path, 1)
+    damage(save(tmp_path, 2), how)
+    with pytest.raises(CheckpointError, match="update_000000002"):
+        checkpoint.load(tmp_path / "update_000000002")
+    found, skipped = checkpoint.newest(tmp_path)
+    assert found is not None and found.state["update"] == 1
+    assert len(skipped) == 1 and "update_000000002" in skipped[0]
+
+
+def test_leftovers_are_removed(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (tmp_path / ".tmp-update_000000002").mkdir()
+    (tmp_path / ".tmp-update_000000002" / "model.safetensors").write_bytes(b"half")
+    found, skipped = checkpoint.newest(tmp_path)
+    assert found is not None and not skipped
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_a_save_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fail at each file in turn: the old checkpoint stays the last one, nothing is half there."""
+    save(tmp_path, 1)
+    real = checkpoint._write
+    for failing in range(3):
+        calls = []
+
+        def write(path: Path, data: bytes) -> None:
+            calls.append(path)
+            if len(calls) > failing:
+                path.write_bytes(data[: len(data) // 2])
+                raise OSError(28, "No space left on device")
+            real(path, data)
+
+        monkeypatch.setattr(checkpoint, "_write", write)
+        with pytest.raises(CheckpointError, match="No space left.*bytes needed"):
+            save(tmp_path, 2)
+        assert [p.name for p in checkpoint.all_updates(tmp_path)] == ["update_000000001"]
+        assert (tmp_path / "last").resolve().name == "update_000000001"
+        assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_prune_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    for update in range(1, 7):
+        path = save(tmp_path, update)
+        if update == 2:
+            checkpoint.link(tmp_path, "best", path)
+        checkpoint.prune(tmp_path, 2)
+        assert len(checkpoint.all_updates(tmp_path)) <= 3
+    names = [p.name[-1] for p in checkpoint.all_updates(tmp_path)]
+    assert names == ["2", "5", "6"]
+    assert checkpoint.resolve(str(tmp_path), "best").name.endswith("2")
+
+
+def test_load_into_names_what_does_not_fit() -> None:
+    module = torch.nn.Linear(2, 3)
+    with pytest.raises(CheckpointError, match=r"of another shape: weight: \(3, 5\) there, \(3, 2\)"):
+        checkpoint.load_into(module, {"weight": torch.ones(3, 5), "bias": torch.ones(3)}, "x")
+    with pytest.raises(CheckpointError, match="missing: bias; unexpected: extra"):
+        checkpoint.load_into(module, {"weight": torch.ones(3, 2), "extra": torch.ones(1)}, "x")
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
+        checkpoint.resolve("/nowhere/at/all")

@@ -1,0 +1,77 @@
+"""The calendar: what is logged, saved, kept and when it stops."""
+
+import json
+from pathlib import Path
+
+from battery import configure, train
+
+from metaseq_lm.run_folder import cut_torn_line
+
+CASE = ("masked_lm", 0)
+
+
+def lines(path: Path, kind: str) -> list[dict]:
+    rows = [json.loads(line) for line in (path / "log.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == kind]
+
+
+def test_intervals(moons: Path, tmp_path: Path) -> None:
+    more = ["log_interval=3", "validate_interval_updates=4", "save_interval_updates=5", "keep_last=9"]
+    train(configure(moons, tmp_path, CASE, "trainer.max_update=11", *(f"trainer.{m}" for m in more)))
+    assert [row["update"] for row in lines(tmp_path, "train")] == [3, 6, 9, 11]
+    assert [row["update"] for row in lines(tmp_path, "valid")] == [4, 8, 11]
+    saved = {int(p.name[-9:]) for p in (tmp_path / "checkpoints").glob("update_*")}
+    assert {5, 10, 11} <= saved
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["status"] == "finished" and results["updates"] == 11
+    assert results["metrics"]["valid"] == {
+        k: v for k, v in lines(tmp_path, "valid")[-1].items() if k not in ("kind", "update", "seconds")
+    }
+
+
+def test_best_is_the_best_and_patience_stops(moons: Path, tmp_path: Path) -> None:
+    """With a rate of 0 nothing gets better than the first validation."""
+    more = ["trainer.max_update=50", "trainer.validate_interval_updates=2", "trainer.patience=3"]
+    train(configure(moons, tmp_path, CASE, *more, "optimizer.lr=0"))
+    assert [row["update"] for row in lines(tmp_path, "valid")] == [2, 4, 6, 8]
+    assert (tmp_path / "checkpoints" / "best").resolve().name == "update_000000002"
+    assert json.loads((tmp_path / "results.json").read_text())["updates"] == 8
+
+
+def test_a_longer_run_goes_on_from_a_finished_one(moons: Path, tmp_path: Path) -> None:
+    train(configure(moons, tmp_path, CASE, "trainer.max_update=3"))
+    train(configure(moons, tmp_path, CASE, "trainer.max_update=5"))
+    assert [row["update"] for row in lines(tmp_path, "train")] == [1, 2, 3, 4, 5]
+    assert "resumed" in lines(tmp_path, "event")[0]["message"]
+
+
+def test_damaged_newest_checkpoint_is_passed_over(moons: Path, tmp_path: Path) -> None:
+    straight = train(configure(moons, tmp_path / "straight", CASE, "trainer.max_update=4"))
+    more = ["trainer.save_interval_updates=1", "trainer.keep_last=5"]
+    train(configure(moons, tmp_path / "cut", CASE, "trainer.max_update=3", *more))
+    file = tmp_path / "cut" / "checkpoints" / "update_000000003" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 8
+    file.write_bytes(data)
+    resumed = train(configure(moons, tmp_path / "cut", CASE, "trainer.max_update=4", *more))
+    messages = [row["message"] for row in lines(tmp_path / "cut", "event")]
+    assert any("damaged" in m for m in messages) and any("update 2" in m for m in messages)
+    assert all((straight[n] == resumed[n]).all() for n in straight)
+
+
+def test_torn_line_is_cut(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text('{"a": 1}\n{"b": ')
+    cut_torn_line(file)
+    assert file.read_text() == '{"a": 1}\n'
+
+
+def test_cost_of_fine_tuning_includes_all_before(moons: Path, tmp_path: Path) -> None:
+    chain = ["trainer.max_update=2"]
+    train(configure(moons, tmp_path / "a", CASE, *chain))
+    train(configure(moons, tmp_path / "b", CASE, *chain, f"init_from={tmp_path}/a"))
+    tuned = ("token_labels", 0)
+    train(configure(moons, tmp_path / "c", tuned, *chain, f"init_from={tmp_path}/b"))
+    cost = {n: json.loads((tmp_path / n / "results.json").read_text()) for n in "abc"}
+    assert cost["c"]["pretraining"]["flops"] == cost["a"]["flops"] + cost["b"]["flops"]
+    assert cost["c"]["pretraining"]["updates"] == 4
