@@ -1,8 +1,8 @@
 """Checkpoints: folders that are complete, verified, or not there at all.
 
-A checkpoint is written under a temporary name, every file and the folder are fsynced, then it is renamed.
-It holds model.safetensors, state.pt (plain data, loaded with weights_only) and manifest.json with the
-checksum of both. "best" and "last" beside the checkpoints are links to them.
+A checkpoint is written under a temporary name, every file and the folder are fsynced, then it is
+renamed. It holds model.safetensors, state.pt (plain data, loaded with weights_only) and
+manifest.json with the checksum of both. "best" and "last" beside the checkpoints are links to them.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def save(
 ) -> Path:
     """Write checkpoint `update` under `folder` and return its path.
 
-    `about` goes into the manifest. Raises CheckpointError with the bytes needed and free if it cannot
-    be written; earlier checkpoints are then untouched.
+    `about` goes into the manifest. Raises CheckpointError with the bytes needed and free if it
+    cannot be written; earlier checkpoints are then untouched.
     """
     stream = io.BytesIO()
     torch.save(state, stream)
@@ -81,7 +81,8 @@ def save(
             _write(temporary / name, data)
         _sync(temporary)
         if final.exists():
-            # Reached again after a fallback to an older checkpoint: the one there was found damaged.
+            # Reached again after a fallback to an older checkpoint: the one there was found
+            # damaged.
             shutil.rmtree(final)
         os.rename(temporary, final)
         _sync(folder)
@@ -163,7 +164,8 @@ def prune(folder: Path, keep_last: int) -> None:
         kept.add(os.readlink(best))
     for path in all_updates(folder):
         if path.name not in kept:
-            # Renamed first: a kill in the middle must not leave a folder that looks like a checkpoint.
+            # Renamed first: a kill in the middle must not leave a folder that looks like a
+            # checkpoint.
             doomed = path.with_name(f"{TEMPORARY}{path.name}")
             os.rename(path, doomed)
             shutil.rmtree(doomed)

@@ -107,8 +107,8 @@ def load_config(
 ) -> DictConfig:
     """Compose a run's configuration.
 
-    `config_dir/config_name.yaml` is the primary config if given (it can name `base` in its defaults),
-    else the package's `base`. Raises UsageError that names the nearest key or value.
+    `config_dir/config_name.yaml` is the primary config if given (it can name `base` in its
+    defaults), else the package's `base`. Raises UsageError that names the nearest key or value.
     """
     fill_store()
     GlobalHydra.instance().clear()
@@ -180,7 +180,7 @@ def dotted(node: DictConfig, prefix: str = "") -> list[str]:
     keys: list[str] = []
     for key in node:
         value = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index,call-overload]
-        name = f"{prefix}{key}"
+        name = prefix + str(key)
         keys += dotted(node[key], name + ".") if isinstance(value, dict) else [name]
     return keys
 

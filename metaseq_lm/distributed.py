@@ -24,8 +24,8 @@ def rank() -> int:
 def initialise(device: str, timeout_seconds: float = 600.0) -> None:
     """Join the process group that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
-    Under Slurm the same is read from SLURM_PROCID and SLURM_NTASKS when a master address is set. Gloo on
-    CPU, NCCL on GPU. Does nothing in a single process.
+    Under Slurm the same is read from SLURM_PROCID and SLURM_NTASKS when a master address is set.
+    Gloo on CPU, NCCL on GPU. Does nothing in a single process.
     """
     if "RANK" not in os.environ and "SLURM_PROCID" in os.environ and "MASTER_ADDR" in os.environ:
         os.environ["RANK"] = os.environ["SLURM_PROCID"]

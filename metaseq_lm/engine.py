@@ -1,9 +1,9 @@
 """The arithmetic of an update: every number that must be exact under accumulation, precision and replicas.
 
-Final: nothing subclasses it. A batch is a list of micro-batches, the part of the global batch that this
-replica holds; each has "sizes" (counts by name) and "rows" (identities for the random numbers). All verbs
-divide each term by its size summed over micro-batches and replicas first, so any way to cut the batch
-gives the same result up to the order of summation.
+Final: nothing subclasses it. A batch is a list of micro-batches, the part of the global batch that
+this replica holds; each has "sizes" (counts by name) and "rows" (identities for the random
+numbers). All verbs divide each term by its size summed over micro-batches and replicas first, so
+any way to cut the batch gives the same result up to the order of summation.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Engine:
     ) -> tuple[Vector, Logs]:
         """Return the gradient of the global mean loss with respect to the leaves `wrt`, and the logs.
 
-        Leaves that no replica's loss reaches get None. Passes with equal `draw` in an update see the same
-        dropout masks and samples; without one each call draws afresh.
+        Leaves that no replica's loss reaches get None. Passes with equal `draw` in an update see
+        the same dropout masks and samples; without one each call draws afresh.
         """
         draw = self._draw(draw)
         totals = self._totals(batches)
@@ -101,8 +101,8 @@ class Engine:
     ) -> InnerGradient:
         """Return the gradient like `gradients`, in a form that `hypergradients` can differentiate.
 
-        With one micro-batch its graph is kept; with more, or with `replay`, each graph is built again
-        when it is needed, so that memory stays that of one.
+        With one micro-batch its graph is kept; with more, or with `replay`, each graph is built
+        again when it is needed, so that memory stays that of one.
         """
         draw = self._draw(draw)
         batches = list(batches)
@@ -120,8 +120,8 @@ class Engine:
     ) -> Vector:
         """Return d<vector, inner gradient>/d wrt, exact and over the global batch.
 
-        `step` > 0 takes central finite differences instead, with a displacement of `step` times the norm
-        of the inner parameters; it needs first derivatives only.
+        `step` > 0 takes central finite differences instead, with a displacement of `step` times the
+        norm of the inner parameters; it needs first derivatives only.
         """
         if step:
             return self._differences(inner, vector, wrt, step)
@@ -176,7 +176,7 @@ class Engine:
 
     # ---------------------------------------------------------------- verbs on parameters
 
-    def parameters(self, name: str) -> list[Tensor]:
+    def parameters(self, name: str) -> Sequence[Tensor]:
         """Return the parameters of one optimizer, in its order."""
         return self.optimizers[name].parameters
 
@@ -222,7 +222,7 @@ class Engine:
         finally:
             state = self._saved.pop(name)
             with torch.no_grad():
-                torch._foreach_copy_(optimizer.parameters, before)
+                torch._foreach_copy_(list(optimizer.parameters), before)
             if state is not None:
                 optimizer.load_state_dict(state)
 
@@ -258,7 +258,8 @@ class Engine:
     def _pass(self, batch: Batch, draw: int | str, double_backward: bool = False) -> Iterator[None]:
         root = randomness.key(self.seed, "noise", self._update, draw)
         noise = randomness.Noise(root, batch["rows"], self.device) if "rows" in batch else None
-        # Second derivatives drown in bfloat16's rounding, so they are always taken in full precision.
+        # Second derivatives drown in bfloat16's rounding, so they are always taken in full
+        # precision.
         low = self.precision == "bf16" and not double_backward
         with contextlib.ExitStack() as stack:
             stack.enter_context(

@@ -1,8 +1,9 @@
 """Counter-based random numbers: pure functions of (seed, update, draw, row, position).
 
-Nothing here has a state that a checkpoint would have to carry, and nothing depends on how the rows of a
-batch are spread over micro-batches, workers or replicas. The generator is SplitMix64 (Steele, Lea and
-Flood 2014): word k of a row is mix(row key + k * GOLDEN). numpy and torch give the same bits.
+Nothing here has a state that a checkpoint would have to carry, and nothing depends on how the rows
+of a batch are spread over micro-batches, workers or replicas. The generator is SplitMix64 (Steele,
+Lea and Flood 2014): word k of a row is mix(row key + k * GOLDEN). numpy and torch give the same
+bits.
 """
 
 import contextlib
@@ -83,8 +84,8 @@ def _torch_words(keys: Tensor, start: int, count: int) -> Tensor:
 class Noise:
     """The random numbers of one pass of one micro-batch, drawn in the order the model asks for them.
 
-    Each row has its own sequence, so a row sees the same numbers in whatever batch it stands. A tensor that
-    asks must hold the rows in its leading dimensions.
+    Each row has its own sequence, so a row sees the same numbers in whatever batch it stands. A
+    tensor that asks must hold the rows in its leading dimensions.
     """
 
     def __init__(self, root: int, rows: np.ndarray, device: torch.device | str = "cpu") -> None:
@@ -124,8 +125,8 @@ class Noise:
     def keep(self, shape: Sequence[int], p: float, dtype: torch.dtype, ahead: int = 0) -> Tensor:
         """Return a dropout multiplier: 0 with probability `p`, else 1 / (1 - p).
 
-        `p` is rounded to 1/65536. `ahead` is how many words the pass is expected to need; it changes
-        speed only.
+        `p` is rounded to 1/65536. `ahead` is how many words the pass is expected to need; it
+        changes speed only.
         """
         numbers, count = self._take(shape, per_word=4)
         if self._lanes is None or self.position + count > self._block[1]:

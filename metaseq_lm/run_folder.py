@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from metaseq_lm.checkpoint import write_atomic
 from metaseq_lm.errors import UsageError
 
-# What may change between the parts of one run: how it is computed, how long, how often it is looked at.
+# What may change between the parts of one run: how it is computed, how long, how often it is looked
+# at.
 FREE = ("engine.", "trainer.", "save_dir", "user_dir", "label", "data")
 
 

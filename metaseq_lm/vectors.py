@@ -6,12 +6,12 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-Vector = list[Optional[Tensor]]
+Vector = Sequence[Optional[Tensor]]
 
 
 def add(a: Vector, b: Vector, scale: float = 1.0) -> Vector:
     """Return a + scale * b; None counts as zero, and stays None where both are."""
-    total: Vector = []
+    total: list[Optional[Tensor]] = []
     for x, y in zip(a, b, strict=True):
         if x is None or y is None:
             total.append(x if y is None else y * scale)

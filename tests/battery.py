@@ -75,7 +75,9 @@ def main(data: str, out: str) -> None:
     weights = {}
     for case in ALL:
         save = Path(out) / f"{case[0]}-{case[1]}"
-        weights[case] = train(configure(Path(data), save, case, *exact("engine.micro_batch_size=1")))
+        weights[case] = train(
+            configure(Path(data), save, case, *exact("engine.micro_batch_size=1"))
+        )
     torch.save(weights, Path(out) / f"weights.{distributed.rank()}.pt")
     distributed.finish()
 

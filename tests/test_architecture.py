@@ -131,7 +131,10 @@ def test_nothing_untrusted_is_executed() -> None:
             keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
             bad = name in ("eval", "exec", "os.system") or keywords.get("shell") == "True"
             bad |= name == "torch.load" and keywords.get("weights_only") != "True"
-            bad |= keywords.get("allow_pickle") == "True" or name in ("yaml.load", "yaml.unsafe_load")
+            bad |= keywords.get("allow_pickle") == "True" or name in (
+                "yaml.load",
+                "yaml.unsafe_load",
+            )
             if bad:
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {name}")
     assert not wrong

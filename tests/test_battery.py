@@ -7,11 +7,11 @@ import sys
 import time
 from pathlib import Path
 
+import battery
 import pytest
 import torch
 from torch import Tensor
 
-import battery
 from metaseq_lm.registry import CRITERIONS
 
 Case = tuple[str, int]
@@ -45,8 +45,14 @@ def test_micro_batches_change_nothing(
     case: Case, moons: Path, whole: dict[Case, dict[str, Tensor]], tmp_path: Path
 ) -> None:
     """Four micro-batches (of one row of each micro-step, or four rows) equal the whole batch."""
-    rows = 1 if "meta_pseudo_label" in str(battery.CASES[case[0]][case[1]]) or case[0] == "token_labels" else 4
-    config = battery.configure(moons, tmp_path, case, *battery.exact(f"engine.micro_batch_size={rows}"))
+    rows = (
+        1
+        if "meta_pseudo_label" in str(battery.CASES[case[0]][case[1]]) or case[0] == "token_labels"
+        else 4
+    )
+    config = battery.configure(
+        moons, tmp_path, case, *battery.exact(f"engine.micro_batch_size={rows}")
+    )
     assert difference(whole[case], battery.train(config)) <= 1e-12
 
 
@@ -57,7 +63,10 @@ def test_micro_batches_see_the_same_dropout(case: Case, moons: Path, tmp_path: P
     weights = [
         battery.train(
             battery.configure(
-                moons, tmp_path / str(rows), case, *battery.exact(f"engine.micro_batch_size={rows}", *on)
+                moons,
+                tmp_path / str(rows),
+                case,
+                *battery.exact(f"engine.micro_batch_size={rows}", *on),
             )
         )
         for rows in (0, 1)
@@ -156,7 +165,9 @@ def test_kill_and_resume_is_bitwise(moons: Path, tmp_path: Path) -> None:
     subprocess.run(command("killed"), check=True, capture_output=True)
     subprocess.run(command("straight"), check=True, capture_output=True)
     final = "checkpoints/update_000000040/model.safetensors"
-    assert (tmp_path / "killed" / final).read_bytes() == (tmp_path / "straight" / final).read_bytes()
+    assert (tmp_path / "killed" / final).read_bytes() == (
+        tmp_path / "straight" / final
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])

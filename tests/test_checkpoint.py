@@ -149,7 +149,9 @@ def test_prune_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
 
 def test_load_into_names_what_does_not_fit() -> None:
     module = torch.nn.Linear(2, 3)
-    with pytest.raises(CheckpointError, match=r"of another shape: weight: \(3, 5\) there, \(3, 2\)"):
+    with pytest.raises(
+        CheckpointError, match=r"of another shape: weight: \(3, 5\) there, \(3, 2\)"
+    ):
         checkpoint.load_into(module, {"weight": torch.ones(3, 5), "bias": torch.ones(3)}, "x")
     with pytest.raises(CheckpointError, match="missing: bias; unexpected: extra"):
         checkpoint.load_into(module, {"weight": torch.ones(3, 2), "extra": torch.ones(1)}, "x")

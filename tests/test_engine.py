@@ -130,9 +130,7 @@ def test_unreached_parameters_stay_none_and_are_not_stepped() -> None:
     engine = build(net)
     for used in ("a", "b", "a"):
         before = {n: p.detach().clone() for n, p in net.named_parameters()}
-        grads, _ = engine.gradients(
-            squares(net[used]), batches([4]), engine.parameters("main")
-        )
+        grads, _ = engine.gradients(squares(net[used]), batches([4]), engine.parameters("main"))
         assert [g is None for g in grads] == [used == "b"] * 2 + [used == "a"] * 2
         engine.step("main", grads)
         moved = {n for n, p in net.named_parameters() if not torch.equal(p, before[n])}

@@ -16,8 +16,15 @@ def lines(path: Path, kind: str) -> list[dict]:
 
 
 def test_intervals(moons: Path, tmp_path: Path) -> None:
-    more = ["log_interval=3", "validate_interval_updates=4", "save_interval_updates=5", "keep_last=9"]
-    train(configure(moons, tmp_path, CASE, "trainer.max_update=11", *(f"trainer.{m}" for m in more)))
+    more = [
+        "log_interval=3",
+        "validate_interval_updates=4",
+        "save_interval_updates=5",
+        "keep_last=9",
+    ]
+    train(
+        configure(moons, tmp_path, CASE, "trainer.max_update=11", *(f"trainer.{m}" for m in more))
+    )
     assert [row["update"] for row in lines(tmp_path, "train")] == [3, 6, 9, 11]
     assert [row["update"] for row in lines(tmp_path, "valid")] == [4, 8, 11]
     saved = {int(p.name[-9:]) for p in (tmp_path / "checkpoints").glob("update_*")}
@@ -25,7 +32,9 @@ def test_intervals(moons: Path, tmp_path: Path) -> None:
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["status"] == "finished" and results["updates"] == 11
     assert results["metrics"]["valid"] == {
-        k: v for k, v in lines(tmp_path, "valid")[-1].items() if k not in ("kind", "update", "seconds")
+        k: v
+        for k, v in lines(tmp_path, "valid")[-1].items()
+        if k not in ("kind", "update", "seconds")
     }
 
 

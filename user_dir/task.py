@@ -41,9 +41,7 @@ def spans(
     return hidden, np.where(hidden, length, 0)
 
 
-def span_batch(
-    corpus: Corpus, options: DictConfig, samples: np.ndarray, keys: np.ndarray
-) -> Batch:
+def span_batch(corpus: Corpus, options: DictConfig, samples: np.ndarray, keys: np.ndarray) -> Batch:
     """Return rows with spans hidden, the hidden positions, their tokens and span lengths."""
     rows, lengths = corpus.rows(samples)
     inside = np.arange(rows.shape[1]) < lengths[:, None]

@@ -2,9 +2,9 @@
 
   python two_moons.py FOLDER        then: metaseq-lm preprocess (see run.sh)
 
-A point is two numbers 0..63. A line of the corpus is 16 points sorted by (x, y). A labelled row is one
-point; the labelled sets which_moon_N have N training and N validation rows, 1,000 test rows ("test") and
-all 4,096 points of the grid ("vis", with a dummy label).
+A point is two numbers 0..63. A line of the corpus is 16 points sorted by (x, y). A labelled row is
+one point; the labelled sets which_moon_N have N training and N validation rows, 1,000 test rows
+("test") and all 4,096 points of the grid ("vis", with a dummy label).
 """
 
 import sys
@@ -50,7 +50,8 @@ def main(folder: Path) -> None:
     train, valid = lines(points[slice(*TRAIN)]), lines(points[slice(*VALID)])
     write(folder / "train.txt", train)
     write(folder / "valid.txt", valid)
-    # The tokenizer also sees every number alone and all of them in order, so that each is one token.
+    # The tokenizer also sees every number alone and all of them in order, so that each is one
+    # token.
     numbers = [str(i) for i in range(GRID)]
     write(folder / "tokenizer.txt", train + numbers + [" ".join(numbers * 2)])
     x, y = np.meshgrid(np.arange(GRID), np.arange(GRID), indexing="ij")

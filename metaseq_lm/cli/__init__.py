@@ -58,8 +58,8 @@ def build_parser(only: str | None = None) -> Parser:
 def overrides(parser: Parser, rest: list[str]) -> list[str]:
     """Return the key=value arguments that stand between and after the options.
 
-    argparse takes positional arguments in one run only, so these come back as unknown; anything else
-    that is unknown is a UsageError.
+    argparse takes positional arguments in one run only, so these come back as unknown; anything
+    else that is unknown is a UsageError.
     """
     wrong = [a for a in rest if a.startswith("-") or "=" not in a]
     if not parser.get_default("takes_overrides"):

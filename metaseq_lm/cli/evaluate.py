@@ -17,7 +17,9 @@ OVERRIDES = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("checkpoint", help="checkpoint, or run folder (its best one, else its last)")
+    parser.add_argument(
+        "checkpoint", help="checkpoint, or run folder (its best one, else its last)"
+    )
     parser.add_argument(
         "--split", nargs="+", default=["test"], metavar="S", help="splits to score (default: test)"
     )
@@ -46,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     check_names(config)
     OmegaConf.set_struct(config, True)
     try:
-        config = OmegaConf.merge(config, OmegaConf.from_dotlist(args.overrides))
+        config.merge_with_dotlist(args.overrides)
     except Exception as error:
         raise UsageError(str(error).split("\n")[0]) from error
     config.data = args.data or config.data

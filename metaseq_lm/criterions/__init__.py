@@ -14,9 +14,9 @@ Batch = dict[str, Any]
 class Term:
     """A summand of a loss: a sum over items, the name of its denominator in batch["sizes"], its weight.
 
-    The engine divides `sum` by the size summed over all micro-batches and replicas. `sum` is a scalar, or
-    (C,) for C independent copies, each with a size of its own; `weight` is a number or (C,). A weight of
-    0 means logged only.
+    The engine divides `sum` by the size summed over all micro-batches and replicas. `sum` is a
+    scalar, or (C,) for C independent copies, each with a size of its own; `weight` is a number or
+    (C,). A weight of 0 means logged only.
     """
 
     sum: Tensor

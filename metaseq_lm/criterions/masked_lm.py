@@ -1,6 +1,7 @@
 """Masked language modelling: cross-entropy of the original tokens at the chosen positions.
 
-Shapes: B batch, S length, M chosen positions (padded with target -1), V vocabulary; C copies may lead.
+Shapes: B batch, S length, M chosen positions (padded with target -1), V vocabulary; C copies may
+lead.
 """
 
 import torch

@@ -19,8 +19,8 @@ BREAK_MODES = ("eos", "none")
 class Corpus:
     """Samples `[CLSn] tokens [SEP]` of at most `tokens_per_sample` tokens, read from a memory map.
 
-    `break_mode` "eos": a sample is a document, a longer one is cut into disjoint windows. "none": windows
-    of the stream, across documents. Raises MetaseqError for an empty split.
+    `break_mode` "eos": a sample is a document, a longer one is cut into disjoint windows. "none":
+    windows of the stream, across documents. Raises MetaseqError for an empty split.
     """
 
     def __init__(

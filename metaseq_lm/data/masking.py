@@ -14,8 +14,9 @@ from metaseq_lm.randomness import mix, uniforms, words
 class Masking:
     """How tokens are hidden.
 
-    `rate` of the candidates are chosen; of the chosen, `keep` stay as they are, `random` become a token
-    drawn uniformly from `replacements`, the rest become `mask`. `spared` ids are no candidates.
+    `rate` of the candidates are chosen; of the chosen, `keep` stay as they are, `random` become a
+    token drawn uniformly from `replacements`, the rest become `mask`. `spared` ids are no
+    candidates.
     """
 
     mask: int
@@ -34,8 +35,8 @@ def _subkeys(keys: np.ndarray, number: int) -> np.ndarray:
 def choose(candidates: np.ndarray, rate: float, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Choose floor(rate * n + U) of a row's n candidates, without replacement.
 
-    `candidates` is boolean (B, S). Returns positions (B, M) and which of them count (B, M); the rounding
-    is random, so that the expected number is exactly rate * n.
+    `candidates` is boolean (B, S). Returns positions (B, M) and which of them count (B, M); the
+    rounding is random, so that the expected number is exactly rate * n.
     """
     length = candidates.shape[1]
     assert length <= 1 << 16

@@ -1,7 +1,8 @@
 """Named streams of batches whose order is a pure function of (seed, number of the batch).
 
 Stages of a training batch:
-1. an order gives the sample numbers of global batch i (shuffled epochs, uniform draws, or one pass);
+1. an order gives the sample numbers of global batch i (shuffled epochs, uniform draws, or one
+pass);
 2. a shard takes the rows of this replica and cuts them into micro-batches;
 3. a collater gathers those samples, in one vectorised read, into a dict of arrays.
 The only position to save is i. Masks are keyed by (seed, stream, i, row), so neither the number of
@@ -109,8 +110,9 @@ Collate = Callable[[np.ndarray, np.ndarray], Batch]
 class Stream:
     """An order and a collater under a name.
 
-    The collater gets sample numbers (rows,) and a uint64 key per row, and returns arrays; every array of
-    the dict becomes a tensor. The entries "rows" (noise identity of each row) and "stream" are added.
+    The collater gets sample numbers (rows,) and a uint64 key per row, and returns arrays; every
+    array of the dict becomes a tensor. The entries "rows" (noise identity of each row) and "stream"
+    are added.
     """
 
     def __init__(self, name: str, order: Order, collate: Collate, seed: int) -> None:

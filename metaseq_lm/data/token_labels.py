@@ -1,7 +1,8 @@
 """Labelled sets in the common format: tokens x and label tokens y of equal length, one LM head for all.
 
-A row is `[CLSn] A [SEP]` or `[CLSn] A [SEP] B [SEP]`, n the number of the task; its label is an ordinary
-token repeated at every position of the row: class 0 is [SEP], class 1 [CLSn], class 2 [MASK].
+A row is `[CLSn] A [SEP]` or `[CLSn] A [SEP] B [SEP]`, n the number of the task; its label is an
+ordinary token repeated at every position of the row: class 0 is [SEP], class 1 [CLSn], class 2
+[MASK].
 
 Shapes: B rows, S the longest row of the batch, K classes.
 """
@@ -20,8 +21,8 @@ from metaseq_lm.errors import MetaseqError, UsageError
 class TokenLabels:
     """One split of a labelled set in the common format; `number` is the task's n in [CLSn].
 
-    Raises UsageError for more classes than there are label tokens, and MetaseqError for a row longer
-    than `tokens_per_sample`.
+    Raises UsageError for more classes than there are label tokens, and MetaseqError for a row
+    longer than `tokens_per_sample`.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class TokenLabels:
             )
         self.class_tokens = self.class_tokens[: len(names)]
         self.labels = np.asarray(self.data.labels)
-        sizes = sum(column.sizes for column in self.data.inputs) + 1 + len(self.data.inputs)
+        columns = self.data.inputs
+        sizes = np.sum([column.sizes + 1 for column in columns], axis=0) + 1
         if len(sizes) and sizes.max() > tokens_per_sample:
             row = int(sizes.argmax())
             raise MetaseqError(
@@ -53,7 +55,7 @@ class TokenLabels:
     def rows(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return padded rows (B, S), their lengths (B,) and their label tokens (B,)."""
         columns = [column.gather(samples, self.vocabulary.pad) for column in self.data.inputs]
-        lengths = 1 + sum(length + 1 for _, length in columns)
+        lengths = np.sum([length + 1 for _, length in columns], axis=0) + 1
         tokens = np.full((len(samples), int(lengths.max())), self.vocabulary.pad, dtype=np.int64)
         tokens[:, 0] = self.cls
         end = np.ones(len(samples), dtype=np.int64)

@@ -1,8 +1,8 @@
 """Layers whose parameters may carry a leading axis of independent copies of the model.
 
-With ordinary parameters these are torch's own layers. Called through `torch.func.functional_call` with
-parameters of one more dimension they compute all copies at once: parameters (copies, ...), activations
-(copies, batch, length, width). Virtual students of one update are such copies.
+With ordinary parameters these are torch's own layers. Called through `torch.func.functional_call`
+with parameters of one more dimension they compute all copies at once: parameters (copies, ...),
+activations (copies, batch, length, width). Virtual students of one update are such copies.
 
 Shapes: C copies, B batch, S length, D width, H heads, V vocabulary.
 """
@@ -46,9 +46,9 @@ class LayerNorm(nn.LayerNorm):
 class Embedding(nn.Embedding):
     """Token embedding of ids (..., S) or of probabilities (..., S, V); weights (V, D) or (C, V, D).
 
-    No gradient reaches the padding row from the input side; it may be trained through a tied head. A
-    `padding_row` (D,), given through functional_call, stands for that constant when the weights are
-    displaced: finite differences cannot see a detached tensor.
+    No gradient reaches the padding row from the input side; it may be trained through a tied head.
+    A `padding_row` (D,), given through functional_call, stands for that constant when the weights
+    are displaced: finite differences cannot see a detached tensor.
     """
 
     padding_row: Tensor | None
@@ -118,8 +118,8 @@ class SelfAttention(nn.Module):
         *lead, length, width = x.shape
         qkv = self.in_proj(x).view(-1, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (N, H, S, D/H)
-        # The fused kernel has no second derivative, and dropout inside it would follow torch's global
-        # generator instead of the rows.
+        # The fused kernel has no second derivative, and dropout inside it would follow torch's
+        # global generator instead of the rows.
         explicit = current_pass().double_backward or (self.training and self.dropout.p > 0)
         if explicit:
             scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.mT

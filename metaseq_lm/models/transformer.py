@@ -124,9 +124,9 @@ class LMHead(nn.Module):
 class TransformerLM(nn.Module):
     """An encoder with one or more named language-model heads.
 
-    `heads` names the heads; with `tied` they share the input embedding as output weights. Initialisation:
-    N(0, 0.02) for linear and embedding weights, Xavier uniform for the attention input projection, zero
-    biases (BERT's, with torch's attention).
+    `heads` names the heads; with `tied` they share the input embedding as output weights.
+    Initialisation: N(0, 0.02) for linear and embedding weights, Xavier uniform for the attention
+    input projection, zero biases (BERT's, with torch's attention).
     """
 
     def __init__(

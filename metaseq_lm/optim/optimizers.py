@@ -40,7 +40,7 @@ def adamw(
     groups: Iterable[dict], lr: float, betas: list[float], eps: float
 ) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), torch's fused kernel."""
-    return torch.optim.AdamW(groups, lr=lr, betas=tuple(betas), eps=eps, fused=True)
+    return torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
 
 
 class UncorrectedAdam(torch.optim.Optimizer):
@@ -73,7 +73,7 @@ class UncorrectedAdam(torch.optim.Optimizer):
         for p in params:
             if not self.state[p]:
                 self.state[p] = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        grads = [p.grad for p in params]
+        grads = [p.grad for p in params if p.grad is not None]
         first = [self.state[p]["exp_avg"] for p in params]
         second = [self.state[p]["exp_avg_sq"] for p in params]
         beta1, beta2 = group["betas"]
@@ -91,7 +91,7 @@ def adam_uncorrected(
     groups: Iterable[dict], lr: float, betas: list[float], eps: float
 ) -> torch.optim.Optimizer:
     """Adam without bias correction, decoupled decay (the BERT and ELECTRA optimizer)."""
-    return UncorrectedAdam(groups, lr=lr, betas=tuple(betas), eps=eps)
+    return UncorrectedAdam(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps)
 
 
 @register_optimizer("sgd", dataclass=SGDConfig)

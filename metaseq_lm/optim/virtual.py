@@ -71,8 +71,8 @@ def moments_of(optimizer: Optimizer) -> Moments:
 def adamw(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
     """Return the parameters after one AdamW step (decoupled decay), and the moments after it.
 
-    The derivative of the root at a second moment of 0 is taken as 0: there the gradient is 0 too and
-    the parameter does not move.
+    The derivative of the root at a second moment of 0 is taken as 0: there the gradient is 0 too
+    and the parameter does not move.
     """
     beta1, beta2 = moments.betas
     step = moments.step + 1

@@ -7,55 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
-import numpy as np
 import torch
+from timing import Figure, Step, Variant, memory, paired, speed
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.flop_counter import FlopCounterMode
+from training import build, fetched, made_up_corpus, train
 
 # Imported by ours too: peak memory then differs by the models only.
 from transformers import BertConfig, BertForMaskedLM
 
-from metaseq_lm.criterions.masked_lm import MaskedLM
-from metaseq_lm.data.masking import Masking, mask_tokens
-from metaseq_lm.engine import Engine
-from metaseq_lm.models.transformer import TransformerConfig, TransformerLM
-from metaseq_lm.optim import build_optimizer
-from metaseq_lm.randomness import row_keys
-from timing import Figure, Step, Variant, memory, paired, speed
-
 VOCAB, LENGTH, LAYERS = 30522, 128, 12
-SPECIALS, MASK = 33, 1
 LR = 1e-4
-ADAMW = {
-    "_name": "adamw",
-    "lr": LR,
-    "betas": [0.9, 0.999],
-    "eps": 1e-8,
-    "weight_decay": 0.01,
-    "decay_norms_and_biases": True,
-    "clip_norm": 1.0,
-}
-CONSTANT = {"_name": "constant", "warmup_updates": 0}
-
-
-def masked_rows(rows: int, vocab: int, length: int = LENGTH) -> dict[str, Any]:
-    """Return random rows with 15 % of the tokens masked, as the batch of one micro-step."""
-    tokens = np.random.default_rng(1).integers(SPECIALS, vocab, (rows, length))
-    how = Masking(mask=MASK, replacements=np.arange(SPECIALS, vocab))
-    numbers = np.arange(rows)
-    masked, positions, targets = mask_tokens(
-        tokens, np.full(rows, length), row_keys(1, numbers), how
-    )
-    return {
-        "original": torch.from_numpy(tokens),
-        "tokens": torch.from_numpy(masked),
-        "padding": None,
-        "positions": torch.from_numpy(positions),
-        "targets": torch.from_numpy(targets),
-        "rows": numbers,
-        "sizes": {"targets": int((targets >= 0).sum()), "rows": rows},
-    }
+OVERRIDES = ["task=masked_lm", "model=bert_small", "schedule=constant", f"optimizer.lr={LR}"]
+OVERRIDES += ["optimizer.betas=[0.9,0.999]", "optimizer.eps=1e-8"]
 
 
 def labels_of(batch: dict[str, Any]) -> Tensor:
@@ -66,42 +30,26 @@ def labels_of(batch: dict[str, Any]) -> Tensor:
     return labels
 
 
-def our_step(rows: int, vocab: int = VOCAB, layers: int = LAYERS) -> Step:
-    """Train our encoder with the engine and the masked_lm criterion."""
-    torch.manual_seed(1)
-    sizes = TransformerConfig(
-        encoder_layers=layers, encoder_normalize_before=False, max_positions=LENGTH
-    )
-    model = TransformerLM(sizes, vocab).train()
-    engine = Engine({"main": build_optimizer(model.named_parameters(), ADAMW, CONSTANT)})
-    criterion, batch = MaskedLM(), masked_rows(rows, vocab)
-    parameters = engine.parameters("main")
-    update = 0
-    flops = 0.0
-
-    def train() -> float:
-        nonlocal update
-        engine.begin(update)
-        update += 1
-        grads, logs = engine.gradients(lambda b: criterion(model, b), [batch], parameters)
-        engine.step("main", grads)
-        return float(logs["loss"])
+def our_step(folder: Path, rows: int) -> Step:
+    """Make updates of our masked_lm task, data included."""
+    run = build(folder, [*OVERRIDES, f"task.batch_size={rows}"])
+    run.model.train()
+    source = fetched(run)
 
     def step() -> dict[str, Any]:
-        nonlocal flops
-        if flops:
-            return {"amount": 1, "flops": flops, "loss": train()}
-        with FlopCounterMode(display=False) as counter:  # in the warm-up
-            loss = train()
-        flops = float(counter.get_total_flops())
-        return {"amount": 1, "loss": loss}
+        counted = run.trainer.flops.total
+        logs = train(run, *next(source))
+        flops = run.trainer.flops.total - counted
+        return {"amount": 1, "loss": float(logs["loss"]), "flops": flops}
 
     return step
 
 
-def bert_step(rows: int, vocab: int = VOCAB, layers: int = LAYERS) -> Step:
-    """Train transformers' model of the same size the usual way."""
-    torch.manual_seed(1)
+def bert_step(folder: Path, rows: int, vocab: int = VOCAB, layers: int = LAYERS) -> Step:
+    """Train transformers' model of the same size the usual way, on batches loaded before."""
+    source = fetched(build(folder, [*OVERRIDES, f"task.batch_size={rows}"]))
+    loaded = [next(source)[1]["train"][0][0] for _ in range(8)]
+    prepared = [(batch["tokens"], labels_of(batch)) for batch in loaded]
     sizes = BertConfig(
         vocab_size=vocab,
         hidden_size=256,
@@ -114,10 +62,12 @@ def bert_step(rows: int, vocab: int = VOCAB, layers: int = LAYERS) -> Step:
     )
     model = BertForMaskedLM(sizes).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
-    batch = masked_rows(rows, vocab)
-    tokens, labels = batch["tokens"], labels_of(batch)
+    count = 0
 
     def step() -> dict[str, Any]:
+        nonlocal count
+        tokens, labels = prepared[count % len(prepared)]
+        count += 1
         loss = model(input_ids=tokens, labels=labels).loss
         loss.backward()
         clip_grad_norm_(model.parameters(), 1.0)
@@ -144,16 +94,18 @@ def matmul(size: int = 2048) -> Step:
 def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure]:
     """Yield step time, peak memory and FLOP rate."""
     rows = 8 if quick else 32
+    folder = made_up_corpus(folder / "mlm", VOCAB, 400 * (LENGTH - 2) * 4)
+    options = {"folder": folder, "rows": rows}
     variants = {
-        "ours": Variant(our_step, {"rows": rows}),
-        "bert": Variant(bert_step, {"rows": rows}),
+        "ours": Variant(our_step, options),
+        "bert": Variant(bert_step, options),
         "matmul": Variant(matmul),
     }
     done = paired(variants, rounds=3)
     ours, bert, peak = done["ours"], done["bert"], done["matmul"]
     shape = f"12 layers, width 256, {rows} rows of {LENGTH}, vocabulary {VOCAB}, dropout 0.1"
     first, last = (f"{d.rounds[-1]['loss']:.2f}" for d in (ours, bert))
-    note = f"{shape}; loss after 4 steps on one batch: {first} and {last}"
+    note = f"{shape}; loss of the fourth step: {first} and {last}"
     yield speed("mlm_step", ours, bert, "steps/s", 2.0, note)
     yield memory("mlm_memory", ours, bert, 0.65, f"{shape}; of the whole process")
     rates = [r["flops"] / r["cpu"] / 1e9 for r in ours.rounds]
@@ -170,5 +122,3 @@ def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure
         None,
         note=f"{shape}; reference: a matrix product of size 2048",
     )
-
-

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any, Optional
 
 import torch
-from torch import Tensor
-
-from metaseq_lm import cli, plugins
-from metaseq_lm.config import load_config
-from metaseq_lm.run import Run
-from metaseq_lm.trainer import Fetcher
 from plain_encoder import PAD, Encoder, Student, Teacher
 from plain_loop import MicroStep, PlainLoop
 from timing import Figure, Measured, Step, Variant, paired, speed
+from torch import Tensor
+from training import build, fetched, train
+
+from metaseq_lm import cli
+from metaseq_lm.run import Run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "meta_pseudo_label"
 CONFIG = EXAMPLE / "config"
@@ -25,6 +24,9 @@ DIFFERENCE = ["criterion.hypergradient=finite_difference"]
 FIXED = ["engine.precision=fp64", "model.dropout=0", "model.attention_dropout=0"]
 # Full-size steps, and no warm-up, so that three updates move the weights.
 FIXED += ["schedule.warmup_updates=1", "optimizer.lr=0.0025", "task.reward_interval=0"]
+# Updates before the timing: the FLOPs of a batch of new shape are counted, which is slow but soon over.
+SHAPES_SEEN = 60
+WARM_UP = 1  # rounds
 NOTE = "reference: batches loaded before, no reward logged; ours: with data, as trained"
 
 
@@ -43,40 +45,20 @@ def make_data(folder: Path) -> Path:
     return data
 
 
-def build(data: Path, config: str, overrides: list[str]) -> Run:
-    """Return a run of one of the example's configurations."""
-    plugins.load_all()
-    always = [f"data={data}", "engine.device=cpu", "engine.threads=1", "engine.tensorboard=false"]
-    return Run(load_config([*always, *overrides], str(CONFIG), config), dry_run=True)
-
-
-def fetched(run: Run) -> Iterator[tuple[int, dict]]:
-    """Yield the batches of update after update, as the trainer gets them."""
-    trainer = run.trainer
-    streams = trainer.task.build_streams("train")
-    for update, batches in Fetcher(trainer.task, streams, {}, trainer.shard, 0).updates(0, 1 << 40):
-        yield update, {
-            name: [trainer.engine.to_device(batch) for batch in stream]
-            for name, stream in batches.items()
-        }
-
-
 def our_updates(data: Path, config: str, overrides: list[str], updates: int) -> Step:
     """Train with our engine: what the trainer does in an update, data and FLOP count included."""
-    run = build(data, config, overrides)
-    trainer, source = run.trainer, fetched(run)
-    trainer.model.train()
-    copies = trainer.task.options.batches_per_update
+    run = build(data, overrides, CONFIG, config)
+    source = fetched(run)
+    run.model.train()
+    copies = run.task.options.batches_per_update
+    for _ in range(SHAPES_SEEN):
+        train(run, *next(source))
 
     def step() -> dict[str, Any]:
-        logs: dict[str, Any] = {}
         loss = 0.0
         for _ in range(updates):
-            update, batches = next(source)
-            trainer.engine.begin(update)
-            with trainer.flops.count(batches):
-                logs = trainer.task.update(trainer.engine, trainer.model, batches)
-            loss += float(logs.get("mlm", logs.get("teacher_mlm")))
+            logs = train(run, *next(source))
+            loss += float(logs["mlm" if config == "mlm" else "teacher_mlm"])
         return {"amount": updates * copies, "loss": loss / updates}
 
     return step
@@ -84,7 +66,7 @@ def our_updates(data: Path, config: str, overrides: list[str], updates: int) -> 
 
 def plain_updates(data: Path, config: str, updates: int, loaded: int = 64) -> Step:
     """Train with the plain loop on batches that were loaded before."""
-    run = build(data, config, ["task.reward_interval=1"] if config == "mlm" else [])
+    run = build(data, ["task.reward_interval=1"] if config == "mlm" else [], CONFIG, config)
     source = fetched(run)
     prepared = [micro_steps(next(source)[1]) for _ in range(loaded)]
     torch.manual_seed(1)
@@ -189,7 +171,8 @@ def difference(data: Path, config: str, updates: int = 3) -> dict[str, float]:
     Returns the largest relative difference of the gradient of the first update (the teacher's where
     there is one), and the largest difference of any weight after `updates` updates.
     """
-    run = build(data, config, FIXED + (["task.reward_interval=1"] if config == "mlm" else []))
+    interval = ["task.reward_interval=1"] if config == "mlm" else []
+    run = build(data, FIXED + interval, CONFIG, config)
     plain, source = plain_loop(run), fetched(run)
     engine, name = run.trainer.engine, "student" if config == "mlm" else "teacher"
     gradients, pairs = recorded(engine)
@@ -237,10 +220,12 @@ def figures(folder: Path, data: Optional[Path], quick: bool) -> Iterator[Figure]
         variants = {"ours": our(data, config, updates), "plain": plain}
         if config == "soft":
             variants["difference"] = our(data, config, updates, DIFFERENCE)
-        done = paired(variants, rounds, warm_up=3)
+        done = paired(variants, rounds, WARM_UP)
         same = checked[config]
-        note = f"{NOTE}; float64 difference: gradient {same['gradient']:.0e}, weights after 3 updates "
-        note += f"{same['weights']:.0e}; " + losses(done)
+        note = (
+            f"{NOTE}; float64 difference: gradient {same['gradient']:.0e}, weights after 3 updates "
+        )
+        note += f"{same['weights']:.0e}; {losses(done, updates)}"
         if max(same.values()) > 1e-8:
             note = f"NOT THE SAME COMPUTATION; {note}"
         name = f"moons_{config}"
@@ -256,10 +241,11 @@ def our(data: Path, config: str, updates: int, overrides: Optional[list[str]] = 
     return Variant(our_updates, options)
 
 
-def losses(done: dict[str, Measured]) -> str:
-    """Say how the masked-LM loss went in each variant."""
+def losses(done: dict[str, Measured], updates: int) -> str:
+    """Say where the masked-LM loss is at the end in each variant."""
     parts = []
-    for name in ("ours", "plain"):
+    for name, before in (("ours", SHAPES_SEEN), ("plain", 0)):
         rounds = done[name].rounds
-        parts.append(f"{name} {rounds[0]['loss']:.2f} to {rounds[-1]['loss']:.2f}")
+        count = before + (len(rounds) + WARM_UP) * updates
+        parts.append(f"{name} {rounds[-1]['loss']:.2f} after {count} updates")
     return "loss " + ", ".join(parts)

@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import torch
+from plain_encoder import PAD, Student, Teacher
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
-
-from plain_encoder import PAD, Student, Teacher
 
 MicroStep = dict[str, Any]
 MLM_TOKEN = 4  # [CLS1]

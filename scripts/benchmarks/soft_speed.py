@@ -8,15 +8,9 @@ from typing import Any, Optional
 
 import numpy as np
 import torch
-
-from metaseq_lm import plugins
-from metaseq_lm.config import load_config
-from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
-from metaseq_lm.engine import Engine
-from metaseq_lm.registry import TASKS
-from metaseq_lm.run import build_model
-from mlm_speed import LENGTH, bert_step, masked_rows
+from mlm_speed import LENGTH, bert_step
 from timing import Figure, Step, Variant, cost, paired
+from training import build, fetched, made_up_corpus, train
 
 VOCAB, LAYERS = 30000, 6
 TARGETS = {"exact": 3.5, "finite_difference": 2.3}
@@ -28,34 +22,26 @@ def soft_update(folder: Path, rows: int, hypergradient: str, labelled: bool) -> 
     Support and query rows are masked text, or with `labelled` rows where every position has a target;
     in training each is half of the draws.
     """
-    torch.manual_seed(1)
-    specials = special_symbols()
-    words = [f"w{i}" for i in range(VOCAB - len(specials))]
-    Vocabulary([*specials, *words]).save(folder / "dict.txt")
-    plugins.load_all()
-    config = load_config(
-        [
-            f"data={folder}",
-            "task=meta_pseudo_label",
-            "task.labelled=[any]",
-            "task.batches_per_update=1",
-            f"task.batch_size={rows}",
-            "criterion=meta_pseudo_label_soft",
-            f"criterion.hypergradient={hypergradient}",
-            f"model.encoder_layers={LAYERS}",
-        ]
-    )
-    task = TASKS.build(config.task._name, config)
-    model = build_model(task, config, "cpu").train()
-    engine = Engine(task.build_optimizers(model))
-    batches = {name: [[micro_step(rows, labelled and name != "unlabelled")]] for name in STREAMS}
+    masked = next(fetched(build(folder, ["task=masked_lm", f"task.batch_size={rows}"])))[1]
+    (batch,) = masked["train"][0]
+    overrides = [
+        "task=meta_pseudo_label",
+        "task.labelled=[any]",
+        "task.batches_per_update=1",
+        f"task.batch_size={rows}",
+        "criterion=meta_pseudo_label_soft",
+        f"criterion.hypergradient={hypergradient}",
+        f"model.encoder_layers={LAYERS}",
+    ]
+    run = build(folder, overrides)
+    run.model.train()
+    batches = {name: [[micro_step(batch, labelled and name != "unlabelled")]] for name in STREAMS}
     update = 0
 
     def step() -> dict[str, Any]:
         nonlocal update
-        engine.begin(update)
+        logs = train(run, update, batches)
         update += 1
-        logs = task.update(engine, model, batches)
         return {"amount": 1, "loss": float(logs["teacher_mlm"])}
 
     return step
@@ -64,18 +50,20 @@ def soft_update(folder: Path, rows: int, hypergradient: str, labelled: bool) -> 
 STREAMS = ("unlabelled", "support", "query")
 
 
-def micro_step(rows: int, labelled: bool) -> dict[str, Any]:
-    """Return rows with the leading axis of micro-steps that the task works on."""
-    batch = masked_rows(rows, VOCAB)
+def micro_step(batch: dict[str, Any], labelled: bool) -> dict[str, Any]:
+    """Return masked rows in the form of the task: with a leading axis of micro-steps."""
+    rows = len(batch["tokens"])
+    every = {name: batch[name][None] for name in ("tokens", "positions", "targets")}
     if labelled:
-        batch["positions"] = torch.arange(LENGTH).expand(rows, -1).clone()
-        batch["targets"] = torch.full((rows, LENGTH), 2)
-    every = {name: batch[name][None] for name in ("original", "tokens", "positions", "targets")}
+        every["positions"] = torch.arange(LENGTH).expand(1, rows, -1).clone()
+        every["targets"] = torch.full((1, rows, LENGTH), 2)
     sizes = {
         "targets": (every["targets"] >= 0).sum((1, 2)),
         "tokens": torch.tensor([rows * LENGTH]),
         "rows": torch.tensor([rows]),
     }
+    # Which text is masked does not matter for the speed.
+    every["original"] = every["tokens"]
     return every | {"padding": None, "sizes": sizes, "rows": np.arange(rows)[None]}
 
 
@@ -83,7 +71,9 @@ def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure
     """Yield the cost of exact and finite-difference micro-steps."""
     rows = 4 if quick else 16
     shape = f"6 layers, width 256, {rows} rows of {LENGTH}, vocabulary {VOCAB}, dropout 0.1"
-    bert = Variant(bert_step, {"rows": rows, "vocab": VOCAB, "layers": LAYERS})
+    folder = made_up_corpus(folder / "soft", VOCAB, 1000 * (LENGTH - 2))
+    sizes = {"rows": rows, "vocab": VOCAB, "layers": LAYERS}
+    bert = Variant(bert_step, {"folder": folder} | sizes)
     for labelled in (False,) if quick else (False, True):
         what = "labelled rows" if labelled else "masked text"
         suffix = "_labelled" if labelled else ""

@@ -137,7 +137,12 @@ def paired(variants: dict[str, Variant], rounds: int, warm_up: int = 1) -> dict[
 
 
 def speed(
-    name: str, ours: Measured, reference: Measured, unit: str, target: Optional[float], note: str = ""
+    name: str,
+    ours: Measured,
+    reference: Measured,
+    unit: str,
+    target: Optional[float],
+    note: str = "",
 ) -> Figure:
     """Return how many times faster ours is; CPU seconds count."""
     ratios = [a / b for a, b in zip(ours.rates(), reference.rates())]
@@ -157,7 +162,12 @@ def speed(
 
 
 def cost(
-    name: str, ours: Measured, reference: Measured, unit: str, target: Optional[float], note: str = ""
+    name: str,
+    ours: Measured,
+    reference: Measured,
+    unit: str,
+    target: Optional[float],
+    note: str = "",
 ) -> Figure:
     """Return how many times the reference's time ours takes; the values are seconds per unit."""
     fast = speed(name, ours, reference, unit, target, note)

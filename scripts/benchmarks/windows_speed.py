@@ -9,30 +9,17 @@ from typing import Any, Optional
 
 import numpy as np
 import torch
+from timing import Figure, Step, Variant, paired, speed
 from torch.utils.data import DataLoader, Dataset
+from training import made_up_corpus
 
 from metaseq_lm.data.corpus import Corpus, masked_batch
-from metaseq_lm.data.indexed import IndexedWriter
 from metaseq_lm.data.masking import Masking
 from metaseq_lm.data.streams import Shard, Shuffled, Stream
-from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
-from timing import Figure, Step, Variant, paired, speed
+from metaseq_lm.data.vocabulary import Vocabulary
 
-VOCAB, ROWS, LENGTH, TOKENS = 30000, 32, 128, 4_000_000
+VOCAB, ROWS, LENGTH, WINDOWS = 30000, 32, 128, 32_000
 TARGET = 50.0
-
-
-def make_corpus(folder: Path) -> Path:
-    """Write random tokens as one document and their vocabulary; return the folder."""
-    folder = folder / "windows"
-    folder.mkdir()
-    specials = special_symbols()
-    Vocabulary([*specials, *(f"w{i}" for i in range(VOCAB - len(specials)))]).save(
-        folder / "dict.txt"
-    )
-    with IndexedWriter(folder / "train", "<u2") as writer:
-        writer.add(np.random.default_rng(1).integers(len(specials), VOCAB, TOKENS, dtype="<u2"))
-    return folder
 
 
 def our_batches(folder: Path, batches: int) -> Step:
@@ -58,30 +45,37 @@ def our_batches(folder: Path, batches: int) -> Step:
     return step
 
 
-class Windows(Dataset):
-    """The same windows one by one, in the form that the collator's documentation recommends."""
+class Rows(Dataset):
+    """The same windows one by one: dicts of lists, as data sets give them, or bare tensors.
 
-    def __init__(self, folder: Path) -> None:
+    The dicts hold the mask of special tokens that the collator's documentation recommends.
+    """
+
+    def __init__(self, folder: Path, bare: bool) -> None:
         self.vocabulary = Vocabulary.load(folder / "dict.txt")
         self.tokens = np.memmap(folder / "train.bin", "<u2", "r")
         self.special = [1] + [0] * (LENGTH - 2) + [1]
+        self.bare = bare
 
     def __len__(self) -> int:
-        return TOKENS // (LENGTH - 2)
+        return WINDOWS
 
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
-        at = index * (LENGTH - 2)
-        words = self.tokens[at : at + LENGTH - 2].tolist()
-        row = [self.vocabulary.cls(), *words, self.vocabulary.sep]
-        return {"input_ids": row, "special_tokens_mask": self.special}
+    def __getitem__(self, index: int) -> Any:
+        words = self.tokens[index * (LENGTH - 2) : (index + 1) * (LENGTH - 2)]
+        if self.bare:
+            row = np.empty(LENGTH, np.int64)
+            row[0], row[1:-1], row[-1] = self.vocabulary.cls(), words, self.vocabulary.sep
+            return torch.from_numpy(row)
+        ids = [self.vocabulary.cls(), *words.tolist(), self.vocabulary.sep]
+        return {"input_ids": ids, "special_tokens_mask": self.special}
 
 
-def loader_batches(folder: Path, batches: int) -> Step:
+def loader_batches(folder: Path, batches: int, bare: bool) -> Step:
     """Make batches with a DataLoader in this process."""
     from tokenizers import Tokenizer, models
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
-    windows = Windows(folder)
+    windows = Rows(folder, bare)
     ids = {symbol: i for i, symbol in enumerate(windows.vocabulary.symbols)}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(ids, unk_token="[PAD]")),
@@ -111,14 +105,16 @@ def loader_batches(folder: Path, batches: int) -> Step:
 
 def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure]:
     """Yield windows per second."""
-    folder = make_corpus(folder)
+    folder = made_up_corpus(folder / "windows", VOCAB, WINDOWS * (LENGTH - 2))
     variants = {
         "ours": Variant(our_batches, {"folder": folder, "batches": 200 if quick else 1000}),
-        "loader": Variant(loader_batches, {"folder": folder, "batches": 10 if quick else 100}),
     }
+    for name, bare in (("loader", False), ("loader_bare", True)):
+        options = {"folder": folder, "batches": 20 if quick else 100, "bare": bare}
+        variants[name] = Variant(loader_batches, options)
     done = paired(variants, rounds=5)
-    shares = (done[name].rounds[0]["share"] for name in variants)
-    note = f"{ROWS} x {LENGTH}; share of tokens that are targets: " + ", ".join(
-        f"{share:.3f}" for share in shares
-    )
+    shares = ", ".join(f"{done[name].rounds[0]['share']:.3f}" for name in variants)
+    note = f"{ROWS} x {LENGTH}; share of tokens that are targets: {shares}"
     yield speed("windows", done["ours"], done["loader"], "windows/s", TARGET, note)
+    note = "the reference collates bare tensors, its quickest form"
+    yield speed("windows_bare", done["ours"], done["loader_bare"], "windows/s", None, note)

@@ -53,7 +53,12 @@ def test_help_lists_the_keys_of_the_choice(capsys: pytest.CaptureFixture) -> Non
     choice = ["--task", "meta_pseudo_label", "--criterion", "meta_pseudo_label_soft"]
     assert main(["train", *choice, "--help"]) == 0
     shown = capsys.readouterr().out
-    for text in ("criterion.fixed_y=False", "task.samples_per_task=4", "engine.precision", "--save-dir"):
+    for text in (
+        "criterion.fixed_y=False",
+        "task.samples_per_task=4",
+        "engine.precision",
+        "--save-dir",
+    ):
         assert text in shown
 
 
@@ -199,9 +204,7 @@ def test_full_disk_keeps_the_last_checkpoint(moons: Path, tmp_path: Path) -> Non
     """A limit on file sizes stands in for a full disk: the kernel refuses the same write."""
     assert train(moons, tmp_path) == 0
     command = [sys.executable, "-c", LIMITED, "train", str(moons), "--save-dir", str(tmp_path)]
-    done = subprocess.run(
-        [*command, *MLM, "trainer.max_update=4"], capture_output=True, text=True
-    )
+    done = subprocess.run([*command, *MLM, "trainer.max_update=4"], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert "cannot write checkpoint" in done.stderr and "bytes needed" in done.stderr

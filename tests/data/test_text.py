@@ -72,7 +72,7 @@ word = st.sampled_from(["a", "bc", "1", "'s", "-"])
 
 
 @any_file
-@given(st.lists(st.tuples(st.sampled_from([" ", "  ", "\t ", "\u00a0 "]), word)))
+@given(st.lists(st.tuples(st.sampled_from([" ", "   ", "    ", "\t ", "\u00a0 "]), word)))
 def test_a_line_is_cut_where_tokens_start(monkeypatch, words):
     monkeypatch.setattr(text, "PIECE", 8)
     line = "".join(itertools.chain(*words))
@@ -83,8 +83,8 @@ def test_a_line_is_cut_where_tokens_start(monkeypatch, words):
 
 @functools.cache
 def spaced_tokenizer():
-    """A tokenizer with symbols for two spaces and for tab and space."""
-    return tokenizer_class("byte_bpe").train(["a  bc\t   bc\u00a0   's   -"] * 9, 400, 1)
+    """A tokenizer with symbols for several spaces and for tab and space."""
+    return tokenizer_class("byte_bpe").train(["a  bc\t   bc\u00a0   's    -"] * 9, 400, 1)
 
 
 @pytest.mark.parametrize("opener, suffix", [(open, ".txt"), (gzip.open, ".gz"), (lzma.open, ".xz")])

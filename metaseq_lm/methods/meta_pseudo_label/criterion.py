@@ -1,7 +1,7 @@
 """The losses of student and teacher (paper section 3; sheet of the authors' code where it says more).
 
-Each loss is a mean over the tokens of one micro-step; terms are sums (C,), one per micro-step, and the
-weight 1/C makes an update the mean over its micro-steps.
+Each loss is a mean over the tokens of one micro-step; terms are sums (C,), one per micro-step, and
+the weight 1/C makes an update the mean over its micro-steps.
 
 Shapes: C micro-steps, B batch, S length, M targets, V vocabulary, P student parameters.
 """
@@ -19,6 +19,7 @@ from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.criterions.masked_lm import copy_sums, cross_entropy, labelled_terms
 from metaseq_lm.errors import UsageError
+from metaseq_lm.models.transformer import TransformerLM
 from metaseq_lm.randomness import current_pass
 from metaseq_lm.registry import register_criterion
 
@@ -77,7 +78,7 @@ def labelled(student: Callable[..., Tensor], batch: Batch, weight: float = 1.0) 
     return {"query": Term(loss, "targets", weight)}
 
 
-def teacher_logits(teacher: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+def teacher_logits(teacher: TransformerLM, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the teacher's two logits (C, B, S, V) for the unlabelled rows."""
     hidden = teacher.encoder(batch["original"], batch["padding"])
     return teacher.predict(hidden, head="x"), teacher.predict(hidden, head="y")
@@ -90,7 +91,7 @@ def outside(batch: Batch) -> Tensor:
     return batch["padding"]
 
 
-def auxiliary(teacher: nn.Module, batch: Batch, task_token: int) -> Terms:
+def auxiliary(teacher: TransformerLM, batch: Batch, task_token: int) -> Terms:
     """Return the teacher's masked-LM losses (section 3.4), two pairs of half cross-entropies.
 
     From x with the MLM task token it is to give (x masked, x); from x masked, (x masked, y).
@@ -138,13 +139,13 @@ class HardLabels(Criterion):
         """Return the student's masked-LM terms; that is what validation looks at."""
         return labelled_terms(model(batch["tokens"], batch["padding"], batch["positions"]), batch)
 
-    def sample(self, teacher: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    def sample(self, teacher: TransformerLM, batch: Batch) -> tuple[Tensor, Tensor]:
         """Draw a pair (C, B, S) each, every position from its softmax; padding is copied."""
         pads, original = outside(batch), batch["original"]
         x, y = (draw(logits) for logits in teacher_logits(teacher, batch))
         return torch.where(pads, original, x), torch.where(pads, original, y)
 
-    def reinforce(self, teacher: nn.Module, batch: Batch, rewards: Tensor) -> Terms:
+    def reinforce(self, teacher: TransformerLM, batch: Batch, rewards: Tensor) -> Terms:
         """Return reward * CE of the sampled pair under the teacher (equation 6); rewards (C,)."""
         pads = outside(batch)
         scores = teacher_logits(teacher, batch)
@@ -203,7 +204,7 @@ class SoftLabels(Criterion):
         """Return the student's masked-LM terms; that is what validation looks at."""
         return labelled_terms(model(batch["tokens"], batch["padding"], batch["positions"]), batch)
 
-    def distil(self, student: Callable[..., Tensor], teacher: nn.Module, batch: Batch) -> Terms:
+    def distil(self, student: Callable[..., Tensor], teacher: TransformerLM, batch: Batch) -> Terms:
         """Return the student's cross-entropy with the teacher's target on the teacher's input.
 
         The padding is that of the unlabelled rows; the input may put mass on any token.

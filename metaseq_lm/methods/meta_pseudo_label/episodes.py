@@ -1,7 +1,8 @@
 """The data of an update: C micro-steps of B samples each, as arrays with leading axes (C, B).
 
-A micro-step has unlabelled rows, the same rows masked, and a support and a query batch of one labelled
-task. Everything is a pure function of (seed, number of the sample), so rows can be cut along B in any way.
+A micro-step has unlabelled rows, the same rows masked, and a support and a query batch of one
+labelled task. Everything is a pure function of (seed, number of the sample), so rows can be cut
+along B in any way.
 
 Shapes: C micro-steps of an update, B batch, S length, M targets per row.
 """
@@ -188,7 +189,7 @@ def streams(
     unlabelled: Unlabelled, labelled: Labelled, copies: int, batch_size: int
 ) -> dict[str, WindowStream]:
     """Return the three streams of an update."""
-    collates = {
+    collates: dict[str, Callable[[np.ndarray], Batch]] = {
         "unlabelled": unlabelled,
         "support": partial(labelled, False),
         "query": partial(labelled, True),

@@ -25,7 +25,7 @@ from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine
 from metaseq_lm.registry import register_criterion, register_task
 from metaseq_lm.tasks import Passes, Task
-from metaseq_lm.tasks.masked_lm import build_transformer, first
+from metaseq_lm.tasks.masked_lm import build_transformer
 
 
 def class_scores(logits: Tensor, batch: Batch) -> Tensor:

@@ -3,7 +3,8 @@
 An update is C = batches_per_update micro-steps of B = batch_size samples each.
 * masked_lm: one student step on the mean of the C micro-steps' losses.
 * hard: the student takes C real steps, one per micro-step; the teacher one.
-* soft: the C micro-steps are C virtual students, computed side by side as one model with a leading axis
+* soft: the C micro-steps are C virtual students, computed side by side as one model with a leading
+axis
   of copies (they all start from the same weights); student and teacher take one real step each.
 """
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from metaseq_lm import vectors
 from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch
+from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus import Corpus, padding_of
 from metaseq_lm.data.masking import Masking
@@ -32,10 +33,10 @@ from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
 from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels, SoftLabels
 from metaseq_lm.methods.meta_pseudo_label.episodes import MLM, Labelled, Unlabelled, streams
-from metaseq_lm.methods.meta_pseudo_label.model import build_pair
+from metaseq_lm.methods.meta_pseudo_label.model import build_pair, student_of, teacher_of
 from metaseq_lm.models.virtual import VirtualModel
 from metaseq_lm.optim import Optimizer, build_optimizer
-from metaseq_lm.optim.virtual import adamw, moments_of, sgd
+from metaseq_lm.optim.virtual import Moments, adamw, moments_of, sgd
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Batches, Passes, Task
 from metaseq_lm.tasks.masked_lm import first
@@ -143,12 +144,12 @@ class MetaPseudoLabelTask(Task):
             name: build_optimizer(
                 net.named_parameters(), self.config.optimizer, self.config.schedule
             )
-            for name, net in model.items()
+            for name, net in model.named_children()
         }
 
     def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
         """Return masked-LM loss and accuracy of the student."""
-        return super().validate(engine, model["student"], passes)
+        return super().validate(engine, student_of(model), passes)
 
     # ---------------------------------------------------------------- updates
 
@@ -169,7 +170,7 @@ class MetaPseudoLabelTask(Task):
 
     def update_mlm(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """One masked-LM step of the student; where due, the reward its step would have earned."""
-        student = model["student"]
+        student = student_of(model)
         (unlabelled,) = batches["unlabelled"]
         before = VirtualModel(student).vector() if "support" in batches else None
         grads, logs = engine.gradients(
@@ -184,7 +185,7 @@ class MetaPseudoLabelTask(Task):
 
     def update_hard(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Sample pairs; the student learns each in turn and earns a reward; REINFORCE the teacher."""
-        criterion, (student, teacher) = self.criterion, (model["student"], model["teacher"])
+        criterion, (student, teacher) = self.criterion, (student_of(model), teacher_of(model))
         assert isinstance(criterion, HardLabels)
         (unlabelled,) = batches["unlabelled"]
         pairs = engine.map(partial(criterion.sample, teacher), unlabelled, draw="teacher")
@@ -210,7 +211,7 @@ class MetaPseudoLabelTask(Task):
         ]
         weights = torch.stack(rewards)
 
-        def teacher_loss(batch: Batch) -> losses.Terms:
+        def teacher_loss(batch: Batch) -> Terms:
             # Same draw as the sampling pass and the same forward first, so the same dropout masks.
             terms = criterion.reinforce(teacher, batch, weights)
             return terms | losses.auxiliary(teacher, batch, self.mlm_token)
@@ -252,58 +253,53 @@ class MetaPseudoLabelTask(Task):
 
     def update_soft(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Two virtual student steps per micro-step, the query loss, and back through both steps."""
-        criterion, teacher = self.criterion, model["teacher"]
+        criterion, teacher = self.criterion, teacher_of(model)
         assert isinstance(criterion, SoftLabels)
-        student = VirtualModel(model["student"])
+        student = VirtualModel(student_of(model))
         (unlabelled,), (support,), (query,) = (
             batches[n] for n in ("unlabelled", "support", "query")
         )
         copies = self.options.batches_per_update
-        start = student.vector()
-        theta0 = start.expand(copies, -1).clone().requires_grad_()  # (C, P)
+        start = student.vector()  # (P,)
+        theta0 = leaf(start.expand(copies, -1).clone())  # (C, P)
+        replay = bool(criterion.difference_step)
 
+        # Forward: theta0 --teacher's pairs--> theta1 --support--> theta2 --query--> loss.
         pseudo = engine.inner(
             lambda batch: criterion.distil(partial(student, theta0), teacher, batch),
             unlabelled,
             [theta0],
-            replay=bool(criterion.difference_step),
+            replay=replay,
         )
-        grad0 = pseudo.value[0].requires_grad_()
-        if criterion.pretrain_step == "adamw":
-            theta1, moments = adamw(start, grad0, moments_of(engine.optimizers["student"]))
-        else:
-            theta1, moments = sgd(start, grad0, criterion.inner_lr), None
-        at1 = theta1.detach().requires_grad_()
-        weight = criterion.meta_weight / copies
-
+        grad0 = leaf(pseudo.value[0])
+        theta1, moments = self.pretrain_step(engine, start, grad0)
+        at1 = leaf(theta1)
         if criterion.inner_steps:
             tuned = engine.inner(
                 lambda batch: losses.labelled(partial(student, at1), batch),
                 support,
                 [at1],
-                replay=bool(criterion.difference_step),
+                replay=replay,
             )
-            grad1 = tuned.value[0].requires_grad_()
-            if criterion.finetune_step == "adamw":
-                theta2, _ = adamw(theta1, grad1, moments)
-            else:
-                theta2 = sgd(theta1, grad1, criterion.inner_lr)
+            grad1 = leaf(tuned.value[0])
+            theta2 = self.finetune_step(theta1, grad1, moments)
         else:
             tuned, grad1, theta2 = None, None, theta1
-        at2 = theta2.detach().requires_grad_()
+        at2 = leaf(theta2)
+        weight = criterion.meta_weight / copies
         (towards,), logs = engine.gradients(
             lambda batch: losses.labelled(partial(student, at2), batch, weight), query, [at2]
         )
 
-        if tuned is not None:
-            # d theta2 / d grad1 first, then the Hessian of the support loss, then on through theta1.
-            (through,) = torch.autograd.grad(theta2, grad1, towards, retain_graph=True)
-            (bent,) = engine.hypergradients(tuned, [through], [at1], criterion.difference_step)
-            (direct,) = torch.autograd.grad(theta2, grad0, towards, retain_graph=True)
-            (indirect,) = torch.autograd.grad(theta1, grad0, bent)
-            vector = direct + indirect
-        else:
+        # Backward: to grad0 past the support step (its Hessian included), then into the teacher.
+        if tuned is None or grad1 is None:
             (vector,) = torch.autograd.grad(theta1, grad0, towards)
+        else:
+            direct, through = torch.autograd.grad(
+                theta2, [grad0, grad1], towards, retain_graph=True
+            )
+            (bent,) = engine.hypergradients(tuned, [through], [at1], criterion.difference_step)
+            vector = direct + torch.autograd.grad(theta1, grad0, bent)[0]
         parameters = engine.parameters("teacher")
         meta = engine.hypergradients(pseudo, [vector], parameters, criterion.difference_step)
         own, more = engine.gradients(
@@ -312,6 +308,29 @@ class MetaPseudoLabelTask(Task):
         engine.step("teacher", vectors.add(own, meta))
         engine.step("student", student.split(grad0.detach().sum(0)))
         return {"pseudo": pseudo.logs["pseudo"], "query": logs["query"]} | more
+
+    def pretrain_step(
+        self, engine: Engine, theta: Tensor, grad: Tensor
+    ) -> tuple[Tensor, Optional[Moments]]:
+        """Return the virtual student after its step on the pairs, differentiable in `grad` (C, P)."""
+        assert isinstance(self.criterion, SoftLabels)
+        if self.criterion.pretrain_step == "sgd":
+            return sgd(theta, grad, self.criterion.inner_lr), None
+        return adamw(theta, grad, moments_of(engine.optimizers["student"]))
+
+    def finetune_step(self, theta: Tensor, grad: Tensor, moments: Optional[Moments]) -> Tensor:
+        """Return the virtual student after its step on the support batch."""
+        assert isinstance(self.criterion, SoftLabels)
+        if self.criterion.finetune_step == "sgd":
+            return sgd(theta, grad, self.criterion.inner_lr)
+        assert moments is not None
+        return adamw(theta, grad, moments)[0]
+
+
+def leaf(tensor: Optional[Tensor]) -> Tensor:
+    """Return `tensor` cut from its graph, to be differentiated with respect to."""
+    assert tensor is not None
+    return tensor.detach().requires_grad_()
 
 
 def masked_rows(unlabelled: Unlabelled, samples: np.ndarray, keys: np.ndarray) -> Batch:

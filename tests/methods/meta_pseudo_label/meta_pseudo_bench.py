@@ -25,8 +25,8 @@ Grads = list[Optional[Tensor]]
 class Bench:
     """A task at work.
 
-    Of the last update `steps` holds (name, gradient) of every optimizer step that the task asked for, and
-    `passes` (stream, draw) of every forward pass.
+    Of the last update `steps` holds (name, gradient) of every optimizer step that the task asked
+    for, and `passes` (stream, draw) of every forward pass.
     """
 
     def __init__(self, data: Path, name: str, *overrides: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from meta_pseudo_bench import Bench
 from scipy import stats
+from torch.nn import functional as F
 
 from metaseq_lm.methods.meta_pseudo_label.episodes import Labelled, Unlabelled
 from metaseq_lm.tasks import Batches
@@ -19,9 +20,7 @@ CLS = {name: 3 + n for n, name in enumerate(("unlabelled", "mlm", "first", "seco
 def parts_of(bench: Bench) -> tuple[Unlabelled, Labelled]:
     """Return the two sources of the training streams."""
     streams = bench.task.build_streams("train")
-    return streams["unlabelled"].collate, streams["support"].collate.args[0:0] or (
-        streams["support"].collate.func
-    )
+    return streams["unlabelled"].collate, streams["support"].collate.func
 
 
 def many(bench: Bench, updates: int) -> list[Batches]:
@@ -29,8 +28,10 @@ def many(bench: Bench, updates: int) -> list[Batches]:
 
 
 def rows_of(batches: list[Batches], stream: str, name: str) -> torch.Tensor:
-    """Return one entry of a stream's batches, rows of all updates in one axis."""
-    return torch.cat([b[stream][0][0][name].flatten(0, 1) for b in batches])
+    """Return one entry of a stream's batches, all rows in one axis; narrow ones end in -1."""
+    parts = [b[stream][0][0][name].flatten(0, 1) for b in batches]
+    width = max(part.shape[1] for part in parts)
+    return torch.cat([F.pad(part, (0, width - part.shape[1]), value=-1) for part in parts])
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +163,8 @@ def test_support_and_query_texts_differ(even: Path) -> None:
     rows, _, _ = points.rows(np.arange(160))
     twice = {r for r, n in Counter(map(tuple, rows[:, 1:3].tolist())).items() if n > 1}
     batches = many(bench, 100)
-    tokens = {name: rows_of_any(batches, name) for name in ("support", "query")}
-    seen = Counter()
+    tokens = {name: rows_of(batches, name, "tokens").tolist() for name in ("support", "query")}
+    seen: Counter[int] = Counter()
     for one, other in zip(tokens["support"], tokens["query"]):
         kind = one[0]
         seen[kind] += 1
@@ -173,14 +174,6 @@ def test_support_and_query_texts_differ(even: Path) -> None:
         elif tuple(one[1:3]) not in twice:
             assert one[1:3] != other[1:3]
     assert min(seen.values()) > 400
-
-
-def rows_of_any(batches: list[Batches], stream: str) -> list[list[int]]:
-    """Return the rows of a stream as lists; their padded widths differ between updates."""
-    found: list[list[int]] = []
-    for batch in batches:
-        found += batch[stream][0][0]["tokens"].flatten(0, 1).tolist()
-    return found
 
 
 def test_labelled_rows_of_an_update(ragged: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sampling of pseudo pairs: from the teacher's softmax, at every position, with its own dropout masks."""
+"""Sampling of pseudo pairs: from the teacher's softmax, everywhere, with its dropout masks."""
 
 from pathlib import Path
 

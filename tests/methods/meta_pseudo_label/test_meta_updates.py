@@ -38,7 +38,7 @@ def test_steps_and_schedules(even: Path, name: str, student: int, teacher: int |
 
 @pytest.mark.parametrize("name", ["soft", "hard"])
 def test_student_is_moved_by_its_own_step_only(even: Path, name: str) -> None:
-    """Weights and moments after an update are those of AdamW on the gradients given to it, bitwise."""
+    """Weights and moments are bitwise those of AdamW on the gradients it was given."""
     bench = Bench(even, name, *SMALL)
     student = bench.model["student"]
     copied = [p.detach().clone().requires_grad_() for p in student.parameters()]
@@ -65,7 +65,7 @@ def test_student_is_moved_by_its_own_step_only(even: Path, name: str) -> None:
 
 
 def test_teacher_gradient_reaches_no_student_parameter(even: Path) -> None:
-    """The real student of a soft update learns from its pseudo loss alone: lambda does not matter."""
+    """The real student learns from its pseudo loss alone: lambda does not matter."""
     students = []
     for weight in (100.0, 1.0):
         bench = Bench(even, "soft", *SMALL, f"criterion.meta_weight={weight}")
@@ -97,7 +97,7 @@ def test_meta_weight_zero_leaves_the_auxiliary_losses(even: Path, how: str) -> N
 
 @pytest.mark.parametrize("name", ["soft", "hard"])
 def test_clip_of_real_steps(even: Path, name: str) -> None:
-    """Both nets' summed gradients are clipped to 5 together: a huge lambda takes a step of norm 5."""
+    """Meta and auxiliary gradients are clipped to 5 together, whatever their weights."""
     bench = Bench(even, name, *SMALL, "criterion.meta_weight=1e7", "optimizer.eps=1e3")
     bench.update(0)
     moment = bench.engine.optimizers["teacher"].inner.state

@@ -123,7 +123,8 @@ def test_vocabulary_saturates(even: Path) -> None:
     wanted = ["[PAD]", "[MASK]", "[SEP]", *(f"[CLS{n}]" for n in range(30))]
     assert vocabulary.symbols[:33] == wanted
     for number in range(64):
-        ids = tokenizer.encode(f"{number} {number}")
+        ids, sizes = tokenizer.encode_packed([f"{number} {number}"])
+        assert list(sizes) == [2]
         assert [vocabulary.symbols[i] for i in ids] == [str(number), f"Ġ{number}"]
 
 
@@ -191,7 +192,7 @@ def test_the_whole_data(generator: ModuleType, tmp_path: Path) -> None:
     vocabulary, tokenizer = Vocabulary.load(data / "dict.txt"), load_tokenizer(data)
     assert len(vocabulary) == 407
     ids = [vocabulary.symbols.index(s) for s in ("6", "Ġ24")]
-    assert list(tokenizer.encode("6 24")) == ids
+    assert list(tokenizer.encode_packed(["6 24"])[0]) == ids
     corpus = Corpus(data, "train", vocabulary, 34, "eos")
     rows, lengths = corpus.rows(np.arange(len(corpus)))
     assert rows.shape == (32_000, 34) and (lengths == 34).all()

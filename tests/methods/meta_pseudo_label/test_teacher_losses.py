@@ -115,7 +115,7 @@ def test_padding_rows(even: Path) -> None:
 
 
 def test_soft_input_meets_no_padding_row(even: Path) -> None:
-    """The student's PAD row gets no gradient from probabilities that fall on it, only from the head."""
+    """Probabilities that fall on [PAD] give the student's PAD row no gradient."""
     bench = Bench(even, "soft", *OPTIONS, *QUIET)
     student = bench.model["student"]
     (batch,) = bench.batches(0)["unlabelled"][0]

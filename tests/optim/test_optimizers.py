@@ -1,0 +1,154 @@
+"""Optimizers by their formulas, decay groups, the scheduled wrapper and its state."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.optim import Optimizer, build_optimizer, parameter_groups
+
+ADAM = {"lr": 0.03, "weight_decay": 0.1, "betas": [0.9, 0.98], "eps": 1e-6}
+COMMON = {"decay_norms_and_biases": True, "clip_norm": 1.0}
+FLAT = {"_name": "constant", "warmup_updates": 0}
+WARM = {"_name": "inverse_sqrt", "warmup_updates": 3}
+
+
+def parameters(dtype: torch.dtype = torch.float64) -> dict[str, nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = {"table": (5, 3), "bias": (3,), "scale": ()}
+    return {
+        name: nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype))
+        for name, shape in shapes.items()
+    }
+
+
+def build(named: dict[str, nn.Parameter], kind: dict, schedule: dict) -> Optimizer:
+    return build_optimizer(named.items(), COMMON | kind, schedule)
+
+
+def slopes(number: int, name: str, like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(hash((number, len(name))) % 1000)
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype)
+
+
+def run(named: dict[str, nn.Parameter], optimizer: Optimizer, steps: range) -> None:
+    for number in steps:
+        for name, parameter in named.items():
+            parameter.grad = slopes(number, name, parameter)
+        optimizer.step()
+
+
+def adam(corrected: bool) -> Callable:
+    def step(p: Tensor, g: Tensor, state: dict, n: int, lr: float) -> Tensor:
+        m = state["m"] = 0.9 * state.get("m", 0) + 0.1 * g
+        v = state["v"] = 0.98 * state.get("v", 0) + 0.02 * g * g
+        if corrected:
+            m, v = m / (1 - 0.9**n), v / (1 - 0.98**n)
+        return p - lr * (m / (v.sqrt() + 1e-6) + 0.1 * p)
+
+    return step
+
+
+def sgd(p: Tensor, g: Tensor, state: dict, n: int, lr: float) -> Tensor:
+    state["m"] = 0.5 * state["m"] + g + 0.1 * p if state else g + 0.1 * p
+    return p - lr * state["m"]
+
+
+@pytest.mark.parametrize("schedule", [FLAT, WARM])
+@pytest.mark.parametrize(
+    ("kind", "formula"),
+    [
+        ({"_name": "adamw", **ADAM}, adam(True)),
+        ({"_name": "adam_uncorrected", **ADAM}, adam(False)),
+        ({"_name": "sgd", "lr": 0.03, "weight_decay": 0.1, "momentum": 0.5}, sgd),
+    ],
+)
+def test_steps(kind: dict, formula: Callable, schedule: dict) -> None:
+    named = parameters()
+    expected = {n: p.detach().clone() for n, p in named.items()}
+    states: dict[str, dict] = {n: {} for n in named}
+    optimizer = build(named, kind, schedule)
+    run(named, optimizer, range(5))
+    for number in range(5):
+        n = number + 1
+        factor = 1.0 if schedule is FLAT else (n**-0.5 if n >= 3 else 3**-0.5 * n / 3)
+        for name, value in expected.items():
+            gradient = slopes(number, name, value)
+            expected[name] = formula(value, gradient, states[name], n, 0.03 * factor)
+    assert optimizer.updates == 5
+    for name, parameter in named.items():
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-12, atol=1e-12)
+
+
+def test_rate_of_the_next_step() -> None:
+    named = parameters()
+    optimizer = build(named, {"_name": "adamw", **ADAM}, WARM)
+    for n in range(1, 6):
+        wanted = 0.03 * (n**-0.5 if n >= 3 else 3**-0.5 * n / 3)
+        assert optimizer.lr == pytest.approx(wanted)
+        run(named, optimizer, range(1))
+        assert optimizer.inner.param_groups[0]["lr"] == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam_uncorrected"])
+def test_parameters_without_gradient_stay(kind: str) -> None:
+    named = parameters()
+    before = named["bias"].detach().clone()
+    optimizer = build(named, {"_name": kind, **ADAM}, FLAT)
+    named["table"].grad = torch.ones_like(named["table"])
+    optimizer.step()
+    assert torch.equal(named["bias"], before)
+
+
+def test_decay_groups() -> None:
+    named = parameters()
+    everything = parameter_groups(named.items(), 0.1, True)
+    assert [(len(g["params"]), g["weight_decay"]) for g in everything] == [(3, 0.1)]
+    spared = parameter_groups(named.items(), 0.1, False)
+    assert [(len(g["params"]), g["weight_decay"]) for g in spared] == [(1, 0.1), (2, 0.0)]
+    assert spared[0]["params"][0] is named["table"]
+
+
+def test_decay_alone() -> None:
+    """With gradients of zero only decayed parameters move: p(1 - lr * decay)."""
+    for everywhere, moved in ((True, {"table", "bias", "scale"}), (False, {"table"})):
+        named = parameters()
+        before = {n: p.detach().clone() for n, p in named.items()}
+        options = {"_name": "adamw", **ADAM, "decay_norms_and_biases": everywhere}
+        optimizer = build(named, options, FLAT)
+        for parameter in named.values():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        for name, parameter in named.items():
+            factor = 1 - 0.03 * 0.1 if name in moved else 1.0
+            torch.testing.assert_close(parameter.detach(), before[name] * factor)
+
+
+def test_order_of_the_parameters_is_the_models() -> None:
+    named = {"bias": nn.Parameter(torch.ones(2)), "table": nn.Parameter(torch.ones(2, 2))}
+    frozen = {"frozen": nn.Parameter(torch.ones(1), requires_grad=False)}
+    options = {"_name": "adamw", **ADAM, "decay_norms_and_biases": False}
+    optimizer = build(frozen | named, options, FLAT)
+    assert [id(p) for p in optimizer.parameters] == [id(p) for p in named.values()]
+    assert optimizer.clip_norm == 1.0
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam_uncorrected"])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_state_continues_bitwise(kind: str, everywhere: bool) -> None:
+    options: dict[str, Any] = {"_name": kind, **ADAM, "decay_norms_and_biases": everywhere}
+    one = parameters(torch.float32)
+    optimizer = build(one, options, WARM)
+    run(one, optimizer, range(3))
+    other = {n: nn.Parameter(p.detach().clone()) for n, p in one.items()}
+    resumed = build(other, options, WARM)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert resumed.updates == 3
+    for named, some in ((one, optimizer), (other, resumed)):
+        run(named, some, range(3, 6))
+    assert all(torch.equal(one[n], other[n]) for n in one)
+    with pytest.raises(KeyError):
+        resumed.load_state_dict({"updates": 3})

@@ -1,0 +1,49 @@
+"""Schedules at their corners and by their formulas."""
+
+import pytest
+
+from metaseq_lm.errors import UsageError
+from metaseq_lm.optim.schedules import constant, inverse_sqrt, linear, polynomial
+
+
+@pytest.mark.parametrize("warmup", [1, 4, 1000])
+def test_inverse_sqrt(warmup: int) -> None:
+    factor = inverse_sqrt(warmup)
+    for step in (1, 2, 3, 4, 5, 999, 1000, 1001, 123_456):
+        wanted = step**-0.5 if step >= warmup else warmup**-0.5 * step / warmup
+        assert factor(step) == pytest.approx(wanted, rel=1e-12)
+    peak = factor(warmup)
+    assert peak == pytest.approx(warmup**-0.5)
+    assert factor(4 * warmup) == pytest.approx(peak / 2)
+    assert all(factor(step) <= peak for step in range(1, 3 * warmup))
+
+
+def test_constant() -> None:
+    assert [constant(0)(step) for step in (1, 2, 10**9)] == [1, 1, 1]
+    assert [constant(4)(step) for step in (1, 2, 3, 4, 5)] == [0.25, 0.5, 0.75, 1, 1]
+
+
+def test_linear() -> None:
+    factor = linear(10, 110)
+    assert [factor(s) for s in (1, 5, 10)] == pytest.approx([0.1, 0.5, 1.0])
+    assert [factor(s) for s in (11, 60, 109)] == pytest.approx([0.99, 0.5, 0.01])
+    assert factor(110) == 0 and factor(111) == 0 and factor(10_000) == 0
+    assert linear(0, 4)(1) == 0.75
+
+
+@pytest.mark.parametrize(("power", "end"), [(1.0, 0.0), (1.0, 0.2), (2.0, 0.1)])
+def test_polynomial(power: float, end: float) -> None:
+    factor = polynomial(10, 100, power, end)
+    for step in (1, 5, 10, 11, 50, 99, 100):
+        wanted = min(1, step / 10) * (end + (1 - end) * (1 - step / 100) ** power)
+        assert factor(step) == pytest.approx(wanted, abs=1e-12)
+    assert factor(100) == pytest.approx(end) and factor(1_000_000) == pytest.approx(end)
+    assert polynomial(0, 100, power, end)(1) > factor(1)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: inverse_sqrt(0), lambda: linear(5, 5), lambda: polynomial(0, 0, 1.0, 0.0)]
+)
+def test_impossible_settings(build: object) -> None:
+    with pytest.raises(UsageError, match="must"):
+        build()  # type: ignore[operator]
