@@ -1,0 +1,181 @@
+"""Masks: counts, spread, independence of padding, batch and neighbours."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from metaseq_lm import randomness
+from metaseq_lm.data.masking import Masking, choose, mask_tokens
+
+REPLACEMENTS = np.arange(10, 60)
+HOW = Masking(mask=1, replacements=REPLACEMENTS)
+
+
+def keys_of(count: int, root: int = 0) -> np.ndarray:
+    return randomness.row_keys(randomness.key("masking", root), np.arange(count))
+
+
+def rows_of(lengths: np.ndarray, width: int, seed: int = 0) -> np.ndarray:
+    """Return rows of tokens 10 to 59 with padding 0."""
+    tokens = np.random.default_rng(seed).integers(10, 60, (len(lengths), width))
+    return np.where(np.arange(width) < lengths[:, None], tokens, 0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "length", "wanted"),
+    [
+        (0.15, 34, {5: 0.9, 6: 0.1}),
+        (0.15, 4, {0: 0.4, 1: 0.6}),
+        (0.5, 8, {4: 1.0}),
+        (1.0, 3, {3: 1}),
+    ],
+)
+def test_number_of_masks(rate: float, length: int, wanted: dict[int, float]) -> None:
+    _, counted = choose(np.ones((20_000, length), bool), rate, keys_of(20_000))
+    counts = np.bincount(counted.sum(1), minlength=length + 1)
+    assert {n for n, c in enumerate(counts) if c} == set(wanted)
+    for number, share in wanted.items():
+        assert stats.binomtest(int(counts[number]), 20_000, share).pvalue > 1e-3
+
+
+def test_positions_are_even_and_pairs_too() -> None:
+    positions, counted = choose(np.ones((30_000, 7), bool), 0.3, keys_of(30_000))
+    chosen = np.zeros((30_000, 7))
+    row, at = np.nonzero(counted)
+    chosen[row, positions[row, at]] = 1
+    assert stats.chisquare(chosen.sum(0)).pvalue > 1e-3
+    together = (chosen.T @ chosen)[np.triu_indices(7, 1)]
+    assert stats.chisquare(together).pvalue > 1e-3
+    # The order in which positions come says nothing about their place.
+    first = positions[counted[:, 0], 0]
+    assert stats.chisquare(np.bincount(first, minlength=7)).pvalue > 1e-3
+
+
+def test_actions() -> None:
+    """80 % masked, 10 % random, 10 % kept, random tokens uniform."""
+    lengths = np.full(20_000, 40)
+    tokens = np.full((20_000, 40), 5)
+    masked, positions, targets = mask_tokens(tokens, lengths, keys_of(20_000), HOW)
+    assert (targets == 5).all(), "0.15 * 40 is 6 in every row"
+    put = masked[np.arange(20_000)[:, None], positions].ravel()
+    drawn = put[np.isin(put, REPLACEMENTS)]
+    kinds = [(put == 1).sum(), (put == 5).sum(), len(drawn)]
+    assert sum(kinds) == len(put) == 120_000
+    assert stats.chisquare(kinds, np.array([0.8, 0.1, 0.1]) * 120_000).pvalue > 1e-3
+    assert stats.chisquare(np.bincount(drawn - 10, minlength=50)).pvalue > 1e-3
+
+
+def test_action_does_not_depend_on_the_position() -> None:
+    tokens = np.full((30_000, 20), 5)
+    masked, positions, _ = mask_tokens(tokens, np.full(30_000, 20), keys_of(30_000), HOW)
+    table = np.zeros((20, 3))
+    put = masked[np.arange(30_000)[:, None], positions]
+    kind = np.where(put == 1, 0, np.where(put == 5, 1, 2))
+    np.add.at(table, (positions.ravel(), kind.ravel()), 1)
+    assert stats.chi2_contingency(table).pvalue > 1e-3
+    # Nor does one position's action on its neighbour's in the list.
+    pairs = np.zeros((3, 3))
+    np.add.at(pairs, (kind[:, :-1].ravel(), kind[:, 1:].ravel()), 1)
+    assert stats.chi2_contingency(pairs).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        ({"random": 0.0, "keep": 0.0}, {1}),
+        ({"random": 0.0, "keep": 1.0}, {5}),
+        ({"random": 1.0, "keep": 0.0}, set(REPLACEMENTS.tolist())),
+    ],
+)
+def test_extreme_shares(options: dict, allowed: set[int]) -> None:
+    how = Masking(mask=1, replacements=REPLACEMENTS, rate=0.5, **options)
+    tokens = np.full((300, 20), 5)
+    masked, positions, _ = mask_tokens(tokens, np.full(300, 20), keys_of(300), how)
+    assert set(masked[np.arange(300)[:, None], positions].ravel().tolist()) <= allowed
+
+
+def test_spared_tokens_are_no_candidates() -> None:
+    how = Masking(mask=1, rate=0.5, replacements=REPLACEMENTS, spared=np.array([2, 3]))
+    tokens = np.tile([3, 20, 21, 22, 23, 2, 24, 25, 26, 2], (500, 1))
+    masked, positions, targets = mask_tokens(tokens, np.full(500, 10), keys_of(500), how)
+    assert set(positions[targets >= 0].tolist()) == {1, 2, 3, 4, 6, 7, 8}
+    assert (masked[:, [0, 5, 9]] == tokens[:, [0, 5, 9]]).all()
+    # Half of the seven candidates, not of the ten tokens.
+    assert set((targets >= 0).sum(1).tolist()) == {3, 4}
+
+
+def masks(tokens: np.ndarray, lengths: np.ndarray, keys: np.ndarray) -> list[dict]:
+    """Return per row what a model is given: the hidden row and the target of each position."""
+    masked, positions, targets = mask_tokens(tokens, lengths, keys, HOW)
+    return [
+        {
+            "row": masked[i, : lengths[i]].tolist(),
+            "targets": {int(p): int(t) for p, t in zip(positions[i], targets[i]) if t >= 0},
+            "padding": masked[i, lengths[i] :].tolist(),
+        }
+        for i in range(len(tokens))
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_row_is_masked_alike_in_any_batch(data: st.DataObject) -> None:
+    """Whatever its padding, its neighbours, its place and the micro-batch."""
+    lengths = np.array(data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=8)))
+    width = int(lengths.max()) + data.draw(st.integers(0, 20))
+    tokens, keys = rows_of(lengths, width), keys_of(len(lengths), data.draw(st.integers(0, 50)))
+    together = masks(tokens, lengths, keys)
+    for i, length in enumerate(lengths):
+        (alone,) = masks(tokens[i : i + 1, :length], lengths[i : i + 1], keys[i : i + 1])
+        assert alone["row"] == together[i]["row"] and alone["targets"] == together[i]["targets"]
+        assert not any(together[i]["padding"])
+    order = np.array(data.draw(st.permutations(range(len(lengths)))))
+    shuffled = masks(tokens[order], lengths[order], keys[order])
+    assert shuffled == [together[i] for i in order]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    rate=st.floats(0, 1),
+    root=st.integers(0, 1000),
+)
+def test_positions_are_never_doubled(lengths: list[int], rate: float, root: int) -> None:
+    sizes = np.array(lengths)
+    width = max(int(sizes.max()), 1)
+    tokens = rows_of(sizes, width)
+    how = Masking(mask=1, rate=rate, replacements=REPLACEMENTS)
+    masked, positions, targets = mask_tokens(tokens, sizes, keys_of(len(sizes), root), how)
+    for i, length in enumerate(lengths):
+        counted = targets[i] >= 0
+        mine = positions[i][counted].tolist()
+        assert len(set(mine)) == len(mine) and all(p < length for p in mine)
+        assert int(rate * length) <= len(mine) <= min(int(rate * length) + 1, length)
+        assert targets[i][counted].tolist() == tokens[i][mine].tolist()
+        others = np.setdiff1d(np.arange(width), mine)
+        assert (masked[i][others] == tokens[i][others]).all()
+    assert positions.shape == targets.shape
+
+
+def test_rows_of_different_keys_are_independent() -> None:
+    chosen = np.zeros((20_000, 6), bool)
+    positions, counted = choose(np.ones((20_000, 6), bool), 0.5, keys_of(20_000))
+    row, at = np.nonzero(counted)
+    chosen[row, positions[row, at]] = True
+    for place in range(6):
+        table = np.zeros((2, 2))
+        one, other = chosen[:-1, place].astype(int), chosen[1:, place].astype(int)
+        np.add.at(table, (one, other), 1)
+        assert stats.chi2_contingency(table).pvalue > 1e-3
+    other_positions, _ = choose(np.ones((20_000, 6), bool), 0.5, keys_of(20_000, 1))
+    assert (np.sort(positions) == np.sort(other_positions)).all(1).mean() < 0.1
+
+
+def test_inputs_stay_as_they_are() -> None:
+    lengths = np.array([9, 4])
+    tokens, keys = rows_of(lengths, 9), keys_of(2)
+    before = tokens.copy(), keys.copy()
+    mask_tokens(tokens, lengths, keys, HOW)
+    assert (tokens == before[0]).all() and (keys == before[1]).all()

@@ -1,0 +1,166 @@
+"""Orders, shards and streams: every sample once, whatever the replicas and micro-batches."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from metaseq_lm.criterions import Batch
+from metaseq_lm.data.streams import (
+    Sequential,
+    Shard,
+    Shuffled,
+    Stream,
+    Uniform,
+    draw_below,
+    noise_rows,
+    tensors,
+)
+from metaseq_lm.errors import UsageError
+
+SIZES = {"count": st.integers(1, 60), "world": st.integers(1, 9), "micro": st.integers(0, 12)}
+
+
+@settings(max_examples=200, deadline=None)
+@given(**SIZES)
+def test_parts_partition_the_rows(count: int, world: int, micro: int) -> None:
+    """Each row once, in order; no part longer than asked, replicas even to one row."""
+    parts = [Shard(rank, world, micro).parts(count, may_be_empty=True) for rank in range(world)]
+    everything = [int(row) for mine in parts for part in mine for row in part]
+    assert everything == list(range(count))
+    sizes = [sum(map(len, mine)) for mine in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(0 < len(part) <= (micro or count) for mine in parts for part in mine)
+    if micro == 0:
+        assert all(len(mine) <= 1 for mine in parts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(**SIZES)
+def test_a_replica_without_rows_is_refused(count: int, world: int, micro: int) -> None:
+    for rank in range(world):
+        if count < world:
+            with pytest.raises(UsageError, match=f"{count} rows .* over {world} processes"):
+                Shard(rank, world, micro).parts(count)
+        else:
+            assert Shard(rank, world, micro).parts(count)
+
+
+@settings(max_examples=60, deadline=None)
+@given(count=st.integers(1, 50), size=st.integers(1, 60), seed=st.integers(0, 99))
+def test_shuffled_epochs(count: int, size: int, seed: int) -> None:
+    """Each epoch holds every sample once; only its last batch may be short."""
+    order = Shuffled(count, size, seed, "train")
+    per_epoch = -(-count // size)
+    for epoch in range(3):
+        batches = [order.batch(epoch * per_epoch + i) for i in range(per_epoch)]
+        assert sorted(np.concatenate(batches).tolist()) == list(range(count))
+        assert all(len(batch) == size for batch in batches[:-1])
+
+
+def test_shuffled_is_a_pure_function() -> None:
+    one, other = Shuffled(100, 7, 5, "train"), Shuffled(100, 7, 5, "train")
+    numbers = [40, 3, 0, 39, 3, 77, 200, 40]
+    wanted = {n: other.batch(n).tolist() for n in sorted(numbers)}
+    assert all(one.batch(n).tolist() == wanted[n] for n in numbers)
+
+
+def test_epochs_seeds_and_names_have_their_own_order() -> None:
+    orders = [
+        Shuffled(100, 100, *which).batch(number).tolist()
+        for which, number in (((5, "a"), 0), ((5, "a"), 1), ((6, "a"), 0), ((5, "b"), 0))
+    ]
+    assert len({tuple(order) for order in orders}) == 4
+    assert orders[0] != sorted(orders[0])
+
+
+def test_shuffled_is_even() -> None:
+    order = Shuffled(5, 5, 1, "train")
+    places = np.zeros((5, 5))
+    for epoch in range(4_000):
+        places[order.batch(epoch), np.arange(5)] += 1
+    for place in places:
+        assert stats.chisquare(place).pvalue > 1e-3
+
+
+def test_uniform() -> None:
+    order = Uniform(20, 8, 1, "x")
+    drawn = np.stack([order.batch(n) for n in range(5_000)])
+    assert drawn.shape == (5_000, 8)
+    assert stats.chisquare(np.bincount(drawn.ravel(), minlength=20)).pvalue > 1e-3
+    assert (Uniform(20, 8, 1, "x").batch(77) == drawn[77]).all()
+    assert (Uniform(20, 8, 2, "x").batch(77) != drawn[77]).any()
+    # The sample's number counts, not the batch size.
+    assert (Uniform(20, 4, 1, "x").batch(3) == drawn[1, 4:]).all()
+
+
+def test_sequential() -> None:
+    order = Sequential(7, 3)
+    assert len(order) == 3
+    assert [order.batch(n).tolist() for n in range(3)] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_draw_below_an_array() -> None:
+    bounds = np.arange(1, 2_001)
+    drawn = draw_below(3, np.arange(2_000), bounds)
+    assert (drawn >= 0).all() and (drawn < bounds).all()
+    assert stats.kstest((drawn + 0.5) / bounds, "uniform").pvalue > 1e-3
+
+
+def collate(samples: np.ndarray, keys: np.ndarray) -> Batch:
+    return {"samples": samples, "keys": keys.view(np.int64), "sizes": {"rows": len(samples)}}
+
+
+def table(order: object, shards: list[Shard], number: int) -> dict[int, tuple]:
+    """Return by sample the key and the noise identity that it gets in a global batch."""
+    stream = Stream("train", order, collate, 9)  # type: ignore[arg-type]
+    found: dict[int, tuple] = {}
+    for shard in shards:
+        for batch in stream.micro_batches(number, shard):
+            assert batch["stream"] == "train" and batch["sizes"]["rows"] == len(batch["rows"])
+            for sample, key, row in zip(batch["samples"], batch["keys"], batch["rows"]):
+                found[int(sample)] = (int(key), int(row))
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(world=st.integers(1, 5), micro=st.integers(0, 6), number=st.integers(0, 30))
+def test_rows_keep_key_and_noise_however_they_are_cut(world: int, micro: int, number: int) -> None:
+    order = Shuffled(24, 8, 1, "train")
+    whole = table(order, [Shard()], number)
+    cut = table(order, [Shard(rank, world, micro) for rank in range(world)], number)
+    assert whole == cut and len(whole) == 8
+    assert len({key for key, _ in whole.values()}) == 8
+    assert len({row for _, row in whole.values()}) == 8
+
+
+def test_a_batch_has_keys_of_its_own() -> None:
+    order = Shuffled(24, 8, 1, "train")
+    tables = [table(order, [Shard()], number) for number in range(6)]
+    keys = [key for found in tables for key, _ in found.values()]
+    assert len(set(keys)) == 48
+
+
+def test_once() -> None:
+    stream = Stream("valid", Sequential(10, 4), collate, 1)
+    samples = [[int(s) for m in batch for s in m["samples"]] for batch in stream.once(Shard())]
+    assert samples == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    shards = [list(stream.once(Shard(rank, 3, 0))) for rank in range(3)]
+    assert sorted(int(s) for part in shards for b in part for m in b for s in m["samples"]) == list(
+        range(10)
+    )
+
+
+def test_noise_rows_of_streams_never_meet() -> None:
+    rows = np.arange(100_000)
+    found = [noise_rows(name, rows) for name in ("unlabelled", "support", "query", "train")]
+    assert len(np.unique(np.concatenate(found))) == 400_000
+
+
+def test_tensors() -> None:
+    given_batch = {"a": np.arange(3), "sizes": {"n": np.array([1, 2]), "m": 3}, "none": None}
+    made = tensors(given_batch)
+    assert torch.equal(made["a"], torch.arange(3)) and made["none"] is None
+    assert torch.equal(made["sizes"]["n"], torch.tensor([1, 2])) and made["sizes"]["m"] == 3
