@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.errors import MetaseqError
+from metaseq_lm.files import sync_folder
 
 FORMAT = 1
 PREFIX = "update_"
@@ -39,13 +40,6 @@ class Checkpoint:
     weights: dict[str, Tensor]
     state: dict[str, Any]
     manifest: dict[str, Any]
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a small file so that it is there in full or not at all."""
-    temporary = path.with_name(f"{TEMPORARY}{path.name}")
-    _write(temporary, data)
-    os.replace(temporary, path)
 
 
 def save(
@@ -79,13 +73,13 @@ def save(
         temporary.mkdir()
         for name, data in files.items():
             _write(temporary / name, data)
-        _sync(temporary)
+        sync_folder(temporary)
         if final.exists():
             # Reached again after a fallback to an older checkpoint: the one there was found
             # damaged.
             shutil.rmtree(final)
         os.rename(temporary, final)
-        _sync(folder)
+        sync_folder(folder)
         link(folder, "last", final)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -211,11 +205,3 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

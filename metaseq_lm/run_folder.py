@@ -12,8 +12,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from metaseq_lm.checkpoint import write_atomic
 from metaseq_lm.errors import UsageError
+from metaseq_lm.files import write_atomic
 
 # What may change between the parts of one run: how it is computed, how long, how often it is looked
 # at.

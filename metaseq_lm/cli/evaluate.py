@@ -33,9 +33,9 @@ def run(args: argparse.Namespace) -> int:
     from omegaconf import OmegaConf
 
     from metaseq_lm import checkpoint, plugins
-    from metaseq_lm.checkpoint import write_atomic
     from metaseq_lm.config import check_names
     from metaseq_lm.evaluation.predictions import write_predictions
+    from metaseq_lm.files import write_atomic
     from metaseq_lm.run import Run
 
     plugins.load_all(args.user_dir)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.data.files import free_bytes, human_bytes
 from metaseq_lm.data.indexed import IndexedDataset, prefix_path
 from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.data.manifest import LABELLED, MANIFEST_FILE, Manifest, check_sizes, verify
 from metaseq_lm.data.tokenizer import load_tokenizer
 from metaseq_lm.data.tokenizer_base import Tokenizer
 from metaseq_lm.errors import MetaseqError
+from metaseq_lm.files import free_bytes, human_bytes
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 LITTLE_SPACE = 2 << 30

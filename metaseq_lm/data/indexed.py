@@ -16,8 +16,8 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from metaseq_lm.data.files import full_disk_message, sync_folder
 from metaseq_lm.errors import MetaseqError
+from metaseq_lm.files import full_disk_message, sync_folder
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1

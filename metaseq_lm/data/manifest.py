@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm import __version__
-from metaseq_lm.data.files import write_atomic
 from metaseq_lm.errors import MetaseqError
+from metaseq_lm.files import write_atomic
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from metaseq_lm.data.files import sync_file, sync_folder
 from metaseq_lm.data.manifest import MANIFEST_FILE, Manifest
 from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.files import sync_file, sync_folder
 
 STAGING = ".preprocess"
 

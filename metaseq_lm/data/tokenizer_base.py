@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from metaseq_lm.data.files import write_atomic
 from metaseq_lm.data.indexed import smallest_dtype
 from metaseq_lm.data.vocabulary import TASK_TOKENS, Vocabulary
 from metaseq_lm.errors import UsageError
+from metaseq_lm.files import write_atomic
 
 OPTIONS_FILE = "tokenizer_options.json"
 DICT_FILE = "dict.txt"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.data.files import write_atomic
 from metaseq_lm.errors import MetaseqError
+from metaseq_lm.files import write_atomic
 
 PAD, MASK, SEP, UNK = "[PAD]", "[MASK]", "[SEP]", "[UNK]"
 TASK_TOKENS = 30
