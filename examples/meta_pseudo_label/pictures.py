@@ -49,7 +49,7 @@ def decision_map(axis: plt.Axes, run: Path, label: str) -> None:
     """Draw the decision of one run on the grid, and the test points where it is wrong."""
     grid = margins(read_rows(run / "predictions.vis.jsonl"))
     test = read_rows(run / "predictions.test.jsonl")
-    axis.imshow(np.tanh(grid), origin="lower", cmap="RdBu", vmin=-1.6, vmax=1.6)
+    axis.imshow(np.tanh(grid), origin="lower", cmap="RdBu", vmin=-2.4, vmax=2.4)
     axis.contour(grid, levels=[0.0], colors="black", linewidths=0.8)
     where, gold = points(test), np.array([row["gold"] for row in test])
     wrong = gold != np.array([row["predicted"] for row in test])

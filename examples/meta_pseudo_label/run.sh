@@ -72,8 +72,7 @@ for seed in $seeds; do
 done | train_all
 
 echo "== table and pictures in $out/report"
-metaseq report "$out/finetune" --rows label --columns task.labelled --x task.labelled \
-    --out "$out/report"
+metaseq report "$out/finetune" --x task.labelled --out "$out/report"
 metaseq report "$out/pretrain" --metric valid.accuracy --curve valid.accuracy train.reward \
     --format png --out "$out/report/pretraining" > "$out/report/pretraining.txt"
 python "$here/pictures.py" "$out"

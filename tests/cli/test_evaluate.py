@@ -1,0 +1,73 @@
+"""The `evaluate` command."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from battery import CASES, TINY
+
+from metaseq_lm.cli import main
+
+
+@pytest.fixture(scope="module")
+def run(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short fine-tuning run, scored on the test split at its end."""
+    place = tmp_path_factory.mktemp("runs") / "tuned"
+    options = ["--criterion", "token_labels", *CASES["token_labels"][0], *TINY]
+    more = ["--max-update", "6", "trainer.validate_interval_updates=2", "trainer.final_splits=[test]"]
+    assert main(["train", str(moons), "--save-dir", str(place), *options, *more]) == 0
+    return place
+
+
+def test_scores_and_predictions_are_those_of_training(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--split", "test", "valid", "--out", str(tmp_path)]) == 0
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    metrics = json.loads((run / "results.json").read_text())["metrics"]
+    for line in shown:
+        assert {k: line[k] for k in metrics["test"]} == metrics[line["split"]]
+    file = "predictions.test.jsonl"
+    assert (tmp_path / file).read_text() == (run / file).read_text()
+    rows = [json.loads(line) for line in (tmp_path / file).read_text().splitlines()]
+    right = sum(row["gold"] == row["predicted"] for row in rows) / len(rows)
+    assert right == pytest.approx(metrics["test"]["accuracy"], abs=1e-12)
+    assert len(rows) == 1000 and rows[3]["index"] == 3
+
+
+@pytest.mark.parametrize(
+    "arguments, code, words",
+    [
+        (["nowhere"], 1, ("nowhere", "no such checkpoint")),
+        (["{run}", "--split", "tset"], 1, ("tset", "test")),
+        (["{run}", "--data", "none"], 2, ("none", "no such data folder")),
+        (["{run}", "engine.devcie=cpu"], 2, ("devcie",)),
+    ],
+)
+def test_mistakes(
+    run: Path, capsys: pytest.CaptureFixture, arguments: list, code: int, words: tuple
+) -> None:
+    assert main(["evaluate", *(a.format(run=run) for a in arguments)]) == code
+    text = capsys.readouterr().err
+    assert "Traceback" not in text and not [w for w in words if w not in text], text
+
+
+def test_a_plugin_is_not_loaded_because_a_file_names_it(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    plugin = tmp_path / "quiet_plugin.py"
+    plugin.write_text("from pathlib import Path\n(Path(__file__).parent / 'ran').write_text('x')\n")
+    options = ["--criterion", "masked_lm", *CASES["masked_lm"][0], *TINY, "--max-update", "1"]
+    place = str(tmp_path / "run")
+    command = ["train", str(moons), "--save-dir", place, "--user-dir", str(plugin), *options]
+    assert main(command) == 0
+    (tmp_path / "ran").unlink()
+    import sys
+
+    del sys.modules["quiet_plugin"]
+    assert main(["evaluate", place, "--split", "valid"]) == 2
+    assert "repeat --user-dir" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+    shutil.rmtree(place)

@@ -1,0 +1,97 @@
+"""Names, where they came from, and the three ways a plug-in is loaded."""
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+import pytest
+
+from metaseq_lm import plugins, registry
+from metaseq_lm.cli import main
+from metaseq_lm.errors import UsageError
+from metaseq_lm.registry import CRITERIONS, SCHEDULES, Registry
+
+SOURCE = """
+from metaseq_lm.registry import register_schedule
+
+@register_schedule("{name}")
+def schedule():
+    return lambda step: 0.25
+"""
+
+
+def test_unknown_name_lists_the_near_ones() -> None:
+    with pytest.raises(UsageError, match="Did you mean 'masked_lm'.*Registered: .*--user-dir"):
+        CRITERIONS.entry("masked_ml")
+
+
+def test_a_name_belongs_to_one_module() -> None:
+    registry = Registry("thing")
+
+    def first() -> None: ...
+    def second() -> None: ...
+
+    second.__module__ = "elsewhere"
+    registry.register("x")(first)
+    registry.register("x")(first)
+    with pytest.raises(UsageError, match="already registered by"):
+        registry.register("x")(second)
+
+
+def test_a_file_and_a_folder_can_be_plugins(tmp_path: Path) -> None:
+    (tmp_path / "one_file_plugin.py").write_text(SOURCE.format(name="from_file"))
+    folder = tmp_path / "folder_plugin"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from . import inner\n")
+    (folder / "inner.py").write_text(SOURCE.format(name="from_folder"))
+    for path, name in ((tmp_path / "one_file_plugin.py", "from_file"), (folder, "from_folder")):
+        plugins.load(str(path))
+        plugins.load(str(path))
+        assert SCHEDULES.build(name)(7) == 0.25
+    with pytest.raises(UsageError, match="needs an __init__.py"):
+        plugins.load(str(tmp_path))
+
+
+def test_a_plugin_may_not_hide_a_module(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("")
+    with pytest.raises(UsageError, match="'json' is loaded already"):
+        plugins.load(str(tmp_path / "json.py"))
+
+
+class Point:
+    """What importlib.metadata gives for an installed entry point."""
+
+    def __init__(self, name: str, value: str) -> None:
+        self.name, self.value = name, value
+
+
+def test_installed_entry_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A good one registers; a broken one is warned about and named when a name is not found."""
+    (tmp_path / "installed_good.py").write_text(SOURCE.format(name="from_entry_point"))
+    (tmp_path / "installed_bad.py").write_text("import a_missing_dependency\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    points = [Point("good", "installed_good"), Point("bad", "installed_bad:register")]
+    real = importlib.metadata.entry_points
+    monkeypatch.setattr(
+        importlib.metadata,
+        "entry_points",
+        lambda **query: points if query == {"group": "metaseq_lm.plugins"} else real(**query),
+    )
+    monkeypatch.setattr(registry, "FAILED", plugins.FAILED)
+    plugins.load_all()
+    assert SCHEDULES.build("from_entry_point")(1) == 0.25
+    assert "a_missing_dependency" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="failed to import: bad .*a_missing_dependency"):
+        SCHEDULES.entry("from_the_bad_one")
+    plugins.FAILED.clear()
+    del sys.modules["installed_good"]
+
+
+def test_list_names_the_origin(capsys: pytest.CaptureFixture) -> None:
+    assert main(["list", "criterion"]) == 0
+    shown = capsys.readouterr().out
+    assert "meta_pseudo_label_soft" in shown and "[metaseq_lm.methods.meta_pseudo_label" in shown
+    assert main(["list", "critrion"]) == 2
+    assert "'criterion'" in capsys.readouterr().err
