@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm import checkpoint, distributed
-from metaseq_lm.data.manifest import fingerprint
 from metaseq_lm.engine import PRECISIONS, Engine
 from metaseq_lm.errors import UsageError
 from metaseq_lm.evaluation.predictions import write_predictions
@@ -152,7 +151,7 @@ class Run:
                 "peak_memory": peak_memory(self.device),
                 "parameters": count_parameters(self.model),
                 "metrics": metrics or {},
-                "data": fingerprint(Path(config.data)),
+                "data": trainer.data,
                 "code": code_hash(config.user_dir),
                 "replicas": distributed.world_size(),
                 "pretraining": cost_before(config.init_from) if config.init_from else None,

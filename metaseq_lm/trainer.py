@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import FrameType
 from typing import Any, Optional
 
@@ -16,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from metaseq_lm import checkpoint, distributed
+from metaseq_lm.data.manifest import fingerprint
 from metaseq_lm.data.streams import Shard, Stream
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import DivergedError, Interrupted, UsageError
@@ -102,6 +104,7 @@ class Trainer:
         self.shard = Shard(
             distributed.rank(), distributed.world_size(), config.engine.micro_batch_size
         )
+        self.data = fingerprint(Path(config.data))
         self.flops = FlopMeter()
         self.update = 0
         self.positions: dict[str, int] = {}
@@ -270,7 +273,11 @@ class Trainer:
         """Write a checkpoint from the first replica, link it as best if it is, drop old ones."""
         if self.run is not None and self._saved_at != self.update:
             folder = self.run.checkpoints
-            about = {"config": OmegaConf.to_container(self.config), "valid": self.last_valid}
+            about = {
+                "config": OmegaConf.to_container(self.config),
+                "valid": self.last_valid,
+                "data": self.data,
+            }
             path = checkpoint.save(
                 folder, self.update, self.model.state_dict(), self.state_dict(), about
             )
@@ -280,11 +287,16 @@ class Trainer:
         self._saved_at = self.update
         distributed.barrier()
 
-    def resume(self, folder: Any) -> list[str]:
+    def resume(self, folder: Path) -> list[str]:
         """Load the newest verified checkpoint under `folder`; returns messages of what was done."""
         found, skipped = checkpoint.newest(folder)
         messages = [f"skipped a damaged checkpoint: {reason}" for reason in skipped]
         if found is not None:
+            if found.manifest["data"] != self.data:
+                raise UsageError(
+                    f"{found.path} was trained on other data than {self.config.data} holds now "
+                    f"({found.manifest['data']} then, {self.data} now); choose another --save-dir"
+                )
             checkpoint.load_into(self.model, found.weights, found.path)
             try:
                 self.load_state_dict(found.state)
@@ -293,6 +305,7 @@ class Trainer:
                     f"{found.path / 'state.pt'} lacks or misfits {error}; it was written by another version"
                 ) from error
             self._saved_at = self.update
+            self.last_valid = found.manifest["valid"]
             messages.append(f"resumed from {found.path} at update {self.update}")
         return messages
 

@@ -194,6 +194,11 @@ def test_successive_draws_differ() -> None:
     drawn = [noise.keep((3, 50), 0.5, torch.float32) for _ in range(5)]
     for number, one in enumerate(drawn):
         assert not any(torch.equal(one, other) for other in drawn[:number])
+    uniform = [noise.uniform((3, 50), torch.float64) for _ in range(3)]
+    later = noise.keep((3, 50), 0.5, torch.float32)
+    assert not any(torch.equal(later, one) for one in drawn)
+    for number, first in enumerate(uniform):
+        assert not any(np.isin(first, second).any() for second in uniform[:number])
 
 
 def test_keys() -> None:

@@ -1,10 +1,14 @@
 """The calendar: what is logged, saved, kept and when it stops."""
 
 import json
+import shutil
 from pathlib import Path
 
+import pytest
 from battery import configure, train
 
+from metaseq_lm.cli import main
+from metaseq_lm.errors import UsageError
 from metaseq_lm.run_folder import cut_torn_line
 
 CASE = ("masked_lm", 0)
@@ -66,6 +70,29 @@ def test_damaged_newest_checkpoint_is_passed_over(moons: Path, tmp_path: Path) -
     messages = [row["message"] for row in lines(tmp_path / "cut", "event")]
     assert any("damaged" in m for m in messages) and any("update 2" in m for m in messages)
     assert all((straight[n] == resumed[n]).all() for n in straight)
+
+
+def test_other_data_under_the_same_name_is_refused(moons: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(moons, data)
+    train(configure(data, tmp_path / "run", CASE, "trainer.max_update=2"))
+    manifest = data / "manifest.json"
+    shutil.rmtree(data)
+    text = tmp_path / "text"
+    text.write_text("1 2 3\n4 5 6\n" * 40)
+    files = ["--trainpref", str(text), "--validpref", str(text), "--tokenizer-from", str(moons)]
+    assert main(["preprocess", *files, "--destdir", str(data)]) == 0 and manifest.exists()
+    with pytest.raises(UsageError, match="trained on other data.*--save-dir"):
+        train(configure(data, tmp_path / "run", CASE, "trainer.max_update=3"))
+
+
+def test_a_finish_that_was_missed_is_made_up(moons: Path, tmp_path: Path) -> None:
+    """Killed after the last checkpoint, before the results: the next start writes them."""
+    train(configure(moons, tmp_path, CASE, "trainer.max_update=2"))
+    wanted = json.loads((tmp_path / "results.json").read_text())
+    (tmp_path / "results.json").unlink()
+    train(configure(moons, tmp_path, CASE, "trainer.max_update=2"))
+    assert json.loads((tmp_path / "results.json").read_text())["metrics"] == wanted["metrics"]
 
 
 def test_torn_line_is_cut(tmp_path: Path) -> None:

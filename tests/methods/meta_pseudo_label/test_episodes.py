@@ -222,6 +222,14 @@ def test_masked_rows_as_a_task(even: Path) -> None:
             assert x == {at: y.get(at, 0) for at in range(34)}
 
 
+def test_support_and_query_texts_are_masked_apart(even: Path) -> None:
+    _, labelled = parts_of(Bench(even, "soft"))
+    samples = np.arange(400)
+    chosen = [np.sort(labelled.mlm_rows(samples, query)[2][:, :5]) for query in (False, True)]
+    # Two draws of five positions out of 34 hardly ever agree.
+    assert (chosen[0] == chosen[1]).all(1).mean() < 0.02
+
+
 def test_batches_are_a_function_of_the_update(even: Path) -> None:
     one, other = (Bench(even, "soft", TWO) for _ in range(2))
     list(map(one.batches, range(5)))
