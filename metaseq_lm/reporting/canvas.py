@@ -19,7 +19,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#3
 # From the eighth series on the colours return with another dash and marker.
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
-LOOK = {
+LOOK: Any = {
     "font.size": 10,
     "axes.titlesize": 10,
     "axes.spines.top": False,
@@ -43,7 +43,7 @@ class Style:
     """How a series is drawn."""
 
     colour: str
-    dash: str
+    dash: Any  # what matplotlib takes as a line style
     marker: str
 
 

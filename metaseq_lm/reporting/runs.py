@@ -102,7 +102,7 @@ class Run:
         None if the run did not record them; the pretraining's record is the sum of all before.
         """
         results = self.results or {}
-        parts = [results.get(what)]
+        parts: list[Any] = [results.get(what)]
         if not own and results.get("pretraining"):
             parts.append(results["pretraining"].get(what))
         known = [float(part) for part in parts if is_number(part)]

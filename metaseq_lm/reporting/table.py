@@ -181,7 +181,7 @@ def record(setting: Setting, keys: Sequence[str], metric: Metric, spread: str) -
     }
     if spread == "sd":
         line["mean"] = summary.centre if summary else None
-        line["sd"] = None if alone else summary.high - summary.centre
+        line["sd"] = None if summary is None or alone else summary.high - summary.centre
     else:
         line["median"] = summary.centre if summary else None
         line["min"] = summary.low if summary else None
