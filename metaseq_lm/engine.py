@@ -75,17 +75,19 @@ class Engine:
         batches: Sequence[Batch],
         wrt: Sequence[Tensor],
         draw: int | str | None = None,
+        full_precision: bool = False,
     ) -> tuple[Vector, Logs]:
         """Return the gradient of the global mean loss with respect to the leaves `wrt`, and the logs.
 
         Leaves that no replica's loss reaches get None. Passes with equal `draw` in an update see
-        the same dropout masks and samples; without one each call draws afresh.
+        the same dropout masks and samples; without one each call draws afresh. `full_precision`
+        leaves autocast out, for a gradient that a second derivative is applied to.
         """
         draw = self._draw(draw)
         totals = self._totals(batches)
         logs: Logs = {}
         for batch in batches:
-            with self._pass(batch, draw):
+            with self._pass(batch, draw, full_precision=full_precision):
                 loss = _loss(loss_fn(batch), totals, logs)
             if loss.requires_grad:
                 loss.backward(inputs=list(wrt))
@@ -107,7 +109,7 @@ class Engine:
         draw = self._draw(draw)
         batches = list(batches)
         if len(batches) != 1 or replay:
-            value, logs = self.gradients(loss_fn, batches, wrt, draw)
+            value, logs = self.gradients(loss_fn, batches, wrt, draw, full_precision=True)
             return InnerGradient(value, logs, loss_fn, batches, wrt, draw)
         logs = {}
         graph = self._graph(loss_fn, batches[0], wrt, draw, self._totals(batches), logs)
@@ -255,12 +257,17 @@ class Engine:
         return self._calls
 
     @contextlib.contextmanager
-    def _pass(self, batch: Batch, draw: int | str, double_backward: bool = False) -> Iterator[None]:
+    def _pass(
+        self,
+        batch: Batch,
+        draw: int | str,
+        double_backward: bool = False,
+        full_precision: bool = False,
+    ) -> Iterator[None]:
         root = randomness.key(self.seed, "noise", self._update, draw)
         noise = randomness.Noise(root, batch["rows"], self.device) if "rows" in batch else None
-        # Second derivatives drown in bfloat16's rounding, so they are always taken in full
-        # precision.
-        low = self.precision == "bf16" and not double_backward
+        # Second derivatives and differences of gradients drown in bfloat16's rounding.
+        low = self.precision == "bf16" and not (double_backward or full_precision)
         with contextlib.ExitStack() as stack:
             stack.enter_context(
                 randomness.entered(randomness.Pass(noise, double_backward, self._ahead))
@@ -301,8 +308,12 @@ class Engine:
     def _differences(
         self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float
     ) -> Vector:
-        length = vectors.norm([p.detach() for p in inner.wrt]) / vectors.norm(vector)
-        size = (step * length).item()
+        inner.graph = None
+        reach = vectors.norm(vector)
+        if reach == 0:
+            return [None] * len(wrt)
+        length = vectors.norm([p.detach() for p in inner.wrt])
+        size = (step * length / reach).item()
         sides = []
         for sign in (1, -1):
             kept = [p.detach().clone() for p in inner.wrt]
@@ -310,10 +321,12 @@ class Engine:
                 for p, v in zip(inner.wrt, vector, strict=True):
                     if v is not None:
                         p.add_(v, alpha=sign * size)
-            sides.append(self.gradients(inner.loss_fn, inner.batches, wrt, inner.draw)[0])
+            side, _ = self.gradients(
+                inner.loss_fn, inner.batches, wrt, inner.draw, full_precision=True
+            )
+            sides.append(side)
             with torch.no_grad():
                 torch._foreach_copy_(list(inner.wrt), kept)
-        inner.graph = None
         return vectors.scale(vectors.add(sides[0], sides[1], -1.0), 0.5 / size)
 
     def _collect(self, wrt: Sequence[Tensor], logs: Logs) -> Vector:

@@ -148,10 +148,12 @@ class Noise:
             drawn = torch.from_numpy(uniforms(self.keys, self.position, count))
         else:
             keys = torch.from_numpy(self.keys.view(np.int64)).to(self.device)
-            drawn = ((_torch_words(keys, self.position, count) >> 11) & ((1 << 53) - 1)) * 2.0**-53
+            top = (_torch_words(keys, self.position, count) >> 11) & ((1 << 53) - 1)
+            drawn = top.double() * 2.0**-53
         self.position += count
         self._lanes = None
-        return drawn[:, :numbers].reshape(shape).to(dtype)
+        # Rounding to a shorter type may reach 1.
+        return drawn[:, :numbers].reshape(shape).to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
 
 
 class Pass:

@@ -41,9 +41,11 @@ def spans(
     return hidden, np.where(hidden, length, 0)
 
 
-def span_batch(corpus: Corpus, options: DictConfig, samples: np.ndarray, keys: np.ndarray) -> Batch:
+def span_batch(
+    corpus: Corpus, options: DictConfig, samples: np.ndarray, keys: np.ndarray, width: int
+) -> Batch:
     """Return rows with spans hidden, the hidden positions, their tokens and span lengths."""
-    rows, lengths = corpus.rows(samples)
+    rows, lengths = corpus.rows(samples, width=width)
     inside = np.arange(rows.shape[1]) < lengths[:, None]
     candidates = inside & ~np.isin(rows, corpus.vocabulary.specials)
     hidden, length = spans(candidates, options.mask_prob, options.mean_span, keys)
@@ -76,4 +78,5 @@ class SpanMaskingTask(MaskedLMTask):
         train = Shuffled(len(corpus), options.batch_size, seed, "train")
         once = Sequential(first(len(corpus), options.valid_size), options.batch_size)
         order = train if split == "train" else once
-        return {split: Stream(split, order, partial(span_batch, corpus, options), seed)}
+        collate = partial(span_batch, corpus, options)
+        return {split: Stream(split, order, collate, seed, corpus.row_lengths)}

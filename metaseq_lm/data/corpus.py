@@ -54,14 +54,24 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def rows(self, samples: np.ndarray, cls: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Return `samples` (B,) as padded int64 rows (B, S) with `[CLS{cls}]` in front, and lengths (B,)."""
+    @property
+    def row_lengths(self) -> np.ndarray:
+        """The tokens of each sample with its special ones, int64 (samples,)."""
+        return self.lengths + 2
+
+    def rows(
+        self, samples: np.ndarray, cls: int = 0, width: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return `samples` (B,) as int64 rows (B, S) with `[CLS{cls}]` in front, and lengths (B,).
+
+        Rows are padded to the longest of them, or to `width` if that is more.
+        """
         lengths = self.lengths[samples]
-        width = int(lengths.max())
-        at = np.arange(width)
+        room = max(width - 2, int(lengths.max()))
+        at = np.arange(room)
         inside = at < lengths[:, None]
         offsets = np.where(inside, self.starts[samples][:, None] + at, 0)
-        rows = np.full((len(samples), width + 2), self.vocabulary.pad, dtype=np.int64)
+        rows = np.full((len(samples), room + 2), self.vocabulary.pad, dtype=np.int64)
         rows[:, 1:-1] = np.where(inside, self.data.tokens[offsets], self.vocabulary.pad)
         rows[:, 0] = self.vocabulary.cls(cls)
         rows[np.arange(len(samples)), lengths + 1] = self.vocabulary.sep
@@ -93,9 +103,11 @@ def padding_of(lengths: np.ndarray, width: int) -> np.ndarray | None:
     return None if (lengths == width).all() else np.arange(width) >= lengths[:, None]
 
 
-def masked_batch(corpus: Corpus, how: Masking, samples: np.ndarray, keys: np.ndarray) -> Batch:
+def masked_batch(
+    corpus: Corpus, how: Masking, samples: np.ndarray, keys: np.ndarray, width: int = 0
+) -> Batch:
     """Return masked rows, chosen positions and targets of `samples`; sizes "targets" and "rows"."""
-    rows, lengths = corpus.rows(samples)
+    rows, lengths = corpus.rows(samples, width=width)
     masked, positions, targets = mask_tokens(rows, lengths, keys, how)
     return {
         "tokens": masked,

@@ -104,19 +104,25 @@ def draw_below(root: int, rows: np.ndarray, bound: int | np.ndarray) -> np.ndarr
     return (u * bound).astype(np.int64)
 
 
-Collate = Callable[[np.ndarray, np.ndarray], Batch]
+# (sample numbers, a key per row, width to pad to) -> arrays
+Collate = Callable[[np.ndarray, np.ndarray, int], Batch]
 
 
 class Stream:
     """An order and a collater under a name.
 
-    The collater gets sample numbers (rows,) and a uint64 key per row, and returns arrays; every
-    array of the dict becomes a tensor. The entries "rows" (noise identity of each row) and "stream"
-    are added.
+    The collater gets sample numbers (rows,), a uint64 key per row and the width to pad to, and
+    returns arrays; every array of the dict becomes a tensor. The entries "rows" (noise identity of
+    each row) and "stream" are added. `lengths` (samples,) are the samples' tokens: all parts of a
+    global batch are padded to its longest row, because what a row's random numbers fall on follows
+    from the width.
     """
 
-    def __init__(self, name: str, order: Order, collate: Collate, seed: int) -> None:
+    def __init__(
+        self, name: str, order: Order, collate: Collate, seed: int, lengths: np.ndarray
+    ) -> None:
         self.name = name
+        self.lengths = lengths
         self.order = order
         self.collate = collate
         self.seed = seed
@@ -125,9 +131,10 @@ class Stream:
         """Return this replica's part of global batch `number`."""
         samples = self.order.batch(number)
         root = randomness.key(self.seed, self.name, number)
+        width = int(self.lengths[samples].max())
         batches = []
         for rows in shard.parts(len(samples), may_be_empty=isinstance(self.order, Sequential)):
-            arrays = self.collate(samples[rows], randomness.row_keys(root, rows))
+            arrays = self.collate(samples[rows], randomness.row_keys(root, rows), width)
             batches.append(
                 tensors(arrays) | {"rows": noise_rows(self.name, rows), "stream": self.name}
             )

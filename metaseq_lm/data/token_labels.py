@@ -40,11 +40,11 @@ class TokenLabels:
         self.class_tokens = self.class_tokens[: len(names)]
         self.labels = np.asarray(self.data.labels)
         columns = self.data.inputs
-        sizes = np.sum([column.sizes + 1 for column in columns], axis=0) + 1
-        if len(sizes) and sizes.max() > tokens_per_sample:
-            row = int(sizes.argmax())
+        self.lengths = np.sum([column.sizes + 1 for column in columns], axis=0) + 1
+        if len(self) and self.lengths.max() > tokens_per_sample:
+            row = int(self.lengths.argmax())
             raise MetaseqError(
-                f"{folder}: row {row + 1} of '{split}' is {sizes[row]} tokens long, "
+                f"{folder}: row {row + 1} of '{split}' is {self.lengths[row]} tokens long, "
                 f"task.tokens_per_sample is {tokens_per_sample}; raise it (and model.max_positions) or "
                 "shorten the text"
             )
@@ -52,11 +52,15 @@ class TokenLabels:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def rows(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return padded rows (B, S), their lengths (B,) and their label tokens (B,)."""
+    def rows(
+        self, samples: np.ndarray, width: int = 0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return rows (B, S) padded to at least `width`, their lengths (B,), label tokens (B,)."""
         columns = [column.gather(samples, self.vocabulary.pad) for column in self.data.inputs]
-        lengths = np.sum([length + 1 for _, length in columns], axis=0) + 1
-        tokens = np.full((len(samples), int(lengths.max())), self.vocabulary.pad, dtype=np.int64)
+        lengths = self.lengths[samples]
+        tokens = np.full(
+            (len(samples), max(width, int(lengths.max()))), self.vocabulary.pad, dtype=np.int64
+        )
         tokens[:, 0] = self.cls
         end = np.ones(len(samples), dtype=np.int64)
         row = np.arange(len(samples))
@@ -68,9 +72,9 @@ class TokenLabels:
             end = end + 1
         return tokens, lengths, self.class_tokens[self.labels[samples]]
 
-    def batch(self, samples: np.ndarray, keys: np.ndarray) -> Batch:
+    def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> Batch:
         """Return rows, targets (-1 at padding), classes and their tokens; sizes "targets" and "rows"."""
-        tokens, lengths, label_tokens = self.rows(samples)
+        tokens, lengths, label_tokens = self.rows(samples, width)
         inside = np.arange(tokens.shape[1]) < lengths[:, None]
         return {
             "tokens": tokens,

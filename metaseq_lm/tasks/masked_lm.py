@@ -84,7 +84,7 @@ class MaskedLMTask(Task):
             order = Shuffled(len(corpus), options.batch_size, seed, "train")
         else:
             order = Sequential(first(len(corpus), options.valid_size), options.batch_size)
-        return {split: Stream(split, order, collate, seed)}
+        return {split: Stream(split, order, collate, seed, corpus.row_lengths)}
 
     def build_model(self) -> nn.Module:
         return build_transformer(self.config, self.vocabulary)

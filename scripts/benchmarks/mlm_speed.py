@@ -16,6 +16,8 @@ from training import build, fetched, made_up_corpus, train
 # Imported by ours too: peak memory then differs by the models only.
 from transformers import BertConfig, BertForMaskedLM
 
+from metaseq_lm.flops import FlopMeter
+
 VOCAB, LENGTH, LAYERS = 30522, 128, 12
 LR = 1e-4
 OVERRIDES = ["task=masked_lm", "model=bert_small", "schedule=constant", f"optimizer.lr={LR}"]
@@ -63,17 +65,20 @@ def bert_step(folder: Path, rows: int, vocab: int = VOCAB, layers: int = LAYERS)
     model = BertForMaskedLM(sizes).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
     count = 0
+    meter = FlopMeter()
 
     def step() -> dict[str, Any]:
         nonlocal count
         tokens, labels = prepared[count % len(prepared)]
         count += 1
-        loss = model(input_ids=tokens, labels=labels).loss
-        loss.backward()
-        clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return {"amount": 1, "loss": loss.item()}
+        counted = meter.total
+        with meter.count(tokens):
+            loss = model(input_ids=tokens, labels=labels).loss
+            loss.backward()
+            clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        return {"amount": 1, "loss": loss.item(), "flops": meter.total - counted}
 
     return step
 

@@ -126,7 +126,7 @@ class PlainLoop:
             if name == "support":
                 with torch.no_grad():
                     for p, g in zip(parameters, grads):
-                        p -= self.inner_lr * factor * g
+                        p.sub_(self.inner_lr * factor * g)
         with torch.no_grad():
             for p, value in zip(parameters, learnt):
                 p.copy_(value)

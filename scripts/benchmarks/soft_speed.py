@@ -40,9 +40,11 @@ def soft_update(folder: Path, rows: int, hypergradient: str, labelled: bool) -> 
 
     def step() -> dict[str, Any]:
         nonlocal update
+        counted = run.trainer.flops.total
         logs = train(run, update, batches)
         update += 1
-        return {"amount": 1, "loss": float(logs["teacher_mlm"])}
+        flops = run.trainer.flops.total - counted
+        return {"amount": 1, "loss": float(logs["teacher_mlm"]), "flops": flops}
 
     return step
 
@@ -84,6 +86,7 @@ def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure
         done = paired(variants | {"bert": bert}, rounds=3 if quick else 2)
         for kind, target in TARGETS.items():
             peak = f"peak {done[kind].peak / 1e6:.0f} MB against {done['bert'].peak / 1e6:.0f}"
-            note = f"{shape}; support and query: {what}; {peak}"
+            work = done[kind].rounds[0]["flops"] / done["bert"].rounds[0]["flops"]
+            note = f"{shape}; support and query: {what}; {work:.1f} times the FLOPs; {peak}"
             name = f"soft_{kind}{suffix}"
             yield cost(name, done[kind], done["bert"], "s/step", target, note)

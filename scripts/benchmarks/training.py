@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
@@ -39,11 +40,11 @@ def fetched(run: Run) -> Iterator[tuple[int, dict]]:
         }
 
 
-def train(run: Run, update: int, batches: dict[str, Any]) -> Logs:
-    """Make one update and count its FLOPs, like the trainer."""
+def train(run: Run, update: int, batches: dict[str, Any], count: bool = True) -> Logs:
+    """Make one update like the trainer; with `count` its FLOPs are counted too."""
     trainer = run.trainer
     trainer.engine.begin(update)
-    with trainer.flops.count(batches):
+    with trainer.flops.count(batches) if count else contextlib.nullcontext():
         return trainer.task.update(trainer.engine, trainer.model, batches)
 
 

@@ -30,7 +30,7 @@ def our_batches(folder: Path, batches: int) -> Step:
     words = np.setdiff1d(np.arange(VOCAB), specials)
     how = Masking(mask=vocabulary.mask, replacements=words, spared=specials)
     order = Shuffled(len(corpus), ROWS, 1, "train")
-    stream = Stream("train", order, partial(masked_batch, corpus, how), 1)
+    stream = Stream("train", order, partial(masked_batch, corpus, how), 1, corpus.row_lengths)
     shard = Shard()
     number = 0
 

@@ -109,13 +109,17 @@ def test_draw_below_an_array() -> None:
     assert stats.kstest((drawn + 0.5) / bounds, "uniform").pvalue > 1e-3
 
 
-def collate(samples: np.ndarray, keys: np.ndarray) -> Batch:
+LENGTHS = np.arange(24) % 7 + 1
+
+
+def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+    assert width >= LENGTHS[samples].max()
     return {"samples": samples, "keys": keys.view(np.int64), "sizes": {"rows": len(samples)}}
 
 
 def table(order: object, shards: list[Shard], number: int) -> dict[int, tuple]:
     """Return by sample the key and the noise identity that it gets in a global batch."""
-    stream = Stream("train", order, collate, 9)  # type: ignore[arg-type]
+    stream = Stream("train", order, collate, 9, LENGTHS)  # type: ignore[arg-type]
     found: dict[int, tuple] = {}
     for shard in shards:
         for batch in stream.micro_batches(number, shard):
@@ -144,7 +148,7 @@ def test_a_batch_has_keys_of_its_own() -> None:
 
 
 def test_once() -> None:
-    stream = Stream("valid", Sequential(10, 4), collate, 1)
+    stream = Stream("valid", Sequential(10, 4), collate, 1, LENGTHS)
     samples = [[int(s) for m in batch for s in m["samples"]] for batch in stream.once(Shard())]
     assert samples == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     shards = [list(stream.once(Shard(rank, 3, 0))) for rank in range(3)]

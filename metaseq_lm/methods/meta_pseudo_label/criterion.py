@@ -109,7 +109,8 @@ def auxiliary(teacher: TransformerLM, batch: Batch, task_token: int) -> Terms:
     y_hidden = cross_entropy(teacher.predict(hid, batch["positions"], "y"), batch["targets"])
     half = 0.5 / copies(batch)
     return {
-        "teacher_x": Term(copy_sums(x, batch), "tokens", half),
+        # Two rows per text: the mean of both pairs is logged, their sum counts.
+        "teacher_x": Term(copy_sums(x, batch) / 2, "tokens", 2 * half),
         "teacher_copy": Term(copy_sums(y_given, batch), "tokens", half),
         "teacher_mlm": Term(copy_sums(y_hidden, batch), "targets", half),
     }

@@ -37,11 +37,16 @@ class WindowStream:
 
     def micro_batches(self, number: int, shard: Shard) -> list[Batch]:
         """Return this replica's part of update `number`, cut along B."""
+        within = np.arange(self.copies * self.batch_size).reshape(self.copies, -1)  # (C, B)
+        whole = self.collate(number * within.size + within)
+        # Collated whole and then cut, so that all parts have one width (see streams.Stream).
+        arrays = {name: value for name, value in whole.items() if isinstance(value, np.ndarray)}
         batches = []
         for columns in shard.parts(self.batch_size):
-            within = np.arange(self.copies)[:, None] * self.batch_size + columns  # (C, B)
-            batch = tensors(self.collate(number * self.copies * self.batch_size + within))
-            batches.append(batch | {"rows": noise_rows(self.name, within), "stream": self.name})
+            part = whole | {name: value[:, columns] for name, value in arrays.items()}
+            part["sizes"] = sizes_of(part)
+            rows = noise_rows(self.name, within[:, columns])
+            batches.append(tensors(part) | {"rows": rows, "stream": self.name})
         return batches
 
 
@@ -53,9 +58,9 @@ class Unlabelled:
         self.how = how
         self.seed = seed
 
-    def mask(self, texts: np.ndarray, keys: np.ndarray) -> Rows:
+    def mask(self, texts: np.ndarray, keys: np.ndarray, width: int = 0) -> Rows:
         """Return masked rows of the texts with task token [CLS1], and their targets."""
-        tokens, lengths = self.corpus.rows(texts, cls=MLM)
+        tokens, lengths = self.corpus.rows(texts, MLM, width)
         masked, positions, targets = mask_tokens(tokens, lengths, keys, self.how)
         masked[:, 0] = self.corpus.vocabulary.cls(MLM)
         return masked, lengths, positions, targets
@@ -74,8 +79,7 @@ class Unlabelled:
         original, _ = self.corpus.rows(texts, cls=UNLABELLED)
         batch = common_format(shape, (masked, lengths, positions, targets))
         batch["original"] = original.reshape(*shape, -1)
-        batch["sizes"]["tokens"] = lengths.reshape(shape).sum(1)
-        return batch
+        return batch | {"sizes": sizes_of(batch)}
 
 
 class Labelled:
@@ -172,17 +176,24 @@ def common_format(shape: tuple[int, ...], rows: Rows) -> Batch:
     """Return rows (C*B, ...) as a batch with axes (C, B, ...); its sizes are per micro-step, (C,)."""
     tokens, lengths, positions, targets = rows
     padding = padding_of(lengths, tokens.shape[1])
-    targets = targets.reshape(*shape, -1)
-    return {
+    batch: Batch = {
         "tokens": tokens.reshape(*shape, -1),
         "padding": None if padding is None else padding.reshape(*shape, -1),
         "positions": positions.reshape(*shape, -1),
-        "targets": targets,
-        "sizes": {
-            "targets": (targets >= 0).sum((1, 2)),
-            "rows": np.full(shape[0], shape[1]),
-        },
+        "targets": targets.reshape(*shape, -1),
     }
+    return batch | {"sizes": sizes_of(batch)}
+
+
+def sizes_of(batch: Batch) -> dict[str, np.ndarray]:
+    """Return the sizes of a batch (C, B, ...): targets, rows, and for unlabelled rows tokens; (C,)."""
+    copies, rows, width = batch["tokens"].shape
+    sizes = {"targets": (batch["targets"] >= 0).sum((1, 2)), "rows": np.full(copies, rows)}
+    if "original" in batch:
+        padding = batch["padding"]
+        everything = np.full(copies, rows * width)
+        sizes["tokens"] = everything if padding is None else (~padding).sum((1, 2))
+    return sizes
 
 
 def streams(

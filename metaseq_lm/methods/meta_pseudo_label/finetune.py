@@ -92,13 +92,15 @@ class TokenLabelsTask(Task):
                 random.Random(42).shuffle(shuffled)
                 chosen = np.array(shuffled[: options.valid_size])
             order = Sequential(len(chosen), 256)
-            return {split: Stream(split, order, lambda s, k: data.batch(chosen[s], k), seed)}
-        kind = Shuffled if options.shuffle else Cyclic
-        return {
-            "train": Stream(
-                "train", kind(len(data), options.batch_size, seed, "train"), data.batch, seed
-            )
-        }
+        else:
+            chosen = np.arange(len(data))
+            kind = Shuffled if options.shuffle else Cyclic
+            order = kind(len(data), options.batch_size, seed, "train")
+
+        def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+            return data.batch(chosen[samples], keys, width)
+
+        return {split: Stream(split, order, collate, seed, data.lengths[chosen])}
 
     def build_model(self) -> nn.Module:
         return build_transformer(self.config, self.vocabulary)

@@ -118,7 +118,8 @@ class MetaPseudoLabelTask(Task):
         if split != "train":
             count = first(len(unlabelled.corpus), options.valid_size)
             order = Sequential(count, options.batch_size * options.batches_per_update)
-            return {split: Stream(split, order, partial(masked_rows, unlabelled), seed)}
+            rows, lengths = partial(masked_rows, unlabelled), unlabelled.corpus.row_lengths
+            return {split: Stream(split, order, rows, seed, lengths)}
         sets = [
             TokenLabels(self.data / name, split, self.vocabulary, 2 + i, options.tokens_per_sample)
             for i, name in enumerate(options.labelled)
@@ -288,11 +289,16 @@ class MetaPseudoLabelTask(Task):
         at2 = leaf(theta2)
         weight = criterion.meta_weight / copies
         (towards,), logs = engine.gradients(
-            lambda batch: losses.labelled(partial(student, at2), batch, weight), query, [at2]
+            lambda batch: losses.labelled(partial(student, at2), batch, weight),
+            query,
+            [at2],
+            full_precision=True,
         )
 
         # Backward: to grad0 past the support step (its Hessian included), then into the teacher.
-        if tuned is None or grad1 is None:
+        if towards is None:
+            vector = torch.zeros_like(grad0)  # a meta weight of 0: the auxiliary losses alone
+        elif tuned is None or grad1 is None:
             (vector,) = torch.autograd.grad(theta1, grad0, towards)
         else:
             direct, through = torch.autograd.grad(
@@ -333,9 +339,9 @@ def leaf(tensor: Optional[Tensor]) -> Tensor:
     return tensor.detach().requires_grad_()
 
 
-def masked_rows(unlabelled: Unlabelled, samples: np.ndarray, keys: np.ndarray) -> Batch:
+def masked_rows(unlabelled: Unlabelled, samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
     """Return masked rows of the corpus in their own order, for validation."""
-    masked, lengths, positions, targets = unlabelled.mask(samples, keys)
+    masked, lengths, positions, targets = unlabelled.mask(samples, keys, width)
     return {
         "tokens": masked,
         "padding": padding_of(lengths, masked.shape[1]),

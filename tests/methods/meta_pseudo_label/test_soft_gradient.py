@@ -109,7 +109,7 @@ def test_brute_force(ragged: Path, steps: str) -> None:
     def objective() -> float:
         logs = bench.update(3)
         put_back(bench, kept)
-        half = logs["teacher_x"] + logs["teacher_copy"] + logs["teacher_mlm"]
+        half = 2 * logs["teacher_x"] + logs["teacher_copy"] + logs["teacher_mlm"]
         return (bench.config.criterion.meta_weight * logs["query"] + 0.5 * half).item()
 
     objective()
