@@ -18,10 +18,10 @@ from torch import Tensor
 
 from metaseq_lm import distributed, randomness, vectors
 from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.means import Logs, means, plain, weighted_loss
 from metaseq_lm.optim import Optimizer
 from metaseq_lm.vectors import Vector
 
-Logs = dict[str, Any]
 LossFn = Callable[[Batch], Terms]
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Engine:
         logs: Logs = {}
         for batch in batches:
             with self._pass(batch, draw, full_precision=full_precision):
-                loss = _loss(loss_fn(batch), totals, logs)
+                loss = weighted_loss(loss_fn(batch), totals, logs)
             if loss.requires_grad:
                 loss.backward(inputs=list(wrt))
         return self._collect(wrt, logs), logs
@@ -159,7 +159,7 @@ class Engine:
             for name, term in terms.items():
                 part = parts.setdefault(name, [0.0, term.per, term.weight])
                 part[0] = part[0] + term.sum.double()
-        return _means(distributed.gather_objects(_plain((parts, sizes))))
+        return means(distributed.gather_objects(plain((parts, sizes))))
 
     @torch.no_grad()
     def map(
@@ -302,7 +302,7 @@ class Engine:
         logs: Logs,
     ) -> list[Optional[Tensor]]:
         with self._pass(batch, draw, double_backward=True):
-            loss = _loss(loss_fn(batch), totals, logs)
+            loss = weighted_loss(loss_fn(batch), totals, logs)
         return list(torch.autograd.grad(loss, list(wrt), create_graph=True, allow_unused=True))
 
     def _differences(
@@ -346,54 +346,6 @@ class Engine:
         distributed.sum_([*full, *values, present])
         logs.update(zip(names, values))
         return [g if there else None for g, there in zip(full, present.tolist())]
-
-
-def _loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
-    """Return the weighted sum of the terms' means, and add its parts to `logs`."""
-    total: Any = 0.0
-    for name, term in terms.items():
-        if term.per not in totals:
-            raise KeyError(
-                f"term '{name}' is per '{term.per}', but batch['sizes'] has {sorted(totals)}"
-            )
-        size = totals[term.per]
-        mean = term.sum / (size.clamp(min=1) if isinstance(size, Tensor) else max(size, 1))
-        logs[name] = logs.get(name, 0.0) + mean.detach().mean()
-        if isinstance(term.weight, Tensor) or term.weight != 0:
-            total = total + (mean * term.weight).sum()
-    total = torch.as_tensor(total)
-    logs["loss"] = logs.get("loss", 0.0) + total.detach()
-    return total
-
-
-def _plain(value: Any) -> Any:
-    """Return nested containers with each tensor as a float or a list of floats."""
-    if isinstance(value, Tensor):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-def _means(replicas: list) -> Logs:
-    """Return the means of the terms that the replicas' `evaluate` summed, and the weighted "loss"."""
-    sums: dict[str, Any] = {}
-    sizes: dict[str, Any] = {}
-    how: dict[str, tuple[str, Any]] = {}
-    for parts, counts in replicas:
-        for name, (total, per, weight) in parts.items():
-            sums[name] = sums.get(name, 0.0) + torch.tensor(total, dtype=torch.float64)
-            how[name] = (per, torch.tensor(weight, dtype=torch.float64))
-        for name, count in counts.items():
-            sizes[name] = sizes.get(name, 0.0) + torch.tensor(count, dtype=torch.float64)
-    logs: Logs = {}
-    loss = torch.zeros((), dtype=torch.float64)
-    for name, total in sums.items():
-        per, weight = how[name]
-        mean = total / sizes[per].clamp(min=1)
-        logs[name] = mean.mean().item()
-        loss = loss + (mean * weight).sum()
-    return logs | {"loss": loss.item()} if logs else {}
 
 
 def _copied(state: Any) -> Any:
