@@ -1,12 +1,10 @@
 """Train any registered objective; an existing run folder is resumed.
 
 examples:
-  metaseq-lm train data/wiki --task masked_lm --save-dir runs/mlm --max-update 10000
-  optimizer.lr=1e-3
-  metaseq-lm train data/moons --config-dir examples/meta_pseudo_label/config --config-name soft
-  seed=2
+  metaseq-lm train data/wiki --task masked_lm --save-dir runs/mlm --lr 1e-3 --max-update 10000
+  metaseq-lm train data/moons --config-dir my/configs --config-name soft --save-dir runs/2 seed=2
 
-Any option of the configuration is set by key=value (Hydra's override grammar).
+Any option of the configuration is set by key=value (Hydra's grammar), which wins over a flag.
 `metaseq-lm train --task T --criterion C --help` lists all keys of that choice with their defaults.
 """
 
