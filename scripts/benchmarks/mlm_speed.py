@@ -11,7 +11,7 @@ import torch
 from timing import Figure, Step, Variant, memory, paired, speed
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from training import build, fetched, made_up_corpus, train
+from training import build, fetched, first_batches, made_up_corpus, train
 
 # Imported by ours too: peak memory then differs by the models only.
 from transformers import BertConfig, BertForMaskedLM
@@ -49,8 +49,7 @@ def our_step(folder: Path, rows: int) -> Step:
 
 def bert_step(folder: Path, rows: int, vocab: int = VOCAB, layers: int = LAYERS) -> Step:
     """Train transformers' model of the same size the usual way, on batches loaded before."""
-    source = fetched(build(folder, [*OVERRIDES, f"task.batch_size={rows}"]))
-    loaded = [next(source)[1]["train"][0][0] for _ in range(8)]
+    loaded = first_batches(folder, [*OVERRIDES, f"task.batch_size={rows}"], 8)
     prepared = [(batch["tokens"], labels_of(batch)) for batch in loaded]
     sizes = BertConfig(
         vocab_size=vocab,
@@ -106,11 +105,11 @@ def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure
         "bert": Variant(bert_step, options),
         "matmul": Variant(matmul),
     }
-    done = paired(variants, rounds=3)
+    done = paired(variants, rounds=5 if quick else 3, warm_up=3)
     ours, bert, peak = done["ours"], done["bert"], done["matmul"]
     shape = f"12 layers, width 256, {rows} rows of {LENGTH}, vocabulary {VOCAB}, dropout 0.1"
     first, last = (f"{d.rounds[-1]['loss']:.2f}" for d in (ours, bert))
-    note = f"{shape}; loss of the fourth step: {first} and {last}"
+    note = f"{shape}; loss of the last step: {first} and {last}"
     yield speed("mlm_step", ours, bert, "steps/s", 2.0, note)
     yield memory("mlm_memory", ours, bert, 0.65, f"{shape}; of the whole process")
     rates = [r["flops"] / r["cpu"] / 1e9 for r in ours.rounds]

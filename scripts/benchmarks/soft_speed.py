@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from mlm_speed import LENGTH, bert_step
 from timing import Figure, Step, Variant, cost, paired
-from training import build, fetched, made_up_corpus, train
+from training import build, first_batches, made_up_corpus, train
 
 VOCAB, LAYERS = 30000, 6
 TARGETS = {"exact": 3.5, "finite_difference": 2.3}
@@ -22,8 +22,7 @@ def soft_update(folder: Path, rows: int, hypergradient: str, labelled: bool) -> 
     Support and query rows are masked text, or with `labelled` rows where every position has a target;
     in training each is half of the draws.
     """
-    masked = next(fetched(build(folder, ["task=masked_lm", f"task.batch_size={rows}"])))[1]
-    (batch,) = masked["train"][0]
+    (batch,) = first_batches(folder, ["task=masked_lm", f"task.batch_size={rows}"], 1)
     overrides = [
         "task=meta_pseudo_label",
         "task.labelled=[any]",

@@ -8,25 +8,41 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
+from omegaconf import DictConfig
 
 from metaseq_lm import plugins
 from metaseq_lm.config import load_config
 from metaseq_lm.data.indexed import IndexedWriter
+from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.engine import Logs
-from metaseq_lm.run import Run
+from metaseq_lm.run import Run, build_task
 from metaseq_lm.trainer import Fetcher
 
 ALWAYS = ("engine.device=cpu", "engine.threads=1", "engine.tensorboard=false")
+
+
+def configured(
+    data: Path, overrides: list[str], folder: Optional[Path] = None, config: Optional[str] = None
+) -> DictConfig:
+    """Return the configuration of a run on the CPU with one thread."""
+    plugins.load_all()
+    options = [f"data={data}", *ALWAYS, *overrides]
+    return load_config(options, str(folder) if folder else None, config)
 
 
 def build(
     data: Path, overrides: list[str], folder: Optional[Path] = None, config: Optional[str] = None
 ) -> Run:
     """Return a run that writes nothing."""
-    plugins.load_all()
-    options = [f"data={data}", *ALWAYS, *overrides]
-    return Run(load_config(options, str(folder) if folder else None, config), dry_run=True)
+    return Run(configured(data, overrides, folder, config), dry_run=True)
+
+
+def first_batches(data: Path, overrides: list[str], count: int) -> list[dict[str, Any]]:
+    """Return the first batches of the masked_lm task, without what a run sets up in its process."""
+    task = build_task(configured(data, overrides))
+    stream = task.build_streams("train")["train"]
+    return [stream.micro_batches(number, Shard())[0] for number in range(count)]
 
 
 def fetched(run: Run) -> Iterator[tuple[int, dict]]:
