@@ -56,6 +56,9 @@ class EngineConfig:
     micro_batch_size: int = option(0, "rows computed at a time in each process (0 = all)")
     workers: int = option(0, "threads that prepare batches ahead")
     threads: int = option(0, "torch threads in each process (0 = torch's own choice)")
+    keep_memory: bool = option(
+        True, "keep freed CPU memory for the next step: faster, a little more"
+    )
     tensorboard: bool = option(True, "write TensorBoard event files")
 
 

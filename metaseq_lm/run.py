@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import resource
 from pathlib import Path
 from typing import Any, Optional
@@ -30,6 +32,14 @@ def choose_device(wanted: str) -> str:
     return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
 
 
+def keep_memory() -> None:
+    """Tell glibc to keep freed memory: faulting it in again costs a CPU step up to a quarter."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
 def build_task(config: DictConfig) -> Task:
     """Build the configured task; the data folder must be there."""
     if not Path(config.data).is_dir():
@@ -56,6 +66,8 @@ class Run:
             config.trainer.final_splits = []
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)
+        if config.engine.keep_memory:
+            keep_memory()
         self.config = config
         self.dry_run = dry_run
         self.device = choose_device(config.engine.device)

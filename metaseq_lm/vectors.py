@@ -51,4 +51,7 @@ def clip(a: Vector, max_norm: float) -> tuple[Vector, Tensor]:
     before = norm(a)
     if not max_norm:
         return a, before
-    return scale(a, (max_norm / (before + 1e-6)).clamp(max=1.0)), before
+    factor = (max_norm / (before + 1e-6)).clamp(max=1.0)
+    if factor.device.type == "cpu" and factor.item() == 1.0:
+        return a, before
+    return scale(a, factor), before

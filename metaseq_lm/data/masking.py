@@ -66,7 +66,7 @@ def mask_tokens(
     """
     candidates = np.arange(tokens.shape[1]) < lengths[:, None]
     if how.spared.size:
-        candidates &= ~np.isin(tokens, how.spared)
+        candidates &= ~np.isin(tokens, how.spared, kind="table")
     positions, counted = choose(candidates, how.rate, keys)
     rows = np.arange(len(tokens))[:, None]
     originals = tokens[rows, positions]

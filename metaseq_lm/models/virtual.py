@@ -15,9 +15,11 @@ class VirtualModel:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.names = [name for name, _ in module.named_parameters()]
-        self.shapes = [p.shape for p in module.parameters()]
-        self.sizes = [p.numel() for p in module.parameters()]
+        named = dict(module.named_parameters())
+        self.names = list(named)
+        self.parameters = list(named.values())
+        self.shapes = [p.shape for p in self.parameters]
+        self.sizes = [p.numel() for p in self.parameters]
         # What the input side sees of the padding row does not follow a virtual step.
         self.constants = {
             f"{name}.padding_row": layer.weight[layer.padding_idx].detach().clone()
@@ -27,7 +29,7 @@ class VirtualModel:
 
     def vector(self) -> Tensor:
         """Return a detached copy of the module's present parameters, (P,)."""
-        return torch.cat([p.detach().reshape(-1) for p in self.module.parameters()])
+        return torch.cat([p.detach().reshape(-1) for p in self.parameters])
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Return the views of `vector` (..., P) that stand for the parameters."""

@@ -173,10 +173,9 @@ class MetaPseudoLabelTask(Task):
         """One masked-LM step of the student; where due, the reward its step would have earned."""
         student = student_of(model)
         (unlabelled,) = batches["unlabelled"]
-        before = VirtualModel(student).vector() if "support" in batches else None
-        grads, logs = engine.gradients(
-            partial(losses.student_mlm, student), unlabelled, engine.parameters("student")
-        )
+        parameters = engine.parameters("student")
+        before = vectors.flat(parameters).detach() if "support" in batches else None
+        grads, logs = engine.gradients(partial(losses.student_mlm, student), unlabelled, parameters)
         engine.step("student", grads)
         if before is not None:
             micro_step = self.options.batches_per_update - 1
@@ -197,7 +196,7 @@ class MetaPseudoLabelTask(Task):
                 pseudo_batch(batch, x[micro_step], y[micro_step], micro_step, self.vocabulary.pad)
                 for batch, (x, y) in zip(unlabelled, pairs)
             ]
-            before = VirtualModel(student).vector()
+            before = vectors.flat(engine.parameters("student")).detach()
             grads, more = engine.gradients(
                 partial(losses.labelled, student), pseudo, engine.parameters("student")
             )
@@ -234,12 +233,12 @@ class MetaPseudoLabelTask(Task):
     ) -> Logs:
         """Return the reward of the student's last step: virtual support step, query gradient, undo."""
         loss = partial(losses.labelled, student)
-        step = before - VirtualModel(student).vector()
+        parameters = engine.parameters("student")
+        step = before - vectors.flat(parameters).detach()
         support, query = (
             [micro_step_of(batch, micro_step) for batch in batches[name][0]]
             for name in ("support", "query")
         )
-        parameters = engine.parameters("student")
         with engine.restoring("student"):
             for _ in range(criterion.inner_steps):
                 grads, _ = engine.gradients(loss, support, parameters)
