@@ -34,15 +34,21 @@ if [ ! -f "$data/done" ]; then
     touch "$data/done"
 fi
 
-# One line per run: the arguments of `metaseq-lm train`.
+finished() { # folder, updates: whether the run is there in full (`train` would say so too, slower)
+    grep -qs '"status": "finished"' "$1/results.json" && grep -qs "\"max_update\": $2," "$1/results.json"
+}
+# One line per run that is not finished: the arguments of `metaseq-lm train`.
 pretrain() { # seed, objective, n, folder
-    echo "--config-name $2 --save-dir $out/pretrain/seed$1/$4 --seed $1 task.labelled=[which_moon_$3]" \
-        "--max-update $updates --lr $lr --warmup-updates $warmup --log-interval $log"
+    local place=$out/pretrain/seed$1/$4
+    finished "$place" "$updates" || echo "--config-name $2 --save-dir $place --seed $1" \
+        "task.labelled=[which_moon_$3] --max-update $updates --lr $lr --warmup-updates $warmup" \
+        "--log-interval $log"
 }
 finetune() { # seed, label, n, batch, updates, checkpoint
-    echo "--config-name finetune --save-dir $out/finetune/seed$1/$2_$3 --seed $1" \
-        "--label $2 --init-from $out/pretrain/seed$1/$6 task.labelled=which_moon_$3" \
-        "--batch-size $4 --max-update $5 --log-interval 1000"
+    local place=$out/finetune/seed$1/$2_$3
+    finished "$place" "$5" || echo "--config-name finetune --save-dir $place --seed $1 --label $2" \
+        "--init-from $out/pretrain/seed$1/$6 task.labelled=which_moon_$3 --batch-size $4" \
+        "--max-update $5 --log-interval 1000"
 }
 batch_of() { case "$1-$2" in MLM-20|MLM-40) echo 1;; *-10) echo 1;; *-20) echo 2;; *-40) echo 4;;
     *-80) echo 8;; *) echo 16;; esac; }
