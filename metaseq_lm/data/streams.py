@@ -71,19 +71,6 @@ class Shuffled:
         return self._order(epoch)[at * self.batch_size : (at + 1) * self.batch_size]
 
 
-class Uniform:
-    """Samples drawn uniformly with replacement."""
-
-    def __init__(self, count: int, batch_size: int, seed: int, name: str) -> None:
-        self.count = count
-        self.batch_size = batch_size
-        self.root = randomness.key(seed, name, "uniform")
-
-    def batch(self, number: int) -> np.ndarray:
-        rows = number * self.batch_size + np.arange(self.batch_size)
-        return draw_below(self.root, rows, self.count)
-
-
 class Sequential:
     """One pass over `count` samples in their own order, for evaluation."""
 

@@ -13,7 +13,6 @@ from metaseq_lm.data.streams import (
     Shard,
     Shuffled,
     Stream,
-    Uniform,
     draw_below,
     noise_rows,
     tensors,
@@ -85,15 +84,13 @@ def test_shuffled_is_even() -> None:
         assert stats.chisquare(place).pvalue > 1e-3
 
 
-def test_uniform() -> None:
-    order = Uniform(20, 8, 1, "x")
-    drawn = np.stack([order.batch(n) for n in range(5_000)])
-    assert drawn.shape == (5_000, 8)
-    assert stats.chisquare(np.bincount(drawn.ravel(), minlength=20)).pvalue > 1e-3
-    assert (Uniform(20, 8, 1, "x").batch(77) == drawn[77]).all()
-    assert (Uniform(20, 8, 2, "x").batch(77) != drawn[77]).any()
-    # The sample's number counts, not the batch size.
-    assert (Uniform(20, 4, 1, "x").batch(3) == drawn[1, 4:]).all()
+def test_draws_are_uniform_and_belong_to_the_row() -> None:
+    drawn = draw_below(1, np.arange(40_000), 20)
+    assert stats.chisquare(np.bincount(drawn, minlength=20)).pvalue > 1e-3
+    assert (draw_below(1, np.arange(40_000), 20) == drawn).all()
+    assert (draw_below(2, np.arange(616, 624), 20) != drawn[616:624]).any()
+    # The sample's number counts, not which others are drawn with it.
+    assert (draw_below(1, np.arange(12, 16), 20) == drawn[12:16]).all()
 
 
 def test_sequential() -> None:

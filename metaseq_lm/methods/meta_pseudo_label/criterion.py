@@ -1,4 +1,4 @@
-"""The losses of student and teacher (paper section 3; sheet of the authors' code where it says more).
+"""The losses of student and teacher (paper section 3; the authors' code where that says more).
 
 Each loss is a mean over the tokens of one micro-step; terms are sums (C,), one per micro-step, and
 the weight 1/C makes an update the mean over its micro-steps.
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm import vectors
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.criterions.masked_lm import copy_sums, cross_entropy, labelled_terms
@@ -228,15 +228,12 @@ def reward_of(
 
     A reward that is not finite, or a cosine outside [-1, 1], counts as 0: that sample is skipped.
     """
-    product = torch.dot(step, query_gradient)
+    product = vectors.dot([step], [query_gradient])
     if kind == "neg_loss":
-        reward: Optional[Tensor] = -query_loss
+        reward = -query_loss
     elif kind == "dot":
         reward = product
     else:
-        reward = product / (
-            torch.linalg.vector_norm(step) * torch.linalg.vector_norm(query_gradient)
-        )
+        reward = vectors.cosine([step], [query_gradient])
         reward = torch.where(reward.abs() <= 1, reward, torch.zeros_like(reward))
-    assert reward is not None
     return torch.where(reward.isfinite(), reward, torch.zeros_like(reward)), product

@@ -51,7 +51,7 @@ class WindowStream:
 
 
 class Unlabelled:
-    """Draws unlabelled rows and masks them (sheet: masks include CLS and SEP; CLS is never hidden)."""
+    """Draws unlabelled rows and masks them (CLS and SEP can be targets; CLS is never hidden)."""
 
     def __init__(self, corpus: Corpus, how: Masking, seed: int) -> None:
         self.corpus = corpus

@@ -10,7 +10,7 @@ axis
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Optional
 
@@ -31,7 +31,7 @@ from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
-from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels, SoftLabels
+from metaseq_lm.methods.meta_pseudo_label.criterion import HardConfig, HardLabels, SoftLabels
 from metaseq_lm.methods.meta_pseudo_label.episodes import MLM, Labelled, Unlabelled, streams
 from metaseq_lm.methods.meta_pseudo_label.model import build_pair, student_of, teacher_of
 from metaseq_lm.models.virtual import VirtualModel
@@ -179,7 +179,7 @@ class MetaPseudoLabelTask(Task):
         engine.step("student", grads)
         if before is not None:
             micro_step = self.options.batches_per_update - 1
-            hard = HardLabels("cosine", 1, 0.1, 5.0, 1.0)
+            hard = HardLabels(**asdict(HardConfig()))
             logs |= self.reward(engine, student, hard, before, batches, micro_step)
         return logs
 
