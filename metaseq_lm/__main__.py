@@ -1,5 +1,3 @@
-import sys
+from metaseq_lm.cli import program
 
-from metaseq_lm.cli import main
-
-sys.exit(main())
+program()

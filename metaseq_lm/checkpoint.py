@@ -12,6 +12,7 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from torch import Tensor
 from metaseq_lm.errors import MetaseqError
 from metaseq_lm.files import sync_folder
 
-FORMAT = 1
+FORMAT = 2
 PREFIX = "update_"
 TEMPORARY = ".tmp-"
 
@@ -56,12 +57,13 @@ def save(
     """
     stream = io.BytesIO()
     torch.save(state, stream)
+    about = {"state": structure(state), **about}
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     files = {"model.safetensors": safetensors.torch.save(weights), "state.pt": stream.getvalue()}
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     manifest = {"format": FORMAT, "update": update, "sha256": sums, **about}
     files["manifest.json"] = json.dumps(manifest, indent=1).encode()
-    final = folder / f"{PREFIX}{update:09d}"
+    final = folder_of(folder, update)
     temporary = folder / f"{TEMPORARY}{final.name}"
     needed = sum(map(len, files.values()))
     try:
@@ -89,6 +91,29 @@ def save(
             "Earlier checkpoints are intact; make room and start the run again to resume"
         ) from error
     return final
+
+
+def folder_of(folder: Path, update: int) -> Path:
+    """Return where checkpoint `update` is."""
+    return folder / f"{PREFIX}{update:09d}"
+
+
+def structure(state: Any) -> str:
+    """Return a hash of the keys and shapes in nested containers, by which a lacking part is noticed."""
+
+    def outline(value: Any) -> Any:
+        if isinstance(value, dict):
+            return sorted((str(k), outline(v)) for k, v in value.items())
+        if isinstance(value, (list, tuple)):
+            return [outline(v) for v in value]
+        return list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+    return hashlib.sha256(json.dumps(outline(state)).encode()).hexdigest()[:16]
+
+
+def nonfinite(weights: dict[str, Tensor]) -> list[str]:
+    """Return the names of the weights that hold NaN or infinity: such a state is no good."""
+    return [n for n, w in weights.items() if w.is_floating_point() and not w.isfinite().all()]
 
 
 def link(folder: Path, name: str, target: Path) -> None:
@@ -126,6 +151,12 @@ def load(path: Path) -> Checkpoint:
         state = torch.load(io.BytesIO(contents["state.pt"]), weights_only=True, map_location="cpu")
     except Exception as error:  # whatever the two libraries raise for a file that is not theirs
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    if structure(state) != manifest.get("state"):
+        raise CheckpointError(
+            f"{path / 'state.pt'} lacks a part that was saved, or has one more than was saved"
+        )
+    if nonfinite(weights):
+        raise CheckpointError(f"{path}: {', '.join(nonfinite(weights)[:4])} is not finite")
     return Checkpoint(path, weights, state, manifest)
 
 
@@ -134,19 +165,29 @@ def all_updates(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob(f"{PREFIX}*") if p.is_dir()) if folder.is_dir() else []
 
 
-def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint that verifies, and why newer ones were skipped.
+def newest(
+    folder: Path, check: Callable[[Checkpoint], None] = lambda found: None
+) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest checkpoint that verifies and passes `check`, and why newer ones were skipped.
 
-    Leftovers of an interrupted save are removed.
+    Leftovers of an interrupted save are removed. Raises CheckpointError if there are checkpoints
+    but none that can be used: starting anew would lose the run without a word.
     """
     skipped: list[str] = []
     for leftover in folder.glob(f"{TEMPORARY}*") if folder.is_dir() else ():
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     for path in reversed(all_updates(folder)):
         try:
-            return load(path), skipped
+            found = load(path)
+            check(found)
+            return found, skipped
         except CheckpointError as error:
             skipped.append(str(error))
+    if skipped:
+        raise CheckpointError(
+            f"no checkpoint in {folder} can be used: {'; '.join(skipped)}. Move the folder away to start "
+            "the run anew"
+        )
     return None, skipped
 
 
@@ -182,7 +223,13 @@ def resolve(path: str, prefer: str = "last") -> Path:
 
 
 def load_into(module: torch.nn.Module, weights: dict[str, Tensor], source: object) -> None:
-    """Copy `weights` into `module`; raises CheckpointError that names what is missing, extra or misshapen."""
+    """Copy `weights` into `module`; raises CheckpointError if they do not fit."""
+    check_fit(module, weights, source)
+    module.load_state_dict(weights)
+
+
+def check_fit(module: torch.nn.Module, weights: dict[str, Tensor], source: object) -> None:
+    """Raise CheckpointError that names the weights that are missing, extra or misshapen."""
     own = module.state_dict()
     missing = sorted(own.keys() - weights.keys())
     extra = sorted(weights.keys() - own.keys())
@@ -197,7 +244,6 @@ def load_into(module: torch.nn.Module, weights: dict[str, Tensor], source: objec
         raise CheckpointError(
             f"{source} does not fit the model ({text}); use the same model and vocabulary"
         )
-    module.load_state_dict(weights)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -28,6 +28,8 @@ class TrainerConfig:
     """The calendar of a run."""
 
     max_update: int = option(1000, "updates to make")
+    max_flops: float = option(0.0, "stop when this many FLOPs are spent (0 = no limit)")
+    max_seconds: float = option(0.0, "stop after so many seconds of training (0 = no limit)")
     log_interval: int = option(50, "updates between lines of the log")
     validate_interval_updates: int = option(
         500, "updates between validations (0 = only at the end)"
@@ -41,6 +43,13 @@ class TrainerConfig:
     patience: int = option(
         0, "validations without a better metric before stopping (0 = never stop)"
     )
+    on_nonfinite: str = option(
+        "stop", "a loss or gradient that is not finite: stop, skip the update, or rollback"
+    )
+    max_nonfinite: int = option(
+        5, "such updates in a row (or rollbacks to one place) before stopping"
+    )
+    on_save_error: str = option("stop", "a checkpoint that cannot be written: stop or continue")
     valid_split: str = option("valid", "split to validate on ('' = none)")
     final_splits: list[str] = field(
         default_factory=list, metadata={"help": "splits scored at the end with the best checkpoint"}
@@ -56,6 +65,8 @@ class EngineConfig:
     micro_batch_size: int = option(0, "rows computed at a time in each process (0 = all)")
     workers: int = option(0, "threads that prepare batches ahead")
     threads: int = option(0, "torch threads in each process (0 = torch's own choice)")
+    shard_optimizer: bool = option(False, "each process keeps its share of the moments (ZeRO-1)")
+    timeout: float = option(600.0, "seconds before a process that does not answer counts as lost")
     keep_memory: bool = option(
         True, "keep freed CPU memory for the next step: faster, a little more"
     )
@@ -83,6 +94,12 @@ class RunConfig:
 
 # A folder of YAML only: it has no __init__.py, so `metaseq_lm.config` is this module.
 FOLDER = Path(__file__).parent / "config"
+CHOICES = {
+    "trainer.on_nonfinite": ["stop", "skip", "rollback"],
+    "trainer.on_save_error": ["stop", "continue"],
+    "engine.device": ["auto", "cpu", "cuda"],
+    "engine.precision": ["fp32", "bf16", "fp64"],
+}
 GROUPS = ("task", "criterion", "model", "optimizer", "schedule")
 
 
@@ -134,6 +151,12 @@ def load_config(
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UsageError(explain(error, overrides)) from error
     check_names(config)
+    for key, choices in CHOICES.items():
+        value = OmegaConf.select(config, key)
+        if value not in choices:
+            raise UsageError(
+                f"{key} is '{value}'.{nearest(str(value), choices)} Choices: {', '.join(choices)}"
+            )
     OmegaConf.set_struct(config, True)
     return config
 

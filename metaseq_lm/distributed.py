@@ -1,14 +1,33 @@
-"""The process group: from torchrun's or Slurm's environment, or none; and sums over replicas."""
+"""The process group: from torchrun's, Slurm's or our own environment, or none; and its collectives.
 
+Every collective goes through `_together`, so that a replica that dies or hangs ends all of them
+with a message that names it (RELIABILITY of a run: all end within the timeout and 30 s).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
 import os
-from collections.abc import Sequence
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from typing import Any, Optional, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.errors import MetaseqError, ReplicaLost, UsageError
+
+T = TypeVar("T")
+
+GRACE = 10.0  # seconds in which all replicas that still live say why they stop
+_store: Optional[dist.Store] = None
+_timeout = 600.0
+_armed = 0.0
 
 
 def world_size() -> int:
@@ -21,34 +40,158 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+# ---------------------------------------------------------------- joining and leaving
+
+
 def initialise(device: str, timeout_seconds: float = 600.0) -> None:
     """Join the process group that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
-    Under Slurm the same is read from SLURM_PROCID and SLURM_NTASKS when a master address is set.
-    Gloo on CPU, NCCL on GPU. Does nothing in a single process.
+    In a step of `srun` with several tasks the same is read from Slurm. Gloo on CPU, NCCL on GPU.
+    Does nothing in a single process.
     """
-    if "RANK" not in os.environ and "SLURM_PROCID" in os.environ and "MASTER_ADDR" in os.environ:
-        os.environ["RANK"] = os.environ["SLURM_PROCID"]
-        os.environ["WORLD_SIZE"] = os.environ["SLURM_NTASKS"]
-        os.environ.setdefault("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
+    global _store, _timeout
+    if "WORLD_SIZE" not in os.environ:
+        os.environ.update(slurm_environment(os.environ))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 or dist.is_initialized():
         return
     missing = [n for n in ("RANK", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
     if missing:
         raise UsageError(
-            f"WORLD_SIZE is {world} but {', '.join(missing)} is not set; start with torchrun"
+            f"WORLD_SIZE is {world} but {', '.join(missing)} is not set; start with --nproc {world}"
         )
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    _timeout = timeout_seconds
+    limit = timedelta(seconds=timeout_seconds)
+    _store, number, world = next(iter(rendezvous("env://", timeout=limit)))
+    group = dist.PrefixStore("group", _store)
     backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    dist.init_process_group(backend, store=group, rank=number, world_size=world, timeout=limit)
+
+
+def slurm_environment(environment: Any) -> dict[str, str]:
+    """Return torchrun's variables for a task of an `srun` step, {} outside one or with one task.
+
+    SLURM_STEP_NUM_TASKS exists in steps only; SLURM_NTASKS is also there in a batch script, where
+    nobody else would come to the meeting.
+    """
+    tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
+    if tasks == 1 or "SLURM_PROCID" not in environment:
+        return {}
+    step = 100 * int(environment["SLURM_JOB_ID"]) + int(environment.get("SLURM_STEP_ID", "0"))
+    found = {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": str(tasks),
+        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
+        "MASTER_PORT": environment.get("MASTER_PORT", str(20000 + step % 12000)),
+    }
+    if "MASTER_ADDR" in environment:
+        return found
+    nodes = environment["SLURM_STEP_NODELIST"]
+    command = ["scontrol", "show", "hostnames", nodes]
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return found | {"MASTER_ADDR": names[0]}
 
 
 def finish() -> None:
     """Leave the process group, after a clean run only: leaving after an error would wait for the others."""
+    faulthandler.cancel_dump_traceback_later()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def fail(error: MetaseqError) -> None:
+    """Tell the other replicas why this one stops; marks the error as said if another has said it."""
+    if world_size() == 1 or isinstance(error, ReplicaLost):
+        return
+    with contextlib.suppress(RuntimeError):  # the store went with the first replica
+        assert _store is not None
+        error.said = _store.add(f"said/{error}", 1) > 1
+        _store.set(f"failed/{rank()}", str(error))
+        if rank() == 0:
+            # The store may live in this process: stay until the others have read it.
+            store, others = _store, range(1, world_size())
+            told = lambda r: store.check([f"waiting/{r}"]) or store.check([f"failed/{r}"])
+            _wait(lambda: all(map(told, others)), 3.0)
+
+
+def alive() -> None:
+    """Say that the main thread moves; if it does not for longer than the timeout, its stack is
+    printed and the process ends, which the other replicas notice."""
+    global _armed
+    if world_size() == 1:
+        return
+    now = time.monotonic()
+    if now - _armed > min(1.0, _timeout / 10):
+        faulthandler.dump_traceback_later(_timeout + 5, exit=True)
+        _armed = now
+
+
+def _wait(done: Callable[[], bool], seconds: float) -> bool:
+    """Return whether `done` comes true within `seconds`."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@contextlib.contextmanager
+def _together() -> Iterator[None]:
+    """Turn the failure of a collective into a ReplicaLost that names who did not come."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise _who_is_missing(str(error)) from error
+
+
+def _who_is_missing(reason: str) -> ReplicaLost:
+    """Ask the store which replicas failed, and which neither failed nor wait for the others."""
+    others = [r for r in range(world_size()) if r != rank()]
+    again = "start the run again, it resumes from the last checkpoint"
+    words = {
+        "hung": f"hangs (nothing heard of it for {_timeout:.0f} s)",
+        "gone": "is gone (killed, or crashed)",
+    }
+    how = "hung" if "Timed out" in reason else "gone"
+    try:
+        assert _store is not None
+        store = _store
+        store.set(f"waiting/{rank()}", how)
+
+        def told(r: int) -> bool:
+            return store.check([f"waiting/{r}"]) or store.check([f"failed/{r}"])
+
+        _wait(lambda: all(map(told, others)), GRACE)
+        waiting = [r for r in others if store.check([f"waiting/{r}"])]
+        failed = [r for r in others if store.check([f"failed/{r}"])]
+        # One that waits no longer looks gone to those who waited a little later.
+        how = "hung" if any(store.get(f"waiting/{r}") == b"hung" for r in waiting) else how
+        parts = [f"replica {r} failed: {store.get(f'failed/{r}').decode()}" for r in failed]
+    except RuntimeError:
+        return ReplicaLost(f"replica 0 {words[how]}; {again}")
+    parts += [f"replica {r} {words[how]}" for r in others if r not in waiting + failed]
+    lost = ReplicaLost(f"{'; '.join(parts) or f'a collective failed ({reason})'}; {again}")
+    # One replica speaks for all that wait; one that failed speaks for itself.
+    lost.said = any(r < rank() for r in waiting) or len(failed) == len(parts) > 0
+    return lost
+
+
+# ---------------------------------------------------------------- collectives
+
+
+def start_sum(flat: Tensor) -> Callable[[], None]:
+    """Begin to sum a tensor over the replicas in place; call the result to wait for the sum."""
+    with _together():
+        work = dist.all_reduce(flat, async_op=True)
+
+    def wait() -> None:
+        with _together():
+            work.wait()
+
+    return wait
 
 
 def sum_(tensors: Sequence[Tensor]) -> None:
@@ -58,21 +201,76 @@ def sum_(tensors: Sequence[Tensor]) -> None:
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         same = [t for t in tensors if t.dtype == dtype]
         flat = torch.cat([t.reshape(-1) for t in same])
-        dist.all_reduce(flat)
+        with _together():
+            dist.all_reduce(flat)
         for tensor, piece in zip(same, flat.split([t.numel() for t in same])):
             tensor.copy_(piece.view_as(tensor))
 
 
-def gather_objects(value: object) -> list:
+def share(tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
+    """Give every replica each tensor as its owner has it, in place, in one collective per owner."""
+    for owner in sorted(set(owners)):
+        mine = [t for t, o in zip(tensors, owners, strict=True) if o == owner]
+        flat = torch.cat([t.reshape(-1) for t in mine])
+        with _together():
+            dist.broadcast(flat, owner)
+        if owner != rank():
+            for tensor, piece in zip(mine, flat.split([t.numel() for t in mine])):
+                tensor.copy_(piece.view_as(tensor))
+
+
+def gather_objects(value: T) -> list[T]:
     """Return the values of all replicas, in the order of their ranks."""
     if world_size() == 1:
         return [value]
     everyone: list = [None] * world_size()
-    dist.all_gather_object(everyone, value)
+    with _together():
+        dist.all_gather_object(everyone, value)
     return everyone
 
 
-def barrier() -> None:
-    """Wait until every replica is here."""
-    if world_size() > 1:
-        dist.barrier()
+def gather_to_first(value: T) -> list[T]:
+    """Return the values of all replicas on the first, [] on the others."""
+    if world_size() == 1:
+        return [value]
+    everyone: Optional[list] = [None] * world_size() if rank() == 0 else None
+    with _together():
+        dist.gather_object(value, everyone)
+    return everyone or []
+
+
+def from_first(value: T) -> T:
+    """Return the first replica's value on all of them."""
+    if world_size() == 1:
+        return value
+    box = [value]
+    with _together():
+        dist.broadcast_object_list(box, 0)
+    return box[0]
+
+
+def check_equal(tensors: dict[str, Tensor], update: int) -> None:
+    """Raise MetaseqError naming the tensors that are not bitwise equal on all replicas.
+
+    Compares the sums of their bits, which differ for any single difference.
+    """
+    if world_size() == 1:
+        return
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = torch.stack(
+        [
+            t.detach().reshape(-1).view(kinds[t.element_size()]).sum(dtype=torch.int64)
+            for t in tensors.values()
+        ]
+    )
+    least = sums.clone()
+    with _together():
+        dist.all_reduce(sums, dist.ReduceOp.MAX)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+    unequal = [name for name, same in zip(tensors, (sums == least).tolist()) if not same]
+    if unequal:
+        raise MetaseqError(
+            f"after update {update} the replicas no longer agree on {', '.join(unequal[:4])}"
+            f"{' and others' if len(unequal) > 4 else ''}, so nothing is saved. Something in the method "
+            "depends on the replica (or a machine is faulty); resume from the last checkpoint"
+        )

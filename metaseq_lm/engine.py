@@ -20,6 +20,7 @@ from metaseq_lm import distributed, randomness, vectors
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.means import Logs, means, plain, weighted_loss
 from metaseq_lm.optim import Optimizer
+from metaseq_lm.reduction import Reduction
 from metaseq_lm.vectors import Vector
 
 LossFn = Callable[[Batch], Terms]
@@ -50,8 +51,12 @@ class Engine:
         seed: int = 1,
         device: str = "cpu",
         precision: str = "fp32",
+        shard_optimizer: bool = False,
     ) -> None:
         self.optimizers = optimizers
+        if shard_optimizer:
+            for optimizer in optimizers.values():
+                optimizer.shard()
         self.seed = seed
         self.device = torch.device(device)
         self.precision = precision
@@ -60,11 +65,12 @@ class Engine:
         self._update = 0
         self._calls = 0
         self._saved: dict[str, Optional[dict]] = {}
+        self._losses: Any = 0.0  # of this update, whose sum is finite if all are
         self._ahead = 0  # random words the last pass took
 
     def begin(self, update: int) -> None:
         """Start update number `update`; its random numbers depend on it and on the seed only."""
-        self._update, self._calls = update, 0
+        self._update, self._calls, self._losses = update, 0, 0.0
         self.nonfinite = []
 
     # ---------------------------------------------------------------- verbs on batches
@@ -86,12 +92,15 @@ class Engine:
         draw = self._draw(draw)
         totals = self._totals(batches)
         logs: Logs = {}
-        for batch in batches:
+        reduction = Reduction(wrt) if distributed.world_size() > 1 else None
+        for number, batch in enumerate(batches):
             with self._pass(batch, draw, full_precision=full_precision):
                 loss = weighted_loss(loss_fn(batch), totals, logs)
             if loss.requires_grad:
-                loss.backward(inputs=list(wrt))
-        return self._collect(wrt, logs), logs
+                last = number == len(batches) - 1
+                with reduction if reduction and last else contextlib.nullcontext():
+                    loss.backward(inputs=list(wrt))
+        return self._collect(wrt, logs, reduction), logs
 
     def inner(
         self,
@@ -113,8 +122,9 @@ class Engine:
             return InnerGradient(value, logs, loss_fn, batches, wrt, draw)
         logs = {}
         graph = self._graph(loss_fn, batches[0], wrt, draw, self._totals(batches), logs)
-        value = [None if g is None else g.detach() for g in graph]
-        value = self._reduce(value, wrt, logs)
+        for leaf, grad in zip(wrt, graph, strict=True):
+            leaf.grad = None if grad is None else grad.detach()
+        value = self._collect(wrt, logs)
         return InnerGradient(value, logs, loss_fn, batches, wrt, draw, graph)
 
     def hypergradients(
@@ -183,15 +193,18 @@ class Engine:
         return self.optimizers[name].parameters
 
     def step(self, name: str, grads: Vector) -> bool:
-        """Clip the global gradient and take one scheduled step; False if it is not finite (no step)."""
+        """Clip the global gradient and take one scheduled step.
+
+        Returns False, and changes nothing, if the gradient or a loss of this update is not finite.
+        """
         optimizer = self.optimizers[name]
         if self._saved.get(name, False) is None:
-            self._saved[name] = _copied(optimizer.state_dict())
+            self._saved[name] = copied(optimizer.local_state())
         if all(g is None for g in grads):
             return True
         clipped, before = vectors.clip(grads, optimizer.clip_norm)
         self.norms[name] = before.item()
-        if not torch.isfinite(before):
+        if not torch.isfinite(before + self._losses):
             self.nonfinite.append(name)
             return False
         for parameter, grad in zip(optimizer.parameters, clipped, strict=True):
@@ -329,29 +342,25 @@ class Engine:
                 torch._foreach_copy_(list(inner.wrt), kept)
         return vectors.scale(vectors.add(sides[0], sides[1], -1.0), 0.5 / size)
 
-    def _collect(self, wrt: Sequence[Tensor], logs: Logs) -> Vector:
-        grads = [p.grad for p in wrt]
-        for p in wrt:
-            p.grad = None
-        return self._reduce(grads, wrt, logs)
-
-    def _reduce(self, grads: Vector, wrt: Sequence[Tensor], logs: Logs) -> Vector:
-        """Sum gradients and logs over replicas; None stays only where it is None on all of them."""
-        if distributed.world_size() == 1:
-            return grads
-        present = torch.tensor([float(g is not None) for g in grads], device=self.device)
-        full = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, wrt)]
-        names = list(logs)
-        values = [torch.as_tensor(logs[n], device=self.device).detach().clone() for n in names]
-        distributed.sum_([*full, *values, present])
-        logs.update(zip(names, values))
-        return [g if there else None for g, there in zip(full, present.tolist())]
+    def _collect(
+        self, wrt: Sequence[Tensor], logs: Logs, reduction: Optional[Reduction] = None
+    ) -> Vector:
+        """Take the gradients of `wrt`, summed over replicas like the logs."""
+        if distributed.world_size() > 1:
+            grads = (reduction or Reduction(wrt)).finish(logs)
+        else:
+            grads = [p.grad for p in wrt]
+            for p in wrt:
+                p.grad = None
+        if "loss" in logs:
+            self._losses = self._losses + logs["loss"]
+        return grads
 
 
-def _copied(state: Any) -> Any:
+def copied(state: Any) -> Any:
     """Return a deep copy of nested dicts, lists and tensors."""
     if isinstance(state, Tensor):
         return state.clone()
     if isinstance(state, dict):
-        return {k: _copied(v) for k, v in state.items()}
-    return [_copied(v) for v in state] if isinstance(state, list) else state
+        return {k: copied(v) for k, v in state.items()}
+    return [copied(v) for v in state] if isinstance(state, list) else state

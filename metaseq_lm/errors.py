@@ -10,6 +10,7 @@ class MetaseqError(Exception):
     """A failure the user can act on; the message names the file, the place and the remedy."""
 
     exit_code = 1
+    said = False  # whether another replica has printed the same message
 
 
 class UsageError(MetaseqError):
@@ -28,3 +29,8 @@ class Interrupted(MetaseqError):
     """A signal asked the run to stop; a checkpoint was saved, start it again to go on."""
 
     exit_code = 75
+    signal = 0
+
+
+class ReplicaLost(MetaseqError):
+    """Another replica died, failed or hangs; the message names it."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 
@@ -82,3 +85,35 @@ class TensorBoard:
         """Flush and close."""
         if self.writer is not None:
             self.writer.close()
+
+
+class Window:
+    """Means of the logs since the last line; the values stay on their device until asked for."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Any] = {}
+        self.counts: dict[str, int] = {}
+
+    def add(self, logs: Mapping[str, Any]) -> None:
+        """Add the logs of one update; an update may lack some names."""
+        for name, value in logs.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of each name over the updates that had it, and start anew."""
+        means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        self.sums, self.counts = {}, {}
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return sums and counts, so that a line that spans a resumption is the same line."""
+        return {"sums": dict(self.sums), "counts": dict(self.counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Take saved sums and counts."""
+        self.counts = dict(state["counts"])
+        self.sums = {
+            name: value.to(device) if isinstance(value, Tensor) else value
+            for name, value in state["sums"].items()
+        }

@@ -14,8 +14,9 @@ from torch import nn
 
 from metaseq_lm import checkpoint, distributed
 from metaseq_lm.engine import PRECISIONS, Engine
-from metaseq_lm.errors import UsageError
+from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.evaluation.predictions import write_predictions
+from metaseq_lm.files import free_bytes, human_bytes
 from metaseq_lm.logging import Progress, TensorBoard
 from metaseq_lm.registry import TASKS
 from metaseq_lm.run_folder import RunFolder, code_hash, read_results
@@ -25,8 +26,6 @@ from metaseq_lm.trainer import Trainer
 
 def choose_device(wanted: str) -> str:
     """Return cpu or cuda; raises UsageError for a device that is not there."""
-    if wanted not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"engine.device must be auto, cpu or cuda, got '{wanted}'")
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UsageError("engine.device is cuda but torch finds no GPU; use engine.device=cpu")
     return "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
@@ -58,8 +57,6 @@ class Run:
     """Builds everything that a run needs; with `dry_run` one update is made and nothing is written."""
 
     def __init__(self, config: DictConfig, dry_run: bool = False) -> None:
-        if config.engine.precision not in PRECISIONS:
-            raise UsageError(f"engine.precision must be one of {', '.join(PRECISIONS)}")
         if dry_run:
             config = config.copy()
             config.trainer.max_update = 1
@@ -71,14 +68,20 @@ class Run:
         self.config = config
         self.dry_run = dry_run
         self.device = choose_device(config.engine.device)
-        distributed.initialise(self.device)
+        distributed.initialise(self.device, config.engine.timeout)
         self.first = distributed.rank() == 0
         self.task = build_task(config)
         self.model = build_model(self.task, config, self.device)
         if config.init_from:
             self._initialise(config.init_from)
         optimizers = self.task.build_optimizers(self.model)
-        engine = Engine(optimizers, config.seed, self.device, config.engine.precision)
+        engine = Engine(
+            optimizers,
+            config.seed,
+            self.device,
+            config.engine.precision,
+            config.engine.shard_optimizer,
+        )
         self.folder = RunFolder(config) if self.first and not dry_run else None
         self.trainer = Trainer(config, self.task, self.model, engine, self.folder)
         self.name = config.label or f"{config.task._name}/{config.criterion._name}"
@@ -92,27 +95,30 @@ class Run:
         """Train what is left of the run, score the final splits, write the results."""
         trainer = self.trainer
         folder = Path(self.config.save_dir)
-        wanted = self.config.trainer.max_update
         done = None if self.dry_run else read_results(folder)
-        if done is not None and done["status"] == "finished" and done["max_update"] >= wanted:
-            if self.first:
+        complete = done is not None and is_complete(done, self.config.trainer)
+        if distributed.from_first(complete):
+            if done is not None and self.first:
                 print(f"{folder} is finished already ({done['updates']} updates)", flush=True)
             return
         messages = [] if self.dry_run else trainer.resume(folder / "checkpoints")
-        progress = Progress(wanted, trainer.update, self.name, self.first)
+        progress = Progress(self.config.trainer.max_update, trainer.update, self.name, self.first)
         board = TensorBoard(
             self.folder.path / "tb" if self.folder and self.config.engine.tensorboard else None
         )
+        if self.folder is not None:
+            check_room(folder, self.model)
+            self.folder.forget_results()
         for message in messages:
             progress.message(message)
             if self.folder is not None:
                 self.folder.log("event", trainer.update, trainer.seconds, {"message": message})
         try:
             trainer.train(progress, board)
+            self._finish(progress)
         finally:
             progress.close()
             board.close()
-        self._finish(progress)
 
     def _finish(self, progress: Progress) -> None:
         metrics: dict[str, Any] = {}
@@ -121,6 +127,9 @@ class Run:
         if self.config.trainer.final_splits:
             self._load_best(metrics)
         for split in self.config.trainer.final_splits:
+            asked = self.trainer.agree()
+            if asked:
+                self.trainer.raise_interrupted(asked)
             metrics[split], rows = self.score(split)
             if self.folder is not None and rows:
                 write_predictions(self.folder.path / f"predictions.{split}.jsonl", rows)
@@ -145,22 +154,28 @@ class Run:
         mine = self.task.predict(trainer.engine, self.model, split, trainer.passes(split))
         return metrics, [row for part in distributed.gather_objects(list(mine)) for row in part]
 
-    def record(self, status: str, metrics: Optional[dict] = None, message: str = "") -> None:
-        """Write results.json, from the first replica."""
+    def record(
+        self, status: str, error: Optional[MetaseqError] = None, metrics: Any = None
+    ) -> None:
+        """Write results.json, from the first replica; unless the run "failed", a call of all of them."""
         trainer, config = self.trainer, self.config
-        total = sum(part.total for part in distributed.gather_objects(trainer.flops))
+        own = (trainer.flops.total, peak_memory(self.device))
+        every = distributed.gather_objects(own) if status != "failed" else [own]
         if self.folder is None:
             return
         self.folder.write_results(
             {
                 "status": status,
-                "message": message,
+                "message": str(error or ""),
+                "exit_code": error.exit_code if error else 0,
+                "signal": error.signal if isinstance(error, Interrupted) else 0,
+                "stopped_by": trainer.stopped_by,
                 "seed": config.seed,
                 "updates": trainer.update,
                 "max_update": config.trainer.max_update,
                 "seconds": trainer.seconds,
-                "flops": total,
-                "peak_memory": peak_memory(self.device),
+                "flops": sum(flops for flops, _ in every),
+                "peak_memory": max(memory for _, memory in every),
                 "parameters": count_parameters(self.model),
                 "metrics": metrics or {},
                 "data": trainer.data,
@@ -168,6 +183,30 @@ class Run:
                 "replicas": distributed.world_size(),
                 "pretraining": cost_before(config.init_from) if config.init_from else None,
             }
+        )
+
+
+def is_complete(done: dict[str, Any], options: DictConfig) -> bool:
+    """Return whether results.json says that nothing is left to do under the limits of `options`."""
+    if done["status"] != "finished":
+        return False
+    spent = [(done["flops"], options.max_flops), (done["seconds"], options.max_seconds)]
+    reached = any(0 < limit <= amount for amount, limit in spent)
+    given_up = done["stopped_by"] == "patience" and done["max_update"] >= options.max_update
+    return reached or given_up or done["updates"] >= options.max_update
+
+
+def check_room(folder: Path, model: nn.Module) -> None:
+    """Raise MetaseqError if the disk has no room for two checkpoints, before any work is done.
+
+    A checkpoint is taken as the weights and two moments of each.
+    """
+    size = 3 * sum(w.numel() * w.element_size() for w in model.state_dict().values())
+    needed, free = int(2.2 * size), free_bytes(folder)
+    if free < needed:
+        raise MetaseqError(
+            f"{folder}: there is no room for checkpoints: about {needed:,} bytes are needed and {free:,} "
+            f"are free ({human_bytes(free)}). Make room, or choose another --save-dir"
         )
 
 

@@ -45,6 +45,10 @@ class RunFolder:
         """Write results.json in one piece."""
         write_atomic(self.path / "results.json", (json.dumps(results, indent=1) + "\n").encode())
 
+    def forget_results(self) -> None:
+        """Remove results.json: the run goes on, and what it says is no longer so."""
+        (self.path / "results.json").unlink(missing_ok=True)
+
 
 def read_results(path: Path) -> dict[str, Any] | None:
     """Return the results.json of a run folder, or None if there is none."""

@@ -5,86 +5,24 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 from typing import Any, Optional
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from metaseq_lm import checkpoint, distributed
+from metaseq_lm import checkpoint, distributed, stopping
+from metaseq_lm.checkpoint import Checkpoint, CheckpointError
 from metaseq_lm.data.manifest import fingerprint
-from metaseq_lm.data.streams import Shard, Stream
-from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.data.streams import Shard
+from metaseq_lm.engine import Engine, copied
 from metaseq_lm.errors import DivergedError, Interrupted, UsageError
+from metaseq_lm.fetcher import Fetcher, sample_numbers
 from metaseq_lm.flops import FlopMeter
-from metaseq_lm.logging import Progress, TensorBoard
+from metaseq_lm.logging import Progress, TensorBoard, Window
 from metaseq_lm.run_folder import RunFolder, finite
 from metaseq_lm.tasks import Batches, Passes, Task
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-
-
-class Fetcher:
-    """Gives the batches of update after update, prepared ahead by threads if `workers` > 0.
-
-    `positions` says how many global batches each stream has given; it is all there is to save.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        streams: dict[str, Stream],
-        positions: dict[str, int],
-        shard: Shard,
-        workers: int,
-    ) -> None:
-        self.task = task
-        self.streams = streams
-        self.positions = {name: positions.get(name, 0) for name in streams}
-        self.shard = shard
-        self.pool = ThreadPoolExecutor(workers) if workers else None
-        self.ahead = 2 * workers
-
-    def _plan(self, update: int, positions: dict[str, int]) -> list[tuple[str, int]]:
-        plan = []
-        for name, count in self.task.needs(update).items():
-            plan += [(name, positions[name] + i) for i in range(count)]
-            positions[name] += count
-        return plan
-
-    def _make(self, plan: list[tuple[str, int]]) -> Batches:
-        batches: Batches = {}
-        for name, number in plan:
-            made = self.streams[name].micro_batches(number, self.shard)
-            batches.setdefault(name, []).append(made)
-        return batches
-
-    def updates(self, start: int, stop: int) -> Iterator[tuple[int, Batches]]:
-        """Yield (update, batches); `positions` counts what has been yielded."""
-        if self.pool is None:
-            for update in range(start, stop):
-                yield update, self._make(self._plan(update, self.positions))
-            return
-        planned = dict(self.positions)
-        queue: deque[tuple[int, Future[Batches]]] = deque()
-        following = start
-        try:
-            while queue or following < stop:
-                while following < stop and len(queue) <= self.ahead:
-                    plan = self._plan(following, planned)
-                    queue.append((following, self.pool.submit(self._make, plan)))
-                    following += 1
-                update, made = queue.popleft()
-                batches = made.result()
-                self._plan(update, self.positions)
-                yield update, batches
-        finally:
-            self.pool.shutdown(cancel_futures=True)
 
 
 class Trainer:
@@ -111,71 +49,131 @@ class Trainer:
         self.best: dict[str, Any] = {"value": None, "update": 0, "waited": 0}
         self.seconds = 0.0
         self.last_valid: dict[str, float] = {}
-        self._stop_signal: Optional[int] = None
-        self._saved_at = -1
+        self.window = Window()
+        self.stopped_by = ""  # the limit that ended the run
+        self._refused = 0  # updates in a row, or rollbacks to one checkpoint
+        self._validated_at = self._saved_at = -1
 
     # ---------------------------------------------------------------- the loop
 
     def train(self, progress: Progress, board: TensorBoard) -> None:
         """Make the updates that are left; raises DivergedError or Interrupted."""
-        options = self.options
+        self.progress, self.board = progress, board
+        self._started = time.monotonic() - self.seconds
         streams = self.task.build_streams("train")
-        fetcher = Fetcher(
-            self.task, streams, self.positions, self.shard, self.config.engine.workers
-        )
-        started = time.monotonic() - self.seconds
-        window = Window()
+        for name, stream in streams.items():
+            self.shard.check(name, stream.smallest_batch)
+        if self.options.on_nonfinite == "rollback" and not self.update:
+            self.save(False)
         self.model.train()
-        with _handlers(self._on_signal):
-            for update, batches in fetcher.updates(self.update, options.max_update):
-                placed = {
-                    name: [self.engine.to_device(batch) for batch in stream]
-                    for name, stream in batches.items()
-                }
-                self.engine.begin(update)
-                with self.flops.count(placed):
-                    logs = self.task.update(self.engine, self.model, placed)
-                self.update, self.positions = update + 1, fetcher.positions
-                self.seconds = time.monotonic() - started
-                window.add(logs)
-                self._check_finite()
-                progress.step()
-                if self._due(options.log_interval):
-                    self._log("train", window.means() | self._rates(), progress, board)
-                stop = self._validate_and_save(progress, board)
-                if stop:
-                    break
-                self.seconds = time.monotonic() - started
+        with stopping.listening():
+            # A signal may have come before, or the last process left without a validation for one.
+            self._boundary(self.agree())
+            while not self.stopped_by:
+                engine = self.config.engine
+                fetcher = Fetcher(
+                    self.task, streams, self.positions, self.shard, engine.workers, engine.timeout
+                )
+                self._make_updates(fetcher)
+
+    def _make_updates(self, fetcher: Fetcher) -> None:
+        """Make updates until the run ends or is rolled back."""
+        for update, batches in fetcher.updates(self.update, self.options.max_update):
+            distributed.alive()
+            placed = {
+                name: [self.engine.to_device(batch) for batch in stream]
+                for name, stream in batches.items()
+            }
+            self._update(update, placed)
+            self.positions = dict(fetcher.positions)
+            if self.engine.nonfinite and self._refuse(placed):
+                return
+            self.update = update + 1
+            self.seconds = time.monotonic() - self._started
+            self.progress.step()
+            asked = self.agree()
+            if self.stopped_by or self._due(self.options.log_interval):
+                self._log("train", self.window.means() | self._rates())
+            self._boundary(asked)
+            if self.stopped_by:
+                return
+
+    def _update(self, update: int, batches: Batches) -> None:
+        """Make one update; of one that is not finite nothing stays."""
+        # With one optimizer the refused step is all; with several an earlier one may have stepped.
+        undo = self.options.on_nonfinite == "skip" and len(self.engine.optimizers) > 1
+        before = copied(self._changeable()) if undo else None
+        self.engine.begin(update)
+        with self.flops.count(batches):
+            logs = self.task.update(self.engine, self.model, batches)
+        if not self.engine.nonfinite:
+            self._refused *= self.options.on_nonfinite == "rollback"  # there only a save counts
+            self.window.add(logs)
+        elif before is not None:
+            self.model.load_state_dict(before["weights"])
+            for name, optimizer in self.engine.optimizers.items():
+                optimizer.load_state_dict(before["optimizers"][name])
+
+    def _changeable(self) -> dict[str, Any]:
+        states = {name: o.local_state() for name, o in self.engine.optimizers.items()}
+        return {"weights": self.model.state_dict(), "optimizers": states}
 
     def _due(self, interval: int) -> bool:
-        return self.update == self.options.max_update or bool(
-            interval and not self.update % interval
-        )
+        return bool(interval and self.update) and not self.update % interval
 
-    def _validate_and_save(self, progress: Progress, board: TensorBoard) -> bool:
-        """Do what is due after an update; return whether to stop early."""
+    def agree(self) -> int:
+        """Decide with all replicas whether a limit is reached; returns a signal that came, or 0."""
+        first, own = distributed.rank() == 0, stopping.received()
+        numbers = [self.flops.total, self.seconds * first]
+        numbers += [float(own == number) for number in stopping.SIGNALS]
+        if distributed.world_size() > 1:
+            total = torch.tensor(numbers, dtype=torch.float64, device=self.engine.device)
+            distributed.sum_([total])
+            numbers = total.tolist()
+        spent = {"max_flops": numbers[0], "max_seconds": numbers[1]}
+        reached = [name for name in spent if 0 < self.options[name] <= spent[name]]
+        if self.update >= self.options.max_update:
+            reached.append("max_update")
+        self.stopped_by = reached[0] if reached else ""
+        return max((s for s, asked in zip(stopping.SIGNALS, numbers[2:]) if asked), default=0)
+
+    def _boundary(self, asked: int) -> None:
+        """Between two updates: stop, validate and save where it is due."""
         options = self.options
-        enough = False
+        if asked:
+            if self.update:
+                self.save(False)
+            self.raise_interrupted(asked)
         improved = False
-        if options.valid_split and self._due(options.validate_interval_updates):
-            values = self.validate(options.valid_split)
-            self._log("valid", values, progress, board)
-            self.last_valid = values
-            improved = self._better(values)
-            enough = bool(options.patience) and self.best["waited"] >= options.patience
-        interrupted = self._interrupted()
-        if improved or enough or interrupted or self._due(options.save_interval_updates):
+        wanted = self.stopped_by or self._due(options.validate_interval_updates)
+        if options.valid_split and wanted and self._validated_at != self.update:
+            improved = self._validate()
+            if 0 < options.patience <= self.best["waited"] and not self.stopped_by:
+                self.stopped_by = "patience"
+                self._event(
+                    f"no better {options.best_checkpoint_metric} in {options.patience} validations"
+                )
+        if improved or self.stopped_by or self._due(options.save_interval_updates):
             self.save(improved)
-        if interrupted:
-            raise Interrupted(
-                f"stopped by signal {interrupted} after update {self.update}; a checkpoint is saved, "
-                "start the same command again to go on"
-            )
-        if enough:
-            progress.message(
-                f"no better {options.best_checkpoint_metric} in {options.patience} validations"
-            )
-        return enough
+
+    def raise_interrupted(self, asked: int) -> None:
+        """Raise Interrupted for a signal."""
+        error = Interrupted(
+            f"stopped by {signal.Signals(asked).name} after update {self.update}; a checkpoint is saved, "
+            "start the same command again to go on"
+        )
+        error.signal = asked
+        raise error
+
+    # ---------------------------------------------------------------- validation
+
+    def _validate(self) -> bool:
+        """Validate and log; return whether this is the best so far."""
+        self.last_valid = self.validate(self.options.valid_split)
+        self._validated_at = self.update
+        self._log("valid", self.last_valid)
+        self.seconds = time.monotonic() - self._started
+        return self._better(self.last_valid)
 
     def validate(self, split: str) -> dict[str, float]:
         """Return the task's metrics on a split, in evaluation mode."""
@@ -186,10 +184,13 @@ class Trainer:
 
     def passes(self, split: str) -> Passes:
         """Return this replica's batches of a split, read as they are asked for."""
-        return {
-            name: (self.engine.to_device(batch) for batch in stream.once(self.shard))
-            for name, stream in self.task.build_streams(split).items()
-        }
+
+        def read(stream: Any) -> Any:
+            for batch in stream.once(self.shard):
+                distributed.alive()
+                yield self.engine.to_device(batch)
+
+        return {name: read(stream) for name, stream in self.task.build_streams(split).items()}
 
     def _better(self, values: dict[str, float]) -> bool:
         """Return whether this validation is the best so far, and remember it."""
@@ -200,31 +201,52 @@ class Trainer:
                 f"{', '.join(sorted(values))}"
             )
         sign = 1 if self.options.maximize_best_checkpoint_metric else -1
-        value = values[metric]
-        before = self.best["value"]
+        value, before = values[metric], self.best["value"]
         if math.isfinite(value) and (before is None or sign * value > sign * before):
             self.best = {"value": value, "update": self.update, "waited": 0}
             return True
         self.best["waited"] += 1
         return False
 
-    def _check_finite(self) -> None:
-        if self.engine.nonfinite:
+    # ---------------------------------------------------------------- what is not finite
+
+    def _refuse(self, batches: Batches) -> bool:
+        """Deal with an update that is not finite; returns whether the run was rolled back."""
+        names = ", ".join(self.engine.nonfinite)
+        what = f"update {self.update + 1}: the loss or the gradient of {names} is not finite"
+        self._event(what, samples=distributed.gather_objects(sample_numbers(batches)))
+        self._refused += 1
+        policy, most = self.options.on_nonfinite, self.options.max_nonfinite
+        if policy == "stop" or self._refused > most:
+            times = f" ({self._refused} times in a row)" if self._refused > 1 else ""
             raise DivergedError(
-                f"update {self.update}: the gradient of {', '.join(self.engine.nonfinite)} is not finite; "
-                "nothing was changed by it. Lower optimizer.lr or optimizer.clip_norm, or resume from the "
-                "last checkpoint with another setting"
+                f"{what}{times}; nothing was changed by it. Lower optimizer.lr or optimizer.clip_norm and "
+                "start anew, or resume with trainer.on_nonfinite=skip or rollback"
             )
+        if policy == "skip":
+            return False
+        # The data that led here is left behind, and what was spent on it stays spent.
+        spent, positions, refused = self.flops.state_dict(), self.positions, self._refused
+        for message in self.resume(Path(self.config.save_dir) / "checkpoints"):
+            self._event(message)
+        self.flops.load_state_dict(spent)
+        self.positions, self._refused = positions, refused
+        return True
+
+    # ---------------------------------------------------------------- logs
 
     def _rates(self) -> dict[str, float]:
         rates = {f"lr_{name}": o.lr for name, o in self.engine.optimizers.items()}
         return rates | {f"gnorm_{name}": value for name, value in self.engine.norms.items()}
 
-    def _log(
-        self, kind: str, values: dict[str, float], progress: Progress, board: TensorBoard
-    ) -> None:
-        progress.values(kind, self.update, values)
-        board.values(kind, self.update, values)
+    def _event(self, message: str, **more: Any) -> None:
+        self.progress.message(message)
+        if self.run is not None:
+            self.run.log("event", self.update, self.seconds, {"message": message, **more})
+
+    def _log(self, kind: str, values: dict[str, float]) -> None:
+        self.progress.values(kind, self.update, values)
+        self.board.values(kind, self.update, values)
         if self.run is not None:
             self.run.log(kind, self.update, self.seconds, values)
         if kind == "train" and not finite(values):
@@ -234,113 +256,104 @@ class Trainer:
                 "the last checkpoint with another setting"
             )
 
-    # ---------------------------------------------------------------- signals
-
-    def _on_signal(self, number: int, frame: Optional[FrameType]) -> None:
-        self._stop_signal = number
-
-    def _interrupted(self) -> int:
-        """Return the signal that asked any replica to stop, or 0; all replicas agree."""
-        mine = self._stop_signal or 0
-        if distributed.world_size() == 1:
-            return mine
-        flag = torch.tensor([mine], dtype=torch.float64, device=self.engine.device)
-        distributed.sum_([flag])
-        return int(flag.item())
-
     # ---------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a checkpoint needs besides the weights."""
+        """Return all that a checkpoint needs besides the weights; a call of all replicas."""
         return {
             "update": self.update,
             "positions": dict(self.positions),
             "best": dict(self.best),
             "seconds": self.seconds,
+            "validated_at": self._validated_at,
+            "window": self.window.state_dict(),
             "flops": self.flops.state_dict(),
             "optimizers": {name: o.state_dict() for name, o in self.engine.optimizers.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a saved state; raises KeyError if a part is missing."""
+        """Take a saved state; raises KeyError if a part is missing, ValueError if one does not fit."""
         for name, optimizer in self.engine.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.flops.load_state_dict(state["flops"])
+        self.window.load_state_dict(state["window"], self.engine.device)
         self.update, self.seconds = state["update"], state["seconds"]
+        self._validated_at = state["validated_at"]
         self.positions, self.best = dict(state["positions"]), dict(state["best"])
 
     def save(self, is_best: bool) -> None:
-        """Write a checkpoint from the first replica, link it as best if it is, drop old ones."""
-        if self.run is not None and self._saved_at != self.update:
-            folder = self.run.checkpoints
+        """Write a checkpoint from the first replica, link it as best if it is, drop old ones.
+
+        Raises DivergedError if a weight is not finite, CheckpointError if it cannot be written and
+        trainer.on_save_error is stop, MetaseqError if the replicas disagree.
+        """
+        distributed.alive()
+        weights = self.model.state_dict()
+        bad = checkpoint.nonfinite(weights)
+        if bad:
+            raise DivergedError(
+                f"after update {self.update} {', '.join(bad[:4])} is not finite, so nothing is saved. "
+                "Resume from the last checkpoint with a lower optimizer.lr"
+            )
+        distributed.check_equal(weights, self.update)
+        state = self.state_dict()
+        trouble = ""
+        if self.run is not None:
+            try:
+                self._write(weights, state, is_best)
+            except CheckpointError as error:
+                trouble = str(error)
+        trouble = distributed.from_first(trouble)
+        if trouble and self.options.on_save_error == "stop":
+            raise CheckpointError(trouble)
+        if trouble:
+            self._event(trouble)
+        else:
+            self._saved_at = self.update
+            self._refused *= bool(self.engine.nonfinite)
+
+    def _write(self, weights: dict[str, Any], state: dict[str, Any], is_best: bool) -> None:
+        assert self.run is not None
+        folder = self.run.checkpoints
+        path = checkpoint.folder_of(folder, self.update)
+        if self._saved_at != self.update:
             about = {
                 "config": OmegaConf.to_container(self.config),
                 "valid": self.last_valid,
                 "data": self.data,
             }
-            path = checkpoint.save(
-                folder, self.update, self.model.state_dict(), self.state_dict(), about
-            )
-            if is_best:
-                checkpoint.link(folder, "best", path)
-            checkpoint.prune(folder, self.options.keep_last)
-        self._saved_at = self.update
-        distributed.barrier()
+            checkpoint.save(folder, self.update, weights, state, about)
+        if is_best:
+            checkpoint.link(folder, "best", path)
+        checkpoint.prune(folder, self.options.keep_last)
 
     def resume(self, folder: Path) -> list[str]:
-        """Load the newest verified checkpoint under `folder`; returns messages of what was done."""
-        found, skipped = checkpoint.newest(folder)
-        messages = [f"skipped a damaged checkpoint: {reason}" for reason in skipped]
-        if found is not None:
-            if found.manifest["data"] != self.data:
-                raise UsageError(
-                    f"{found.path} was trained on other data than {self.config.data} holds now "
-                    f"({found.manifest['data']} then, {self.data} now); choose another --save-dir"
-                )
-            checkpoint.load_into(self.model, found.weights, found.path)
-            try:
-                self.load_state_dict(found.state)
-            except (KeyError, ValueError) as error:
-                raise checkpoint.CheckpointError(
-                    f"{found.path / 'state.pt'} lacks or misfits {error}; it was written by another version"
-                ) from error
-            self._saved_at = self.update
-            self.last_valid = found.manifest["valid"]
-            messages.append(f"resumed from {found.path} at update {self.update}")
-        return messages
+        """Load the newest checkpoint under `folder` that verifies and fits; returns what was done.
 
+        The first replica chooses for all. Raises CheckpointError if there are some and none fits.
+        """
+        found: Optional[Checkpoint] = None
+        skipped: list[str] = []
+        if distributed.rank() == 0:
+            found, skipped = checkpoint.newest(folder, self._check_fit)
+        path, skipped = distributed.from_first((found.path if found else None, skipped))
+        messages = [f"skipped a checkpoint that cannot be used: {reason}" for reason in skipped]
+        if path is None:
+            return messages
+        found = found or checkpoint.load(path)
+        self.model.load_state_dict(found.weights)
+        self.load_state_dict(found.state)
+        self._saved_at = self.update
+        self.last_valid = found.manifest["valid"]
+        return [*messages, f"resumed from {found.path} at update {self.update}"]
 
-class Window:
-    """Means of the logs since the last line; the values stay on their device until asked for."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, Any] = {}
-        self.counts: dict[str, int] = {}
-
-    def add(self, logs: Logs) -> None:
-        """Add the logs of one update; an update may lack some names."""
-        for name, value in logs.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
-            self.counts[name] = self.counts.get(name, 0) + 1
-
-    def means(self) -> dict[str, float]:
-        """Return the mean of each name over the updates that had it, and start anew."""
-        means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
-        self.sums, self.counts = {}, {}
-        return means
-
-
-class _handlers:
-    """Calls `handler` for the stop signals inside the with block (main thread only)."""
-
-    def __init__(self, handler: Any) -> None:
-        self.handler = handler
-        self.before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        for number in SIGNALS:
-            self.before[number] = signal.signal(number, self.handler)
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
+    def _check_fit(self, found: Checkpoint) -> None:
+        if found.manifest["data"] != self.data:
+            raise CheckpointError(
+                f"{found.path} was trained on other data than {self.config.data} holds now "
+                f"({found.manifest['data']} then, {self.data} now); choose another --save-dir"
+            )
+        checkpoint.check_fit(self.model, found.weights, found.path)
+        lacking = self.engine.optimizers.keys() ^ found.state.get("optimizers", {}).keys()
+        if lacking:
+            raise CheckpointError(f"{found.path}: the optimizers {sorted(lacking)} do not match")

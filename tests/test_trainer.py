@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from battery import configure, train
 
+from metaseq_lm.checkpoint import CheckpointError
 from metaseq_lm.cli import main
-from metaseq_lm.errors import UsageError
 from metaseq_lm.run_folder import cut_torn_line
 
 CASE = ("masked_lm", 0)
@@ -82,7 +82,7 @@ def test_other_data_under_the_same_name_is_refused(moons: Path, tmp_path: Path) 
     text.write_text("1 2 3\n4 5 6\n" * 40)
     files = ["--trainpref", str(text), "--validpref", str(text), "--tokenizer-from", str(moons)]
     assert main(["preprocess", *files, "--destdir", str(data)]) == 0 and manifest.exists()
-    with pytest.raises(UsageError, match="trained on other data.*--save-dir"):
+    with pytest.raises(CheckpointError, match="trained on other data.*--save-dir"):
         train(configure(data, tmp_path / "run", CASE, "trainer.max_update=3"))
 
 

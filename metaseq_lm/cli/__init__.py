@@ -6,6 +6,7 @@ A command module has `HELP` (one line), `add_arguments(parser)` and `run(args) -
 import argparse
 import importlib
 import io
+import os
 import sys
 import traceback
 
@@ -88,10 +89,11 @@ def main(argv: list[str] | None = None) -> int:
         if args.command is None:
             parser.print_help()
             return UsageError.exit_code
-        args.overrides = overrides(args.parser, rest)
+        args.overrides, args.argv = overrides(args.parser, rest), argv
         return args.run(args)
     except MetaseqError as error:
-        print(f"metaseq-lm: {error}", file=sys.stderr)
+        if not error.said:
+            print(f"metaseq-lm: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("metaseq-lm: interrupted", file=sys.stderr)
@@ -109,5 +111,14 @@ def main(argv: list[str] | None = None) -> int:
         return MetaseqError.exit_code
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def program() -> None:
+    """Run the command line and end the process.
+
+    After an error without waiting for threads or replicas, which may be what hangs.
+    """
+    code = main()
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(0)

@@ -9,14 +9,16 @@ Any option of the configuration is set by key=value (Hydra's grammar), which win
 """
 
 import argparse
+import os
 
 from omegaconf import DictConfig, OmegaConf
 
-from metaseq_lm.errors import DivergedError, UsageError
+from metaseq_lm.errors import DivergedError, Interrupted, MetaseqError, UsageError
 
 HELP = "train an objective (resumes by itself)"
 OVERRIDES = True
 
+STATUS = {DivergedError: "diverged", Interrupted: "interrupted"}
 # fairseq's flag names, and the keys they stand for.
 FLAGS = {
     "task": "task",
@@ -34,6 +36,8 @@ FLAGS = {
     "warmup-updates": "schedule.warmup_updates",
     "batch-size": "task.batch_size",
     "max-update": "trainer.max_update",
+    "max-flops": "trainer.max_flops",
+    "max-seconds": "trainer.max_seconds",
     "log-interval": "trainer.log_interval",
     "validate-interval-updates": "trainer.validate_interval_updates",
     "save-interval-updates": "trainer.save_interval_updates",
@@ -54,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--user-dir", help="plug-in folder or file to load")
     for flag, key in FLAGS.items():
         parser.add_argument(f"--{flag}", metavar="V", help=f"the same as {key}=V")
+    parser.add_argument(
+        "--nproc", type=int, default=1, metavar="N", help="processes on this machine (default: 1)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="do one update and write nothing")
     parser.add_argument(
         "--print-config", action="store_true", help="print the configuration and stop"
@@ -90,7 +97,16 @@ def quoted(value: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Compose the configuration, then train."""
-    from metaseq_lm import plugins
+    from metaseq_lm import stopping
+
+    stopping.end_with_parent()
+    with stopping.listening():
+        return prepare(args)
+
+
+def prepare(args: argparse.Namespace) -> int:
+    """Do what the options ask for."""
+    from metaseq_lm import plugins, replicas
     from metaseq_lm.config import describe, load_config
 
     plugins.load_all(args.user_dir)
@@ -106,6 +122,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("no DATA folder given; see 'metaseq-lm train --help'")
     if not config.save_dir and not args.dry_run:
         raise UsageError("no --save-dir given; it is the folder of the run (or use --dry-run)")
+    if args.nproc < 1:
+        raise UsageError(f"--nproc is {args.nproc}; it is a number of processes, at least 1")
+    if args.nproc > 1 and "RANK" not in os.environ:
+        return replicas.run(args.nproc, args.argv)
     return train(config, dry_run=args.dry_run)
 
 
@@ -114,11 +134,17 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
     from metaseq_lm import distributed
     from metaseq_lm.run import Run
 
-    run = Run(config, dry_run)
+    run = None
     try:
+        run = Run(config, dry_run)
         run.train()
-    except DivergedError as error:
-        run.record("diverged", message=str(error))
+    except Exception as error:
+        known = error if isinstance(error, MetaseqError) else MetaseqError(repr(error))
+        status = STATUS.get(type(known), "failed")
+        if status == "failed":  # the others do not know
+            distributed.fail(known)
+        if run is not None:
+            run.record(status, known)
         raise
     distributed.finish()
     return 0

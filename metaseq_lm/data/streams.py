@@ -30,25 +30,27 @@ class Shard:
     world: int = 1
     micro_batch_size: int = 0
 
-    def parts(self, count: int, may_be_empty: bool = False) -> list[np.ndarray]:
-        """Return the row numbers of each micro-batch of this replica, out of `count` rows.
-
-        Raises UsageError where a replica would have none, unless that is allowed (evaluation).
-        """
-        if count < self.world and not may_be_empty:
-            legal = [n for n in range(1, count + 1) if count % n == 0]
-            raise UsageError(
-                f"a batch of {count} rows cannot be spread over {self.world} processes; use one of "
-                f"{legal} processes, or a batch size (and a last batch of an epoch) of at least {self.world}"
-            )
+    def parts(self, count: int) -> list[np.ndarray]:
+        """Return the row numbers of each micro-batch of this replica, out of `count` rows."""
         first = count * self.rank // self.world
         last = count * (self.rank + 1) // self.world
         size = self.micro_batch_size or max(last - first, 1)
         return [np.arange(at, min(at + size, last)) for at in range(first, last, size)]
 
+    def check(self, name: str, rows: int) -> None:
+        """Raise UsageError if a training batch of `rows` rows leaves a replica without any."""
+        if rows < self.world:
+            raise UsageError(
+                f"the smallest batch of stream '{name}' has {rows} row(s), which cannot be spread over "
+                f"{self.world} processes; use 1 to {rows} processes, or a batch size (for the last batch "
+                f"of an epoch too) of at least {self.world}"
+            )
+
 
 class Order(Protocol):
-    """Sample numbers by global batch."""
+    """Sample numbers by global batch, of which the smallest has `smallest` rows."""
+
+    smallest: int
 
     def batch(self, number: int) -> np.ndarray:
         """Return the sample numbers of global batch `number`, int64 (rows,)."""
@@ -61,6 +63,7 @@ class Shuffled:
         self.count = count
         self.batch_size = batch_size
         self.per_epoch = -(-count // batch_size)
+        self.smallest = count - (self.per_epoch - 1) * batch_size
         # A method cached per object would keep the object alive; a cached closure does not.
         self._order = lru_cache(maxsize=2)(
             lambda epoch: randomness.generator(seed, name, "epoch", epoch).permutation(count)
@@ -77,6 +80,7 @@ class Sequential:
     def __init__(self, count: int, batch_size: int) -> None:
         self.count = count
         self.batch_size = batch_size
+        self.smallest = count - (len(self) - 1) * batch_size
 
     def __len__(self) -> int:
         return -(-self.count // self.batch_size)
@@ -100,9 +104,9 @@ class Stream:
 
     The collater gets sample numbers (rows,), a uint64 key per row and the width to pad to, and
     returns arrays; every array of the dict becomes a tensor. The entries "rows" (noise identity of
-    each row) and "stream" are added. `lengths` (samples,) are the samples' tokens: all parts of a
-    global batch are padded to its longest row, because what a row's random numbers fall on follows
-    from the width.
+    each row), "samples" (its sample number) and "stream" are added. `lengths` (samples,) are the
+    samples' tokens: all parts of a global batch are padded to its longest row, because what a row's
+    random numbers fall on follows from the width.
     """
 
     def __init__(
@@ -120,12 +124,17 @@ class Stream:
         root = randomness.key(self.seed, self.name, number)
         width = int(self.lengths[samples].max())
         batches = []
-        for rows in shard.parts(len(samples), may_be_empty=isinstance(self.order, Sequential)):
+        for rows in shard.parts(len(samples)):
             arrays = self.collate(samples[rows], randomness.row_keys(root, rows), width)
-            batches.append(
-                tensors(arrays) | {"rows": noise_rows(self.name, rows), "stream": self.name}
-            )
+            about = {"rows": noise_rows(self.name, rows), "samples": samples[rows]}
+            # A collater that knows better which samples these are has the last word.
+            batches.append({"stream": self.name, **about, **tensors(arrays)})
         return batches
+
+    @property
+    def smallest_batch(self) -> int:
+        """The fewest rows that a global batch of this stream has."""
+        return self.order.smallest
 
     def once(self, shard: Shard) -> Iterator[list[Batch]]:
         """Yield all global batches of a Sequential order."""

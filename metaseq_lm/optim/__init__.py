@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from metaseq_lm import distributed
 from metaseq_lm.optim import optimizers, schedules  # noqa: F401  (fill the registries)
 from metaseq_lm.optim.schedules import Schedule
 from metaseq_lm.registry import OPTIMIZERS, SCHEDULES
@@ -33,29 +34,96 @@ class Optimizer:
         self.base = [float(group["lr"]) for group in inner.param_groups]
         # In the order of the model, whatever the groups: vectors of gradients are in this order.
         self.parameters = list(parameters)
+        self.owners: Optional[list[int]] = None  # of a sharded optimizer: who keeps what
 
     @property
     def lr(self) -> float:
         """The rate of the next step (of the first group)."""
         return self.base[0] * self.schedule(self.updates + 1)
 
+    def shard(self) -> None:
+        """Keep the moments of a share of the parameters only, and step only those.
+
+        ZeRO stage 1 (Rajbhandari et al. 2020); after a step the owners give out their parameters.
+        Results are the same bit for bit.
+        """
+        if distributed.world_size() > 1:
+            sizes = [p.numel() for p in self.parameters]
+            self.owners = owners(sizes, distributed.world_size())
+
+    def _owned(self) -> list[nn.Parameter]:
+        if self.owners is None:
+            return self.parameters
+        mine = distributed.rank()
+        return [p for p, owner in zip(self.parameters, self.owners) if owner == mine]
+
     def step(self) -> None:
         """Apply the gradients in `.grad` at the scheduled rate; parameters without one stay."""
         factor = self.schedule(self.updates + 1)
         for group, base in zip(self.inner.param_groups, self.base):
             group["lr"] = base * factor
-        self.inner.step()
+        if self.owners is None:
+            self.inner.step()
+        else:
+            moved = [p.grad is not None for p in self.parameters]
+            owned = {id(p) for p in self._owned()}
+            for p in self.parameters:
+                p.grad = p.grad if id(p) in owned else None
+            self.inner.step()
+            chosen = [(p.data, o) for p, o, m in zip(self.parameters, self.owners, moved) if m]
+            distributed.share([p for p, _ in chosen], [owner for _, owner in chosen])
         self.updates += 1
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return moments and step count; rates and groups come from the config."""
+    def slots(self, name: str) -> list[Tensor]:
+        """Return one moment of every parameter, zeros where no step was taken yet."""
+        found = [self.inner.state.get(p) for p in self.parameters]
+        moments = [s[name] if s else torch.zeros_like(p) for s, p in zip(found, self.parameters)]
+        if self.owners is not None:
+            moments = [m.clone() for m in moments]
+            distributed.share(moments, self.owners)
+        return moments
+
+    def local_state(self) -> dict[str, Any]:
+        """Return step count and the moments that this replica keeps; rates come from the config."""
         return {"updates": self.updates, "state": self.inner.state_dict()["state"]}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return step count and moments; of a sharded optimizer all of them, on the first replica only."""
+        state = self.local_state()
+        if self.owners is not None:
+            parts = distributed.gather_to_first(state["state"])
+            state["state"] = dict(sorted(item for part in parts for item in part.items()))
+        return state
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take moments and step count; raises KeyError if one is missing."""
-        self.updates = state["updates"]
+        """Take step count and moments, of a sharded optimizer this replica's share of them.
+
+        Raises KeyError if one is missing, ValueError if one does not fit its parameter.
+        """
         groups = self.inner.state_dict()["param_groups"]
-        self.inner.load_state_dict({"state": state["state"], "param_groups": groups})
+        order = [p for group in self.inner.param_groups for p in group["params"]]
+        numbers = [n for group in groups for n in group["params"]]
+        owned = {id(p) for p in self._owned()}
+        kept = {}
+        for number, parameter in zip(numbers, order):
+            moments = state["state"].get(number, {})
+            for name, value in moments.items():
+                if value is not None and value.dim() and value.shape != parameter.shape:
+                    raise ValueError(f"{name} of parameter {number}, {tuple(value.shape)}")
+            if moments and id(parameter) in owned:
+                kept[number] = moments
+        self.updates = state["updates"]
+        self.inner.load_state_dict({"state": kept, "param_groups": groups})
+
+
+def owners(sizes: Sequence[int], replicas: int) -> list[int]:
+    """Return which replica keeps each parameter: the largest first, each to the least loaded."""
+    load = [0] * replicas
+    chosen = [0] * len(sizes)
+    for at in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        chosen[at] = load.index(min(load))
+        load[chosen[at]] += sizes[at]
+    return chosen
 
 
 def parameter_groups(

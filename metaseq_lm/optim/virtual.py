@@ -41,15 +41,9 @@ def moments_of(optimizer: Optimizer) -> Moments:
         )
     decay = {id(p): g["weight_decay"] for g in inner.param_groups for p in g["params"]}
     decays = [decay[id(p)] for p in optimizer.parameters]
-    state = [inner.state[p] for p in optimizer.parameters]
 
     def flat(name: str) -> Tensor:
-        return torch.cat(
-            [
-                (s[name] if s else torch.zeros_like(p)).reshape(-1)
-                for s, p in zip(state, optimizer.parameters)
-            ]
-        )
+        return torch.cat([moment.reshape(-1) for moment in optimizer.slots(name)])
 
     group = inner.param_groups[0]
     weight_decay: Tensor | float = decays[0]

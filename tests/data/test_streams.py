@@ -26,7 +26,7 @@ SIZES = {"count": st.integers(1, 60), "world": st.integers(1, 9), "micro": st.in
 @given(**SIZES)
 def test_parts_partition_the_rows(count: int, world: int, micro: int) -> None:
     """Each row once, in order; no part longer than asked, replicas even to one row."""
-    parts = [Shard(rank, world, micro).parts(count, may_be_empty=True) for rank in range(world)]
+    parts = [Shard(rank, world, micro).parts(count) for rank in range(world)]
     everything = [int(row) for mine in parts for part in mine for row in part]
     assert everything == list(range(count))
     sizes = [sum(map(len, mine)) for mine in parts]
@@ -40,11 +40,21 @@ def test_parts_partition_the_rows(count: int, world: int, micro: int) -> None:
 @given(**SIZES)
 def test_a_replica_without_rows_is_refused(count: int, world: int, micro: int) -> None:
     for rank in range(world):
+        shard = Shard(rank, world, micro)
         if count < world:
-            with pytest.raises(UsageError, match=f"{count} rows .* over {world} processes"):
-                Shard(rank, world, micro).parts(count)
+            with pytest.raises(UsageError, match=f"'s' has {count} row.*use 1 to {count} processes"):
+                shard.check("s", count)
         else:
-            assert Shard(rank, world, micro).parts(count)
+            shard.check("s", count)
+            assert shard.parts(count)
+
+
+@settings(max_examples=100, deadline=None)
+@given(count=st.integers(1, 60), batch=st.integers(1, 20))
+def test_the_smallest_batch_is_what_it_says(count: int, batch: int) -> None:
+    for order in (Shuffled(count, batch, 1, "s"), Sequential(count, batch)):
+        epoch = -(-count // batch)
+        assert order.smallest == min(len(order.batch(i)) for i in range(epoch))
 
 
 @settings(max_examples=60, deadline=None)

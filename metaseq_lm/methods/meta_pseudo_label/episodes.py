@@ -45,9 +45,15 @@ class WindowStream:
         for columns in shard.parts(self.batch_size):
             part = whole | {name: value[:, columns] for name, value in arrays.items()}
             part["sizes"] = sizes_of(part)
-            rows = noise_rows(self.name, within[:, columns])
-            batches.append(tensors(part) | {"rows": rows, "stream": self.name})
+            rows = within[:, columns]
+            about = {"rows": noise_rows(self.name, rows), "samples": number * within.size + rows}
+            batches.append(tensors(part) | about | {"stream": self.name})
         return batches
+
+    @property
+    def smallest_batch(self) -> int:
+        """The rows of a micro-step, which are what replicas share out."""
+        return self.batch_size
 
 
 class Unlabelled:

@@ -141,6 +141,7 @@ class Cyclic:
 
     def __init__(self, count: int, batch_size: int, seed: int, name: str) -> None:
         self.once = Sequential(count, batch_size)
+        self.smallest = self.once.smallest
 
     def batch(self, number: int) -> np.ndarray:
         return self.once.batch(number % len(self.once))

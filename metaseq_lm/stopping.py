@@ -1,0 +1,61 @@
+"""The signals that ask a run to stop; they are remembered, and acted upon between two updates."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+# In the environment: the id of the parent, which this process must not outlive.
+PARENT_DIES = "METASEQ_LM_PARENT_DIES"
+
+_received: list[int] = []
+_listening = False
+
+
+def received() -> int:
+    """Return the last stop signal that came while listening, or 0."""
+    return _received[-1] if _received else 0
+
+
+def _remember(number: int, frame: FrameType | None) -> None:
+    _received.append(number)
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+    """Remember stop signals inside the block; one inside another, or a thread, changes nothing.
+
+    A handler that only remembers makes a second signal, during a save too, as harmless as the
+    first.
+    """
+    global _listening
+    if _listening or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _remember) for number in SIGNALS}
+    _listening = True
+    try:
+        yield
+    finally:
+        _listening = False
+        _received.clear()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_with_parent() -> None:
+    """If the environment asks for it, get SIGTERM when the parent dies (Linux only)."""
+    parent = os.environ.pop(PARENT_DIES, "")
+    if not parent or not sys.platform.startswith("linux"):
+        return
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):  # it died before the line above
+        os.kill(os.getpid(), signal.SIGTERM)
