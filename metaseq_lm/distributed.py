@@ -24,7 +24,7 @@ from metaseq_lm.errors import MetaseqError, ReplicaLost, UsageError
 
 T = TypeVar("T")
 
-GRACE = 10.0  # seconds in which all replicas that still live say why they stop
+GRACE = 5.0  # seconds in which all replicas that still live say why they stop
 _store: Optional[dist.Store] = None
 _timeout = 600.0
 _armed = 0.0
@@ -105,15 +105,10 @@ def fail(error: MetaseqError) -> None:
     """Tell the other replicas why this one stops; marks the error as said if another has said it."""
     if world_size() == 1 or isinstance(error, ReplicaLost):
         return
-    with contextlib.suppress(RuntimeError):  # the store went with the first replica
+    with contextlib.suppress(RuntimeError):  # the store went with the replica that held it
         assert _store is not None
         error.said = _store.add(f"said/{error}", 1) > 1
         _store.set(f"failed/{rank()}", str(error))
-        if rank() == 0:
-            # The store may live in this process: stay until the others have read it.
-            store, others = _store, range(1, world_size())
-            told = lambda r: store.check([f"waiting/{r}"]) or store.check([f"failed/{r}"])
-            _wait(lambda: all(map(told, others)), 3.0)
 
 
 def alive() -> None:
@@ -149,6 +144,7 @@ def _together() -> Iterator[None]:
 
 def _who_is_missing(reason: str) -> ReplicaLost:
     """Ask the store which replicas failed, and which neither failed nor wait for the others."""
+    faulthandler.cancel_dump_traceback_later()  # it is not this one that hangs
     others = [r for r in range(world_size()) if r != rank()]
     again = "start the run again, it resumes from the last checkpoint"
     words = {

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch.distributed import TCPStore
+
 from metaseq_lm.errors import Interrupted, MetaseqError
 from metaseq_lm.stopping import PARENT_DIES, SIGNALS
 
-PATIENCE = 20.0  # seconds in which the others can end by themselves when one has failed
+HOST = "127.0.0.1"
+PATIENCE = 15.0  # seconds in which the others can end by themselves when one has failed
 
 
 def program(root: Path | None = None) -> list[str]:
@@ -30,21 +32,16 @@ def program(root: Path | None = None) -> list[str]:
 
 
 def environment_of(rank: int, count: int, port: int) -> dict[str, str]:
-    """Return the environment of a replica: torchrun's variables, and cores shared out."""
+    """Return the environment of a replica: what torchrun sets, and cores shared out."""
     cores = max(1, (os.cpu_count() or 1) // count)
     given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     given |= {"MASTER_PORT": port, PARENT_DIES: os.getpid()}
+    # The store is ours, as it is torchrun's there: it outlives every replica.
+    given |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
     # The store's own log repeats as stack traces what our messages say.
     defaults = {"OMP_NUM_THREADS": str(cores), "TORCH_CPP_LOG_LEVEL": "FATAL"}
     numbers = {name: str(value) for name, value in given.items()}
-    return {**defaults, **os.environ, **numbers, "MASTER_ADDR": "127.0.0.1"}
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return {**defaults, **os.environ, **numbers, "MASTER_ADDR": HOST}
 
 
 def run(count: int, arguments: Sequence[str]) -> int:
@@ -60,10 +57,10 @@ def run(count: int, arguments: Sequence[str]) -> int:
         send(children, number)
 
     before = {number: signal.signal(number, forward) for number in SIGNALS}
-    port = free_port()
+    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     try:
         for rank in range(count):
-            environment = environment_of(rank, count, port)
+            environment = environment_of(rank, count, store.port)
             children.append(subprocess.Popen([*program(), *arguments], env=environment))
         for number in signals:  # one may have come before all were there
             send(children, number)

@@ -26,7 +26,7 @@ def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 @pytest.fixture(scope="module")
 def whole(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, Tensor]]:
-    """The weights after three updates on whole batches."""
+    """The weights after 20 updates on whole batches."""
     place = tmp_path_factory.mktemp("whole")
     return {
         case: battery.train(
@@ -66,7 +66,7 @@ def test_micro_batches_see_the_same_dropout(case: Case, moons: Path, tmp_path: P
                 moons,
                 tmp_path / str(rows),
                 case,
-                *battery.exact(f"engine.micro_batch_size={rows}", *on),
+                *battery.exact(f"engine.micro_batch_size={rows}", *on, "trainer.max_update=3"),
             )
         )
         for rows in (0, 1)
@@ -83,24 +83,35 @@ def test_the_update_moves_the_weights(
     assert difference(whole[case], battery.train(config)) > 1e-3
 
 
-@pytest.fixture(scope="module")
-def replicas(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """The weights of every case on two processes of several micro-batches each, by replica."""
+@pytest.fixture(scope="module", params=[2, 4])
+def replicas(
+    request: pytest.FixtureRequest, moons: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict]:
+    """The weights of every case on 2 or 4 processes of several micro-batches each, by replica."""
     out = tmp_path_factory.mktemp("replicas")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    command = [*launcher, str(Path(battery.__file__)), str(moons), str(out)]
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [str(Path(battery.__file__)), str(moons), str(out)]
+    done = subprocess.run(
+        [*launcher, f"--nproc-per-node={request.param}", *command],
+        env=dict(os.environ, OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    return [torch.load(out / f"weights.{r}.pt", weights_only=True) for r in range(2)]
+    return [torch.load(out / f"weights.{r}.pt", weights_only=True) for r in range(request.param)]
 
 
 @cases
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
 def test_replicas_change_nothing(
-    case: Case, whole: dict[Case, dict[str, Tensor]], replicas: list[dict]
+    case: Case, sharded: bool, whole: dict[Case, dict[str, Tensor]], replicas: list[dict]
 ) -> None:
-    assert difference(replicas[0][case], replicas[1][case]) == 0
-    assert difference(whole[case], replicas[0][case]) <= 1e-12
+    """20 updates on 1, 2 and 4 processes end in the same weights, with sharded moments too."""
+    for other in replicas[1:]:
+        assert difference(replicas[0][case, sharded], other[case, sharded]) == 0
+    assert difference(whole[case], replicas[0][case, sharded]) <= 1e-12
+    assert difference(replicas[0][case, True], replicas[0][case, False]) == 0
 
 
 CUTS = (1, 3, 5, 7, 8)  # token_labels: an epoch has 5 updates, so within and at the end of one
