@@ -17,7 +17,7 @@ from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.engine import Logs
 from metaseq_lm.run import Run, build_task
-from metaseq_lm.trainer import Fetcher
+from metaseq_lm.fetcher import Fetcher
 
 ALWAYS = ("engine.device=cpu", "engine.threads=1", "engine.tensorboard=false")
 

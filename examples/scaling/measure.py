@@ -1,0 +1,173 @@
+"""Measure what data parallelism costs on this machine: updates at 1, 2, ... processes, and the link.
+
+    python examples/scaling/measure.py --processes 1 2 --out measured.json
+
+Each count is a fresh group of processes that train the masked-LM task of the package on made-up
+tokens, the same number of rows in each process (weak scaling). "wait" is the time in which an
+update does nothing but wait for a sum over the processes; "one message" has no overlap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metaseq_lm import distributed, plugins, reduction
+from metaseq_lm.config import load_config
+from metaseq_lm.data.indexed import IndexedWriter
+from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
+from metaseq_lm.fetcher import Fetcher
+from metaseq_lm.run import Run
+
+VOCAB, LENGTH = 30522, 128
+
+
+def corpus(folder: Path, rows: int) -> Path:
+    """Write random tokens as one document, and their vocabulary."""
+    specials = special_symbols()
+    words = [f"w{i}" for i in range(VOCAB - len(specials))]
+    Vocabulary([*specials, *words]).save(folder / "dict.txt")
+    with IndexedWriter(folder / "train", "<u2") as writer:
+        tokens = np.random.default_rng(1).integers(len(specials), VOCAB, rows * LENGTH, dtype="<u2")
+        writer.add(tokens)
+    return folder
+
+
+class Waiting:
+    """Adds up the seconds in which the main thread waits for sums over the processes."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        start = distributed.start_sum
+
+        def timed(flat: Tensor) -> Callable[[], None]:
+            wait = start(flat)
+
+            def stop() -> None:
+                began = time.perf_counter()
+                wait()
+                self.seconds += time.perf_counter() - began
+
+            return stop
+
+        distributed.start_sum = timed
+
+
+def link(sizes: list[int]) -> list[dict[str, float]]:
+    """Return seconds of an all-reduce of so many bytes, the median of five."""
+    found = []
+    for size in sizes:
+        flat = torch.zeros(size // 4)
+        times = []
+        for _ in range(6):
+            distributed.from_first(None)
+            began = time.perf_counter()
+            distributed.start_sum(flat)()
+            times.append(time.perf_counter() - began)
+        found.append({"bytes": size, "seconds": statistics.median(times[1:])})
+    return found
+
+
+def updates(data: Path, rows: int, precision: str, count: int) -> dict[str, Any]:
+    """Make `count` updates after two to warm up; return medians over them."""
+    world = int(os.environ["WORLD_SIZE"])
+    options = [f"data={data}", "model=bert_small", f"task.batch_size={rows * world}"]
+    options += [f"task.tokens_per_sample={LENGTH}", "trainer.valid_split=''"]
+    options += [f"engine.precision={precision}", "engine.threads=1", "engine.tensorboard=false"]
+    run = Run(load_config(options), dry_run=True)
+    waiting = Waiting()
+    fetcher = Fetcher(run.task, run.task.build_streams("train"), {}, run.trainer.shard)
+    run.model.train()
+    seconds, waits = [], []
+    for update, batches in fetcher.updates(0, count + 2):
+        waiting.seconds, began = 0.0, time.perf_counter()
+        placed = {n: [run.trainer.engine.to_device(b) for b in s] for n, s in batches.items()}
+        run.trainer.engine.begin(update)
+        run.task.update(run.trainer.engine, run.model, placed)
+        seconds.append(time.perf_counter() - began)
+        waits.append(waiting.seconds)
+    parameters = sum(p.numel() for p in run.model.parameters())
+    return {
+        "processes": world,
+        "rows": rows,
+        "precision": precision,
+        "parameters": parameters,
+        "bytes": 4 * parameters,
+        "seconds": statistics.median(seconds[2:]),
+        "spread": [min(seconds[2:]), max(seconds[2:])],
+        "wait": statistics.median(waits[2:]),
+        "tokens_per_second": rows * world * LENGTH / statistics.median(seconds[2:]),
+    }
+
+
+def replica(options: argparse.Namespace) -> None:
+    """Measure in this process, one of a group; the first prints a line of JSON for each figure."""
+    plugins.load_all()
+    data = Path(options.data)
+    lines = []
+    for buckets in (True, False):
+        if not buckets:
+            reduction.BUCKET_BYTES = 1 << 60
+        for precision in options.precisions:
+            figure = updates(data, options.rows, precision, options.updates)
+            lines.append({"kind": "update", "overlap": buckets, **figure})
+        if distributed.world_size() == 1:
+            break
+    if distributed.world_size() > 1:
+        sizes = [1 << 12, 1 << 16, 1 << 20, 25 << 20, 100 << 20]
+        lines += [{"kind": "link", "processes": distributed.world_size(), **f} for f in link(sizes)]
+    if distributed.rank() == 0:
+        print("\n".join(map(json.dumps, lines)), flush=True)
+    distributed.finish()
+
+
+def group(count: int, arguments: list[str]) -> list[dict[str, Any]]:
+    """Run this program in `count` processes; return what the first printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={count}", __file__, "--replica", *arguments]
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def main() -> None:
+    """Measure every count of processes; print and keep the lines."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rows", type=int, default=8, help="rows of 128 tokens in each process")
+    parser.add_argument("--updates", type=int, default=8)
+    parser.add_argument("--precisions", nargs="+", default=["fp32"])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--replica", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--data", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.replica:
+        return replica(options)
+    lines = []
+    with tempfile.TemporaryDirectory() as folder:
+        data = corpus(Path(folder), 4000)
+        for count in options.processes:
+            given = ["--rows", str(options.rows), "--updates", str(options.updates)]
+            given += ["--precisions", *options.precisions, "--data", str(data)]
+            for line in group(count, given):
+                print(json.dumps(line), flush=True)
+                lines.append(line)
+    if options.out:
+        options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+if __name__ == "__main__":
+    main()
