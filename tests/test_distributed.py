@@ -1,0 +1,103 @@
+"""Process groups: how they are found, how they are shared out, and that replicas stay equal."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import battery
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed import TCPStore
+
+from metaseq_lm import replicas
+from metaseq_lm.distributed import slurm_environment
+from metaseq_lm.optim import owners
+from metaseq_lm.reduction import cut
+
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
+
+
+def test_slurm_step_with_several_tasks() -> None:
+    found = slurm_environment(STEP | {"SLURM_STEP_NUM_TASKS": "4", "MASTER_ADDR": "here"})
+    assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == ("3", "4", "1")
+    assert 1024 < int(found["MASTER_PORT"]) < 65536
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        STEP | {"SLURM_STEP_NUM_TASKS": "1"},
+        # A batch script or a shell of salloc: nobody else would come.
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
+    ],
+)
+def test_no_group_outside_a_step_of_several(environment: dict[str, str]) -> None:
+    assert slurm_environment(environment) == {}
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=60), st.integers(1, 9))
+def test_owners_are_balanced(sizes: list[int], count: int) -> None:
+    load = [0] * count
+    for size, owner in zip(sizes, owners(sizes, count), strict=True):
+        load[owner] += size
+    assert max(load) - min(load) <= max(sizes)
+
+
+def test_buckets_hold_every_leaf_once_from_the_last() -> None:
+    leaves = [torch.zeros(n, dtype=t) for n, t in ((9_000_000, torch.float32), (5, torch.float64))]
+    leaves += [nn.Parameter(torch.zeros(7_000_000)), nn.Parameter(torch.zeros(3))]
+    assert cut(leaves) == [[3, 2], [1], [0]]
+
+
+CHECK = """
+import os, torch
+from metaseq_lm import distributed
+from metaseq_lm.errors import MetaseqError
+distributed.initialise("cpu", 60)
+weights = {"a": torch.ones(5), "b": torch.arange(6), "c": torch.zeros(3, dtype=torch.bfloat16)}
+distributed.check_equal(weights, 4)
+if distributed.rank() == 1:
+    weights["b"][2] += 1
+    weights["c"][0] = -0.0
+try:
+    distributed.check_equal(weights, 5)
+except MetaseqError as error:
+    assert "update 5" in str(error) and "b, c" in str(error), error
+    os._exit(7)
+"""
+
+
+def test_replicas_that_differ_in_one_bit_are_noticed() -> None:
+    store = TCPStore(replicas.HOST, 0, is_master=True, wait_for_workers=False)
+    group = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHECK],
+            env=replicas.environment_of(rank, 2, store.port),
+            cwd=battery.ROOT,
+        )
+        for rank in range(2)
+    ]
+    assert [process.wait(120) for process in group] == [7, 7]
+
+
+@pytest.mark.slow
+def test_bfloat16_on_two_processes(moons: Path, tmp_path: Path) -> None:
+    """The same run in bf16 on one and on two processes: losses agree to bfloat16's rounding."""
+    case = [*battery.CASES["masked_lm"][0], *battery.TINY, "criterion=masked_lm"]
+    losses = []
+    for count in (1, 2):
+        save = tmp_path / str(count)
+        command = [sys.executable, "-m", "metaseq_lm", "train", str(moons), "--nproc", str(count)]
+        command += ["--save-dir", str(save), *case, "engine.precision=bf16", "trainer.max_update=8"]
+        done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in (save / "log.jsonl").read_text().splitlines()]
+        losses.append([line["loss"] for line in lines if line["kind"] == "train"])
+        assert json.loads((save / "results.json").read_text())["replicas"] == count
+    assert losses[0] == pytest.approx(losses[1], rel=2e-2) and len(losses[0]) == 8
