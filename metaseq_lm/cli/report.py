@@ -1,17 +1,23 @@
 """Compare runs: a table of scores over seeds with their cost, and pictures.
 
 Reads run folders (config.yaml, log.jsonl, results.json), groups the runs that differ in nothing
-but their seed, and prints the table. Runs without a score are named below it, never dropped.
+but their seed, and prints the table. Runs without a score, and runs of a sweep that never started,
+are named below it, never dropped. A whole sweep, with tests against its baseline:
+
+    metaseq-lm report SWEEP --baseline label=MLM --out DIR
 """
 
 import argparse
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.registry import nearest
 from metaseq_lm.reporting.formats import WRITERS
+from metaseq_lm.reporting.html import Report, to_html
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.plots import (
     Pictures,
@@ -21,19 +27,27 @@ from metaseq_lm.reporting.plots import (
     has_flops,
     require_logged,
 )
-from metaseq_lm.reporting.runs import Run, find_runs
-from metaseq_lm.reporting.settings import group, where
-from metaseq_lm.reporting.table import choose_metric, pivot_table, setting_table
+from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Setting, group, where
+from metaseq_lm.reporting.significance import TESTS, compare
+from metaseq_lm.reporting.sweeps import find_plan, pick_stage, read_runs
+from metaseq_lm.reporting.table import Table, choose_metric, pivot_table, setting_table
 
-HELP = "compare runs: tables over seeds, FLOPs and time, pictures"
+HELP = "compare runs: tables over seeds with significance, FLOPs and time, pictures"
 READABLE = 14  # series in one picture
-FORMATS = ("text", "md", "csv", "tex", "png")
+FORMATS = ("text", "md", "csv", "tex", "png", "html")
+DRAWN = ("png", "html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("paths", nargs="+", metavar="RUN_OR_FOLDER", help="a run folder, or a folder of runs")
+    add(
+        "paths",
+        nargs="+",
+        metavar="RUN_OR_FOLDER",
+        help="a run folder, or a folder of runs, e.g. of a sweep",
+    )
     add(
         "--metric",
         help="final metric to compare (default: test.accuracy, or else the first valid metric)",
@@ -50,6 +64,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sd: mean ± sample sd; range: median [min, max] (default: %(default)s)",
     )
     add(
+        "--baseline",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="test whether settings are better than the one with this label or config value, "
+        "all other keys of the table being equal (default: no test)",
+    )
+    add(
+        "--test",
+        choices=TESTS,
+        default="permutation",
+        help="of means, or of medians with --spread range (default: %(default)s)",
+    )
+    add("--rows", metavar="KEY", help="config key down the table (default: one row a setting)")
+    add(
+        "--columns",
+        metavar="KEY",
+        help="config key across the table and over the panels of pictures (default: none)",
+    )
+    add(
+        "--format",
+        type=formats,
+        metavar="LIST",
+        help=f"comma-separated from {', '.join(FORMATS)} (default: all with --out, else text)",
+    )
+    add("--out", type=Path, metavar="DIR", help="write files into this folder (default: print)")
+    add_choices(parser)
+
+
+def add_choices(parser: argparse.ArgumentParser) -> None:
+    """Declare which runs are read and what is drawn of them."""
+    add = parser.add_argument
+    add(
         "--where",
         nargs="+",
         action="extend",
@@ -57,11 +105,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="only runs with this config value; two values of one key keep both (default: all)",
     )
-    add("--rows", metavar="KEY", help="config key down the table (default: one row a setting)")
     add(
-        "--columns",
-        metavar="KEY",
-        help="config key across the table and over the panels of pictures (default: none)",
+        "--stage",
+        metavar="NAME",
+        help="runs of this stage of a sweep (default: the last, which ends in the score)",
     )
     add("--x", metavar="KEY", help="draw the score against this config key (default: none)")
     add(
@@ -73,13 +120,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw these logged metrics over updates, e.g. train.loss (default: the valid "
         "metric of the same name as --metric)",
     )
-    add(
-        "--format",
-        type=formats,
-        metavar="LIST",
-        help=f"comma-separated from {', '.join(FORMATS)} (default: all with --out, else text)",
-    )
-    add("--out", type=Path, metavar="DIR", help="write files into this folder (default: print)")
 
 
 def formats(text: str) -> list[str]:
@@ -97,17 +137,21 @@ def formats(text: str) -> list[str]:
 def run(args: argparse.Namespace) -> int:
     """Print the table and write the files."""
     wanted = args.format or (list(FORMATS) if args.out else ["text"])
-    if args.out is None and ("png" in wanted or args.curve or args.x):
-        raise UsageError("pictures are files: say with --out DIR where to write them.")
-    runs = where(find_runs(args.paths), args.where)
+    if args.out is None and (set(wanted) & set(DRAWN) or args.curve or args.x):
+        raise UsageError("pictures and pages are files: say with --out DIR where to write them.")
+    if args.baseline and (args.rows or args.columns):
+        raise UsageError(
+            "--baseline compares the settings of the plain table: leave --rows and --columns out."
+        )
+    runs, planned = pick_stage(read_runs(args.paths), find_plan(args.paths), args.paths, args.stage)
+    if not runs:
+        raise MetaseqError(" ".join(["no run to compare has started yet.", *planned]))
+    runs = where(runs, args.where)
     metric = choose_metric(runs, args.metric, args.better)
     curves = choose_curves(runs, args.curve, metric.name)
     settings = group(runs, [key for key in (args.x, args.columns, args.rows) if key])
-    if args.rows or args.columns:
-        rows = args.rows or "label"
-        table = pivot_table(settings, metric, rows, args.columns, args.spread)
-    else:
-        table = setting_table(settings, metric, args.spread)
+    table = make_table(args, settings, metric)
+    table = replace(table, notes=[*table.notes, *planned])
     for name in ["text"] if args.out else wanted:
         print(WRITERS[name][1](table), end="")
     if args.out is None:
@@ -118,12 +162,31 @@ def run(args: argparse.Namespace) -> int:
         file, write = WRITERS[name]
         paths.append(args.out / file)
         paths[-1].write_text(write(table), encoding="utf-8")
-    if "png" in wanted:
-        paths += draw(
-            Pictures(settings, args.spread, args.columns, args.x), metric, curves, args.out
-        )
+    if set(wanted) & set(DRAWN):
+        pictures = Pictures(settings, args.spread, args.columns, args.x)
+        with TemporaryDirectory() as spare:
+            place = args.out if "png" in wanted else Path(spare)
+            drawn, notes = draw(pictures, metric, curves, place)
+            if "html" in wanted:
+                page = args.out / "report.html"
+                page.write_text(
+                    to_html(Report(table, settings, metric, drawn, notes)), encoding="utf-8"
+                )
+        if notes:
+            print("", *notes, sep="\n")
+        paths += drawn * ("png" in wanted) + [page] * ("html" in wanted)
     print("\nwritten:", *paths, sep="\n  ")
     return 0
+
+
+def make_table(args: argparse.Namespace, settings: Sequence[Setting], metric: Metric) -> Table:
+    """Return the table that the options ask for."""
+    if args.rows or args.columns:
+        return pivot_table(settings, metric, args.rows or "label", args.columns, args.spread)
+    compared = None
+    if args.baseline:
+        compared = compare(settings, metric, args.baseline, args.test, args.spread)
+    return setting_table(settings, metric, args.spread, compared)
 
 
 def choose_curves(runs: Sequence[Run], names: Sequence[str], metric: str) -> list[str]:
@@ -137,9 +200,12 @@ def choose_curves(runs: Sequence[Run], names: Sequence[str], metric: str) -> lis
     return list(dict.fromkeys(names)) or [same] * any(same in run.logged for run in runs)
 
 
-def draw(pictures: Pictures, metric: Metric, curves: Sequence[str], out: Path) -> list[Path]:
-    """Write the pictures into `out`, print what they cannot show, and return their paths."""
-    paths, notes = [], []
+def draw(
+    pictures: Pictures, metric: Metric, curves: Sequence[str], out: Path
+) -> tuple[list[Path], list[str]]:
+    """Write the pictures into `out`; return their paths and notes on what they cannot show."""
+    paths: list[Path] = []
+    notes: list[str] = []
     series = len(pictures.styles())
     if series > READABLE:
         notes.append(
@@ -156,9 +222,7 @@ def draw(pictures: Pictures, metric: Metric, curves: Sequence[str], out: Path) -
     if has_flops(pictures.settings, metric):
         paths.append(out / "score_by_flops.png")
         notes += draw_flops(pictures, metric, paths[-1])
-    if notes:
-        print("", *notes, sep="\n")
-    return paths
+    return paths, notes
 
 
 def file_name(kind: str, name: str) -> str:

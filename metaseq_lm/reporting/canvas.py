@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, told apart by colour-blind readers; their yellow is too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
-# From the eighth series on the colours return with another dash and marker.
+# Markers tell series apart without colour; from the eighth on colours return with another dash.
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
 LOOK: Any = {
@@ -50,9 +50,7 @@ class Style:
 def style_of(i: int) -> Style:
     """Return the style of the i-th series."""
     turn = i // len(COLOURS)
-    return Style(
-        COLOURS[i % len(COLOURS)], DASHES[turn % len(DASHES)], MARKERS[turn % len(MARKERS)]
-    )
+    return Style(COLOURS[i % len(COLOURS)], DASHES[turn % len(DASHES)], MARKERS[i % len(MARKERS)])
 
 
 def dodge(x: float, i: int, n: int, numbers: Sequence[float], is_log: bool) -> float:
@@ -151,7 +149,9 @@ def legend(figure: "Figure", styles: dict[str, Style], title: str) -> None:
     columns = max(1, min(len(handles), room // longest))
     # The panels keep their size however many rows the legend has; 0.2 inches are one row.
     lines = sum(len(name.splitlines()) for name in names)
-    figure.set_figheight(figure.get_figheight() + 0.2 * (-(-lines // columns) + 1))
+    title = fill(title, room)
+    rows = -(-lines // columns) + len(title.splitlines())
+    figure.set_figheight(figure.get_figheight() + 0.2 * rows)
     figure.legend(
         handles=handles,
         loc="outside lower center",

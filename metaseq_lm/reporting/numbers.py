@@ -69,6 +69,11 @@ class Metric:
         shown = abs(value * self.scale)
         return 2 if shown == 0 else min(max(3 - math.floor(math.log10(shown)), 0), 8)
 
+    def text(self, value: float, digits: int | None = None) -> str:
+        """Return a value as it is shown, with its own or so many digits after the point."""
+        digits = self.decimals(value) if digits is None else digits
+        return f"{value * self.scale:.{digits}f}"
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -83,14 +88,12 @@ class Summary:
     def text(self, metric: Metric) -> str:
         """Return "85.00 ± 1.00" (sd), "85.00 [84.00, 86.00]" (range) or "85.00" (one value)."""
         digits = metric.decimals(max(abs(self.centre), abs(self.high - self.centre)))
-        centre, low, high = (
-            f"{x * metric.scale:.{digits}f}" for x in (self.centre, self.low, self.high)
-        )
+        centre, low, high = (metric.text(x, digits) for x in (self.centre, self.low, self.high))
         if self.n < 2:
             return centre
         if self.spread == "range":
             return f"{centre} [{low}, {high}]"
-        return f"{centre} ± {(self.high - self.centre) * metric.scale:.{digits}f}"
+        return f"{centre} ± {metric.text(self.high - self.centre, digits)}"
 
 
 def summarise(values: Sequence[float], spread: str = "sd") -> Summary | None:
@@ -117,6 +120,23 @@ def flops_text(flops: float | None) -> str:
         return "-"
     mantissa, _, exponent = f"{flops:.1e}".partition("e")
     return f"{mantissa}e{int(exponent)}" if flops else "0"
+
+
+def p_text(p: float | None) -> str:
+    """Return a p-value as 0.013, smaller ones as 0.0013 or <0.0001, or "-" if there is none."""
+    if p is None:
+        return "-"
+    if p < 0.0001:
+        return "<0.0001"
+    return f"{p:.4f}" if p < 0.01 else f"{p:.3f}"
+
+
+def bytes_text(size: float | None) -> str:
+    """Return bytes as 343 MiB or 1.2 GiB, or "-" if unknown."""
+    if size is None:
+        return "-"
+    mebi = size / 2**20
+    return f"{mebi:.0f} MiB" if mebi < 1023.5 else f"{mebi / 1024:.1f} GiB"
 
 
 def seconds_text(seconds: float | None) -> str:

@@ -4,6 +4,7 @@ A series (a setting, without the key that varies along an axis or over panels) k
 all pictures of a report. Each draw function writes one png and returns what a reader has to know.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,7 +190,7 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     The key that series run along gets panels instead where it leaves the FLOPs as they are.
     """
     styles = pictures.styles()
-    costs = {s.name: mean_flops(s, metric) for s in pictures.settings}
+    costs = {s.name: flops_of(s, metric, pictures.spread) for s in pictures.settings}
     notes = [
         f"{s.name}: not in the picture over FLOPs, which its runs do not record."
         for s in pictures.settings
@@ -204,30 +205,81 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     ):
         panels = pictures.along
     parts = pictures.split(panels)
+    costs_known = [cost for _, cost in known]
+    sizes = sizes_of(pictures) if panels != pictures.along else {}
+    moved = False
     with canvas(len(parts), path) as (figure, grid):
         for axes, (title, settings) in zip(grid, parts):
             axes.set(title=title, xscale="log", ylabel=metric.axis)
             axes.set_xlabel("training FLOPs, pretraining included")
+            flops_axis(axes, costs_known)
+            inside = [(s, cost) for s, cost in known if s in settings]
+            at = beside([(c, s.scores(metric.name)) for s, c in inside], axes.get_xlim())
+            moved |= any(abs(x - cost) > 1e-6 * cost for x, (_, cost) in zip(at, inside))
             for name, style in styles.items():
-                own = [(c, s) for s, c in known if s in settings and pictures.series(s) == name]
+                own = [(x, s) for x, (s, _) in zip(at, inside) if pictures.series(s) == name]
                 own.sort(key=lambda pair: pair[0])
-                places = [(cost, s.scores(metric.name)) for cost, s in own]
-                trend(axes, places, metric, style, pictures.spread)
-        for axes in grid:
-            flops_axis(axes, [cost for _, cost in known])
-        legend(figure, styles, f"small: a seed; large: {spread_words(pictures.spread)}")
+                places = [(x, s.scores(metric.name)) for x, s in own]
+                texts = [sizes.get(s.name, "") for _, s in own]
+                trend(axes, places, metric, style, pictures.spread, texts)
+        subject = f"small: a seed; large: {spread_words(pictures.spread)}"
+        if any(sizes.values()):
+            subject += f"; number: {pictures.along}"
+        if moved:
+            subject += "; side by side: equal FLOPs"
+        legend(figure, styles, subject)
     return notes
 
 
-def mean_flops(setting: Setting, metric: Metric) -> float | None:
-    """Return the mean FLOPs of the scored runs; None where one of them recorded none."""
+def sizes_of(pictures: Pictures) -> dict[str, str]:
+    """Return the number that each setting's value along the series stands for, where it has one."""
+    key = pictures.along
+    if key is None:
+        return {}
+    found = as_numbers([s.values[key] for s in pictures.settings])
+    return {s.name: f"{x:g}" for s, x in zip(pictures.settings, found[0])} if found else {}
+
+
+def beside(points: Sequence[tuple[float, list[float]]], ends: tuple[float, float]) -> list[float]:
+    """Return the costs of points (cost, scores), moved a little where one would hide another.
+
+    `ends` are those of the logarithmic axis. Points hide where their costs agree to a hundredth
+    of it and their scores overlap.
+    """
+    span = math.log(ends[1] / ends[0])
+    places = [math.log(cost) for cost, _ in points]
+    groups: list[list[int]] = []
+    for i in sorted(range(len(points)), key=lambda i: places[i]):
+        ys = points[i][1]
+        for group in groups:
+            if any(
+                places[i] - places[j] < 0.01 * span
+                and min(ys) <= max(points[j][1])
+                and min(points[j][1]) <= max(ys)
+                for j in group
+            ):
+                group.append(i)
+                break
+        else:
+            groups.append([i])
+    for group in groups:
+        middle = sum(places[i] for i in group) / len(group)
+        for rank, i in enumerate(sorted(group)):
+            if len(group) > 1:
+                places[i] = middle + (rank - (len(group) - 1) / 2) * 0.025 * span
+    return [math.exp(place) for place in places]
+
+
+def flops_of(setting: Setting, metric: Metric, spread: str) -> float | None:
+    """Return the centre of the FLOPs of the scored runs; None where one recorded none."""
     costs = [run.cost("flops") or 0.0 for run in setting.scored(metric.name)]
-    return sum(costs) / len(costs) if costs and all(costs) else None
+    summary = summarise(costs, spread) if all(costs) else None
+    return summary.centre if summary else None
 
 
 def has_flops(settings: Sequence[Setting], metric: Metric) -> bool:
     """Return whether a picture over FLOPs would show anything."""
-    return any(mean_flops(setting, metric) for setting in settings)
+    return any(flops_of(setting, metric, "sd") for setting in settings)
 
 
 def trend(
@@ -236,10 +288,14 @@ def trend(
     metric: Metric,
     style: Style,
     spread: str,
+    texts: Sequence[str] = (),
 ) -> None:
-    """Draw one series: a small point per seed, a large one with its spread, a line between."""
+    """Draw one series: a small point per seed, a large one with its spread, a line between.
+
+    `texts` are written below the large points, where there are any.
+    """
     centres = []
-    for x, scores in places:
+    for i, (x, scores) in enumerate(places):
         y = [score * metric.scale for score in scores]
         summary = summarise(y, spread)
         if summary is None:
@@ -251,6 +307,15 @@ def trend(
             [x], [summary.centre], yerr=bar, color=style.colour, capsize=3, elinewidth=1.2
         )
         axes.plot([x], [summary.centre], style.marker, color=style.colour, markersize=8)
+        if texts:
+            axes.annotate(
+                texts[i],
+                (x, summary.centre),
+                xytext=(6, -9),
+                textcoords="offset points",
+                fontsize=7,
+                color=style.colour,
+            )
         # On top of the centre and light inside, so that no seed hides behind it.
         axes.plot(
             [x] * len(y), y, style.marker, color=style.colour, markerfacecolor="white", markersize=3

@@ -49,7 +49,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """finished, diverged, interrupted, or unfinished where there is no results.json."""
+        """finished, diverged, interrupted, failed, or unfinished if there is no results.json."""
         return "unfinished" if self.results is None else str(self.results.get("status", "unknown"))
 
     @property
@@ -83,21 +83,32 @@ class Run:
         )
         return [update for update, _ in points], [value for _, value in points]
 
-    def why_unscored(self, metric: str) -> str | None:
-        """Return why this run does not count for `metric`, or None if it counts."""
-        if self.status == "unfinished":
+    def why_unended(self) -> str | None:
+        """Return how this run ended if it did not finish, with the message it left, else None."""
+        if self.results is None:
             total = self.values.get("trainer.max_update")
             goal = f" of {total}" if total is not None else ""
             return f"not finished (no results.json; last logged update {self.last_update}{goal})"
-        if self.status != "finished":
-            return f"{self.status} after {(self.results or {}).get('updates', '?')} updates"
+        if self.status == "finished":
+            return None
+        code = self.results.get("exit_code")
+        exited = f" (exit code {code})" if code else ""
+        message = str(self.results.get("message") or "").strip().partition("\n")[0]
+        said = f": {shorten(message, 120).rstrip('.')}" if message else ""
+        return f"{self.status} after {self.results.get('updates', '?')} updates{exited}{said}"
+
+    def why_unscored(self, metric: str) -> str | None:
+        """Return why this run does not count for `metric`, or None if it counts."""
+        unended = self.why_unended()
+        if unended:
+            return unended
         if metric not in self.metrics:
             return f"results.json has no {metric}"
         value = self.metrics[metric]
         return None if math.isfinite(value) else f"{metric} is {value}"
 
     def cost(self, what: str, own: bool = False) -> float | None:
-        """Return the "flops" or "seconds" of this run, plus its pretraining's unless `own`.
+        """Return "flops", "seconds" or "peak_memory" (bytes), plus pretraining's unless `own`.
 
         None if the run did not record them; the pretraining's record is the sum of all before.
         """
@@ -117,6 +128,11 @@ class Run:
 def is_number(value: Any) -> bool:
     """Return whether `value` is an int or a float; a bool is not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def shorten(text: str, length: int) -> str:
+    """Return a text of at most `length` characters, an ellipsis for what is cut off."""
+    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -159,9 +175,17 @@ def run_folders(root: Path) -> Iterable[Path]:
     """Yield the resolved run folders at or below `root`."""
     for folder, below, files in os.walk(root, onerror=raise_error):
         below[:] = [d for d in below if d not in SKIPPED_FOLDERS and not d.startswith(".")]
-        # command.txt without a log: the run died before its first line, and is named as such.
-        if "config.yaml" in files and ("log.jsonl" in files or "command.txt" in files):
+        if is_run(files):
             yield Path(folder).resolve()
+
+
+def is_run(files: Iterable[str]) -> bool:
+    """Return whether a folder with these files is that of a run that was started.
+
+    command.txt without a log: the run died before its first line, and is named as such.
+    """
+    names = set(files)
+    return "config.yaml" in names and bool(names & {"log.jsonl", "command.txt"})
 
 
 def raise_error(error: OSError) -> None:

@@ -124,7 +124,7 @@ def hidden_keys(settings: Sequence[Setting]) -> list[str]:
     ]
 
 
-def where(runs: Sequence[Run], conditions: Iterable[str]) -> list[Run]:
+def where(runs: Sequence[Run], conditions: Iterable[str], option: str = "--where") -> list[Run]:
     """Return the runs that meet `KEY=VALUE` conditions: one of the values of each key.
 
     Raises UsageError for a malformed condition, an unknown key, or a value that no run has.
@@ -133,18 +133,18 @@ def where(runs: Sequence[Run], conditions: Iterable[str]) -> list[Run]:
     for condition in conditions:
         key, equals, value = condition.partition("=")
         if not equals:
-            raise UsageError(f"--where {condition}: write it as KEY=VALUE, e.g. label=soft")
+            raise UsageError(f"{option} {condition}: write it as KEY=VALUE, e.g. label=soft")
         require_key(runs, key)
         existing = {show(run.values.get(key)) for run in runs}
         if spelled(value) not in existing:
             raise UsageError(
-                f"--where {condition}: no run has that value.{nearest(value, sorted(existing))} "
+                f"{option} {condition}: no run has that value.{nearest(value, sorted(existing))} "
                 f"Values of {key}: {', '.join(sorted(existing, key=natural))}."
             )
         wanted.setdefault(key, set()).add(spelled(value))
     kept = [r for r in runs if all(show(r.values.get(k)) in v for k, v in wanted.items())]
     if not kept:
-        raise UsageError("no run meets all --where conditions together; drop one of them.")
+        raise UsageError(f"no run meets all {option} conditions together; drop one of them.")
     return kept
 
 

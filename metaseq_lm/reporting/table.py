@@ -9,6 +9,7 @@ from metaseq_lm.registry import nearest
 from metaseq_lm.reporting.numbers import (
     Metric,
     Summary,
+    bytes_text,
     flops_text,
     seconds_text,
     spread_words,
@@ -16,6 +17,7 @@ from metaseq_lm.reporting.numbers import (
 )
 from metaseq_lm.reporting.runs import Run, is_number
 from metaseq_lm.reporting.settings import Setting, group_by, hidden_keys, identity, order, show
+from metaseq_lm.reporting.significance import Comparison, Significance
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,17 @@ def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = No
     return Metric.of(name, [run.metrics[name] for run in runs if name in run.metrics], better)
 
 
-def setting_table(settings: Sequence[Setting], metric: Metric, spread: str = "sd") -> Table:
-    """Return a row for each setting: its shown keys, seeds, score, FLOPs and time.
+def setting_table(
+    settings: Sequence[Setting],
+    metric: Metric,
+    spread: str = "sd",
+    significance: Significance | None = None,
+) -> Table:
+    """Return a row for each setting: its shown keys, seeds, score, best seed, p-values, costs.
 
-    Costs are means over the scored runs, with pretraining; a second column shows the run's own
-    where any run was pretrained.
+    Costs are centres over the scored runs, with pretraining; where any run was pretrained, a
+    second column shows the run's own FLOPs. With `significance`, the best is that of the settings
+    that share a baseline.
     """
     keys = list(settings[0].shown) if settings else ["label"]
     pretrained = any(run.was_pretrained for setting in settings for run in setting.runs)
@@ -68,28 +76,44 @@ def setting_table(settings: Sequence[Setting], metric: Metric, spread: str = "sd
         ("FLOPs", "flops", False, flops_text),
         ("own FLOPs", "flops", True, flops_text),
         ("time", "seconds", False, seconds_text),
-        ("own time", "seconds", True, seconds_text),
+        ("memory", "peak_memory", True, bytes_text),
     ]
-    costs = [cost for cost in costs if pretrained or not cost[2]]
+    costs = [cost for cost in costs if pretrained or cost[0] != "own FLOPs"]
+    compared = significance.comparisons if significance else None
     summaries = [summarise(setting.scores(metric.name), spread) for setting in settings]
-    best = best_of(summaries, metric)
     rows = []
-    for setting, summary, is_best in zip(settings, summaries, best):
+    best = best_of(
+        summaries, metric, [c.baseline or c.setting for c in compared] if compared else None
+    )
+    for i, (setting, summary) in enumerate(zip(settings, summaries)):
         row = [
             Cell(show(setting.values[key]), number=is_number(setting.values[key])) for key in keys
         ]
         row.append(Cell(count_text(setting, metric)))
-        row.append(Cell(summary.text(metric) if summary else "-", is_best))
-        row += [Cell(write(mean_cost(setting, metric, what, own))) for _, what, own, write in costs]
+        row.append(Cell(summary.text(metric) if summary else "-", best[i]))
+        row.append(
+            Cell(metric.text(top) if (top := best_seed(setting, metric)) is not None else "-")
+        )
+        row += [Cell(text) for text in compared[i].texts] if compared else []
+        row += [
+            Cell(write(cost_of(setting, metric, what, own, spread)))
+            for _, what, own, write in costs
+        ]
         rows.append(row)
     hidden = ", ".join(hidden_keys(settings))
     note = [f"Within a label, along with the keys shown, these differ too: {hidden}."]
+    ps = ["p", "p (Holm)"] if compared else []
     return Table(
         f"{metric.title}: {spread_words(spread)}",
-        [*keys, "seeds", metric.title, *(title for title, *_ in costs)],
+        [*keys, "seeds", metric.title, "best", *ps, *(title for title, *_ in costs)],
         rows,
-        (note if hidden else []) + notes(settings, metric),
-        [record(setting, keys, metric, spread) for setting in settings],
+        (significance.notes() if significance else [])
+        + (note if hidden else [])
+        + notes(settings, metric),
+        [
+            record(setting, keys, metric, spread, compared[i] if compared else None)
+            for i, setting in enumerate(settings)
+        ],
     )
 
 
@@ -142,18 +166,24 @@ def distinct(values: Any) -> list[Any]:
     return sorted({identity(value): value for value in values}.values(), key=order)
 
 
-def best_of(summaries: Sequence[Summary | None], metric: Metric) -> list[bool]:
-    """Return which centres are best; all that print alike, and none where nothing competes."""
-    known = [s for s in summaries if s is not None]
-    if len(known) < 2:
-        return [False] * len(summaries)
-    top = (min if metric.lower_is_better else max)(s.centre for s in known)
-    digits = metric.decimals(top)
+def best_of(
+    summaries: Sequence[Summary | None], metric: Metric, groups: Sequence[Any] | None = None
+) -> list[bool]:
+    """Return which centres are best (of their group); all that print alike are.
 
-    def printed(centre: float) -> str:
-        return f"{centre * metric.scale:.{digits}f}"
-
-    return [s is not None and printed(s.centre) == printed(top) for s in summaries]
+    None is where nothing competes.
+    """
+    groups = groups or [None] * len(summaries)
+    marks = []
+    for summary, group in zip(summaries, groups):
+        known = [s for s, other in zip(summaries, groups) if s is not None and other is group]
+        if summary is None or len(known) < 2:
+            marks.append(False)
+            continue
+        top = (min if metric.lower_is_better else max)(s.centre for s in known)
+        digits = metric.decimals(top)
+        marks.append(metric.text(summary.centre, digits) == metric.text(top, digits))
+    return marks
 
 
 def count_text(setting: Setting, metric: Metric) -> str:
@@ -162,14 +192,28 @@ def count_text(setting: Setting, metric: Metric) -> str:
     return str(scored) if scored == len(setting.runs) else f"{scored}/{len(setting.runs)}"
 
 
-def mean_cost(setting: Setting, metric: Metric, what: str, own: bool) -> float | None:
-    """Return the mean cost of the scored runs, None unless all of them recorded it."""
+def best_seed(setting: Setting, metric: Metric) -> float | None:
+    """Return the best score of a single seed, None if there is no score."""
+    return (min if metric.lower_is_better else max)(setting.scores(metric.name), default=None)
+
+
+def cost_of(
+    setting: Setting, metric: Metric, what: str, own: bool = False, spread: str = "sd"
+) -> float | None:
+    """Return the mean (median for "range") cost of the scored runs, None unless all recorded it."""
     costs = [run.cost(what, own) for run in setting.scored(metric.name)]
     known = [cost for cost in costs if cost is not None]
-    return sum(known) / len(known) if known and len(known) == len(costs) else None
+    summary = summarise(known, spread) if len(known) == len(costs) else None
+    return summary.centre if summary else None
 
 
-def record(setting: Setting, keys: Sequence[str], metric: Metric, spread: str) -> dict[str, Any]:
+def record(
+    setting: Setting,
+    keys: Sequence[str],
+    metric: Metric,
+    spread: str,
+    compared: Comparison | None = None,
+) -> dict[str, Any]:
     """Return the unrounded, unscaled numbers of a setting or cell, for csv."""
     summary = summarise(setting.scores(metric.name), spread)
     alone = summary is None or summary.n < 2
@@ -186,9 +230,14 @@ def record(setting: Setting, keys: Sequence[str], metric: Metric, spread: str) -
         line["median"] = summary.centre if summary else None
         line["min"] = summary.low if summary else None
         line["max"] = summary.high if summary else None
+    line["best"] = best_seed(setting, metric)
+    if compared:
+        base = compared.baseline
+        line |= {"baseline": base.name if base else None, "p": compared.p, "p_holm": compared.holm}
     for what in ("flops", "seconds"):
-        line[what] = mean_cost(setting, metric, what, own=False)
-        line[f"own_{what}"] = mean_cost(setting, metric, what, own=True)
+        line[what] = cost_of(setting, metric, what, False, spread)
+        line[f"own_{what}"] = cost_of(setting, metric, what, True, spread)
+    line["peak_memory"] = cost_of(setting, metric, "peak_memory", True, spread)
     return line
 
 

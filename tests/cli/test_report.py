@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -44,6 +45,7 @@ def test_out_writes_and_names_every_file(runs, tmp_path, capsys):
         "curves_valid.accuracy.png",
         "score_by_task.labelled.png",
         "score_by_flops.png",
+        "report.html",
     }
     assert set(os.listdir(out)) == expected
     assert all(str(out / name) in printed for name in expected)
@@ -56,6 +58,46 @@ def test_chosen_formats_only(runs, tmp_path, capsys):
     capsys.readouterr()
     assert main(["report", runs, "--format", "tex"]) == 0
     assert capsys.readouterr().out.startswith(r"\begin{table}")
+
+
+def test_the_page_alone_leaves_no_pictures_behind(runs, tmp_path):
+    options = ["--baseline", "label=hard", "--test", "mann-whitney", "--format", "html"]
+    assert main(["report", runs, *options, "--out", str(tmp_path / "o")]) == 0
+    assert os.listdir(tmp_path / "o") == ["report.html"]
+    page = (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 2
+    assert "Mann-Whitney U test" in page and "n&lt;3" in page
+
+
+def test_a_sweep_by_one_command(tmp_path, capsys):
+    sweep, planned = tmp_path / "sweep", []
+    for label in ("MLM", "soft"):
+        for seed in (1, 2, 3, 4):
+            name = f"{label}_{seed}"
+            stages = [{"name": s, "folder": f"{name}/{s}"} for s in ("pretrain", "finetune")]
+            planned.append({"name": name, "folder": name, "stages": stages})
+            if name == "soft_4":
+                continue
+            make_run(sweep / name / "pretrain", 0.1, label=label, seed=seed)
+            start = str(sweep / name / "pretrain")
+            score = 0.5 + seed / 100 + 0.2 * (label == "soft")
+            make_run(sweep / name / "finetune", score, label=label, seed=seed, init_from=start)
+    (sweep / "sweep.json").write_text(json.dumps({"runs": planned}))
+    out = tmp_path / "out"
+    assert main(["report", str(sweep), "--baseline", "label=MLM", "--out", str(out)]) == 0
+    text = (out / "table.txt").read_text(encoding="utf-8")
+    soft = next(line for line in text.splitlines() if line.startswith("soft"))
+    assert re.search(r" 3  +72.00 ± 1.00 \*  +73.00  +(0.02\d|0.03\d)  +\1 ", soft)
+    assert "Missing: soft_4 (never started)." in text
+    assert "Significant at 0.05 after Holm: soft (p = 0.0" in text
+    assert "Missing: soft_4" in (out / "report.html").read_text(encoding="utf-8")
+    assert text in capsys.readouterr().out
+
+
+def test_a_sweep_that_has_not_started_says_so(tmp_path, capsys):
+    (tmp_path / "sweep.json").write_text(json.dumps({"runs": [{"name": "a", "folder": "a"}]}))
+    assert main(["report", str(tmp_path), "--baseline", "MLM"]) == 1
+    assert "Missing: a (never started)" in capsys.readouterr().err
 
 
 def test_where_narrows(runs, capsys):
@@ -74,6 +116,10 @@ def test_where_narrows(runs, capsys):
         (["--curve", "valid.acc", "--out", "o"], "Did you mean 'valid.accuracy'"),
         (["--format", "pdf"], "unknown format 'pdf'"),
         (["--format", "png"], "--out DIR"),
+        (["--format", "html"], "--out DIR"),
+        (["--baseline", "sof"], "Did you mean 'soft'"),
+        (["--baseline", "soft", "--columns", "task.labelled"], "leave --rows and --columns out"),
+        (["--stage", "finetune"], "no sweep.json"),
         (["--where", "label=sof"], "Did you mean 'soft'"),
     ],
 )

@@ -6,7 +6,7 @@ from PIL import Image
 from synthetic import make_run
 
 from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.reporting.plots import Pictures, draw_curves, draw_flops, draw_scores
+from metaseq_lm.reporting.plots import Pictures, beside, draw_curves, draw_flops, draw_scores
 from metaseq_lm.reporting.runs import find_runs
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.table import choose_metric
@@ -102,3 +102,13 @@ def test_a_key_with_names_and_missing_flops(tmp_path):
     assert draw_scores(pictures, metric, tmp_path / "x.png") == []
     (note,) = draw_flops(pictures, metric, tmp_path / "y.png")
     assert "seta" in note and "FLOPs" in note
+
+
+def test_points_that_would_hide_each_other_stand_side_by_side():
+    ends = (1e10, 1e12)
+    apart = [(1e11, [0.5, 0.6]), (1e11, [0.8, 0.9]), (3e11, [0.5])]
+    assert beside(apart, ends) == pytest.approx([1e11, 1e11, 3e11])
+    left, right = beside([(1e11, [0.5, 0.6]), (1.01e11, [0.55])], ends)
+    assert 0.9e11 < left < 0.98e11 < 1.02e11 < right < 1.12e11
+    assert math.sqrt(left * right) == pytest.approx(math.sqrt(1.01) * 1e11)
+    assert beside([], ends) == []

@@ -75,6 +75,10 @@ def test_why_a_run_has_no_score(tmp_path):
     assert "last logged update 400 of 400" in unfinished.why_unscored("test.accuracy")
     diverged = read_run(make_run(tmp_path / "b", results={"status": "diverged", "updates": 7}))
     assert diverged.why_unscored("test.accuracy") == "diverged after 7 updates"
+    text = "x" * 200 + "\nTraceback"
+    failed = {"status": "failed", "message": text, "exit_code": 1, "updates": 3}
+    why = read_run(make_run(tmp_path / "d", results=failed)).why_unscored("test.accuracy")
+    assert why == f"failed after 3 updates (exit code 1): {'x' * 119}…"
     finished = read_run(make_run(tmp_path / "c"))
     assert finished.why_unscored("test.accuracy") is None
     assert finished.why_unscored("test.f1") == "results.json has no test.f1"

@@ -99,14 +99,41 @@ def test_duplicate_seeds_and_differing_data_are_warned_about(tmp_path):
 
 def test_costs_with_and_without_pretraining(tmp_path):
     make_run(tmp_path / "a", label="scratch")
-    assert table_of(tmp_path).head[-2:] == ["FLOPs", "time"]
+    assert table_of(tmp_path).head[-3:] == ["FLOPs", "time", "memory"]
     before = {"seconds": 7200.0, "flops": 5e12, "updates": 1, "run": "x"}
     make_run(tmp_path / "b", label="tuned", results={"pretraining": before})
     table = table_of(tmp_path)
     assert cells(table, "FLOPs") == ["1.0e12", "6.0e12"]
     assert cells(table, "own FLOPs") == ["1.0e12", "1.0e12"]
     assert cells(table, "time") == ["1 min", "2 h 1 min"]
-    assert cells(table, "own time") == ["1 min", "1 min"]
+    assert [line["own_seconds"] for line in table.records] == [60.0, 60.0]
+    assert [line["seconds"] for line in table.records] == [60.0, 7260.0]
+
+
+def test_costs_are_medians_where_scores_are(tmp_path):
+    for seed, seconds in enumerate((10.0, 20.0, 90.0)):
+        memory = {"peak_memory": seconds * 2**20} if seed else {"peak_memory": None}
+        make_run(tmp_path / f"{seed}", 0.5, seed=seed, results={"seconds": seconds, **memory})
+    assert cells(table_of(tmp_path), "time") == ["40.0 s"]
+    assert cells(table_of(tmp_path, "range"), "time") == ["20.0 s"]
+    assert cells(table_of(tmp_path), "memory") == ["-"]
+
+
+def test_the_best_seed_follows_the_direction(tmp_path):
+    for seed, score in enumerate((0.5, 0.9, 0.7)):
+        make_run(tmp_path / f"{seed}", score, seed=seed)
+    make_run(tmp_path / "never", None, label="never")
+    assert cells(table_of(tmp_path), "best") == ["90.00", "-"]
+    assert cells(table_of(tmp_path, metric="valid.loss"), "best") == ["0.1000", "-"]
+    assert table_of(tmp_path).records[0]["best"] == 0.9
+
+
+def test_the_best_of_a_range_is_the_highest_median(tmp_path):
+    for label, scores in (("a", (0.1, 0.6, 0.61)), ("b", (0.5, 0.55, 0.9))):
+        for seed, score in enumerate(scores):
+            make_run(tmp_path / f"{label}{seed}", score, label=label, seed=seed)
+    assert [row[2].best for row in table_of(tmp_path, "range").rows] == [True, False]
+    assert [row[2].best for row in table_of(tmp_path, "sd").rows] == [False, True]
 
 
 def test_a_cost_that_one_run_did_not_record_is_unknown(tmp_path):

@@ -1,0 +1,166 @@
+"""One page that holds a whole report: table, notes, pictures, settings, runs; nothing is linked."""
+
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from string import Template
+
+from metaseq_lm.reporting.formats import clean, numeric_columns
+from metaseq_lm.reporting.numbers import Metric, flops_text, seconds_text
+from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.settings import Setting, show
+from metaseq_lm.reporting.table import Cell, Table
+
+PAGE = Template("""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>$title</title>
+<style>
+:root { color-scheme: light dark; --line: #ccc; --dim: #666; --best: #e3f1e3; }
+@media (prefers-color-scheme: dark) { :root { --line: #444; --dim: #999; --best: #243a24; } }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .3rem .7rem; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
+th { border-bottom-width: 2px; }
+.number { text-align: right; white-space: nowrap; }
+.best { font-weight: bold; background: var(--best); }
+.small { font-size: .85rem; } .small td:last-child { overflow-wrap: anywhere; }
+li { margin: .2rem 0; }
+figure { margin: 1.5rem 0; } figcaption { color: var(--dim); font-size: .85rem; }
+img { max-width: 100%; background: white; }
+@page { size: A4 landscape; margin: 12mm; }
+@media print {
+  body { margin: 0; max-width: none; font-size: 9pt; } .wide { overflow: visible; }
+  th, td { padding: .15rem .35rem; } .small { font-size: 7pt; }
+  tr, figure { break-inside: avoid; } h2 { break-after: avoid; } img { max-height: 15cm; }
+}
+</style>
+</head>
+<body>
+<h1>$title</h1>
+$body
+</body>
+</html>
+""")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a page shows: the table, the settings and runs in it, pictures (png), their notes."""
+
+    table: Table
+    settings: Sequence[Setting]
+    metric: Metric
+    pictures: Sequence[Path] = ()
+    notes: Sequence[str] = ()
+
+
+def to_html(report: Report) -> str:
+    """Return the page; every text is escaped and every picture embedded."""
+    table = report.table
+    parts = [html_table(table.head, table.rows, numeric_columns(table))]
+    if any(cell.best for row in table.rows for cell in row):
+        parts.append('<p class="small"><span class="best">Bold</span>: best.</p>')
+    parts += [bullets(table.notes)]
+    if report.pictures:
+        parts += ["<h2>Pictures</h2>", *map(figure, report.pictures), bullets(report.notes)]
+    if any(len(setting.values) > len(setting.shown) for setting in report.settings):
+        parts += ["<h2>What else the settings differ in</h2>", differences(report.settings)]
+    parts += ["<h2>Runs</h2>", run_table(report.settings, report.metric)]
+    return PAGE.substitute(title=text(table.title), body="\n".join(part for part in parts if part))
+
+
+def text(value: str) -> str:
+    """Return a text as HTML shows it as it is."""
+    return escape(clean(value))
+
+
+def html_table(
+    head: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[bool], look: str = ""
+) -> str:
+    """Return a table that scrolls by itself where it is wider than the page."""
+
+    def line(tag: str, cells: Iterable[tuple[str, bool]]) -> str:
+        inner = []
+        for (words, best), number in zip(cells, right):
+            kinds = " ".join(["number"] * number + ["best"] * best)
+            inner.append(f'<{tag} class="{kinds}">' if kinds else f"<{tag}>")
+            inner.append(f"{text(words)}</{tag}>")
+        return f"<tr>{''.join(inner)}</tr>"
+
+    body = [line("td", ((cell.text, cell.best) for cell in row)) for row in rows]
+    top = line("th", ((title, False) for title in head))
+    return "\n".join(
+        [
+            '<div class="wide">',
+            f'<table class="{look}">' if look else "<table>",
+            f"<thead>{top}</thead>",
+            *("<tbody>", *body, "</tbody>"),
+            "</table></div>",
+        ]
+    )
+
+
+def bullets(notes: Iterable[str]) -> str:
+    """Return notes as a list, nothing where there are none."""
+    items = "\n".join(f"<li>{text(note)}</li>" for note in notes)
+    return f"<ul>\n{items}\n</ul>" if items else ""
+
+
+def figure(path: Path) -> str:
+    """Return a png file as an embedded picture with its name below."""
+    data = base64.b64encode(path.read_bytes()).decode("ascii")
+    name = text(path.stem.replace("_", " "))
+    return (
+        f'<figure><img alt="{name}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{name}</figcaption></figure>"
+    )
+
+
+def differences(settings: Sequence[Setting]) -> str:
+    """Return the config of each setting as far as it differs and its name does not say it."""
+    rows = []
+    for setting in settings:
+        told = {k: v for k, v in setting.values.items() if k not in setting.shown and v is not None}
+        words = ", ".join(f"{key}={show(value)}" for key, value in told.items())
+        rows.append([Cell(setting.name), Cell(words)])
+    return html_table(["setting", "config"], rows, [False, False], "small")
+
+
+def run_table(settings: Sequence[Setting], metric: Metric) -> str:
+    """Return every run with its seed, score, how it ended, cost, hashes and folder."""
+    titles = ["setting", "seed", "status", metric.title, "updates", "FLOPs", "time"]
+    head = [*titles, "data", "code", "folder"]
+    right = [title in ("seed", metric.title, "updates", "FLOPs", "time") for title in head]
+    rows = []
+    for setting in settings:
+        for run in setting.runs:
+            rows.append([Cell(words) for words in run_cells(setting, run, metric)])
+    return html_table(head, rows, right, "small")
+
+
+def run_cells(setting: Setting, run: Run, metric: Metric) -> list[str]:
+    """Return the texts of one line of the list of runs."""
+    results = run.results or {}
+    score = run.metrics.get(metric.name)
+    return [
+        setting.name,
+        show(run.seed),
+        run.why_unscored(metric.name) or run.status,
+        "-" if score is None else metric.text(score),
+        str(results.get("updates", run.last_update)),
+        flops_text(run.cost("flops", own=True)),
+        seconds_text(run.cost("seconds", own=True)),
+        str(results.get("data", "-")),
+        str(results.get("code", "-")),
+        run.name,
+    ]

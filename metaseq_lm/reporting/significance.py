@@ -1,0 +1,263 @@
+"""Is a setting better than the baseline, or was it luck of the seeds? Tests over a table.
+
+One-sided and unpaired: the alternative is that the setting is better, in the direction of the
+metric. Resampling p-values are (1 + #{>=}) / (1 + N), which is never 0 and valid for every N.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from metaseq_lm.errors import UsageError
+from metaseq_lm.reporting.numbers import Metric, p_text
+from metaseq_lm.reporting.settings import Setting, identity, show, where
+
+RESAMPLES = 10_000
+LEVEL = 0.05
+FEWEST = 3  # seeds; with fewer no arrangement of the scores is rare enough to mean anything
+TESTS = ("permutation", "bootstrap", "mann-whitney")
+EPS = 1e-12  # relative; means of the same numbers in another order differ in their last bits
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A setting and its baseline: p and p after Holm-Bonferroni, or None and why there is none.
+
+    `sizes` are the numbers of seeds of the two; `baseline` is None where none is equal to the
+    setting in the other keys, and the setting itself for a baseline.
+    """
+
+    setting: Setting
+    baseline: Setting | None
+    sizes: tuple[int, int] = (0, 0)
+    p: float | None = None
+    holm: float | None = None
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the setting is a baseline itself."""
+        return self.setting is self.baseline
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """What the cells p and p (Holm) say."""
+        if self.p is not None:
+            return p_text(self.p), p_text(self.holm)
+        if self.is_baseline:
+            return "", "baseline"
+        return ("-", "-") if self.baseline is None else (f"n<{FEWEST}",) * 2
+
+
+@dataclass(frozen=True)
+class Significance:
+    """All comparisons of a table, in the order of its settings, and how they were made."""
+
+    comparisons: list[Comparison]
+    baseline: str
+    test: str
+    centre: str
+    keys: tuple[str, ...]
+
+    def notes(self) -> list[str]:
+        """Return what was tested, what is significant, what could be, and what was not tested."""
+        tested = [c for c in self.comparisons if c.p is not None]
+        lines = [self.describe(len(tested))]
+        if tested:
+            better = [
+                f"{c.setting.name} (p = {p_text(c.holm)})"
+                for c in tested
+                if c.holm is not None and c.holm < LEVEL
+            ]
+            lines.append(f"Significant at {LEVEL} after Holm: {'; '.join(better) or 'none'}.")
+            lines.append(self.reach(tested))
+        if len({id(c.baseline) for c in self.comparisons if c.baseline}) > 1:
+            lines.append("The best is marked among the settings that share a baseline.")
+        for c in self.comparisons:
+            if c.baseline is None:
+                equal = ", ".join(f"{k}={show(c.setting.values[k])}" for k in self.keys)
+                lines.append(f"Not compared: {c.setting.name}: no baseline has {equal}.")
+            elif c.p is None and not c.is_baseline:
+                lines.append(
+                    f"Not compared: {c.setting.name} ({c.sizes[0]} scored seeds) with "
+                    f"{c.baseline.name} ({c.sizes[1]}): a test needs {FEWEST} of each."
+                )
+        return lines
+
+    def describe(self, count: int) -> str:
+        """Return the test, the alternative, the baseline and the correction in one sentence."""
+        what = {
+            "permutation": f"permutation test of {self.centre}s, {RESAMPLES:,} permutations",
+            "bootstrap": f"bootstrap test of {self.centre}s, {RESAMPLES:,} resamples "
+            "(lenient for few seeds)",
+            "mann-whitney": "Mann-Whitney U test",
+        }[self.test]
+        within = f" with equal {', '.join(self.keys)}" if self.keys else ""
+        return (
+            f"p: {what}, unpaired, one-sided (better than the baseline {self.baseline}{within}); "
+            f"p (Holm): corrected by Holm-Bonferroni for the {count} comparisons of this table."
+        )
+
+    def reach(self, tested: Sequence[Comparison]) -> str:
+        """Return the smallest p that the numbers of seeds allow, and whether it can be enough."""
+        count = len(tested)
+        least = {c.sizes: floor(self.test, *c.sizes) for c in tested}
+        bounds = "; ".join(f"{p:.2g} for {n} seeds against {m}" for (n, m), p in least.items())
+        line = f"p cannot fall below about {bounds}."
+        if min(least.values()) * count < LEVEL:
+            return line
+        times = f"Times {count} comparisons that is" if count > 1 else "That is"
+        enough = [n for n in range(FEWEST, 20) if floor(self.test, n, n) * count < LEVEL]
+        remedy = f"{enough[0]} seeds a setting" if enough else "fewer comparisons"
+        return f"{line} {times} not below {LEVEL}: nothing can be significant; {remedy} would do."
+
+
+def compare(
+    settings: Sequence[Setting],
+    metric: Metric,
+    baseline: Sequence[str],
+    test: str = "permutation",
+    spread: str = "sd",
+) -> Significance:
+    """Compare each setting with the baseline that is equal in all shown keys not named.
+
+    `baseline` are KEY=VALUE conditions, a word alone is a label. Medians are compared for the
+    spread "range", else means. Raises UsageError for an unknown key or value, and if nothing is
+    left to compare.
+    """
+    conditions = [word if "=" in word else f"label={word}" for word in baseline]
+    named = {condition.partition("=")[0] for condition in conditions}
+    keys = tuple(k for k in (settings[0].shown if settings else ()) if k not in named)
+    pairs = pair_up(settings, conditions, keys)
+    centre = "median" if spread == "range" else "mean"
+    found: list[Comparison] = []
+    for setting, base in pairs:
+        if base is None or base is setting:
+            found.append(Comparison(setting, base))
+            continue
+        a, b = by_seed(setting, metric), by_seed(base, metric)
+        enough = min(len(a), len(b)) >= FEWEST
+        p = p_value(a, b, metric.lower_is_better, test, centre) if enough else None
+        found.append(Comparison(setting, base, (len(a), len(b)), p))
+    corrected = iter(holm([c.p for c in found if c.p is not None]))
+    found = [
+        c if c.p is None else Comparison(c.setting, c.baseline, c.sizes, c.p, next(corrected))
+        for c in found
+    ]
+    return Significance(found, ", ".join(conditions), test, centre, keys)
+
+
+def pair_up(
+    settings: Sequence[Setting], conditions: Sequence[str], keys: Sequence[str]
+) -> list[tuple[Setting, Setting | None]]:
+    """Return each setting with the baseline that has equal values of `keys`, itself, or None.
+
+    Raises UsageError if two baselines are equal in `keys`, or no setting has one but itself.
+    """
+    option = f"--baseline {' '.join(conditions)}"
+    kept = where([run for setting in settings for run in setting.runs], conditions, "--baseline")
+    at: dict[tuple[object, ...], Setting] = {}
+    for setting in settings:
+        if setting.runs[0] in kept:
+            place = tuple(identity(setting.values[key]) for key in keys)
+            other = at.setdefault(place, setting)
+            if other is not setting:
+                raise UsageError(
+                    f"{option} picks both {other.name} and {setting.name}; "
+                    "say one of them with KEY=VALUE."
+                )
+    chosen = list(at.values())
+    pairs = []
+    for setting in settings:
+        place = tuple(identity(setting.values[key]) for key in keys)
+        pairs.append((setting, setting if setting in chosen else at.get(place)))
+    if all(base is None or base is setting for setting, base in pairs):
+        within = f" with equal {', '.join(keys)}" if keys else ""
+        raise UsageError(
+            f"{option}: there is no other setting{within} to compare with it. "
+            "Name a key in --baseline to compare across its values."
+        )
+    return pairs
+
+
+def by_seed(setting: Setting, metric: Metric) -> list[float]:
+    """Return one score a seed: a seed that was run twice is no second witness."""
+    seeds: dict[object, list[float]] = {}
+    for run in setting.scored(metric.name):
+        seeds.setdefault(run.seed, []).append(run.metrics[metric.name])
+    return [sum(scores) / len(scores) for scores in seeds.values()]
+
+
+def p_value(
+    a: Sequence[float], b: Sequence[float], lower_is_better: bool, test: str, centre: str = "mean"
+) -> float:
+    """Return p of "the scores `a` are not better than `b`", reproducibly.
+
+    `test` is one of TESTS, `centre` is "mean" or "median" (not used by mann-whitney).
+    """
+    sign = -1.0 if lower_is_better else 1.0
+    x, y = sign * np.asarray(a, dtype=float), sign * np.asarray(b, dtype=float)
+    if test == "bootstrap":
+        return bootstrap(x, y, centre)
+    return mann_whitney(x, y) if test == "mann-whitney" else permutation(x, y, centre)
+
+
+def permutation(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
+    """Return p of the difference of centres over random assignments of the pooled scores."""
+    pooled = np.concatenate([x, y])
+    shuffled = np.random.default_rng(0).permuted(np.tile(pooled, (RESAMPLES, 1)), axis=1)
+    return exceeding(shuffled[:, : len(x)], shuffled[:, len(x) :], x, y, centre)
+
+
+def bootstrap(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
+    """Return p of the difference of centres over resamples of both, shifted to a common centre."""
+    middle = np.median if centre == "median" else np.mean
+    common = middle(np.concatenate([x, y]))
+    rng = np.random.default_rng(0)
+    draws = [
+        rng.choice(part - middle(part) + common, size=(RESAMPLES, len(part))) for part in (x, y)
+    ]
+    return exceeding(draws[0], draws[1], x, y, centre)
+
+
+def exceeding(xs: np.ndarray, ys: np.ndarray, x: np.ndarray, y: np.ndarray, centre: str) -> float:
+    """Return (1 + #{differences of the rows of `xs` and `ys` >= the observed}) / (1 + N)."""
+    middle = np.median if centre == "median" else np.mean
+    observed = middle(x) - middle(y)
+    differences = middle(xs, axis=1) - middle(ys, axis=1)
+    slack = EPS * max(np.abs(x).max(), np.abs(y).max())
+    return float(1 + (differences >= observed - slack).sum()) / (1 + len(differences))
+
+
+def mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
+    """Return p of the Mann-Whitney U test: exact for few scores, else the normal approximation.
+
+    The approximation is too bold for few scores, and scipy's exact p knows no ties: then the
+    ranks are permuted, which is the same test.
+    """
+    from scipy.stats import mannwhitneyu, rankdata
+
+    pooled = np.concatenate([x, y])
+    if min(len(x), len(y)) <= 8 and len(np.unique(pooled)) < len(pooled):
+        ranks = rankdata(pooled)
+        return permutation(ranks[: len(x)], ranks[len(x) :])
+    return float(mannwhitneyu(x, y, alternative="greater").pvalue)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Return the p-values corrected by Holm-Bonferroni: valid for any dependence between them."""
+    corrected, largest = [0.0] * len(p), 0.0
+    for rank, i in enumerate(np.argsort(p, kind="stable")):
+        largest = max(largest, min(1.0, (len(p) - rank) * p[i]))
+        corrected[i] = largest
+    return corrected
+
+
+def floor(test: str, n: int, m: int) -> float:
+    """Return the smallest p that `n` against `m` seeds can have."""
+    exact = 1 / math.comb(n + m, n)
+    if test == "mann-whitney":
+        return exact
+    resampled = 1 / (1 + RESAMPLES)
+    return resampled if test == "bootstrap" else max(exact, resampled)
