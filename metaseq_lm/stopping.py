@@ -24,6 +24,11 @@ def received() -> int:
     return _received[-1] if _received else 0
 
 
+def came(number: int) -> bool:
+    """Return whether this stop signal came while listening, be it before another."""
+    return number in _received
+
+
 def _remember(number: int, frame: FrameType | None) -> None:
     _received.append(number)
 

@@ -14,7 +14,7 @@ from metaseq_lm import __version__
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.registry import nearest
 
-COMMANDS = ("preprocess", "train", "evaluate", "report", "doctor", "list")
+COMMANDS = ("preprocess", "train", "sweep", "evaluate", "report", "doctor", "list")
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,18 +51,22 @@ def build_parser(only: str | None = None) -> Parser:
         )
         module.add_arguments(sub)
         sub.set_defaults(
-            run=module.run, parser=sub, takes_overrides=getattr(module, "OVERRIDES", False)
+            run=module.run,
+            parser=sub,
+            takes_overrides=getattr(module, "OVERRIDES", False),
+            takes_words=getattr(module, "WORDS", False),
         )
     return parser
 
 
 def overrides(parser: Parser, rest: list[str]) -> list[str]:
-    """Return the key=value arguments that stand between and after the options.
+    """Return the key=value arguments (and words, where allowed) between and after the options.
 
     argparse takes positional arguments in one run only, so these come back as unknown; anything
     else that is unknown is a UsageError.
     """
-    wrong = [a for a in rest if a.startswith("-") or "=" not in a]
+    takes_words = parser.get_default("takes_words")
+    wrong = [a for a in rest if a.startswith("-") or ("=" not in a and not takes_words)]
     if not parser.get_default("takes_overrides"):
         wrong = rest
     if wrong:

@@ -47,6 +47,8 @@ FLAGS = {
     "precision": "engine.precision",
     "num-workers": "engine.workers",
 }
+# Values that are one text, whatever characters they hold; `-m` takes others as a,b,c.
+TEXT = ("save_dir", "init_from", "label")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-dir", help="folder with configs of your own")
     parser.add_argument("--config-name", help="config in --config-dir (default: base)")
     parser.add_argument("--user-dir", help="plug-in folder or file to load")
+    parser.add_argument(
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="run every combination of key=a,b (Hydra's way)",
+    )
     for flag, key in FLAGS.items():
         parser.add_argument(f"--{flag}", metavar="V", help=f"the same as {key}=V")
     parser.add_argument(
@@ -83,7 +91,8 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
     for flag, key in FLAGS.items():
         value = getattr(args, flag.replace("-", "_"), None)
         if value is not None:
-            flags.append(f"{key}={quoted(value) if key not in ('task', 'criterion') else value}")
+            plain_value = key in ("task", "criterion") or (args.multirun and key not in TEXT)
+            flags.append(f"{key}={value if plain_value else quoted(value)}")
     user_dir = [f"user_dir={quoted(args.user_dir)}"] if args.user_dir else []
     return flags + [f"data={quoted(d)}" for d in data] + user_dir + plain
 
@@ -99,6 +108,13 @@ def run(args: argparse.Namespace) -> int:
     """Compose the configuration, then train."""
     from metaseq_lm import stopping
 
+    if args.multirun and not args.help:
+        from metaseq_lm import multirun
+
+        if args.nproc != 1 or args.dry_run or args.print_config:
+            raise UsageError("-m does not go with --nproc, --dry-run and --print-config")
+        # It listens to signals in its jobs only: Ctrl-C ends the waiting for them.
+        return multirun.run(overrides_of(args), args.config_dir, args.config_name, args.user_dir)
     stopping.end_with_parent()
     with stopping.listening():
         return prepare(args)

@@ -15,7 +15,12 @@ def run(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short fine-tuning run, scored on the test split at its end."""
     place = tmp_path_factory.mktemp("runs") / "tuned"
     options = ["--criterion", "token_labels", *CASES["token_labels"][0], *TINY]
-    more = ["--max-update", "6", "trainer.validate_interval_updates=2", "trainer.final_splits=[test]"]
+    more = [
+        "--max-update",
+        "6",
+        "trainer.validate_interval_updates=2",
+        "trainer.final_splits=[test]",
+    ]
     assert main(["train", str(moons), "--save-dir", str(place), *options, *more]) == 0
     return place
 

@@ -42,7 +42,9 @@ def test_a_replica_without_rows_is_refused(count: int, world: int, micro: int) -
     for rank in range(world):
         shard = Shard(rank, world, micro)
         if count < world:
-            with pytest.raises(UsageError, match=f"'s' has {count} row.*use 1 to {count} processes"):
+            with pytest.raises(
+                UsageError, match=f"'s' has {count} row.*use 1 to {count} processes"
+            ):
                 shard.check("s", count)
         else:
             shard.check("s", count)
