@@ -10,6 +10,7 @@ from typing import Any, Optional
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -225,3 +226,10 @@ def describe(config: DictConfig) -> str:
         value = f"{key}={OmegaConf.select(config, key)}"
         lines.append(f"  {value:<48}{helps.get(key, '')}".rstrip())
     return "\n".join(lines)
+
+
+def quote(text: str) -> str:
+    """Quote a text for Hydra if it holds more than plain characters."""
+    if re.fullmatch(r"[A-Za-z0-9._/+-]+", text):
+        return text
+    return QuotedString(text, Quote.single).with_quotes()

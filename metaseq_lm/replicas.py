@@ -6,29 +6,17 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from torch.distributed import TCPStore
 
 from metaseq_lm.errors import Interrupted, MetaseqError
+from metaseq_lm.processes import program
 from metaseq_lm.stopping import PARENT_DIES, SIGNALS
 
 HOST = "127.0.0.1"
 PATIENCE = 15.0  # seconds in which the others can end by themselves when one has failed
-
-
-def program(root: Path | None = None) -> list[str]:
-    """Return the start of a command line that runs this program from the package under `root`.
-
-    The default is the package that runs now. Not `-m metaseq_lm`: that takes the package of the
-    working directory first.
-    """
-    place = str((root or Path(__file__).parents[1]).resolve())
-    boot = f"import sys; sys.path[0] = {place!r}; from metaseq_lm.cli import program; program()"
-    return [sys.executable, "-c", boot]
 
 
 def environment_of(rank: int, count: int, port: int) -> dict[str, str]:

@@ -56,11 +56,16 @@ def listening() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """If the environment asks for it, get SIGTERM when the parent dies (Linux only)."""
+    """If the environment names a parent, get SIGTERM when it dies."""
     parent = os.environ.pop(PARENT_DIES, "")
-    if not parent or not sys.platform.startswith("linux"):
-        return
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):  # it died before the line above
-        os.kill(os.getpid(), signal.SIGTERM)
+    if parent:
+        follow_parent()
+        if os.getppid() != int(parent):  # it died before that
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def follow_parent() -> None:
+    """Get SIGTERM when the process that started this one dies (Linux only)."""
+    if sys.platform.startswith("linux"):
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

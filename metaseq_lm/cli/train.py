@@ -79,6 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def overrides_of(args: argparse.Namespace) -> list[str]:
     """Return flags and key=value arguments as overrides; a choice of a group comes first."""
+    from metaseq_lm.config import quote
+
     given = ([args.data] if args.data else []) + args.keys + args.overrides
     data = [a for a in given if "=" not in a]
     plain = [a for a in given if "=" in a]
@@ -92,16 +94,9 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
         value = getattr(args, flag.replace("-", "_"), None)
         if value is not None:
             plain_value = key in ("task", "criterion") or (args.multirun and key not in TEXT)
-            flags.append(f"{key}={value if plain_value else quoted(value)}")
-    user_dir = [f"user_dir={quoted(args.user_dir)}"] if args.user_dir else []
-    return flags + [f"data={quoted(d)}" for d in data] + user_dir + plain
-
-
-def quoted(value: str) -> str:
-    """Quote a value for Hydra's grammar if it holds more than plain characters."""
-    if all(c.isalnum() or c in "._-+/" for c in value):
-        return value
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+            flags.append(f"{key}={value if plain_value else quote(value)}")
+    user_dir = [f"user_dir={quote(args.user_dir)}"] if args.user_dir else []
+    return flags + [f"data={quote(d)}" for d in data] + user_dir + plain
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,0 +1,370 @@
+"""Run a grid of settings and seeds, on this machine or as a Slurm array, and follow it.
+
+  metaseq-lm sweep DATA --out S --grid optimizer.lr=1e-3,5e-4 --seeds 1,2,3 --task masked_lm key=value
+  metaseq-lm sweep SWEEP.yaml --out S --executor slurm --max-parallel 4
+  metaseq-lm sweep status S               how every run fares, by its folder and the scheduler
+  metaseq-lm sweep resubmit --failed S    launch again what failed, timed out, was cancelled or lost
+  metaseq-lm sweep cancel S               stop what is pending or running; it saves first
+
+The same command given again launches only what is neither finished nor active (and not diverged).
+With the local executor it waits for the runs; exit codes: 0 all finished, 1 not all, 75 interrupted.
+Every configuration is composed before anything is launched. Runs are trained from a snapshot of the
+code in S/code, so editing the code changes nothing; --new-code takes a new one.
+
+SWEEP.yaml (paths relative to the file):
+  data: ../data
+  config_dir: config                        # optional
+  stages:                                   # optional: one job runs them one after the other
+    - {name: pretrain, config_name: "{method}", overrides: [trainer.max_update=4000]}
+    - {name: finetune, config_name: finetune, overrides: ["init_from={pretrain}/checkpoints/last"]}
+  grid: {method: [mlm, hard], optimizer.lr: [0.1, 0.2]}   # every combination
+  list: [{n: 10, batch: 1}, {n: 160, batch: 16}]          # values that go together
+  seeds: [1, 2, 3]
+  overrides: ["task.labelled=which_moon_{n}", "task.batch_size={batch}"]
+  launch: {executor: slurm, max_parallel: 4, time: 60}
+A key that stands somewhere as {key} is put there; any other is an option of every stage, or of one as
+stage:key. {seed} and the folders of earlier stages, such as {pretrain}, can be used too.
+"""
+
+import argparse
+import os
+import shlex
+import socket
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.cli.train import FLAGS
+from metaseq_lm.errors import Interrupted, UsageError
+
+HELP = "launch a grid of runs, locally or on Slurm; status, resubmit, cancel"
+OVERRIDES = True
+WORDS = True
+VERBS = {
+    "status": "Show how every run of a sweep fares.",
+    "resubmit": "Launch again the runs that failed, timed out, were cancelled, interrupted or lost.",
+    "cancel": "Stop every run that is pending or running. Local runs save and are waited for.",
+}
+NOT_SWEPT = ("save-dir", "seed")
+OURS = {"words", "overrides", "command", "run", "parser", "takes_overrides", "takes_words", "argv"}
+MANY = 200  # more runs than this are not listed by --dry-run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.usage = (
+        "metaseq-lm sweep [SWEEP.yaml] [DATA] --out S [options] [key=value ...]\n"
+        "       metaseq-lm sweep {status,resubmit,cancel} S [options]"
+    )
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    add_definition(parser)
+    add_resubmit(parser)
+    add_launch(parser)
+    # Not argparse's own help: `sweep status --help` shows what belongs to status.
+    parser.add_argument("-h", "--help", action="store_true", help="show this help")
+
+
+def add_definition(parser: argparse.ArgumentParser) -> None:
+    """Declare what defines a sweep."""
+    group = parser.add_argument_group("definition")
+    add = group.add_argument
+    add("--out", metavar="S", help="folder of the sweep; an existing one is gone on with")
+    add("--grid", action="append", metavar="KEY=A,B", help="values to combine; can be repeated")
+    add("--seeds", metavar="1,2,3", help="seeds of every setting (default: 1)")
+    add("--config-dir", help="folder with configs of your own")
+    add("--config-name", help="config in --config-dir (default: base)")
+    add("--user-dir", help="plug-in folder or file to load")
+    for flag, key in FLAGS.items():
+        if flag not in NOT_SWEPT:
+            add(f"--{flag}", metavar="V", help=f"the same as {key}=V")
+    add("--dry-run", action="store_true", help="show the runs and launch nothing")
+
+
+def add_resubmit(parser: argparse.ArgumentParser) -> None:
+    """Declare what chooses runs to launch again."""
+    group = parser.add_argument_group("launching again")
+    add = group.add_argument
+    add("--failed", action="store_true", help="resubmit: what did not end well (required)")
+    add("--diverged", action="store_true", help="diverged runs too; they will diverge again")
+    add("--new-code", action="store_true", help="take a new snapshot of the code")
+
+
+def add_launch(parser: argparse.ArgumentParser) -> None:
+    """Declare the launch options, from their dataclass."""
+    from metaseq_lm.sweeps.options import Launch
+
+    group = parser.add_argument_group("launch")
+    for item in fields(Launch):
+        text = item.metadata["help"] + (" (default: local)" if item.name == "executor" else "")
+        action = "append" if item.name == "setup" else "store"
+        flag = "--" + item.name.replace("_", "-")
+        group.add_argument(flag, action=action, metavar="V", help=text.replace("%", "%%"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the first word says; without a verb, launch a sweep."""
+    args.words += args.overrides  # argparse takes them apart where options stand between
+    verb = args.words[0] if args.words and args.words[0] in VERBS else ""
+    if args.help:
+        print((verb_parser(verb) if verb else args.parser).format_help(), end="")
+        return 0
+    if not verb:
+        return launch_sweep(args)
+    from metaseq_lm.sweeps.folder import SweepFolder
+
+    allowed = {a.dest for a in verb_parser(verb)._actions}
+    for name, value in vars(args).items():
+        if value and name not in allowed | OURS:
+            raise UsageError(f"'{name}' does not go with 'sweep {verb}'; see 'sweep {verb} --help'")
+    if len(args.words) != 2:
+        raise UsageError(f"give one sweep folder: metaseq-lm sweep {verb} S")
+    folder = SweepFolder(Path(args.words[1]))
+    folder.read()
+    commands: dict[str, Callable[[Any, argparse.Namespace], int]] = {
+        "status": status,
+        "resubmit": resubmit,
+        "cancel": cancel,
+    }
+    return commands[verb](folder, args)
+
+
+def verb_parser(verb: str) -> argparse.ArgumentParser:
+    """Return a parser that knows what belongs to a verb, for its help."""
+    parser = argparse.ArgumentParser(f"metaseq-lm sweep {verb}", description=VERBS[verb])
+    parser.add_argument("folder", metavar="S", help="folder of the sweep (its --out)")
+    if verb == "resubmit":
+        add_resubmit(parser)
+        add_launch(parser)
+    return parser
+
+
+# ---------------------------------------------------------------- the verbs
+
+
+def status(folder: Any, args: argparse.Namespace) -> int:
+    """Print one line per run and a line of counts."""
+    from metaseq_lm.sweeps.states import lines, states, summary
+
+    found = states(folder)
+    print("\n".join([*lines(found), summary(found)]))
+    return 0
+
+
+def resubmit(folder: Any, args: argparse.Namespace) -> int:
+    """Launch again what did not end well, with the stored definition and launch options."""
+    from metaseq_lm.sweeps.options import check_out, launch_from
+    from metaseq_lm.sweeps.states import AGAIN
+    from metaseq_lm.sweeps.submit import need_slurm
+
+    if not args.failed:
+        raise UsageError("say what to launch again: metaseq-lm sweep resubmit --failed S")
+    content = folder.read()
+    if content["out"] != str(folder.path):
+        raise UsageError(f"this sweep was moved from {content['out']}; move it back to go on")
+    launch = launch_from(content["launch"], launch_given(args))
+    check_out(folder.path, launch.executor)
+    if launch.executor == "slurm":
+        need_slurm()
+    runs = folder.runs()
+    if args.new_code:
+        check_configs(runs, content["definition"])
+    with folder.lock():
+        folder.adopt(content["definition"], runs, launch.given())
+        chosen = AGAIN + (("diverged",) if args.diverged else ())
+        return go(folder, runs, launch, chosen, args.new_code)
+
+
+def cancel(folder: Any, args: argparse.Namespace) -> int:
+    """Stop what is active and name it."""
+    from metaseq_lm.sweeps import submit
+
+    names = submit.cancel(folder)
+    print("\n".join([f"cancelled {name}" for name in names] or ["nothing was pending or running"]))
+    return 0
+
+
+def launch_sweep(args: argparse.Namespace) -> int:
+    """Launch a new sweep, or go on with one."""
+    from metaseq_lm.sweeps.definition import mapping, normalise
+    from metaseq_lm.sweeps.expansion import expand
+    from metaseq_lm.sweeps.folder import SweepFolder
+    from metaseq_lm.sweeps.options import check_out, launch_from, slurm_parameters
+    from metaseq_lm.sweeps.states import AGAIN
+    from metaseq_lm.sweeps.submit import need_slurm
+
+    if args.failed:
+        raise UsageError("--failed goes with 'metaseq-lm sweep resubmit'")
+    content = content_of(args)
+    stored = mapping(content.pop("launch", {}), "launch")
+    launch = launch_from(stored, launch_given(args))
+    if not args.out:
+        raise UsageError("no --out given; it is the folder of the sweep")
+    check_out(Path(os.path.abspath(args.out)), launch.executor)
+    out = Path(args.out).resolve()
+    check_out(out, launch.executor)
+    definition = normalise(content)
+    runs = expand(definition, out)
+    check_configs(runs, definition)
+    stages = len(definition["stages"])
+    print(f"{len(runs)} runs" + (f" of {stages} stages" if stages > 1 else ""), flush=True)
+    if args.dry_run:
+        show_plan(runs, definition)
+        if launch.executor == "slurm":
+            given = slurm_parameters(launch, out)
+            print("sbatch: " + "  ".join(f"{key}={value}" for key, value in given.items()))
+        return 0
+    if launch.executor == "slurm":
+        need_slurm()
+    out.mkdir(parents=True, exist_ok=True)
+    folder = SweepFolder(out)
+    with folder.lock():
+        folder.adopt(definition, runs, launch.given())
+        chosen = (*AGAIN, "waiting") + (("diverged",) if args.diverged else ())
+        return go(folder, runs, launch, chosen, args.new_code)
+
+
+# ---------------------------------------------------------------- its parts
+
+
+def content_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the content of the sweep file, if one is given, with the command line laid over it."""
+    from metaseq_lm.config import quote
+    from metaseq_lm.sweeps.definition import absolute, axis, mapping, plugin, read_file
+
+    words = args.words
+    places = [word for word in words if "=" not in word or Path(word).exists()]
+    files = [word for word in places if word.endswith((".yaml", ".yml"))]
+    data = [word for word in places if word not in files]
+    if len(files) > 1 or len(data) > 1:
+        raise UsageError(f"give one SWEEP.yaml and one DATA at most, got {' '.join(places)}")
+    content = read_file(Path(files[0])) if files else {}
+    here = Path.cwd()
+    if data:
+        content["data"] = absolute(data[0], here)
+    if args.config_dir:
+        content["config_dir"] = absolute(args.config_dir, here)
+    if args.user_dir:
+        content["user_dir"] = plugin(args.user_dir, here)
+    if args.config_name:
+        content["config_name"] = args.config_name
+    if args.seeds:
+        content["seeds"] = args.seeds.split(",")
+    for text in args.grid or []:
+        key, values = axis(text)
+        content["grid"] = mapping(content.get("grid", {}), "grid") | {key: values}
+    flags = []
+    for flag, key in FLAGS.items():
+        value = getattr(args, flag.replace("-", "_"), None)
+        if value is not None and flag not in NOT_SWEPT:
+            flags.append(f"{key}={quote(absolute(value, here) if key == 'init_from' else value)}")
+    written = content.get("overrides", [])
+    if not isinstance(written, list):
+        raise UsageError(f"overrides: {written!r} is not a list, such as [trainer.max_update=10]")
+    content["overrides"] = [*flags, *written, *(w for w in words if w not in places)]
+    return content
+
+
+def launch_given(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the launch options of the command line."""
+    from metaseq_lm.sweeps.options import Launch
+
+    values = {item.name: getattr(args, item.name) for item in fields(Launch)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
+    """Compose the configuration of every stage of every run; raises UsageError naming the run."""
+    from metaseq_lm import plugins
+    from metaseq_lm.cli import build_parser, overrides
+    from metaseq_lm.cli.train import overrides_of
+    from metaseq_lm.config import load_config
+
+    plugins.load_all(definition["user_dir"])
+    parser = build_parser("train")
+    for run in runs:
+        for stage in run.stages:
+            args, rest = parser.parse_known_args(["train", *stage.arguments])
+            args.overrides = overrides(args.parser, rest)
+            try:
+                load_config(overrides_of(args), definition["config_dir"], args.config_name)
+            except UsageError as error:
+                where = f"{run.name}, {stage.name}" if stage.name else run.name
+                raise UsageError(f"{where}: {error}") from error
+
+
+def show_plan(runs: list[Any], definition: dict[str, Any]) -> None:
+    """Print the command of every stage of every run."""
+    from metaseq_lm.launch import Code
+
+    code = Code(Path(), definition["user_dir"], definition["config_dir"])
+    for run in runs[:MANY]:
+        print(run.name)
+        for stage in run.stages:
+            command = ["metaseq-lm", "train", *stage.arguments, *code.arguments()]
+            print(f"  {shlex.join(command)}")
+    if len(runs) > MANY:
+        print(f"... and {len(runs) - MANY} more")
+
+
+def go(folder: Any, runs: list[Any], launch: Any, chosen: tuple[str, ...], new_code: bool) -> int:
+    """Launch the runs whose state is one of `chosen`; with the local executor, wait for them."""
+    from metaseq_lm.sweeps.states import states, summary
+    from metaseq_lm.sweeps.submit import submit_slurm
+
+    found = states(folder, runs)
+    wanted = {state.run for state in found if state.state in chosen}
+    todo = [run for run in runs if run.name in wanted]
+    folder.check_inside(todo)
+    print(summary(found))
+    if not todo:
+        print("nothing to launch")
+    if todo and launch.executor == "slurm":
+        jobs = submit_slurm(folder, todo, launch, take_code(folder, new_code))
+        print("\n".join(f"submitted {run.name}  job {job}" for run, job in zip(todo, jobs)))
+        print(f"follow it with: metaseq-lm sweep status {shlex.quote(str(folder.path))}")
+        return 0
+    if todo:
+        return go_local(folder, todo, launch, take_code(folder, new_code))
+    over = all(state.state == "finished" for state in found)
+    return 0 if over or launch.executor == "slurm" else 1
+
+
+def go_local(folder: Any, todo: list[Any], launch: Any, code: Any) -> int:
+    """Run on this machine, with a line per change; returns the exit code, raises Interrupted."""
+    from metaseq_lm.sweeps.folder import process_start
+    from metaseq_lm.sweeps.states import lines, states, summary
+    from metaseq_lm.sweeps.submit import LocalRuns
+
+    pid = os.getpid()
+    folder.append("command", pid=pid, start=process_start(pid), host=socket.gethostname())
+
+    def report(run: Any) -> None:
+        print("\n".join(lines(states(folder, [run]))), flush=True)
+
+    stopped = LocalRuns(folder, launch, code).work(todo, report)
+    found = states(folder)
+    print(summary(found), flush=True)
+    if stopped:
+        raise Interrupted(
+            "the runs were stopped and have saved; the same command goes on with them"
+        )
+    return 0 if all(state.state == "finished" for state in found) else 1
+
+
+def take_code(folder: Any, new: bool) -> Any:
+    """Return the snapshot that the sweep runs from: the last one, or a new one where asked for."""
+    from metaseq_lm.launch import Snapshot, code_at
+
+    definition = folder.read()["definition"]
+    places = definition["user_dir"], definition["config_dir"]
+    last = folder.last_code()
+    if last is None or new:
+        return Snapshot(folder.path, *places).take()
+    try:
+        same = Snapshot(folder.path, *places).hash == last
+    except (OSError, UsageError):  # a plug-in or config that is gone
+        same = False
+    if not same:
+        print(f"the code has changed since; the runs go on with code/{last} (see --new-code)")
+    return code_at(folder.path / "code" / last, *places)

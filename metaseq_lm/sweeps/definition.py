@@ -1,0 +1,272 @@
+"""A sweep's definition: read from a YAML file and the command line, and checked.
+
+The normalised definition is a plain mapping (what sweep.json keeps), in which all paths are
+absolute and every value is checked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from metaseq_lm.config import quote
+from metaseq_lm.errors import UsageError
+from metaseq_lm.registry import nearest
+
+STAGE_KEYS = ("name", "config_name", "overrides")
+KEYS = tuple("data config_dir user_dir config_name stages grid list seeds overrides launch".split())
+KEY = re.compile(r"([A-Za-z]\w*:)?[A-Za-z_][\w./@-]*")
+STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
+OURS = {"save_dir": "the sweep names the folders", "seed": "give seeds (--seeds 1,2,3)"}
+TAKEN = ("code", "jobs", "seed", "train")
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read a sweep file; its relative paths become absolute. Raises UsageError."""
+    import yaml
+
+    try:
+        # OmegaConf's reader, because plain YAML 1.1 takes 1e-3 for a string.
+        config = OmegaConf.load(path)
+        content = OmegaConf.to_container(config, resolve=False)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: there is no such file") from None
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not readable as YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(config, DictConfig) or not isinstance(content, dict):
+        raise UsageError(f"{path}: a sweep file is a mapping with the keys {', '.join(KEYS)}")
+    known(content, KEYS, str(path))
+    for key in ("data", "config_dir"):
+        if content.get(key) is not None:
+            content[key] = absolute(str(content[key]), path.parent)
+    if content.get("user_dir") is not None:
+        content["user_dir"] = plugin(str(content["user_dir"]), path.parent)
+    return {str(key): value for key, value in content.items() if value is not None}
+
+
+def absolute(path: str, base: Path) -> str:
+    """Return a path of the user as an absolute one."""
+    return os.path.abspath(base / Path(printable(path, "path")).expanduser())
+
+
+def plugin(name: str, base: Path) -> str:
+    """Return a --user-dir as an absolute path, or as it is if it is an installed module's name."""
+    path = absolute(name, base)
+    return path if os.sep in name or Path(path).exists() else name
+
+
+def axis(text: str) -> tuple[str, list[Any]]:
+    """Return key and values of KEY=A,B,C in Hydra's grammar; raises UsageError."""
+    key, equals, _ = text.partition("=")
+    if not equals or not KEY.fullmatch(key):
+        raise UsageError(f"--grid {printable(text, '--grid')}: not of the form KEY=VALUE,VALUE")
+    stage, colon, own = key.rpartition(":")
+    try:
+        override = OverridesParser.create().parse_override(text[len(stage) + len(colon) :])
+        values = (
+            list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
+        )
+    except HydraException as error:
+        raise UsageError(f"--grid {text}: {str(error).splitlines()[0]}") from error
+    return key, [plain(value) for value in values]
+
+
+def plain(value: Any) -> Any:
+    """Return a parsed value without Hydra's quotes."""
+    if isinstance(value, QuotedString):
+        return value.text
+    return [plain(v) for v in value] if isinstance(value, list) else value
+
+
+# ---------------------------------------------------------------- checking
+
+
+def normalise(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the checked definition, with every key; raises UsageError that names what is wrong."""
+    if not content.get("data"):
+        raise UsageError("no DATA folder given; see 'metaseq-lm sweep --help'")
+    if not Path(content["data"]).is_dir():
+        raise UsageError(f"{content['data']}: there is no such data folder; make it: 'preprocess'")
+    if "stages" in content and "config_name" in content:
+        raise UsageError("config_name stands beside stages: give one to each stage instead")
+    single: dict[str, Any] = {
+        "name": "",
+        "config_name": content.get("config_name"),
+        "overrides": [],
+    }
+    stages = [stage_of(stage) for stage in sequence(content.get("stages", [single]), "stages")]
+    names = [stage["name"] for stage in stages]
+    grid = mapping(content.get("grid", {}), "grid")
+    chosen = [mapping(item, "list") for item in sequence(content.get("list", []), "list", True)]
+    definition = {
+        "data": content["data"],
+        "config_dir": content.get("config_dir"),
+        "user_dir": content.get("user_dir"),
+        "stages": stages,
+        "grid": {key: sequence(values, f"grid {key}") for key, values in grid.items()},
+        "list": chosen,
+        "seeds": [seed_of(s) for s in sequence(content.get("seeds", [1]), "seeds")],
+        "overrides": [
+            override_of(o) for o in sequence(content.get("overrides", []), "overrides", True)
+        ],
+    }
+    if len(set(names)) < len(names):
+        raise UsageError(f"stages: two have the same name ({', '.join(names)})")
+    check_axes(definition, names)
+    return definition
+
+
+def stage_of(stage: Any) -> dict[str, Any]:
+    """Return a checked stage."""
+    stage = mapping(stage, "stages")
+    name = stage.get("name")
+    known(stage, STAGE_KEYS, f"stage {name}")
+    single = name == "" and "overrides" in stage
+    if not single and not (isinstance(name, str) and STAGE.fullmatch(name) and name not in TAKEN):
+        raise UsageError(
+            f"stage name {name!r}: it names a folder, so use letters, digits and _ "
+            f"(at most 50, and not {', '.join(TAKEN)})"
+        )
+    config_name = stage.get("config_name")
+    if config_name is not None and not (isinstance(config_name, str) and config_name):
+        raise UsageError(f"config_name {config_name!r}: not the name of a config")
+    overrides = sequence(stage.get("overrides") or [], f"overrides of {name}", True)
+    return {
+        "name": name,
+        "config_name": None if config_name is None else printable(config_name, "config_name"),
+        "overrides": [override_of(o) for o in overrides],
+    }
+
+
+def check_axes(definition: dict[str, Any], stages: list[str]) -> None:
+    """Raise UsageError for axes that clash, repeat themselves or lack a value."""
+    chosen = definition["list"]
+    keys = list(definition["grid"]) + list(chosen[0] if chosen else [])
+    for key in keys + [k for item in chosen for k in item]:
+        stage = key.partition(":")[0] if ":" in key else None
+        if not KEY.fullmatch(key) or (stage is not None and stage not in stages):
+            raise UsageError(f"'{printable(key, 'key')}' is neither a key nor <stage>:<key>")
+        if key in stages:
+            raise UsageError(f"'{key}' is the name of a stage and of a value; rename one")
+        if key.rpartition(":")[2] in OURS:
+            raise UsageError(f"{key} cannot be varied: {OURS[key.rpartition(':')[2]]}")
+    for item in chosen:
+        if set(item) != set(chosen[0]):
+            raise UsageError(
+                f"list: every alternative needs the same keys, {', '.join(chosen[0])}; "
+                f"one has {', '.join(item) or 'none'}"
+            )
+    if chosen and not chosen[0]:
+        raise UsageError("list: an alternative has no keys")
+    twice = [key for key, count in Counter(keys).items() if count > 1]
+    if twice:
+        raise UsageError(f"{twice[0]} is in grid and in list; keep one")
+    for name, value in [
+        *((name, value) for name, values in definition["grid"].items() for value in values),
+        *((name, value) for item in chosen for name, value in item.items()),
+    ]:
+        text_of(value, name)
+    axes = {"list": chosen, "seeds": definition["seeds"], **definition["grid"]}
+    for name, values in axes.items():
+        shown = [repr(v) for v in values]
+        again = [v for v, count in Counter(shown).items() if count > 1]
+        if again:
+            raise UsageError(f"{name}: {again[0]} is there twice")
+
+
+def mapping(value: Any, name: str) -> dict[str, Any]:
+    """Return `value` if it is a mapping with text for keys; raises UsageError."""
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise UsageError(f"{name}: {value!r} is not a mapping of keys to values")
+    return value
+
+
+def sequence(value: Any, name: str, may_be_empty: bool = False) -> list[Any]:
+    """Return `value` if it is a list with something in it; raises UsageError."""
+    if not isinstance(value, list):
+        raise UsageError(f"{name}: {value!r} is not a list, such as [1, 2]")
+    if not value and not may_be_empty:
+        raise UsageError(f"{name}: the list is empty")
+    return value
+
+
+def seed_of(value: Any) -> int:
+    """Return a seed; raises UsageError."""
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}", str(value)):
+        raise UsageError(f"seeds: {value!r} is not a whole number from 0 to 999999999")
+    return int(value)
+
+
+def override_of(value: Any) -> str:
+    """Return a key=value of the user; raises UsageError."""
+    if not isinstance(value, str) or "=" not in value:
+        raise UsageError(f"overrides: {value!r} is not key=value")
+    printable(value, "overrides")
+    key = value.partition("=")[0]
+    if key in OURS:
+        raise UsageError(f"'{value}': {OURS[key]}")
+    if not KEY.fullmatch(key) or ":" in key:
+        raise UsageError(f"'{value}': keys can be set (key=value), not added or removed")
+    return value
+
+
+def known(content: dict[Any, Any], keys: tuple[str, ...], where: str) -> None:
+    """Raise UsageError for a key that is not one of `keys`."""
+    for key in content:
+        if key not in keys:
+            hint = nearest(str(key), list(keys))
+            raise UsageError(f"{where}: unknown key {key!r}.{hint} Keys: {', '.join(keys)}.")
+
+
+def printable(text: str, name: str) -> str:
+    """Return `text`; raises UsageError if it has control characters or line breaks in it."""
+    if not text.isprintable():
+        raise UsageError(f"{name}: {text!r} has characters in it that cannot be printed")
+    return text
+
+
+# ---------------------------------------------------------------- values
+
+
+def text_of(value: Any, name: str) -> str:
+    """Return a value as a placeholder is replaced by it; raises UsageError."""
+    if isinstance(value, str):
+        return printable(value, name)
+    if value is None or isinstance(value, (bool, int, float, list)):
+        return hydra_text(value, name)
+    raise UsageError(f"{name}: {value!r} is not a number, a text or a list of them")
+
+
+def hydra_text(value: Any, name: str) -> str:
+    """Return a value of `name` in Hydra's grammar, so that it comes out the same there."""
+    if isinstance(value, list):
+        return "[" + ",".join(hydra_text(v, name) for v in value) + "]"
+    if value is None:
+        return "null"
+    if isinstance(value, (bool, int, float)):
+        return repr(value).lower()
+    return quote(text_of(value, name))
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """Return what differs between two definitions, as lines of text."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = [n for n in (*old, *new) if old.get(n) != new.get(n)]
+        return [
+            line
+            for n in dict.fromkeys(names)
+            for line in differences(old.get(n), new.get(n), f"{where}.{n}".lstrip("."))
+        ]
+    return [] if old == new else [f"{where} is {old!r} there, {new!r} here"]

@@ -1,0 +1,175 @@
+"""From a definition to its runs: names, folders, and the arguments of `train` for every stage."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.config import quote
+from metaseq_lm.errors import UsageError
+from metaseq_lm.registry import nearest
+from metaseq_lm.sweeps.definition import hydra_text, text_of
+
+# {name}, but not OmegaConf's ${name} and not Hydra's {key: value}.
+PLACEHOLDER = re.compile(r"(?<!\$)\{([^{}:,\s]+)\}")
+NAME_LENGTH = 120
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """One stage of a run: its folder, relative to OUT, and the arguments of `train`."""
+
+    name: str
+    folder: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: a value for every axis, a seed, and its stages."""
+
+    name: str
+    folder: str  # of the last stage
+    values: dict[str, Any]
+    seed: int
+    stages: tuple[StageRun, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the run as sweep.json keeps it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Run:
+        """Return the run of a line of sweep.json."""
+        stages = tuple(
+            StageRun(s["name"], s["folder"], tuple(s["arguments"])) for s in row["stages"]
+        )
+        return cls(row["name"], row["folder"], row["values"], row["seed"], stages)
+
+
+def expand(definition: dict[str, Any], out: Path) -> list[Run]:
+    """Return the runs: grid x list x seeds, the seeds innermost. Raises UsageError."""
+    grid = definition["grid"]
+    settings = [
+        dict(zip(grid, values)) | chosen
+        for values in itertools.product(*grid.values())
+        for chosen in definition["list"] or [{}]
+    ]
+    pairs = [(values, seed) for values in settings for seed in definition["seeds"]]
+    runs = []
+    for (values, seed), name in zip(pairs, run_names(pairs)):
+        folders = {
+            stage["name"]: os.path.join(stage["name"], name) for stage in definition["stages"]
+        }
+        stages = tuple(
+            StageRun(stage["name"], folders[stage["name"]], tuple(arguments))
+            for stage, arguments in zip(
+                definition["stages"], arguments_of(definition, values, seed, folders, out)
+            )
+        )
+        runs.append(Run(name, stages[-1].folder, values, seed, stages))
+    return runs
+
+
+def arguments_of(
+    definition: dict[str, Any],
+    values: dict[str, Any],
+    seed: int,
+    folders: dict[str, str],
+    out: Path,
+) -> list[list[str]]:
+    """Return the arguments of `train` of every stage of one run, but --config-dir and --user-dir."""
+    data = definition["data"]
+    start = [data] if "=" not in data else [f"data={quote(data)}"]
+    templates = [t for s in definition["stages"] for t in (s["config_name"] or "", *s["overrides"])]
+    templates += definition["overrides"]
+    used = {name for template in templates for name in PLACEHOLDER.findall(template)}
+    filled = {key: text_of(value, key) for key, value in values.items()} | {"seed": str(seed)}
+    paths: dict[str, str] = {}
+    every = []
+    for stage in definition["stages"]:
+        name = stage["name"]
+        own = [*definition["overrides"], *stage["overrides"]]
+        for key, value in values.items():
+            only, _, bare = key.rpartition(":")
+            if key not in used and only in ("", name):
+                own.append(f"{bare}={hydra_text(value, key)}")
+        arguments = list(start)
+        if stage["config_name"] is not None:
+            arguments += ["--config-name", fill(stage["config_name"], filled, {})]
+        folder = str(out / folders[name])
+        arguments += ["--save-dir", folder, f"seed={seed}"]
+        own_start = len(definition["overrides"]) + len(stage["overrides"])
+        arguments += [fill(o, filled, paths) for o in own[:own_start]] + own[own_start:]
+        for argument in arguments[1:]:
+            check_path(argument)
+        every.append(arguments)
+        paths[name] = folder
+    return every
+
+
+def check_path(argument: str) -> None:
+    """Raise UsageError for a relative path: jobs may run, or run again, from another folder."""
+    key, _, value = argument.partition("=")
+    bare = value.strip("'\"")
+    if key in ("init_from", "data") and bare not in ("", "null") and not os.path.isabs(bare):
+        raise UsageError(f"'{argument}': give an absolute path, or one from a stage: {{stage}}/...")
+
+
+def fill(template: str, values: dict[str, str], paths: dict[str, str]) -> str:
+    """Put values for the {placeholders}; a value with a path in it is quoted as a whole."""
+    names = PLACEHOLDER.findall(template)
+    for name in names:
+        if name not in values and name not in paths:
+            have = [*values, *(p for p in paths if p)]
+            raise UsageError(
+                f"'{template}': nothing is named {{{name}}}.{nearest(name, have)} "
+                f"Placeholders here: {', '.join(have)}."
+            )
+    text = PLACEHOLDER.sub(lambda found: (values | paths)[found.group(1)], template)
+    key, equals, value = text.partition("=")
+    return f"{key}={quote(value)}" if equals and any(n in paths for n in names) else text
+
+
+# ---------------------------------------------------------------- naming
+
+
+def run_names(pairs: list[tuple[dict[str, Any], int]]) -> list[str]:
+    """Return a readable name for every (values, seed): `lr=0.001-seed=1`, safe in any file system.
+
+    Long names are cut; those and names that would be the same but for capitals get a hash.
+    """
+    keys = [key for key in pairs[0][0]]
+    short = {key: key.replace(":", ".").replace("/", ".").rpartition(".")[2] for key in keys}
+    counts = Counter([*short.values(), "seed"])
+    names = []
+    for values, seed in pairs:
+        parts = [
+            f"{clean(short[key] if counts[short[key]] == 1 else key)}={clean(value)}"
+            for key, value in values.items()
+        ]
+        names.append("-".join([*parts, f"seed={seed}"]))
+    same = Counter(name.lower() for name in names)
+    return [
+        name if len(name) <= NAME_LENGTH and same[name.lower()] == 1 else hashed(name, pair)
+        for name, pair in zip(names, pairs)
+    ]
+
+
+def clean(value: Any) -> str:
+    """Return a value with only letters, digits and ._- in it."""
+    text = value if isinstance(value, str) else hydra_text(value, "").replace("e+", "e")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")
+
+
+def hashed(name: str, pair: tuple[dict[str, Any], int]) -> str:
+    """Return a name cut short, with a hash of what it stands for and its seed at the end."""
+    digest = hashlib.sha256(repr(pair).encode()).hexdigest()[:8]
+    head = name.rpartition("-seed=")[0] or name
+    return f"{head[: NAME_LENGTH - 30]}-{digest}-seed={pair[1]}"

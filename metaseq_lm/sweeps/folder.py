@@ -1,0 +1,168 @@
+"""The folder of a sweep: its definition, the record of its jobs, and the lock of who works on it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Optional
+
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.files import write_atomic
+from metaseq_lm.sweeps.definition import differences
+from metaseq_lm.sweeps.expansion import Run
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The last job of a run: a line of jobs.jsonl. `start` is of a local process, in clock ticks."""
+
+    run: str
+    executor: str
+    job: str
+    folder: str
+    code: str
+    host: str = ""
+    start: int = 0
+    cancelled: bool = False
+
+
+class SweepFolder:
+    """OUT: sweep.json, jobs.jsonl, jobs/ (submitit's files), code/ (snapshots) and the run folders."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.lock_file = self.path / ".lock"
+
+    def read(self) -> dict[str, Any]:
+        """Return sweep.json; raises UsageError if this is not a sweep's folder."""
+        file = self.path / "sweep.json"
+        try:
+            content = json.loads(file.read_bytes())
+        except FileNotFoundError:
+            raise UsageError(f"{self.path}: no sweep here (there is no sweep.json)") from None
+        except ValueError as error:
+            raise MetaseqError(f"{file}: not readable as JSON ({error})") from error
+        if content.get("version") != VERSION:
+            raise MetaseqError(f"{file}: written by another version of metaseq-lm")
+        return content
+
+    def runs(self) -> list[Run]:
+        """Return the runs of the sweep."""
+        return [Run.from_json(row) for row in self.read()["runs"]]
+
+    def adopt(self, definition: dict[str, Any], runs: list[Run], launch: dict[str, Any]) -> None:
+        """Write sweep.json; raises UsageError if another sweep is here."""
+        if (self.path / "sweep.json").exists():
+            differing = differences(self.read()["definition"], definition)
+            if differing:
+                raise UsageError(
+                    f"{self.path} holds another sweep ({'; '.join(differing[:5])}); "
+                    "choose another --out, or the same definition to go on with it"
+                )
+        content = {
+            "version": VERSION,
+            "out": str(self.path),
+            "definition": definition,
+            "launch": launch,
+            "runs": [run.as_json() for run in runs],
+        }
+        write_atomic(self.path / "sweep.json", (json.dumps(content, indent=1) + "\n").encode())
+
+    def check_inside(self, runs: list[Run]) -> None:
+        """Raise UsageError if a run folder leads out of OUT, through a link."""
+        for run in runs:
+            for stage in run.stages:
+                place = (self.path / stage.folder).resolve()
+                if not place.is_relative_to(self.path):
+                    raise UsageError(f"{self.path / stage.folder}: leads out of the sweep: {place}")
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only one who submits runs of this sweep; raises MetaseqError if another does."""
+        with open(self.lock_file, "ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise MetaseqError(
+                    f"{self.path}: another 'sweep' command works here, or the runs of one that was "
+                    "killed are still saving; wait, or use 'metaseq-lm sweep cancel'"
+                ) from None
+            yield
+
+    # ---------------------------------------------------------------- jobs.jsonl
+
+    def append(self, kind: str, **values: Any) -> None:
+        """Add a line to jobs.jsonl."""
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        line = json.dumps({"kind": kind, "time": now, **values}) + "\n"
+        with open(self.path / "jobs.jsonl", "ab+") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                line = line if file.read(1) == b"\n" else "\n" + line  # after a torn line
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the lines of jobs.jsonl; one that a killed process left torn is passed over."""
+        file = self.path / "jobs.jsonl"
+        rows = []
+        for line in file.read_bytes().splitlines() if file.exists() else []:
+            with contextlib.suppress(ValueError):
+                rows.append(json.loads(line))
+        return [row for row in rows if isinstance(row, dict)]
+
+    def submissions(self) -> dict[str, Submission]:
+        """Return the last submission of every run that has one."""
+        last: dict[str, Submission] = {}
+        names = Submission.__dataclass_fields__
+        for row in self.rows():
+            if row.get("kind") == "submit":
+                last[row["run"]] = Submission(**{k: v for k, v in row.items() if k in names})
+            elif row.get("kind") == "cancel" and row["run"] in last:
+                before = last[row["run"]]
+                if before.job == row["job"] and before.folder == row["folder"]:
+                    last[row["run"]] = Submission(**{**before.__dict__, "cancelled": True})
+        return last
+
+    def commands(self) -> list[dict[str, Any]]:
+        """Return the waiting `sweep` commands that were ever started here."""
+        return [row for row in self.rows() if row.get("kind") == "command"]
+
+    def last_code(self) -> Optional[str]:
+        """Return the hash of the snapshot that was last used."""
+        used = [row["code"] for row in self.rows() if row.get("kind") == "submit"]
+        return used[-1] if used else None
+
+    def new_jobs_folder(self) -> Path:
+        """Make a fresh folder for submitit: in one used before it would find old results."""
+        jobs = self.path / "jobs"
+        jobs.mkdir(exist_ok=True)
+        number = len(list(jobs.iterdir()))
+        while True:
+            number += 1
+            folder = jobs / f"{number:04d}"
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:
+                continue
+
+
+def process_start(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot; 0 if it is gone or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return 0
+    parts = text.rpartition(")")[2].split()
+    return 0 if parts[0] in "ZX" else int(parts[19])

@@ -1,0 +1,240 @@
+"""How every run of a sweep fares: from its folder, from what its job left, and from the scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import textwrap
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from metaseq_lm.launch import START, ending, outcome_file, read_json
+from metaseq_lm.sweeps.expansion import Run, StageRun
+from metaseq_lm.sweeps.folder import Submission, SweepFolder, process_start
+
+GOOD = ("finished", "running", "pending", "waiting")
+ACTIVE = ("pending", "running", "unknown")
+# Worth another try; a diverged run would diverge again.
+AGAIN = ("failed", "timeout", "cancelled", "lost", "interrupted")
+ORDER = (*GOOD, *AGAIN, "diverged", "unknown")
+PENDING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+GONE = {"CANCELLED": "cancelled", "TIMEOUT": "timeout", "DEADLINE": "timeout"}
+GONE |= {"PREEMPTED": "interrupted", "REVOKED": "cancelled"}
+ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", *GONE)
+
+
+@dataclass(frozen=True)
+class State:
+    """One line of `sweep status`."""
+
+    run: str
+    stage: str
+    state: str
+    update: int = 0
+    max_update: int = 0
+    seconds: float = 0.0
+    requeued: int = 0
+    job: str = ""
+    reason: str = ""
+
+
+class Slurm:
+    """What Slurm knows about jobs: the controller for now, the accounting for what is long over."""
+
+    def __init__(self, jobs: list[str]) -> None:
+        self.states: dict[str, str] = {}
+        self.codes: dict[str, str] = {}
+        self.lives: Counter[str] = Counter()
+        self.problem = self.note = ""
+        if not jobs:
+            return
+        ids = ",".join(sorted({job.partition("_")[0] for job in jobs}))
+        accounting = ["sacct", "-D", "-X", "-n", "-P", "-o", "JobID,State,ExitCode", "-j", ids]
+        rows, self.note = ask(accounting, 3)
+        for job, state, code in rows:
+            self.lives[job] += 1
+            self.states[job], self.codes[job] = state.split()[0], code
+        # The accounting lags by seconds, so what is not over counts only if the controller says so.
+        self.states = {job: state for job, state in self.states.items() if state in ENDED}
+        controller = ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T", "-j", ids]
+        rows, self.problem = ask(controller, 2)
+        self.states |= {job: state for job, state in rows}
+
+
+def ask(command: list[str], columns: int) -> tuple[list[list[str]], str]:
+    """Return the rows that a Slurm command prints about single jobs, and what went wrong or ""."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [], f"{command[0]}: {error}"
+    problem = ""
+    if done.returncode and "Invalid job id" not in done.stderr:  # long forgotten: no problem
+        problem = f"{command[0]}: {done.stderr.strip() or done.returncode}"
+    rows = [line.split("|") for line in done.stdout.splitlines()]
+    return [row for row in rows if len(row) == columns and "[" not in row[0]], problem
+
+
+def states(folder: SweepFolder, runs: Optional[list[Run]] = None) -> list[State]:
+    """Return the state of every run, in the order of the sweep."""
+    runs = folder.runs() if runs is None else runs
+    last = folder.submissions()
+    left = [last[run.name] for run in runs if run.name in last and not finished(folder, run)]
+    slurm = Slurm([entry.job for entry in left if entry.executor == "slurm"])
+    return [state_of(folder, run, last.get(run.name), slurm) for run in runs]
+
+
+def finished(folder: SweepFolder, run: Run) -> bool:
+    """Return whether the last stage of a run is finished."""
+    results = read_json(folder.path / run.folder / "results.json")
+    return results.get("status") == "finished"
+
+
+def state_of(folder: SweepFolder, run: Run, last: Optional[Submission], slurm: Slurm) -> State:
+    """Return the state of one run."""
+    stage = current_stage(folder, run)
+    place = folder.path / stage.folder
+    update, most, seconds = progress(place)
+    about: dict[str, Any] = {
+        "run": run.name,
+        "stage": stage.name or "train",
+        "update": update,
+        "max_update": most,
+        "seconds": seconds,
+        "job": last.job if last else "",
+        "requeued": requeued(folder, last, slurm),
+    }
+    if finished(folder, run):
+        return State(state="finished", **about)
+    if last is None:
+        return State(state="waiting", **about)
+    now = active(last, slurm)
+    if now:
+        reason = slurm.problem if now == "unknown" else ""
+        if now == "unknown" and last.executor == "local":
+            reason = f"it was started on {last.host}; ask there"
+        return State(state=now, reason=reason, **about)
+    state, reason = ended(folder, last, slurm)
+    return State(state=state, reason=reason, **about)
+
+
+def current_stage(folder: SweepFolder, run: Run) -> StageRun:
+    """Return the first stage that is not finished, or the last one."""
+    for stage in run.stages:
+        results = read_json(folder.path / stage.folder / "results.json")
+        if results.get("status") != "finished":
+            return stage
+    return run.stages[-1]
+
+
+def progress(place: Path) -> tuple[int, int, float]:
+    """Return updates done, updates wanted and seconds of a run folder, by its log and config."""
+    update, seconds = 0, 0.0
+    log = place / "log.jsonl"
+    if log.exists():
+        with open(log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
+            lines = file.read().splitlines()
+        for line in reversed(lines):
+            try:
+                row = json.loads(line)
+                update, seconds = int(row["update"]), float(row["seconds"])
+                break
+            except (ValueError, KeyError, TypeError):  # torn, or cut by the seek
+                continue
+    results = read_json(place / "results.json")
+    most = int(results.get("max_update", 0)) or configured(place / "config.yaml")
+    return int(results.get("updates", update)), most, float(results.get("seconds", seconds))
+
+
+def configured(config: Path) -> int:
+    """Return trainer.max_update of a run's config, 0 if there is none yet."""
+    from omegaconf import OmegaConf
+
+    if not config.exists():
+        return 0
+    return int(OmegaConf.select(OmegaConf.load(config), "trainer.max_update") or 0)
+
+
+def requeued(folder: SweepFolder, last: Optional[Submission], slurm: Slurm) -> int:
+    """Return how often the last job of a run was started again."""
+    if last is None:
+        return 0
+    lives = slurm.lives[last.job]
+    log = log_file(folder, last, "out")
+    if lives == 0 and log.exists():
+        lives = log.read_text(errors="replace").count(START)
+    return max(0, lives - 1)
+
+
+def active(last: Submission, slurm: Slurm) -> str:
+    """Return pending, running, unknown, or "" for a job that is over."""
+    if last.executor == "local":
+        if last.host != socket.gethostname():
+            return "unknown"
+        alive = process_start(int(last.job)) == last.start and last.start
+        return "running" if alive else ""
+    state = slurm.states.get(last.job)
+    if state is None:
+        return "unknown" if slurm.problem else ""
+    if state in PENDING:
+        return "pending"
+    return "" if state in ENDED else "running"
+
+
+def ended(folder: SweepFolder, last: Submission, slurm: Slurm) -> tuple[str, str]:
+    """Return how a job that is over ended without finishing its run, and why."""
+    if last.cancelled:
+        return "cancelled", ""
+    outcome = read_json(outcome_file(folder.path / last.folder, last.job))
+    left = str(outcome.get("state", ""))
+    said = slurm.states.get(last.job, "")
+    where = log_file(folder, last, "err")
+    if said in GONE and left not in ("failed", "diverged"):
+        return GONE[said], f"Slurm: {said}, {where}"
+    if left in ("failed", "diverged", "timeout", "interrupted"):
+        how = f"{ending(int(outcome['exit_code']))}: " if left in ("failed", "diverged") else ""
+        message = str(outcome.get("message", "")).removeprefix("metaseq-lm: ")
+        return left, f"{how}{textwrap.shorten(message, 120, placeholder=' ...')} [{where}]"
+    if left == "finished":
+        return "lost", "the job ended well, but its results are not there"
+    if said:
+        return "failed", f"Slurm: {said}, exit code {slurm.codes.get(last.job, '?')} [{where}]"
+    return "lost", f"job {last.job} is gone without a trace {slurm.note} [{where}]"
+
+
+def log_file(folder: SweepFolder, last: Submission, kind: str) -> Path:
+    """Return submitit's log of a job, `out` or `err`."""
+    return folder.path / last.folder / f"{last.job}_0_log.{kind}"
+
+
+def summary(found: list[State]) -> str:
+    """Return counts of all states as one line."""
+    counts = Counter(state.state for state in found)
+    parts = [f"{counts[name]} {name}" for name in ORDER if counts[name]]
+    return f"{len(found)} run{'s' if len(found) > 1 else ''}: {', '.join(parts)}"
+
+
+def lines(found: list[State]) -> list[str]:
+    """Return one line per run, in columns."""
+    rows = [
+        (
+            s.run,
+            s.stage,
+            s.state,
+            f"{s.update}/{s.max_update or '?'}",
+            f"{s.seconds:.0f} s",
+            f"requeued {s.requeued}" if s.requeued else "",
+            f"job {s.job}" if s.job else "",
+            s.reason,
+        )
+        for s in found
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(7)]
+    return [
+        "  ".join([*(t.ljust(w) for t, w in zip(row, widths) if w), row[7]]).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,223 @@
+"""Handing runs to submitit, and taking them back: the Slurm array, the local executor, cancelling."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import submitit
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+from metaseq_lm import processes
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.launch import Code, Job
+from metaseq_lm.sweeps import states as state_module
+from metaseq_lm.sweeps.expansion import Run
+from metaseq_lm.sweeps.folder import Submission, SweepFolder, process_start
+from metaseq_lm.sweeps.options import Launch, slurm_parameters
+
+YEAR = 525_600  # minutes; submitit's local executor always has a limit
+SAVING = 600.0  # seconds that `cancel` waits for runs to save
+
+
+def job_of(folder: SweepFolder, run: Run, launch: Launch, code: Code) -> Job:
+    """Return what submitit is to call for a run."""
+    several = ["--nproc", str(launch.nproc)] if launch.nproc > 1 else []
+    more = [*code.arguments(), *several]
+    stages = [(s.name, str(folder.path / s.folder), [*s.arguments, *more]) for s in run.stages]
+    lock = str(folder.lock_file) if launch.executor == "local" else None
+    return Job(run.name, stages, str(code.folder), launch.threads(), lock)
+
+
+def python(code: Code) -> str:
+    """Return the command with which submitit is to start Python, for its script: on the snapshot."""
+    start = "from submitit.core.submission import process_job; process_job(sys.argv[-1])"
+    return shlex.join(processes.python(str(code.folder), start))
+
+
+def need_slurm() -> None:
+    """Raise UsageError where there is no Slurm."""
+    if shutil.which("srun") is None or shutil.which("sbatch") is None:
+        raise UsageError("--executor slurm: no srun and sbatch here; use --executor local")
+
+
+def submit_slurm(folder: SweepFolder, runs: list[Run], launch: Launch, code: Code) -> list[str]:
+    """Submit runs as one Slurm array; return their job ids. Raises MetaseqError."""
+    place = folder.new_jobs_folder()
+    executor = submitit.SlurmExecutor(place, launch.max_timeouts, python=python(code))
+    executor.update_parameters(**slurm_parameters(launch, folder.path))
+    try:
+        jobs = executor.submit_array([job_of(folder, run, launch, code) for run in runs])
+    except (FailedJobError, FailedSubmissionError, OSError) as error:
+        raise MetaseqError(f"sbatch refused the jobs: {error}") from error
+    for run, job in zip(runs, jobs):
+        record(folder, run, launch, code, place, job.job_id)
+    return [job.job_id for job in jobs]
+
+
+def record(
+    folder: SweepFolder, run: Run, launch: Launch, code: Code, place: Path, job: str, start: int = 0
+) -> Submission:
+    """Write a submission down."""
+    values: dict[str, Any] = {
+        "run": run.name,
+        "executor": launch.executor,
+        "job": job,
+        "folder": str(place.relative_to(folder.path)),
+        "code": code.folder.name,
+        "host": socket.gethostname() if launch.executor == "local" else "",
+        "start": start,
+    }
+    folder.append("submit", **values)
+    return Submission(**values)
+
+
+# ---------------------------------------------------------------- on this machine
+
+
+class LocalRuns:
+    """Runs jobs on this machine, `max_parallel` at a time, until all are over or a signal comes."""
+
+    def __init__(self, folder: SweepFolder, launch: Launch, code: Code) -> None:
+        self.folder, self.launch, self.code = folder, launch, code
+        self.slots = list(range(launch.max_parallel or 1))
+        self.gpus = visible_gpus() if launch.gpus else []
+        if launch.gpus and len(self.gpus) < launch.gpus * len(self.slots):
+            raise UsageError(
+                f"{len(self.slots)} runs at a time with {launch.gpus} GPUs each need more than the "
+                f"{len(self.gpus)} GPUs here; lower --max-parallel or --gpus"
+            )
+        self.running: dict[str, tuple[Run, Any, Submission, int]] = {}
+        self.stop: list[int] = []
+
+    def work(self, runs: list[Run], report: Callable[[Run], None]) -> int:
+        """Run all; `report` is called for a run that started or ended. Returns a signal or 0."""
+        waiting = list(runs)
+        ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {n: signal.signal(n, lambda number, frame: self.stop.append(number)) for n in ends}
+        told = 0.0
+        try:
+            while self.running or (waiting and not self.stop):
+                while waiting and self.slots and not self.stop:
+                    run = waiting.pop(0)
+                    self._start(run)
+                    report(run)
+                for name in [n for n, entry in self.running.items() if over(entry[2], entry[1])]:
+                    run, _, _, slot = self.running.pop(name)
+                    self.slots.append(slot)
+                    report(run)
+                if self.stop and time.monotonic() - told > 1:
+                    # Again and again: a job that is just starting may miss a signal.
+                    told = time.monotonic()
+                    for _, _, entry, _ in self.running.values():
+                        send(entry, signal.SIGTERM)
+                time.sleep(0.1)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self.stop[0] if self.stop else 0
+
+    def _start(self, run: Run) -> None:
+        slot = self.slots.pop(0)
+        place = self.folder.new_jobs_folder()
+        count = self.launch.gpus
+        executor = submitit.LocalExecutor(place, self.launch.max_timeouts, python=python(self.code))
+        executor.update_parameters(
+            timeout_min=self.launch.time or YEAR,
+            gpus_per_node=count,
+            visible_gpus=self.gpus[slot * count : (slot + 1) * count],
+            signal_delay_s=30,
+        )
+        with only_we_hear_the_terminal():
+            job = executor.submit(job_of(self.folder, run, self.launch, self.code))
+        start = process_start(int(job.job_id))
+        entry = record(self.folder, run, self.launch, self.code, place, job.job_id, start)
+        self.running[run.name] = (run, job, entry, slot)
+
+
+@contextmanager
+def only_we_hear_the_terminal() -> Iterator[None]:
+    """Block Ctrl-C and hang-up for processes started inside: they must save, and we tell them to.
+
+    submitit's controller would kill its job one second after a Ctrl-C.
+    """
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def over(entry: Submission, job: Any) -> bool:
+    """Return whether a local job is over; asking submitit reaps the process."""
+    job.done()
+    return not alive(entry)
+
+
+def alive(entry: Submission) -> bool:
+    """Return whether the process of a local submission still runs on this machine."""
+    here = entry.host == socket.gethostname()
+    return here and bool(entry.start) and process_start(int(entry.job)) == entry.start
+
+
+def send(entry: Submission, number: int) -> None:
+    """Send a signal to a local job, unless it is over."""
+    if alive(entry):
+        os.kill(int(entry.job), number)
+
+
+def visible_gpus() -> list[int]:
+    """Return the numbers of the GPUs that may be used here."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return list(range(torch.cuda.device_count()))
+    return [int(part) for part in named.split(",") if part.strip().isdigit()]
+
+
+# ---------------------------------------------------------------- cancelling
+
+
+def cancel(folder: SweepFolder) -> list[str]:
+    """Cancel all active runs and wait for local ones to save; return the names of the runs."""
+    found = {s.run: s for s in state_module.states(folder) if s.state in state_module.ACTIVE}
+    last = {name: entry for name, entry in folder.submissions().items() if name in found}
+    here = socket.gethostname()
+    elsewhere = [e for e in last.values() if e.executor == "local" and e.host != here]
+    if elsewhere:
+        raise MetaseqError(f"runs of this sweep were started on {elsewhere[0].host}; cancel there")
+    # First on paper: Slurm keeps no trace of a pending array element that is cancelled.
+    for name, entry in last.items():
+        folder.append("cancel", run=name, job=entry.job, folder=entry.folder)
+    on_slurm = [entry.job for entry in last.values() if entry.executor == "slurm"]
+    if on_slurm:
+        done = subprocess.run(["scancel", *on_slurm], capture_output=True, text=True)
+        if done.returncode:
+            raise MetaseqError(f"scancel: {done.stderr.strip()}")
+    local = [entry for entry in last.values() if entry.executor == "local"]
+    commands = [
+        Submission("", "local", str(row["pid"]), "", "", row["host"], row["start"])
+        for row in folder.commands()
+    ]
+    # The waiting command first: it would start the next run in place of a stopped one.
+    for entry in commands:
+        send(entry, signal.SIGTERM)
+    deadline = time.monotonic() + SAVING
+    while left := [entry for entry in (*commands, *local) if alive(entry)]:
+        for entry in left:
+            if entry not in commands:
+                send(entry, signal.SIGTERM)
+        if time.monotonic() > deadline:
+            raise MetaseqError(f"process {left[0].job} does not end; it may hang")
+        time.sleep(0.5)
+    return list(last)

@@ -1,0 +1,163 @@
+"""Sweeps on a real Slurm: the array, preemption, and that `status` tells the truth about each end."""
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from sweeping import (
+    LONG,
+    SHORT,
+    processes,
+    result_of,
+    states_of,
+    submitted,
+    sweep,
+    updates,
+    wait_until,
+)
+
+from metaseq_lm.cli import main
+
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
+ON_SLURM = ("--executor", "slurm", "--time", "30")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[str]]:
+    """Weights and curve of the long run of seed 1 that nothing interrupts."""
+    save = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert main(["train", str(moons), "--save-dir", str(save), "seed=1", *LONG]) == 0
+    return result_of(save)
+
+
+def job(out: Path, run: str) -> str:
+    return states_of(out)[run].job
+
+
+def wait_for(out: Path, run: str, *wanted: str, seconds: float = 90) -> None:
+    """Wait until a run is in one of the `wanted` states."""
+    wait_until(lambda: states_of(out)[run].state in wanted, seconds)
+
+
+def test_an_array_with_a_failing_run(moons: Path, tmp_path: Path) -> None:
+    """Two at a time; what failed, and only that, is submitted again."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    grid = ["--grid", f"init_from=null,{source}", "--seeds", "1,2", "--max-parallel", "2"]
+    command = [moons, "--out", out, *grid, *ON_SLURM, *SHORT]
+    assert sweep(*command) == 0
+    most = 0
+
+    def over() -> bool:
+        nonlocal most
+        now = [state.state for state in states_of(out).values()]
+        most = max(most, now.count("running"))
+        return not {"running", "pending"} & set(now)
+
+    wait_until(over, 120)
+    assert most == 2
+    found = states_of(out)
+    failed = [name for name, state in found.items() if state.state == "failed"]
+    good = [name for name, state in found.items() if state.state == "finished"]
+    assert len(failed) == len(good) == 2 and all("source" in name for name in failed)
+    assert "exit code 1" in found[failed[0]].reason
+    accounting = ["sacct", "-X", "-n", "-P", "-o", "State", "-j", found[failed[0]].job]
+    wait_until(lambda: subprocess.check_output(accounting, text=True).strip() == "FAILED")
+
+    shutil.copytree(out / good[0], source)
+    assert sweep("resubmit", "--failed", out) == 0
+    assert submitted(out)[4:] == failed
+    for name in failed:
+        wait_for(out, name, "finished")
+    assert sweep(*command) == 0
+    assert len(submitted(out)) == 6
+
+
+def preempt(name: str) -> None:
+    """Send what a preemption sends: TERM and, a moment later, submitit's signal."""
+    for number in ("TERM", "USR2"):
+        subprocess.run(["scancel", name, "--signal", number], check=True)
+
+
+def test_a_preempted_run_ends_like_an_undisturbed_one(
+    moons: Path, tmp_path: Path, undisturbed: tuple
+) -> None:
+    out = tmp_path / "out"
+    assert sweep(moons, "--out", out, "--seeds", "1,2", *ON_SLURM, *LONG) == 0
+    wait_until(lambda: updates(out, "seed=1") >= 40)
+    preempt(job(out, "seed=1"))
+    for run in ("seed=1", "seed=2"):
+        wait_for(out, run, "finished")
+    found = states_of(out)
+    assert found["seed=1"].requeued == 1
+    assert submitted(out) == ["seed=1", "seed=2"]
+    assert result_of(out / "seed=1") == undisturbed
+    wait_until(lambda: not processes(str(out)), 30)
+
+
+def test_a_signal_to_the_training_alone(moons: Path, tmp_path: Path, undisturbed: tuple) -> None:
+    """The training saves and exits with 75; the job is requeued although it saw no signal."""
+    out = tmp_path / "out"
+    assert sweep(moons, "--out", out, *ON_SLURM, *LONG) == 0
+    wait_until(lambda: updates(out, "seed=1") >= 40)
+    (training,) = processes(str(out), "--save-dir", "-c")
+    os.kill(training, signal.SIGUSR1)
+    wait_for(out, "seed=1", "finished")
+    assert states_of(out)["seed=1"].requeued == 1
+    assert result_of(out / "seed=1") == undisturbed
+
+
+def test_scancel_and_sweep_cancel(moons: Path, tmp_path: Path, undisturbed: tuple) -> None:
+    """One run is ended by scancel, the others, of which two never started, by `sweep cancel`."""
+    out = tmp_path / "out"
+    seeds = ("--seeds", "1,2,3,4", "--max-parallel", "2")
+    assert sweep(moons, "--out", out, *seeds, *ON_SLURM, *LONG) == 0
+    wait_until(lambda: updates(out, "seed=1") >= 40)
+    subprocess.run(["scancel", job(out, "seed=1")], check=True)
+    assert sweep("cancel", out) == 0
+    for run in ("seed=1", "seed=2", "seed=3", "seed=4"):
+        wait_for(out, run, "cancelled")
+    wait_until(lambda: not processes(str(out)), 60)
+    found = states_of(out)
+    assert 0 < found["seed=1"].update < 800 and found["seed=4"].update == 0
+    assert sweep("resubmit", "--failed", out) == 0
+    assert submitted(out)[4:] == ["seed=1", "seed=2", "seed=3", "seed=4"]
+    wait_for(out, "seed=1", "finished")
+    assert result_of(out / "seed=1") == undisturbed
+    assert sweep("cancel", out) == 0
+
+
+def test_a_killed_wrapper_leaves_no_process(moons: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert sweep(moons, "--out", out, *ON_SLURM, *LONG) == 0
+    wait_until(lambda: updates(out, "seed=1") >= 40)
+    (wrapper,) = processes(str(out), "process_job", "-c", "submitit.core._submit", "!srun")
+    os.kill(wrapper, signal.SIGKILL)
+    wait_for(out, "seed=1", "failed")
+    wait_until(lambda: not processes(str(out)), 60)
+    assert "FAILED" in states_of(out)["seed=1"].reason
+
+
+def test_what_sbatch_refuses_is_one_message(
+    moons: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    command = [moons, "--out", tmp_path / "out", *ON_SLURM, "--partition", "nowhere", *SHORT]
+    assert sweep(*command) == 1
+    text = capfd.readouterr().err
+    assert "metaseq-lm: sbatch refused" in text and "Traceback" not in text
+    assert states_of(tmp_path / "out")["seed=1"].state == "waiting"
+
+
+@pytest.mark.slow
+def test_a_run_that_times_out_too_often(moons: Path, tmp_path: Path) -> None:
+    """A limit of one minute, no requeue allowed: saved, and shown as a time-out."""
+    out = tmp_path / "out"
+    limits = ("--executor", "slurm", "--time", "1", "--max-timeouts", "0")
+    endless = [*SHORT, "trainer.max_update=100000000"]
+    assert sweep(moons, "--out", out, *limits, *endless) == 0
+    wait_for(out, "seed=1", "timeout", seconds=150)
+    state = states_of(out)["seed=1"]
+    assert "timed-out too many times" in state.reason and state.update > 0
+    wait_until(lambda: not processes(str(out)), 60)

@@ -1,0 +1,277 @@
+"""Sweeps on this machine with real runs: failures, signals, orphans, the snapshot, going on."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from sweeping import (
+    LONG,
+    ROOT,
+    SHORT,
+    processes,
+    result_of,
+    start_sweep,
+    states_of,
+    submitted,
+    sweep,
+    updates,
+    wait_until,
+)
+
+from metaseq_lm.cli import main
+from metaseq_lm.launch import Snapshot
+
+# Words of the command lines of submitit's process, and of the training below it.
+WRAPPER = ("submitit.core._submit", "-c")
+TRAINING = ("--save-dir", "-c")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[str]]:
+    """Weights and curve of the long run of seed 1 that nothing interrupts."""
+    save = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert main(["train", str(moons), "--save-dir", str(save), "seed=1", *LONG]) == 0
+    return result_of(save)
+
+
+def launched(output: str) -> list[str]:
+    return [line.split()[0] for line in output.splitlines() if re.search(r"\srunning\s", line)]
+
+
+def test_a_failing_run_and_what_is_launched_again(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Four runs, two at a time; one fails until what it starts from is there."""
+    source = tmp_path / "source"
+    out = tmp_path / "out"
+    grid = ["--grid", f"init_from=null,{source}", "--seeds", "1,2", "--max-parallel", "2"]
+    command = [moons, "--out", out, *grid, *SHORT]
+    assert sweep(*command) == 1
+    shown = capsys.readouterr().out
+    count, most = 0, 0
+    for line in shown.splitlines():
+        words = line.split()
+        if len(words) > 3 and words[0].startswith("init_from="):
+            count += 1 if words[2] == "running" else -1
+            most = max(most, count)
+    assert most == 2 and count == 0
+    assert "4 runs: 2 finished, 2 failed" in shown
+    found = states_of(out)
+    failed = [name for name, state in found.items() if state.state == "failed"]
+    assert len(failed) == 2 and all("source" in name for name in failed)
+    assert (
+        "exit code 1" in found[failed[0]].reason and "no such checkpoint" in found[failed[0]].reason
+    )
+    good = next(name for name in found if name not in failed)
+    assert (found[good].update, found[good].max_update) == (3, 3)
+
+    shutil.copytree(out / good, source)
+    capsys.readouterr()
+    assert sweep("resubmit", "--failed", out) == 0
+    assert launched(capsys.readouterr().out) == failed
+    assert submitted(out)[4:] == failed
+    assert sweep(*command) == 0
+    assert "nothing to launch" in capsys.readouterr().out
+    assert sweep("status", out) == 0
+    assert "4 runs: 4 finished" in capsys.readouterr().out
+    assert sweep("resubmit", "--failed", out) == 0
+    assert len(submitted(out)) == 6
+
+
+def test_diverged_runs_are_launched_again_only_when_asked_for(moons: Path, tmp_path: Path) -> None:
+    command = [moons, "--out", tmp_path / "out", "optimizer.lr=1e30", *SHORT]
+    assert sweep(*command) == 1
+    state = states_of(tmp_path / "out")["seed=1"]
+    assert state.state == "diverged" and "not finite" in state.reason
+    assert sweep(*command) == 1
+    assert len(submitted(tmp_path / "out")) == 1
+    assert sweep("resubmit", "--failed", tmp_path / "out", "--diverged") == 1
+    assert len(submitted(tmp_path / "out")) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_and_gone_on_with(
+    moons: Path, tmp_path: Path, undisturbed: tuple, number: int
+) -> None:
+    """Ctrl-C reaches the whole process group; the runs save all the same."""
+    out = tmp_path / "out"
+    command = [moons, "--out", out, *LONG]
+    process = start_sweep(*command)
+    wait_until(lambda: updates(out, "seed=1") >= 60)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, shown
+    assert "Traceback" not in shown and "the same command goes on" in shown
+    assert not processes(str(out))
+    state = states_of(out)["seed=1"]
+    assert state.state == "interrupted" and 0 < state.update < 800
+    assert sweep(*command) == 0
+    assert result_of(out / "seed=1") == undisturbed
+
+
+@pytest.mark.parametrize("who", ["wrapper", "train"])
+def test_a_preempted_job_is_requeued_once(
+    moons: Path, tmp_path: Path, undisturbed: tuple, who: str
+) -> None:
+    """USR2 sent to submitit's process, or only to the training below it."""
+    out = tmp_path / "out"
+    process = start_sweep(moons, "--out", out, *LONG)
+    wait_until(lambda: updates(out, "seed=1") >= 60)
+    words = WRAPPER if who == "wrapper" else TRAINING
+    (target,) = processes(str(out), *words)
+    os.kill(target, signal.SIGUSR2)
+    shown, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, shown
+    state = states_of(out)["seed=1"]
+    assert (state.state, state.requeued) == ("finished", 1)
+    assert submitted(out) == ["seed=1"]
+    assert result_of(out / "seed=1") == undisturbed
+
+
+def test_cancel_leaves_no_process(moons: Path, tmp_path: Path, undisturbed: tuple) -> None:
+    out = tmp_path / "out"
+    command = [moons, "--out", out, "--seeds", "1,2", *LONG]
+    process = start_sweep(*command)
+    wait_until(lambda: updates(out, "seed=1") >= 60)
+    assert sweep("cancel", out) == 0
+    assert not processes(str(out))
+    shown, _ = process.communicate(timeout=10)
+    assert process.returncode == 75, shown
+    found = states_of(out)
+    assert (found["seed=1"].state, found["seed=2"].state) == ("cancelled", "waiting")
+    assert sweep("resubmit", "--failed", out) == 1  # seed=2 was never launched
+    assert submitted(out) == ["seed=1", "seed=1"]
+    assert result_of(out / "seed=1") == undisturbed
+
+
+def test_killing_the_sweep_ends_its_runs(moons: Path, tmp_path: Path, undisturbed: tuple) -> None:
+    """kill -9 of the waiting command: the run notices, saves and ends."""
+    out = tmp_path / "out"
+    command = [moons, "--out", out, *LONG]
+    process = start_sweep(*command)
+    wait_until(lambda: updates(out, "seed=1") >= 60)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not processes(str(out)), 30)
+    state = states_of(out)["seed=1"]
+    assert state.state == "interrupted" and "SIGTERM" in state.reason
+    assert sweep(*command) == 0
+    assert result_of(out / "seed=1") == undisturbed
+
+
+def test_killing_the_wrapper_ends_its_run(moons: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start_sweep(moons, "--out", out, *LONG)
+    wait_until(lambda: updates(out, "seed=1") >= 60)
+    (wrapper,) = processes(str(out), *WRAPPER)
+    os.kill(wrapper, signal.SIGKILL)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, shown
+    wait_until(lambda: not processes(str(out)), 30)
+    assert states_of(out)["seed=1"].state == "lost"
+
+
+def test_a_killed_training_is_a_failure(moons: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start_sweep(moons, "--out", out, *LONG)
+    wait_until(lambda: updates(out, "seed=1") >= 60)
+    (training,) = processes(str(out), *TRAINING)
+    os.kill(training, signal.SIGKILL)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, shown
+    state = states_of(out)["seed=1"]
+    assert state.state == "failed" and "SIGKILL" in state.reason
+
+
+def test_two_commands_at_once(moons: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start_sweep(moons, "--out", out, *LONG)
+    wait_until(lambda: out.is_dir() and processes(str(out), *WRAPPER))
+    second = start_sweep(moons, "--out", out, *LONG)
+    shown, _ = second.communicate(timeout=60)
+    assert second.returncode == 1 and "another 'sweep' command" in shown
+    assert sweep("cancel", out) == 0
+    process.communicate(timeout=60)
+
+
+def test_stages_follow_each_other(moons: Path, tmp_path: Path) -> None:
+    """The second stage starts from the first one's checkpoint; a label of odd characters arrives."""
+    label = 'it\'s; $(touch canary) `id` "q" \\ %j ~ é'
+    file = tmp_path / "sweep.yaml"
+    content = {
+        "data": os.path.relpath(moons, tmp_path),
+        "stages": [
+            {"name": "first", "overrides": ["trainer.max_update={n}"]},
+            {"name": "second", "overrides": ["init_from={first}/checkpoints/last"]},
+        ],
+        "grid": {"n": [2], "second:trainer.max_update": [3], "label": [label]},
+        "overrides": SHORT[:-1],
+    }
+    file.write_text(json.dumps(content))
+    out = tmp_path / "out"
+    assert sweep(file, "--out", out) == 0
+    ((name, state),) = states_of(out).items()
+    assert (state.state, state.stage) == ("finished", "second")
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.load(out / "second" / name / "config.yaml")
+    assert config.label == label and config.trainer.max_update == 3
+    assert config.init_from == str(out / "first" / name / "checkpoints" / "last")
+    assert OmegaConf.load(out / "first" / name / "config.yaml").trainer.max_update == 2
+    assert not list(tmp_path.rglob("canary"))
+
+
+def test_the_snapshot_is_what_runs(moons: Path, tmp_path: Path) -> None:
+    """Package and plug-in are broken after the first run was launched; the second does not notice."""
+    tree, out = tmp_path / "tree", tmp_path / "out"
+    kept = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "metaseq_lm", tree / "metaseq_lm", ignore=kept)
+    shutil.copytree(ROOT / "user_dir", tree / "user_dir", ignore=kept)
+    command = [moons, "--out", out, "--seeds", "1,2", "--user-dir", tree / "user_dir", *SHORT]
+    process = start_sweep(*command, cwd=tree, env={"PYTHONPATH": str(tree)})
+    wait_until(lambda: out.is_dir() and processes(str(out), *WRAPPER))
+    for file in ("metaseq_lm/cli/train.py", "metaseq_lm/trainer.py", "user_dir/__init__.py"):
+        (tree / file).write_text("raise SystemExit(9)\n")
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, shown
+    (code,) = (out / "code").iterdir()
+    assert (out / "seed=2" / "code").resolve() == code
+    assert not [p for p in code.rglob("*") if "raise SystemExit(9)" in text_of(p)]
+    top = {p.name for p in code.iterdir()}
+    assert top == {"metaseq_lm", "plugin"}
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.suffix == ".py" else ""
+
+
+def test_a_snapshot_is_named_by_its_content(tmp_path: Path) -> None:
+    plugin = tmp_path / "plug"
+    (plugin / "data").mkdir(parents=True)
+    (plugin / "__init__.py").write_text("x = 1\n")
+    (plugin / "data" / "corpus.bin").write_text("not code")
+    out = plugin / "runs"  # inside of what is copied
+    out.mkdir()
+    first = Snapshot(out, str(plugin), None).take()
+    again = Snapshot(out, str(plugin), None).take()
+    assert first == again and [first.folder] == list((out / "code").iterdir())
+    assert first.user_dir == str(first.folder / "plugin" / "plug")
+    assert {p.name for p in (first.folder / "plugin").rglob("*") if p.is_file()} == {"__init__.py"}
+    (plugin / "__init__.py").write_text("x = 2\n")
+    second = Snapshot(out, str(plugin), None).take()
+    assert second.folder != first.folder
+    assert (first.folder / "plugin/plug/__init__.py").read_text() == "x = 1\n"
+
+
+def test_the_wrapper_does_without_torch() -> None:
+    """It stays beside the training all the time, and must start fast."""
+    code = "import metaseq_lm.launch, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([shutil.which("python") or "python3", "-c", code]).returncode == 0
