@@ -76,10 +76,10 @@ def save(
         for name, data in files.items():
             _write(temporary / name, data)
         sync_folder(temporary)
-        if final.exists():
+        if os.path.lexists(final):
             # Reached again after a fallback to an older checkpoint: the one there was found
             # damaged.
-            shutil.rmtree(final)
+            _remove(final)
         os.rename(temporary, final)
         sync_folder(folder)
         link(folder, "last", final)
@@ -126,13 +126,15 @@ def link(folder: Path, name: str, target: Path) -> None:
 
 def load(path: Path) -> Checkpoint:
     """Read and verify one checkpoint folder; raises CheckpointError naming the file and the fault."""
-    if not (path / "manifest.json").is_file():
-        raise CheckpointError(f"{path} is not a checkpoint: it has no manifest.json")
     try:
         manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
         version = manifest["format"]
         sums = manifest["sha256"]
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"{path} is not a checkpoint: it has no manifest.json") from error
+    except OSError as error:
+        raise CheckpointError(f"{path / 'manifest.json'}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path / 'manifest.json'} is damaged: {error}") from error
     if version != FORMAT:
         raise CheckpointError(f"{path} has format {version}; this version reads format {FORMAT}")
@@ -161,8 +163,8 @@ def load(path: Path) -> Checkpoint:
 
 
 def all_updates(folder: Path) -> list[Path]:
-    """Return the checkpoint folders, oldest first."""
-    return sorted(p for p in folder.glob(f"{PREFIX}*") if p.is_dir()) if folder.is_dir() else []
+    """Return what has the name of a checkpoint, oldest first; a link to nothing too."""
+    return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
 
 
 def newest(
@@ -175,7 +177,7 @@ def newest(
     """
     skipped: list[str] = []
     for leftover in folder.glob(f"{TEMPORARY}*") if folder.is_dir() else ():
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        _remove(leftover)
     for path in reversed(all_updates(folder)):
         try:
             found = load(path)
@@ -203,7 +205,7 @@ def prune(folder: Path, keep_last: int) -> None:
             # checkpoint.
             doomed = path.with_name(f"{TEMPORARY}{path.name}")
             os.rename(path, doomed)
-            shutil.rmtree(doomed)
+            _remove(doomed)
 
 
 def resolve(path: str, prefer: str = "last") -> Path:
@@ -244,6 +246,14 @@ def check_fit(module: torch.nn.Module, weights: dict[str, Tensor], source: objec
         raise CheckpointError(
             f"{source} does not fit the model ({text}); use the same model and vocabulary"
         )
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, a file or a link; never what a link points at."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _write(path: Path, data: bytes) -> None:

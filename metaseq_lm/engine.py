@@ -203,10 +203,11 @@ class Engine:
         if all(g is None for g in grads):
             return True
         clipped, before = vectors.clip(grads, optimizer.clip_norm)
-        self.norms[name] = before.item()
         if not torch.isfinite(before + self._losses):
+            self.norms.pop(name, None)
             self.nonfinite.append(name)
             return False
+        self.norms[name] = before.item()
         for parameter, grad in zip(optimizer.parameters, clipped, strict=True):
             parameter.grad = grad
         optimizer.step()

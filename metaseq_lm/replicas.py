@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 
 from metaseq_lm.errors import Interrupted, MetaseqError
 from metaseq_lm.processes import program
-from metaseq_lm.stopping import PARENT_DIES, SIGNALS
+from metaseq_lm.stopping import PARENT_DIES, SIGNALS, received
 
 HOST = "127.0.0.1"
 PATIENCE = 15.0  # seconds in which the others can end by themselves when one has failed
@@ -45,6 +45,7 @@ def run(count: int, arguments: Sequence[str]) -> int:
         send(children, number)
 
     before = {number: signal.signal(number, forward) for number in SIGNALS}
+    signals += filter(None, [received()])  # while this process read its configuration
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     try:
         for rank in range(count):
@@ -74,7 +75,8 @@ def watch(children: Sequence[subprocess.Popen], signals: Sequence[int]) -> int:
     """
     first: int | None = None  # the replica that failed first
     deadline = float("inf")
-    while any(child.poll() is None for child in children):
+    # Of a list: each is asked, also those behind one that lives.
+    while any([child.poll() is None for child in children]):
         if first is None:
             first = failed(children)
             deadline = float("inf") if first is None else time.monotonic() + PATIENCE
@@ -85,10 +87,11 @@ def watch(children: Sequence[subprocess.Popen], signals: Sequence[int]) -> int:
     if first is None:
         return 0
     code = children[first].returncode
+    early = code == 130 and signal.SIGINT in signals
+    if early or -code in signals:  # it came before the replica could listen
+        return Interrupted.exit_code
     if code >= 0:
         return code
-    if -code in signals:  # it came before the replica could listen
-        return Interrupted.exit_code
     raise MetaseqError(
         f"replica {first} (process {children[first].pid}) was killed by {signal.Signals(-code).name}; "
         "if nobody did that, memory ran out. Start the run again, it resumes from the last checkpoint"

@@ -142,7 +142,7 @@ class Trainer:
         options = self.options
         if asked:
             if self.update:
-                self.save(False)
+                self.save(False, last=True)
             self.raise_interrupted(asked)
         improved = False
         wanted = self.stopped_by or self._due(options.validate_interval_updates)
@@ -154,7 +154,7 @@ class Trainer:
                     f"no better {options.best_checkpoint_metric} in {options.patience} validations"
                 )
         if improved or self.stopped_by or self._due(options.save_interval_updates):
-            self.save(improved)
+            self.save(improved, last=bool(self.stopped_by))
 
     def raise_interrupted(self, asked: int) -> None:
         """Raise Interrupted for a signal."""
@@ -212,7 +212,7 @@ class Trainer:
 
     def _refuse(self, batches: Batches) -> bool:
         """Deal with an update that is not finite; returns whether the run was rolled back."""
-        names = ", ".join(self.engine.nonfinite)
+        names = ", ".join(dict.fromkeys(self.engine.nonfinite))
         what = f"update {self.update + 1}: the loss or the gradient of {names} is not finite"
         self._event(what, samples=distributed.gather_objects(sample_numbers(batches)))
         self._refused += 1
@@ -281,19 +281,20 @@ class Trainer:
         self._validated_at = state["validated_at"]
         self.positions, self.best = dict(state["positions"]), dict(state["best"])
 
-    def save(self, is_best: bool) -> None:
+    def save(self, is_best: bool, last: bool = False) -> None:
         """Write a checkpoint from the first replica, link it as best if it is, drop old ones.
 
         Raises DivergedError if a weight is not finite, CheckpointError if it cannot be written and
-        trainer.on_save_error is stop, MetaseqError if the replicas disagree.
+        trainer.on_save_error is stop or this is the `last` one, MetaseqError if the replicas disagree.
         """
         distributed.alive()
         weights = self.model.state_dict()
-        bad = checkpoint.nonfinite(weights)
+        # Spoilt on one replica only, it must stop them all.
+        bad = [n for own in distributed.gather_objects(checkpoint.nonfinite(weights)) for n in own]
         if bad:
             raise DivergedError(
-                f"after update {self.update} {', '.join(bad[:4])} is not finite, so nothing is saved. "
-                "Resume from the last checkpoint with a lower optimizer.lr"
+                f"after update {self.update} {', '.join([*dict.fromkeys(bad)][:4])} is not finite, so "
+                "nothing is saved. Resume from the last checkpoint with a lower optimizer.lr"
             )
         distributed.check_equal(weights, self.update)
         state = self.state_dict()
@@ -304,7 +305,7 @@ class Trainer:
             except CheckpointError as error:
                 trouble = str(error)
         trouble = distributed.from_first(trouble)
-        if trouble and self.options.on_save_error == "stop":
+        if trouble and (last or self.options.on_save_error == "stop"):
             raise CheckpointError(trouble)
         if trouble:
             self._event(trouble)
@@ -345,7 +346,16 @@ class Trainer:
         self.load_state_dict(found.state)
         self._saved_at = self.update
         self.last_valid = found.manifest["valid"]
+        if self.run is not None:
+            self._relink(folder, found.path)
         return [*messages, f"resumed from {found.path} at update {self.update}"]
+
+    def _relink(self, folder: Path, newest: Path) -> None:
+        """Make "last" and "best" true again: a kill may have come between a checkpoint and its links."""
+        checkpoint.link(folder, "last", newest)
+        best = checkpoint.folder_of(folder, self.best["update"])
+        if self.best["value"] is not None and best.is_dir():
+            checkpoint.link(folder, "best", best)
 
     def _check_fit(self, found: Checkpoint) -> None:
         if found.manifest["data"] != self.data:

@@ -10,6 +10,7 @@ Any option of the configuration is set by key=value (Hydra's grammar), which win
 
 import argparse
 import os
+import sys
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -154,6 +155,10 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
         status = STATUS.get(type(known), "failed")
         if status == "failed":  # the others do not know
             distributed.fail(known)
+            if known is not error and distributed.world_size() > 1:
+                print(f"metaseq-lm: replica {distributed.rank()} failed:", file=sys.stderr)
+        else:  # all stop for the same reason, and the first says it
+            known.said = distributed.rank() > 0
         if run is not None:
             run.record(status, known)
         raise
