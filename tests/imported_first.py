@@ -1,0 +1,15 @@
+"""What the server of real_runs imports before it forks: all that a run needs."""
+
+import hydra.core.override_parser.overrides_parser  # noqa: F401
+import safetensors.torch  # noqa: F401
+import torch
+import torch._dynamo  # noqa: F401  (the first optimizer would)
+
+import metaseq_lm.cli.train  # noqa: F401
+import metaseq_lm.replicas  # noqa: F401
+import metaseq_lm.run  # noqa: F401
+from metaseq_lm import config, plugins
+
+plugins.load_all()
+config.load_config([])
+torch.set_num_threads(1)

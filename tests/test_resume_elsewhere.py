@@ -1,0 +1,157 @@
+"""The same run on other numbers of processes: the same samples, and the same losses up to rounding."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from battery import configure
+from real_runs import REPEATS, Started, command, final, records, rows
+
+from metaseq_lm.run import Run
+
+RECORD = {"METASEQ_LM_RECORD": "1"}
+FP64 = ["engine.precision=fp64", "model.dropout=0", "model.attention_dropout=0"]
+MICRO = "engine.micro_batch_size=3"
+
+
+def chain(
+    data: Path,
+    save: Path,
+    counts: list[int],
+    *more: str,
+    updates: int = 3,
+    sharded: tuple[int, ...] = (),
+) -> Path:
+    """Train some updates on each number of processes in turn; `sharded` are numbers of turns."""
+    for turn, count in enumerate(counts):
+        options = [f"trainer.max_update={updates * (turn + 1)}"]
+        options += [f"engine.shard_optimizer={turn in sharded}"]
+        options += ["--nproc", str(count)] if count > 1 else []
+        run = Started(command(data, save, *more, *options), save.with_suffix(".err"), RECORD)
+        assert run.wait() == 0, run.text()
+    return save
+
+
+def samples(save: Path, ranks: int = 4) -> dict[int, list[int]]:
+    """Return the sample numbers of each update, from the first replica's to the last's."""
+    found: dict[int, list[int]] = {}
+    for rank in range(ranks):
+        for line in records(save, rank):
+            parts = line["samples"]["train"]
+            found.setdefault(line["update"], []).extend(s for part in parts for s in part)
+    return found
+
+
+def losses(save: Path) -> torch.Tensor:
+    """Return the training losses."""
+    lines = rows(save, "train")
+    assert [line["update"] for line in lines] == list(range(1, len(lines) + 1))
+    return torch.tensor([line["loss"] for line in lines], dtype=torch.float64)
+
+
+def moments(state: dict) -> list[torch.Tensor]:
+    """Return the moments of a saved state in the order of the parameters."""
+    state = state["optimizers"]["main"]["state"]
+    return [v for n in sorted(state) for v in state[n].values() if v.dim()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision, limit", [("fp32", 1e-5), ("fp64", 1e-12)])
+def test_one_two_four_one(precision: str, limit: float, moons: Path, tmp_path: Path) -> None:
+    """Order of samples per update exactly, losses and moments up to the order of summation."""
+    more = [*(FP64 if precision == "fp64" else []), f"seed={REPEATS}"]
+    straight = chain(moons, tmp_path / "straight", [1], *more, updates=12)
+    # The turns on 2 and 4 processes share the moments out, the last has them all again.
+    moved = chain(moons, tmp_path / "moved", [1, 2, 4, 1], *more, MICRO, sharded=(2,))
+    assert samples(straight) == samples(moved) and len(samples(moved)) == 12
+    assert all(len(s) == 16 for s in samples(moved).values())
+    difference = (losses(straight) - losses(moved)).abs() / losses(straight)
+    assert difference.max() <= limit
+    for a, b in zip(moments(final(straight)[1]), moments(final(moved)[1]), strict=True):
+        assert torch.allclose(a, b, rtol=1e3 * limit, atol=limit)
+
+
+@pytest.mark.slow
+def test_sharded_moments_go_elsewhere(moons: Path, tmp_path: Path) -> None:
+    """Shared out over 2, then over 4, then whole: bit for bit as without sharing out."""
+    counts = [2, 4, 2]
+    shared = chain(moons, tmp_path / "shared", counts, sharded=(0, 1))
+    whole = chain(moons, tmp_path / "whole", counts)
+    assert rows(shared, "train") == rows(whole, "train")
+    assert final(shared)[0] == final(whole)[0]
+    assert all(map(torch.equal, moments(final(shared)[1]), moments(final(whole)[1])))
+    # A replica keeps its share of the moments: two numbers per parameter in all.
+    for count, turn in ((2, 0), (4, 1)):
+        kept = [records(shared, rank) for rank in range(count)]
+        kept = [next(line for line in k if line["update"] == 3 * turn + 2) for k in kept]
+        parameters = kept[0]["parameters"]
+        assert sum(line["moments"] for line in kept) == 2 * parameters
+        assert max(line["moments"] for line in kept) <= 2 * parameters * (1 / count + 0.6)
+    assert {line["moments"] for line in records(whole)} == {2 * parameters}
+
+
+def test_share_is_even_where_parameters_allow() -> None:
+    from metaseq_lm.optim import owners
+
+    sizes = [768 * 768] * 48 + [768] * 100 + [3000 * 768]
+    for count in (2, 3, 4, 8):
+        mine = [0] * count
+        for size, owner in zip(sizes, owners(sizes, count)):
+            mine[owner] += size
+        assert max(mine) <= 1.1 * sum(sizes) / count
+
+
+@pytest.mark.parametrize("count", [4])
+def test_a_count_that_cannot_be_is_refused(count: int, moons: Path, tmp_path: Path) -> None:
+    """Exit code 2 before the first update, one message, with the counts that are possible."""
+    save = tmp_path / "run"
+    more = ["task.batch_size=3", "--nproc", str(count)]
+    run = Started(command(moons, save, *more), tmp_path / "err")
+    assert run.wait() == 2 and not run.members()
+    text = run.text()
+    assert text.count("use 1 to 3 processes") == 1 and "Traceback" not in text
+    assert not rows(save, "train") and not list((save).glob("checkpoints/*"))
+
+
+# ---------------------------------------------------------------- limits
+
+
+def test_flops_stop_the_same_update_on_one_and_two_processes(moons: Path, tmp_path: Path) -> None:
+    """The limit holds for the sum over the processes."""
+    probe = Run(configure(moons, tmp_path / "probe", ("masked_lm", 0), "trainer.max_update=1"))
+    probe.train()
+    limit = 6.5 * probe.trainer.flops.total
+    for count in (1, 2):
+        save = tmp_path / str(count)
+        more = ["trainer.max_update=100", "--max-flops", f"{limit:.0f}"]
+        more += ["--nproc", str(count)] if count > 1 else []
+        run = Started(command(moons, save, *more), save.with_suffix(".err"))
+        assert run.wait() == 0, run.text()
+    one, two = (json.loads((tmp_path / n / "results.json").read_text()) for n in "12")
+    assert one["stopped_by"] == two["stopped_by"] == "max_flops"
+    assert one["flops"] == pytest.approx(two["flops"], rel=1e-3) and one["flops"] >= limit
+    assert one["updates"] == two["updates"] < 12
+    assert one["replicas"] == 1 and two["replicas"] == 2
+
+
+@pytest.mark.parametrize(
+    "name, value, raised", [("max_flops", 1e7, 1e12), ("max_seconds", 0.2, 60)]
+)
+def test_a_raised_limit_goes_on(
+    name: str, value: float, raised: float, moons: Path, tmp_path: Path
+) -> None:
+    def train(limit: float, last: int) -> dict:
+        more = [f"trainer.{name}={limit}", f"trainer.max_update={last}", "trainer.valid_split=''"]
+        run = Run(configure(moons, tmp_path, ("masked_lm", 0), *more))
+        run.train()
+        return json.loads((tmp_path / "results.json").read_text())
+
+    first = train(value, 100000)
+    assert first["stopped_by"] == name and 0 < first["updates"] < 100000
+    assert (tmp_path / "checkpoints" / "last").resolve().name.endswith(str(first["updates"]))
+    assert train(value, 100000) == first  # the same limit: nothing is left to do
+    last = first["updates"] + 5
+    second = train(raised, last)
+    assert second["stopped_by"] == "max_update" and second["updates"] == last
+    assert [row["update"] for row in rows(tmp_path, "train")] == list(range(1, last + 1))
