@@ -7,11 +7,16 @@ manifest.json with the checksum of both. "best" and "last" beside the checkpoint
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
+import math
 import os
+import pickletools
+import re
 import shutil
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +27,18 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.errors import MetaseqError
-from metaseq_lm.files import sync_folder
+from metaseq_lm.files import read_json, sync_folder
 
 FORMAT = 2
 PREFIX = "update_"
 TEMPORARY = ".tmp-"
+# All that a pickle of plain data and tensors names. torch allows more, some of which makes much
+# memory out of few bytes.
+HARMLESS = re.compile(
+    r"torch\._utils\._rebuild_(tensor_v[23]|parameter)|torch\.(storage\.)?\w*Storage|torch\.Size|"
+    r"torch\.u?(float|bfloat|int|complex|bool)\w*|collections\.OrderedDict|_codecs\.encode|"
+    r"(builtins|__builtin__)\.(set|complex)"
+)
 
 
 class CheckpointError(MetaseqError):
@@ -57,6 +69,10 @@ def save(
     """
     stream = io.BytesIO()
     torch.save(state, stream)
+    try:
+        check_archive(stream.getvalue())
+    except ValueError as error:  # better now than when it is to be loaded
+        raise CheckpointError(f"the state of the run cannot be saved: {error}") from error
     about = {"state": structure(state), **about}
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     files = {"model.safetensors": safetensors.torch.save(weights), "state.pt": stream.getvalue()}
@@ -98,10 +114,18 @@ def folder_of(folder: Path, update: int) -> Path:
     return folder / f"{PREFIX}{update:09d}"
 
 
-def structure(state: Any) -> str:
-    """Return a hash of the keys and shapes in nested containers, by which a lacking part is noticed."""
+def structure(state: Any, most: float = math.inf) -> str:
+    """Return a hash of the keys and shapes in nested containers, by which a lacking part is noticed.
+
+    ValueError if there are more than `most` values: containers inside each other many times over.
+    """
+    count = 0
 
     def outline(value: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > most:
+            raise ValueError(f"more than {most:,} values")
         if isinstance(value, dict):
             return sorted((str(k), outline(v)) for k, v in value.items())
         if isinstance(value, (list, tuple)):
@@ -126,40 +150,93 @@ def link(folder: Path, name: str, target: Path) -> None:
 
 def load(path: Path) -> Checkpoint:
     """Read and verify one checkpoint folder; raises CheckpointError naming the file and the fault."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        version = manifest["format"]
-        sums = manifest["sha256"]
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(f"{path} is not a checkpoint: it has no manifest.json") from error
-    except OSError as error:
-        raise CheckpointError(f"{path / 'manifest.json'}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path / 'manifest.json'} is damaged: {error}") from error
-    if version != FORMAT:
-        raise CheckpointError(f"{path} has format {version}; this version reads format {FORMAT}")
+    manifest = _read_manifest(path)
     contents = {}
     for name in ("model.safetensors", "state.pt"):
+        if not (path / name).is_file():  # a device or a pipe would be read without an end
+            raise CheckpointError(f"{path / name}: {os.strerror(errno.ENOENT)}")
         try:
             contents[name] = (path / name).read_bytes()
         except OSError as error:
             raise CheckpointError(f"{path / name}: {error.strerror}") from error
-        if hashlib.sha256(contents[name]).hexdigest() != sums.get(name):
+        if hashlib.sha256(contents[name]).hexdigest() != manifest["sha256"].get(name):
             raise CheckpointError(
                 f"{path / name} is damaged: its checksum differs from the manifest's"
             )
     try:
         weights = safetensors.torch.load(contents["model.safetensors"])
+        check_header(contents["model.safetensors"])
+        check_archive(contents["state.pt"])
         state = torch.load(io.BytesIO(contents["state.pt"]), weights_only=True, map_location="cpu")
+        found = structure(state, most=len(contents["state.pt"]))
     except Exception as error:  # whatever the two libraries raise for a file that is not theirs
-        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    if structure(state) != manifest.get("state"):
+        reason = str(error).split("\n")[0]
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {reason}") from error
+    if not isinstance(state, dict) or found != manifest.get("state"):
         raise CheckpointError(
             f"{path / 'state.pt'} lacks a part that was saved, or has one more than was saved"
         )
     if nonfinite(weights):
         raise CheckpointError(f"{path}: {', '.join(nonfinite(weights)[:4])} is not finite")
     return Checkpoint(path, weights, state, manifest)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / "manifest.json"
+    try:
+        if not file.is_file():
+            raise CheckpointError(f"{path} is not a checkpoint: it has no manifest.json")
+        manifest = read_json(file)
+        version, sums = manifest["format"], manifest["sha256"]
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}") from error
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"{file} is damaged: {error!r}") from error
+    if version != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {str(version)[:20]}; this version reads format {FORMAT}"
+        )
+    if not isinstance(sums, dict):
+        raise CheckpointError(f"{file} is damaged: it has no checksums")
+    return manifest
+
+
+def check_header(data: bytes) -> None:
+    """Raise ValueError if a safetensors file names a tensor twice; the library takes the last."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a name occurs twice in its header")
+        return dict(pairs)
+
+    json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=unique)
+
+
+def check_archive(data: bytes) -> None:
+    """Raise ValueError if `data` is not such a zip as torch.save writes for plain data and tensors.
+
+    Members must be stored as they are, once each, and nothing else be in the file: torch unpacks
+    compressed ones and looks names up its own way. Their pickles may name HARMLESS things only.
+    """
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = archive.infolist()
+        names = [member.filename for member in members]
+        if len({name.lower() for name in names}) < len(names):
+            raise ValueError("a member of the archive occurs twice")
+        if any(name.startswith("/") or ".." in name.split("/") for name in names):
+            raise ValueError("a member of the archive leaves it")
+        sizes = sum(member.file_size for member in members)
+        packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+        if packed or sizes > len(data) or any(m.external_attr >> 28 == 0xA for m in members):
+            raise ValueError("a member of the archive is packed, a link, or larger than the file")
+        if archive.comment or min((m.header_offset for m in members), default=1):
+            raise ValueError("there is something before or behind the archive")
+        for name in (name for name in names if name.lower().endswith(".pkl")):
+            for operation, value, _ in pickletools.genops(archive.read(name)):
+                if operation.name == "GLOBAL":
+                    wanted = str(value).replace(" ", ".", 1)
+                    if not HARMLESS.fullmatch(wanted):
+                        raise ValueError(f"{name} asks for {wanted}, which is not plain data")
 
 
 def all_updates(folder: Path) -> list[Path]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -14,6 +16,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import ALL, Registry, nearest
@@ -146,9 +149,9 @@ def load_config(
     else:
         folder = FOLDER
     try:
-        with initialize_config_dir(str(folder), version_base="1.3"):
+        with initialize_config_dir(str(folder), version_base="1.3"), without_environment():
             config = compose(name, overrides)
-        OmegaConf.resolve(config)
+            OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UsageError(explain(error, overrides)) from error
     check_names(config)
@@ -160,6 +163,23 @@ def load_config(
             )
     OmegaConf.set_struct(config, True)
     return config
+
+
+@contextmanager
+def without_environment() -> Iterator[None]:
+    """Refuse ${oc.env:NAME} inside the block: its value, which may be a secret, would be saved."""
+
+    def refuse(name: str, default: Any = None, *, _node_: Any) -> None:
+        raise UsageError(
+            f"{_node_._get_full_key('')} asks for the environment variable {name}, whose value would "
+            "stand in the run folder for all to read; write the value itself, or give key=value"
+        )
+
+    OmegaConf.register_new_resolver("oc.env", refuse, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
 def check_names(config: DictConfig) -> None:
@@ -175,6 +195,7 @@ def explain(error: Exception, overrides: list[str]) -> str:
     """Turn an error of Hydra or OmegaConf into one line that names the remedy."""
     cause = error.__cause__ or error
     text = str(cause).split("\n")[0] or str(error).split("\n")[0]
+    text = text.removeprefix("UsageError raised while resolving interpolation: ")
     missing = re.search(
         r"Key '([^']+)' (?:is not in struct|not in '[^']+')", str(cause) + str(error)
     )

@@ -1,16 +1,35 @@
 """Writing files so that a reader finds the old content or the new one, never a part."""
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from metaseq_lm.errors import MetaseqError
 
 # A quota (EDQUOT) and a file size limit (EFBIG) are the same news to the user as a full disk.
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+# The manifest of a corpus of 10 TB is smaller; parsed, JSON can be twenty times its size.
+LARGEST_JSON = 16 << 20
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file that anybody may have written; ValueError if there is none."""
+    size = path.stat().st_size
+    if not path.is_file() or size > LARGEST_JSON:
+        raise ValueError(f"not a file of at most {LARGEST_JSON:,} bytes ({size:,})")
+    try:
+        content = json.loads(path.read_bytes())
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    return content
 
 
 def human_bytes(count: float) -> str:

@@ -72,6 +72,7 @@ class Run:
         self.first = distributed.rank() == 0
         self.task = build_task(config)
         self.model = build_model(self.task, config, self.device)
+        self.pretraining: Optional[dict[str, Any]] = None
         if config.init_from:
             self._initialise(config.init_from)
         optimizers = self.task.build_optimizers(self.model)
@@ -90,6 +91,7 @@ class Run:
         found = checkpoint.load(checkpoint.resolve(source))
         weights = self.task.pretrained(found.weights)
         checkpoint.load_into(self.model, weights, found.path)
+        self.pretraining = cost_before(source)
 
     def train(self) -> None:
         """Train what is left of the run, score the final splits, write the results."""
@@ -181,7 +183,7 @@ class Run:
                 "data": trainer.data,
                 "code": code_hash(config.user_dir),
                 "replicas": distributed.world_size(),
-                "pretraining": cost_before(config.init_from) if config.init_from else None,
+                "pretraining": self.pretraining,
             }
         )
 

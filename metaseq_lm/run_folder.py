@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
+import re
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from metaseq_lm.errors import UsageError
-from metaseq_lm.files import write_atomic
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.files import read_json, write_atomic
 
 # What may change between the parts of one run: how it is computed, how long, how often it is looked
 # at.
 FREE = ("engine.", "trainer.", "save_dir", "user_dir", "label", "data")
+LARGEST_CONFIG = 1 << 20
+# What resuming and starting from a run ask its results.json for.
+NEEDED = ("status", "updates", "max_update", "seconds", "flops", "stopped_by", "pretraining")
 
 
 class RunFolder:
     """Opens or continues a run folder; raises UsageError if it holds a different run."""
 
     def __init__(self, config: DictConfig) -> None:
+        if not config.save_dir.isprintable():
+            raise UsageError(f"--save-dir {config.save_dir!r}: a character of it cannot be printed")
         self.path = Path(config.save_dir)
         self.checkpoints = self.path / "checkpoints"
         self.path.mkdir(parents=True, exist_ok=True)
         file = self.path / "config.yaml"
         if file.exists():
-            check_same(OmegaConf.load(file), config, self.path)
+            check_same(read_config(file), config, self.path)
         write_atomic(file, OmegaConf.to_yaml(config).encode())
         cut_torn_line(self.path / "log.jsonl")
         with open(self.path / "command.txt", "a", encoding="utf-8") as commands:
@@ -50,10 +59,48 @@ class RunFolder:
         (self.path / "results.json").unlink(missing_ok=True)
 
 
+def read_config(file: Path) -> DictConfig:
+    """Return the config.yaml of a run as it stands; MetaseqError if it is none that a run writes.
+
+    An alias is none: a few of them, inside each other, make a small file a large config.
+    """
+    try:
+        size = file.stat().st_size
+        if not file.is_file() or size > LARGEST_CONFIG:
+            raise ValueError(f"not a file of at most {LARGEST_CONFIG:,} bytes ({size:,})")
+        text = file.read_text(encoding="utf-8")
+        if re.search(r"(?<!\S)\*\w|[\[{,]\*\w", text) and has_alias(text):
+            raise ValueError("it has aliases (*name)")
+        # OmegaConf's reader, because plain YAML 1.1 takes 1e-3 for a string.
+        config = OmegaConf.load(io.StringIO(text))
+        if not isinstance(config, DictConfig):
+            raise ValueError("not a mapping of keys to values")
+    except (ValueError, OSError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+        reason = str(error).split("\n")[0]
+        raise MetaseqError(f"{file}: not a readable config: {reason}") from error
+    return config
+
+
+def has_alias(text: str) -> bool:
+    """Return whether a YAML text refers to a part of itself."""
+    return any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
+
+
 def read_results(path: Path) -> dict[str, Any] | None:
-    """Return the results.json of a run folder, or None if there is none."""
+    """Return the results.json of a run folder, or None if there is none; MetaseqError if damaged."""
     file = path / "results.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    if not file.is_file():
+        return None
+    try:
+        results = read_json(file)
+        lacking = [key for key in NEEDED if key not in results]
+        if lacking:
+            raise ValueError(f"it has no {lacking[0]}")
+    except ValueError as error:
+        raise MetaseqError(
+            f"{file} is damaged ({error}); delete it, the run then writes it anew"
+        ) from error
+    return results
 
 
 def cut_torn_line(file: Path) -> None:

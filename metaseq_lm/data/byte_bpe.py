@@ -38,6 +38,11 @@ SYMBOL_OF_BYTE = dict(enumerate(byte_symbols()))
 BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in SYMBOL_OF_BYTE.items()}
 
 
+def is_object(value: Any) -> bool:
+    """Return whether a piece of JSON is an object."""
+    return isinstance(value, dict)
+
+
 class _Cache(dict):
     """Text -> packed ids, computed on first sight; bounded, and long keys are not kept."""
 
@@ -147,13 +152,21 @@ class ByteBpe(Tokenizer):
         cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
     ) -> "ByteBpe":
         """Rebuild from `tokenizer.json`; ValueError if it is not a plain byte-level BPE."""
-        content = json.loads(model)
-        if not isinstance(content, dict):
-            raise ValueError("not a JSON object")
-        split = content.get("pre_tokenizer") or {}
+        try:
+            content = json.loads(model)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+        parts = [content.get(k) for k in ("pre_tokenizer", "model")] if is_object(content) else []
+        if not parts or not all(map(is_object, parts)):
+            raise ValueError("not a JSON object with a pre_tokenizer and a model")
+        split, bpe = parts
         plain = split.get("type") == "ByteLevel" and not split.get("add_prefix_space")
-        if content.get("normalizer") or not plain:
-            raise ValueError("it is not byte-level BPE without normaliser and prefix space")
+        # The library crashes on an affix that is longer than a symbol.
+        affixes = bpe.get("continuing_subword_prefix") or bpe.get("end_of_word_suffix")
+        if content.get("normalizer") or affixes or not plain:
+            raise ValueError(
+                "it is not byte-level BPE without normaliser, prefix space and affixes"
+            )
         try:
             library = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
         except Exception as error:  # the library raises bare Exception for any malformed content

@@ -9,6 +9,7 @@ import numpy as np
 
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.indexed import IndexedDataset
+from metaseq_lm.data.manifest import FILE_NAME
 from metaseq_lm.data.masking import Masking, mask_tokens
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.errors import MetaseqError, UsageError
@@ -37,7 +38,11 @@ class Corpus:
             )
         if tokens_per_sample < 3:
             raise UsageError(f"task.tokens_per_sample must be at least 3, got {tokens_per_sample}")
+        if not FILE_NAME.fullmatch(split):
+            raise UsageError(f"split {split!r}: a name of letters, digits, '_', '-' and '.'")
         self.data = IndexedDataset(folder / split)
+        if self.data.dtype.kind not in "iu":
+            raise MetaseqError(f"{folder / split}.bin holds {self.data.dtype}, not tokens")
         self.vocabulary = vocabulary
         room = tokens_per_sample - 2
         if break_mode == "eos":
@@ -79,10 +84,12 @@ class Corpus:
 
     def check_vocabulary(self) -> None:
         """Raise MetaseqError if the first samples hold an id that the vocabulary lacks."""
-        seen = int(self.data.tokens[: 1 << 20].max(initial=0))
-        if seen >= len(self.vocabulary):
+        tokens = self.data.tokens[: 1 << 20]
+        least, seen = int(tokens.min(initial=0)), int(tokens.max(initial=0))
+        if least < 0 or seen >= len(self.vocabulary):
             raise MetaseqError(
-                f"the data holds token id {seen} but dict.txt has only {len(self.vocabulary)} symbols; "
+                f"the data holds token id {min(least, 0) or seen} but dict.txt has only "
+                f"{len(self.vocabulary)} symbols; "
                 "binarise again with this tokenizer"
             )
 

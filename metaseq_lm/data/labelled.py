@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.data.indexed import IndexedDataset, prefix_path
-from metaseq_lm.data.manifest import LABELLED, Manifest
+from metaseq_lm.data.manifest import LABELLED, Manifest, require_sizes
 from metaseq_lm.errors import MetaseqError
 
 
@@ -47,10 +47,15 @@ class LabelledSet:
         count: int = manifest.details["inputs"]
         self.inputs = [IndexedDataset(self.folder / input_name(split, i)) for i in range(count)]
         self.labels = self._read_labels()
+        # Of two files that were swapped each is sound.
+        require_sizes(self.folder)
 
     def _read_labels(self) -> np.ndarray:
         stored = IndexedDataset(self.folder / label_name(self.split))
         path = prefix_path(self.folder / label_name(self.split), ".bin")
+        for data in self.inputs:
+            if data.dtype.kind not in "iu":
+                raise MetaseqError(f"{data.prefix}.bin: holds {data.dtype}, not tokens")
         for data in (stored, *self.inputs):
             if len(data) != len(stored) or len(stored.tokens) != len(stored):
                 raise MetaseqError(

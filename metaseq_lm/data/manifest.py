@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 from metaseq_lm import __version__
 from metaseq_lm.errors import MetaseqError
-from metaseq_lm.files import write_atomic
+from metaseq_lm.files import read_json, write_atomic
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
 BLOCK_BYTES = 64 << 20
 CORPUS, LABELLED = "corpus", "labelled"
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def _digest(content: bytes) -> str:
@@ -82,19 +84,51 @@ class Manifest:
                 "or its preprocessing did not end"
             )
         try:
-            content = json.loads(path.read_bytes())
+            content = read_json(path)
             checksum = content.pop("checksum")
             version = content.get("version")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            actual = _digest(_canonical(content))
+        except (ValueError, KeyError, RecursionError) as error:
             raise MetaseqError(f"{path}: damaged: {error!r}; preprocess again") from error
         if version != FORMAT:
-            raise MetaseqError(f"{path}: format {version!r}; this program reads format {FORMAT}")
-        if checksum != _digest(_canonical(content)):
+            found = repr(version)[:20]
+            raise MetaseqError(f"{path}: format {found}; this program reads format {FORMAT}")
+        if checksum != actual:
             raise MetaseqError(f"{path}: damaged or edited: its own checksum does not match")
         try:
-            return cls(**content)
-        except TypeError as error:
-            raise MetaseqError(f"{path}: unknown content: {error}; preprocess again") from error
+            manifest = cls(**content)
+            manifest.check()
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            reason = repr(error)[:200]
+            raise MetaseqError(f"{path}: unknown content: {reason}; preprocess again") from error
+        return manifest
+
+    def check(self) -> None:
+        """Raise TypeError, ValueError, KeyError or AttributeError if a part is not what it should be.
+
+        Names of files and splits are names: they lead out of no folder.
+        """
+        wanted: dict[str, tuple[Any, type]] = {
+            "tokenizer hash": (self.tokenizer["hash"], str),
+            "splits": (self.splits, dict),
+            "details": (self.details, dict),
+            "files": (self.files, dict),
+            "block_bytes": (self.block_bytes, int),
+        }
+        for name, record in self.files.items():
+            wanted[f"size of {name}"] = (record["bytes"], int)
+            wanted[f"blocks of {name}"] = (record["blocks"], list)
+        if self.kind == LABELLED:
+            wanted["labels"] = (self.details["labels"], list)
+            wanted["regression"] = (self.details["regression"], bool)
+            wanted["inputs"] = (self.details["inputs"], int)
+        wrong = [name for name, (value, kind) in wanted.items() if type(value) is not kind]
+        wrong += [repr(n) for n in (*self.files, *self.splits) if not FILE_NAME.fullmatch(n)]
+        if wrong or self.block_bytes < 1:
+            raise ValueError(", ".join(wrong) or "block_bytes")
+        for name, record in self.files.items():
+            if len(record["blocks"]) != -(-record["bytes"] // self.block_bytes):
+                raise ValueError(f"{len(record['blocks'])} checksums for {name}")
 
 
 def check_sizes(folder: str | Path) -> list[str]:
@@ -108,6 +142,15 @@ def check_sizes(folder: str | Path) -> list[str]:
         elif path.stat().st_size != record["bytes"]:
             faults.append(f"{path}: {path.stat().st_size} bytes instead of {record['bytes']}")
     return faults
+
+
+def require_sizes(folder: str | Path) -> None:
+    """Raise MetaseqError if a file of the manifest is missing or has another size."""
+    if faults := check_sizes(folder):
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise MetaseqError(
+            f"{'; '.join(faults[:3])}{more}; copy the folder again or preprocess again"
+        )
 
 
 def verify(folder: str | Path) -> list[str]:
@@ -136,11 +179,14 @@ def fingerprint(folder: str | Path) -> str:
     """Return a short hash (16 hex digits) of the tokens and the tokenizer of a data folder.
 
     It depends on the content only: not on the place, the time or the command. It comes from the
-    checksums of the manifest; a folder without one (made by another program) is read whole.
+    checksums of the manifest, whose files must be there in full (MetaseqError); a folder without
+    one (made by another program) is read whole.
     """
     folder = Path(folder)
     if (folder / MANIFEST_FILE).is_file():
         manifest = Manifest.load(folder)
+        # The checksums are those of other files if the sizes differ.
+        require_sizes(folder)
         parts: Any = [manifest.files, manifest.block_bytes, manifest.tokenizer, manifest.details]
     else:
         pairs = sorted(p for p in folder.glob("*") if p.suffix in (".bin", ".idx") and p.is_file())

@@ -120,7 +120,10 @@ class WordTokenizer(PlainTokenizer):
         """Rebuild from `dict.txt` and the stored pattern."""
         if vocabulary is None:
             raise ValueError("dict.txt is missing")
-        return cls(vocabulary, options.get("pattern"))
+        pattern = options.get("pattern")
+        if not isinstance(pattern, (str, type(None))):
+            raise ValueError(f"its pattern is {str(pattern)[:20]!r}, not a text")
+        return cls(vocabulary, pattern)
 
 
 def word_splitter(pattern: str | None) -> Callable[[str], list[str]]:

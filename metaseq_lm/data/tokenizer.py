@@ -3,7 +3,6 @@
 A folder holds `tokenizer_options.json` (the kind), the model file of that kind and `dict.txt`.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from metaseq_lm.data import byte_bpe, plain_tokenizers, sentencepiece_tokenizers
 from metaseq_lm.data.tokenizer_base import DICT_FILE, OPTIONS_FILE, OPTIONS_VERSION, Tokenizer
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.errors import MetaseqError
+from metaseq_lm.files import read_json
 from metaseq_lm.registry import TOKENIZERS
 
 BUILTIN = (byte_bpe, plain_tokenizers, sentencepiece_tokenizers)
@@ -26,9 +26,9 @@ def _read_options(folder: Path) -> dict[str, Any]:
     path = folder / OPTIONS_FILE
     if path.is_file():
         try:
-            options = json.loads(path.read_bytes())
+            options = read_json(path)
             known = options["version"] == OPTIONS_VERSION and isinstance(options["tokenizer"], str)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError) as error:
             raise MetaseqError(f"{path}: damaged ({error}); preprocess again") from error
         if not known:
             raise MetaseqError(f"{path}: made by another version; preprocess again")

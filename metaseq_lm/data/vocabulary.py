@@ -10,6 +10,7 @@ from metaseq_lm.files import write_atomic
 
 PAD, MASK, SEP, UNK = "[PAD]", "[MASK]", "[SEP]", "[UNK]"
 TASK_TOKENS = 30
+LONGEST_ROW = 1 << 20  # bytes of a row of dict.txt
 
 
 def special_symbols(task_tokens: int = TASK_TOKENS, unk: bool = False) -> list[str]:
@@ -101,7 +102,7 @@ class Vocabulary:
         symbols, counts = [], []
         for number, row in enumerate(rows, 1):
             symbol, space, count = row.rpartition(b" ")
-            if not space or not count.isdigit():
+            if not space or not count.isdigit() or len(count) > 18 or len(row) > LONGEST_ROW:
                 raise MetaseqError(f"{path}:{number}: expected 'symbol count', found {row[:80]!r}")
             try:
                 symbols.append(_unescape(symbol.decode("utf-8")))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.files import read_json
 
 # Where a run was started says nothing about what it computed.
 PATH_KEYS = ("save_dir", "init_from", "user_dir")
@@ -242,18 +243,12 @@ def find_start(folder: Path, start: Path) -> Path | None:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Return config.yaml as nested dicts; raises MetaseqError if it is not a YAML mapping."""
-    import yaml
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf import OmegaConf
 
-    try:
-        # OmegaConf's reader, because plain YAML 1.1 takes 1e-3 for a string.
-        config = OmegaConf.load(path)
-        if not isinstance(config, DictConfig):
-            raise MetaseqError(f"{path}: not a mapping of keys to values")
-        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise MetaseqError(f"{path}: not a readable config: {error}") from error
+    from metaseq_lm import run_folder
+
+    # A run writes it resolved; a reference in it is not followed, it could lead to a secret.
+    return OmegaConf.to_container(run_folder.read_config(path))  # type: ignore[return-value]
 
 
 def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
@@ -289,7 +284,7 @@ def parse_line(row: bytes) -> dict[str, Any] | None:
     """Return one line of a log, or None if it is no JSON object with a kind (and update)."""
     try:
         line = json.loads(row)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
         return None
@@ -301,12 +296,9 @@ def read_results(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        results = json.loads(path.read_bytes())
+        return read_json(path)
     except ValueError as error:
         raise MetaseqError(
             f"{path}: not readable as JSON ({error}). Delete it and start the run again: it "
             "resumes and writes it anew."
         ) from error
-    if not isinstance(results, dict):
-        raise MetaseqError(f"{path}: not a JSON object")
-    return results

@@ -174,6 +174,7 @@ def test_vocabulary_smaller_than_the_data(
     shutil.copytree(moons, data)
     lines = (data / "dict.txt").read_text().splitlines(keepends=True)
     (data / "dict.txt").write_text("".join(lines[:100]))
+    (data / "manifest.json").unlink()  # which would tell that a file is not whole
     fails(capsys, train(data, tmp_path / "run"), 1, "dict.txt", "100 symbols")
 
 

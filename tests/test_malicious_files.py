@@ -1,0 +1,165 @@
+"""Files made to do harm are refused in one message, run nothing, and cost no memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import malice
+import pytest
+import torch
+from battery import CASES, TINY
+
+from metaseq_lm import checkpoint
+from metaseq_lm.checkpoint import CheckpointError
+from metaseq_lm.cli import main
+
+MLM = [*CASES["masked_lm"][0], *TINY, "trainer.max_update=1"]
+SECRET = "hunter2-of-the-test"
+
+
+@pytest.fixture(scope="module")
+def outcomes(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
+    """What the commands did with each case, from a process of their own."""
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("the peak memory is read from Linux's /proc")
+    place = tmp_path_factory.mktemp("malice")
+    done = subprocess.run(
+        [sys.executable, malice.__file__, str(place), str(moons)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"METASEQ_LM_TEST_SECRET": SECRET, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, list[dict]] = {}
+    for line in done.stdout.splitlines():
+        if line.startswith('{"case"'):
+            told = json.loads(line)
+            found.setdefault(told["case"], []).append(told)
+    return found
+
+
+@pytest.mark.parametrize("name, commands", [(name, commands) for name, _, commands in malice.CASES])
+def test_refused(outcomes: dict[str, list[dict]], name: str, commands: list[str]) -> None:
+    assert [told["command"] for told in outcomes[name]] == [c.split()[0] for c in commands]
+    for told in outcomes[name]:
+        assert told["code"] in (1, 2), told
+        assert not told["canary"]
+        assert "Traceback" not in told["stderr"] and SECRET not in told["stderr"] + told["stdout"]
+        messages = told["stderr"].count("metaseq-lm: ")
+        assert messages == (0 if told["command"] == "doctor" else 1), told["stderr"]
+        assert len(told["stderr"]) < 3000
+        assert told["grown"] <= 2 * told["size"] + 200e6, told
+        assert told["seconds"] < 30
+
+
+def test_the_canary_sings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each payload does what it threatens if its pickle is trusted: else the tests say nothing."""
+    canary = tmp_path / "canary"
+    (tmp_path / "evil_module.py").write_text(malice.MODULE.format(canary=str(canary)))
+    (tmp_path / "evil_class.py").write_text(malice.CLASS.format(canary=str(canary)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    makers = [malice.system, malice.evaluated, malice.executed, malice.process]
+    makers += [malice.module_run, malice.module_import, malice.with_setstate, malice.object_array]
+    for make in makers:
+        torch.save({"x": make(canary)}, tmp_path / "evil.pt")
+        canary.unlink(missing_ok=True)
+        sys.modules.pop("evil_module", None)
+        torch.load(tmp_path / "evil.pt", weights_only=False)
+        assert canary.exists(), make.__name__
+    for name in ("evil_module", "evil_class"):
+        sys.modules.pop(name, None)
+
+
+def test_what_cannot_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be saved: .*bytearray"):
+        checkpoint.save(tmp_path, 1, {"w": torch.ones(1)}, {"x": bytearray(3)}, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_plain_data_of_every_kind_can_be_loaded(tmp_path: Path) -> None:
+    kinds = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64]
+    state: dict[str, Any] = {str(kind): torch.ones(2).to(kind) for kind in kinds}
+    state |= {"n": [1, 2.5, None, True, "x", b"x", (1, 2**80)], "set": {1}, "empty": {}}
+    state |= {"size": torch.Size([2]), "type": torch.float32, "uint16": torch.tensor([1]).short()}
+    state["parameter"] = torch.nn.Parameter(torch.ones(1))
+    path = checkpoint.save(tmp_path, 1, {"w": torch.ones(1)}, state, {})
+    assert str(checkpoint.load(path).state) == str(state)
+
+
+def test_links_in_a_run_folder_are_removed_and_not_followed(tmp_path: Path) -> None:
+    """A link called like a checkpoint or a leftover: what it leads to stays."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis").write_text("x")
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for name in (".tmp-update_000000009", "update_000000001", "update_000000005"):
+        (folder / name).symlink_to(precious)
+    for update in (4, 5, 6):
+        checkpoint.save(folder, update, {"w": torch.ones(1)}, {"x": 1}, {})
+        checkpoint.prune(folder, 2)
+    found, _ = checkpoint.newest(folder)
+    assert found is not None and found.path.name == "update_000000006"
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "last",
+        "update_000000005",
+        "update_000000006",
+    ]
+    assert (precious / "thesis").read_text() == "x"
+
+
+PLUGIN = "from pathlib import Path\nPath({canary!r}).write_text('imported')\n"
+
+
+@pytest.fixture
+def planted(moons: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A run folder whose config.yaml and checkpoint name a plug-in, and the plug-in's canary."""
+    run, canary, plugin = tmp_path / "run", tmp_path / "canary", tmp_path / "evil_plugin.py"
+    assert main(["train", str(moons), "--save-dir", str(run), *MLM]) == 0
+    plugin.write_text(PLUGIN.format(canary=str(canary)))
+    config = (run / "config.yaml").read_text()
+    assert "user_dir: null" in config
+    (run / "config.yaml").write_text(config.replace("user_dir: null", f"user_dir: {plugin}"))
+    manifest = run / "checkpoints/last/manifest.json"
+    content = json.loads(manifest.read_text())
+    content["config"]["user_dir"] = str(plugin)
+    manifest.write_text(json.dumps(content))
+    return run, canary
+
+
+@pytest.mark.parametrize(
+    "command, code",
+    [
+        ("report {run}", 0),
+        ("report {run} --where user_dir=evil_plugin", 2),
+        ("evaluate {run} --split valid", 2),
+        ("train {data} --save-dir {run} trainer.max_update=2", 0),
+        ("train {data} --save-dir {run}2 --init-from {run}", 0),
+        ("train {data} --save-dir {run}3 --config-dir {run}", 0),
+        ("train {data} --save-dir {run}4 user_dir={run}/../evil_plugin.py", 0),
+    ],
+)
+def test_code_is_loaded_only_by_the_command_line(
+    planted: tuple[Path, Path], moons: Path, command: str, code: int, capsys: pytest.CaptureFixture
+) -> None:
+    """A plug-in that a found file names is not imported; evaluate shows it and wants it repeated."""
+    run, canary = planted
+    words = command.format(run=run, data=moons).split()
+    if "--config-dir" in words:
+        words += ["--config-name", "config"]
+    elif words[0] == "train":
+        given = {word.split("=")[0] for word in words}
+        words += [w for w in MLM if w.split("=")[0] not in given]
+    capsys.readouterr()
+    assert main(words) == code, capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert not canary.exists() and "Traceback" not in said
+    assert "evil_plugin" not in sys.modules
+    if words[0] == "evaluate":
+        assert "repeat --user-dir" in said and "evil_plugin.py" in said
+        assert main([*words, "--user-dir", str(run.parent / "evil_plugin.py")]) == 0
+        assert canary.exists()
+        del sys.modules["evil_plugin"]
