@@ -225,7 +225,7 @@ def test_ids_do_not_depend_on_the_block_size(tmp_path, monkeypatch, content, siz
 
 
 def test_several_files_of_which_one_is_packed(run, tmp_path):
-    (tmp_path / "b.gz").write_bytes(gzip.compress(b"packed\n"))
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"packed\n", mtime=0))
     options = ("--vocab-size", "300", "--trainpref", f"{tmp_path}/train.txt", f"{tmp_path}/b.gz")
     code, output, folder = run("plain", tokenizer=options)
     assert code == 0 and documents(folder) == ["plain", "packed"]
@@ -238,8 +238,8 @@ def test_several_files_of_which_one_is_packed(run, tmp_path):
         (b"\n\n \r\n", "train.txt", "train.txt: no text in 3 lines: 3 blank"),
         (None, "missing.txt", "missing.txt: no such file"),
         (None, ".", "is a directory"),
-        (gzip.compress(b"text")[:-3], "t.gz", "t.gz: damaged after"),
-        (gzip.compress(b"text"), "t.txt", "t.txt: is gzip data; give it the suffix .gz"),
+        (gzip.compress(b"text", mtime=0)[:-3], "t.gz", "t.gz: damaged after"),
+        (gzip.compress(b"text", mtime=0), "t.txt", "t.txt: is gzip data; give it the suffix .gz"),
         ("text".encode("utf-16"), "t.txt", "t.txt: is UTF-16; convert it"),
         (b"\x28\xb5\x2f\xfd1234", "t.zst", "t.zst: is zstd data, which is not read"),
         (b"plain", "t.xz", "t.xz: damaged after 0 bytes"),
