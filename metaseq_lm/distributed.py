@@ -95,9 +95,11 @@ def slurm_environment(environment: Any) -> dict[str, str]:
 
 
 def finish() -> None:
-    """Leave the process group, after a clean run only: leaving after an error would wait for the others."""
+    """Leave the process group together, after a clean run only: after an error nobody else would come."""
     faulthandler.cancel_dump_traceback_later()
     if dist.is_initialized():
+        with _together():
+            dist.barrier()
         dist.destroy_process_group()
 
 

@@ -4,6 +4,7 @@ A command module has `HELP` (one line), `add_arguments(parser)` and `run(args) -
 """
 
 import argparse
+import contextlib
 import importlib
 import io
 import os
@@ -104,7 +105,6 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output (head, less) left; that is not an error of this program.
-        sys.stderr.close()
         return 0
     except OSError as error:
         if error.filename is None and error.errno is None:
@@ -118,11 +118,11 @@ def main(argv: list[str] | None = None) -> int:
 def program() -> None:
     """Run the command line and end the process.
 
-    After an error without waiting for threads or replicas, which may be what hangs.
+    Without Python's own clearing up: after an error it would wait for threads or replicas that
+    hang, and the threads of a process group can abort it.
     """
     code = main()
-    if code:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(0)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BrokenPipeError):
+            stream.flush()
+    os._exit(code)
