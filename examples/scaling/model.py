@@ -46,7 +46,7 @@ def measured(path: Path) -> Machine:
     one = next(x for x in lines if x["kind"] == "update" and x["processes"] == 1)
     links = [x for x in lines if x["kind"] == "link"]
     big = max(links, key=lambda x: x["bytes"])
-    small = min(links, key=lambda x: x["bytes"])
+    small = min((x for x in links if x["bytes"] <= 1 << 16), key=lambda x: x["seconds"])
     count = big["processes"]
     speed = 2 * (count - 1) / count * big["bytes"] / big["seconds"]
     latency = small["seconds"] / (2 * (count - 1))
