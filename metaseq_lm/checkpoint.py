@@ -215,8 +215,8 @@ def check_header(data: bytes) -> None:
 def check_archive(data: bytes) -> None:
     """Raise ValueError if `data` is not such a zip as torch.save writes for plain data and tensors.
 
-    Members must be stored as they are, once each, and nothing else be in the file: torch unpacks
-    compressed ones and looks names up its own way. Their pickles may name HARMLESS things only.
+    Members must be as large as they are in the file, each once, and nothing else be there: torch
+    unpacks them and looks names up in its own way. Their pickles may name HARMLESS things only.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
@@ -225,10 +225,10 @@ def check_archive(data: bytes) -> None:
             raise ValueError("a member of the archive occurs twice")
         if any(name.startswith("/") or ".." in name.split("/") for name in names):
             raise ValueError("a member of the archive leaves it")
-        sizes = sum(member.file_size for member in members)
-        packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
-        if packed or sizes > len(data) or any(m.external_attr >> 28 == 0xA for m in members):
-            raise ValueError("a member of the archive is packed, a link, or larger than the file")
+        # Packed members, or many names for one piece of the file, come to more than the file holds.
+        links = any(member.external_attr >> 28 == 0xA for member in members)
+        if links or sum(member.file_size for member in members) > len(data):
+            raise ValueError("a member of the archive is a link or larger than the file")
         if archive.comment or min((m.header_offset for m in members), default=1):
             raise ValueError("there is something before or behind the archive")
         for name in (name for name in names if name.lower().endswith(".pkl")):

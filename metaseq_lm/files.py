@@ -15,7 +15,7 @@ from metaseq_lm.errors import MetaseqError
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # The manifest of a corpus of 10 TB is smaller; parsed, JSON can be twenty times its size.
-LARGEST_JSON = 16 << 20
+LARGEST_JSON = 12 << 20
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -343,7 +343,10 @@ class Trainer:
             return messages
         found = found or checkpoint.load(path)
         self.model.load_state_dict(found.weights)
-        self.load_state_dict(found.state)
+        try:
+            self.load_state_dict(found.state)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{found.path}: its state is not of this run: {error}") from error
         self._saved_at = self.update
         self.last_valid = found.manifest["valid"]
         if self.run is not None:
@@ -358,10 +361,11 @@ class Trainer:
             checkpoint.link(folder, "best", best)
 
     def _check_fit(self, found: Checkpoint) -> None:
-        if found.manifest["data"] != self.data:
+        data = found.manifest.get("data")
+        if data != self.data:
             raise CheckpointError(
                 f"{found.path} was trained on other data than {self.config.data} holds now "
-                f"({found.manifest['data']} then, {self.data} now); choose another --save-dir"
+                f"({data} then, {self.data} now); choose another --save-dir"
             )
         checkpoint.check_fit(self.model, found.weights, found.path)
         lacking = self.engine.optimizers.keys() ^ found.state.get("optimizers", {}).keys()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import malice
+import malicious_cases
 import pytest
 import torch
 from battery import CASES, TINY
@@ -27,7 +28,7 @@ def outcomes(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         pytest.skip("the peak memory is read from Linux's /proc")
     place = tmp_path_factory.mktemp("malice")
     done = subprocess.run(
-        [sys.executable, malice.__file__, str(place), str(moons)],
+        [sys.executable, malicious_cases.__file__, str(place), str(moons)],
         capture_output=True,
         text=True,
         env=os.environ | {"METASEQ_LM_TEST_SECRET": SECRET, "OMP_NUM_THREADS": "1"},
@@ -41,7 +42,9 @@ def outcomes(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return found
 
 
-@pytest.mark.parametrize("name, commands", [(name, commands) for name, _, commands in malice.CASES])
+@pytest.mark.parametrize(
+    "name, commands", [(name, commands) for name, _, commands in malicious_cases.CASES]
+)
 def test_refused(outcomes: dict[str, list[dict]], name: str, commands: list[str]) -> None:
     assert [told["command"] for told in outcomes[name]] == [c.split()[0] for c in commands]
     for told in outcomes[name]:
