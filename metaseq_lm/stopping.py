@@ -30,6 +30,9 @@ def came(number: int) -> bool:
 
 
 def _remember(number: int, frame: FrameType | None) -> None:
+    if not _received and sys.stderr.isatty():
+        # Not print: the signal may have come in the middle of one.
+        os.write(2, b"\nmetaseq-lm: stopping after this update\n")
     _received.append(number)
 
 

@@ -50,13 +50,16 @@ def slurm_says(command: str, *arguments: str) -> list[str]:
     return done.stdout.split("\n")[:-1]
 
 
-def accounts(job: str, columns: str, *more: str, until: str = "") -> list[list[str]]:
-    """Return the rows of sacct, which lags: ask until none is RUNNING or one is `until`."""
+def accounts(
+    job: str, columns: str, *more: str, until: str = "", count: int = 1
+) -> list[list[str]]:
+    """Return the rows of sacct, which lags: ask until there are `count`, all over, one `until`."""
     for _ in range(60):
         rows = slurm_says("sacct", "-X", "-n", "-P", "-j", job, "-o", columns, *more)
         cells = [row.split("|") for row in rows]
         open_states = ("RUNNING", "PENDING", "COMPLETING")
-        if not any(c in open_states for row in cells for c in row) and until in str(cells):
+        over = not any(c in open_states for row in cells for c in row)
+        if over and until in str(cells) and len(cells) >= count:
             break
         time.sleep(0.5)
     return cells
@@ -88,7 +91,7 @@ def test_an_array_two_at_a_time_with_jobs_that_fail(start, moons: Path, tmp_path
     shown, _ = process.communicate(timeout=240)
     assert process.returncode == 1 and "4 jobs, 2 finished" in shown, shown
     assert "Traceback" not in shown
-    rows = accounts(job_of(out), "JobID,State,ExitCode,Start,End")
+    rows = accounts(job_of(out), "JobID,State,ExitCode,Start,End", count=4)
     states = [(state, code) for _, state, code, _, _ in sorted(rows)]
     assert states == [("COMPLETED", "0:0")] * 2 + [("FAILED", "1:0")] * 2
     spans = [row[3:] for row in rows]
