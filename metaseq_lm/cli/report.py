@@ -167,14 +167,14 @@ def run(args: argparse.Namespace) -> int:
         with TemporaryDirectory() as spare:
             place = args.out if "png" in wanted else Path(spare)
             drawn, notes = draw(pictures, metric, curves, place)
-            if "html" in wanted:
-                page = args.out / "report.html"
-                page.write_text(
-                    to_html(Report(table, settings, metric, drawn, notes)), encoding="utf-8"
-                )
+            page = to_html(Report(table, settings, metric, drawn, notes))
         if notes:
             print("", *notes, sep="\n")
-        paths += drawn * ("png" in wanted) + [page] * ("html" in wanted)
+        if "png" in wanted:
+            paths += drawn
+        if "html" in wanted:
+            paths.append(args.out / "report.html")
+            paths[-1].write_text(page, encoding="utf-8")
     print("\nwritten:", *paths, sep="\n  ")
     return 0
 

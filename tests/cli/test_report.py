@@ -52,6 +52,16 @@ def test_out_writes_and_names_every_file(runs, tmp_path, capsys):
     assert (out / "table.txt").read_text(encoding="utf-8") in printed
 
 
+@pytest.mark.parametrize("names", ["text", "md", "csv", "tex", "png", "html", "png,html"])
+def test_each_format_alone(names, runs, tmp_path, capsys):
+    out = tmp_path / "o"
+    assert main(["report", runs, "--x", "task.labelled", "--format", names, "--out", str(out)]) == 0
+    ends = {name.replace("text", "txt") for name in names.split(",")}
+    assert {path.suffix[1:] for path in out.iterdir()} == ends
+    printed = capsys.readouterr().out
+    assert all(str(path) in printed for path in out.iterdir())
+
+
 def test_chosen_formats_only(runs, tmp_path, capsys):
     assert main(["report", runs, "--format", "md,csv", "--out", str(tmp_path / "o")]) == 0
     assert set(os.listdir(tmp_path / "o")) == {"table.md", "table.csv"}
