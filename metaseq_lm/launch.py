@@ -34,8 +34,6 @@ from metaseq_lm.processes import program
 from metaseq_lm.stopping import SIGNALS
 
 START = "metaseq-lm: starts"
-# scancel sends TERM alone; a preemption sends TERM and then submitit's signal, a moment later.
-SECOND_SIGNAL = 5.0
 
 # ---------------------------------------------------------------- the snapshot
 
@@ -215,7 +213,7 @@ class Runner:
         `told` is the signal by which the training says that it was stopped.
         """
         numbers = {-code} if code < 0 else {told} if told else set()
-        deadline = time.monotonic() + SECOND_SIGNAL
+        deadline = time.monotonic() + stopping.SECOND_SIGNAL
         while self.on_slurm and time.monotonic() < deadline:
             if (numbers | set(self.signals)) != {signal.SIGTERM}:
                 break

@@ -38,8 +38,6 @@ from metaseq_lm.registry import ALL
 
 # A run folder has its own config and log.
 QUIET = ("hydra/job_logging=none", "hydra.output_subdir=null")
-# scancel sends TERM alone; some preemptions send TERM and a moment later submitit's signal.
-SECOND_SIGNAL = 5.0
 
 
 def run(
@@ -231,7 +229,7 @@ def requeue(preempted: bool) -> None:
         if preempted:
             signal.raise_signal(preemption())  # submitit's handler is in place again
             raise SystemExit(Interrupted.exit_code)  # not the first task: that one asks for all
-        time.sleep(SECOND_SIGNAL)  # submitit's handler runs in here
+        time.sleep(stopping.SECOND_SIGNAL)  # submitit's handler runs in here
     except UncompletedJobError as error:
         print(f"metaseq-lm: {error}", file=sys.stderr)
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+# scancel sends TERM alone; a preemption sends TERM and then submitit's signal, some seconds later.
+SECOND_SIGNAL = 5.0
 # In the environment: the id of the parent, which this process must not outlive.
 PARENT_DIES = "METASEQ_LM_PARENT_DIES"
 

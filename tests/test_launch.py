@@ -161,6 +161,8 @@ def test_killing_the_sweep_ends_its_runs(moons: Path, tmp_path: Path, undisturbe
     process.kill()
     process.communicate()
     wait_until(lambda: not processes(str(out)), 30)
+    # A process that is just ending has no command line any more, but is still there.
+    wait_until(lambda: states_of(out)["seed=1"].state != "running", 30)
     state = states_of(out)["seed=1"]
     assert state.state == "interrupted" and "SIGTERM" in state.reason
     assert sweep(*command) == 0
@@ -176,6 +178,7 @@ def test_killing_the_wrapper_ends_its_run(moons: Path, tmp_path: Path) -> None:
     shown, _ = process.communicate(timeout=60)
     assert process.returncode == 1, shown
     wait_until(lambda: not processes(str(out)), 30)
+    wait_until(lambda: states_of(out)["seed=1"].state != "running", 30)
     assert states_of(out)["seed=1"].state == "lost"
 
 
