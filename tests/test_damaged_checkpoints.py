@@ -93,7 +93,7 @@ def missing_optimizer(path: Path, other: Path) -> None:
 
 def nan_weights(path: Path, other: Path) -> None:
     found = checkpoint.load(path)
-    found.weights["encoder.norm.weight"][0] = float("nan")
+    found.weights["encoder.stack.norm.weight"][0] = float("nan")
     (path / "model.safetensors").write_bytes(safetensors.torch.save(found.weights))
     resign(path)
 
@@ -115,7 +115,7 @@ DAMAGES = {
     dangling_folder: "no manifest.json",
     extra_key: "one more than was saved",
     missing_optimizer: "optimizers ['main'] do not match",
-    nan_weights: "encoder.norm.weight is not finite",
+    nan_weights: "encoder.stack.norm.weight is not finite",
     other_corpus: "trained on other data",
 }
 

@@ -107,7 +107,7 @@ def test_skip_with_two_optimizers(where: str, moons: Path, tmp_path: Path) -> No
     """The student has taken four steps when the teacher's gradient turns out bad; they are undone."""
     save = tmp_path / "run"
     fault = {"what": "nan", "where": "gradient", "update": 3, "slot": None}
-    fault["of"] = f"{where}.encoder.layers.0.fc1.weight"
+    fault["of"] = f"{where}.encoder.stack.layers.0.fc1.weight"
     more = ["trainer.on_nonfinite=skip", "trainer.max_update=6", "trainer.valid_split=''"]
     run = train(moons, save, 1, [fault], *more, case=("meta_pseudo_label_hard", 0))
     assert run.code == 0, run.text()
@@ -156,11 +156,13 @@ def test_rollback_before_the_first_save(moons: Path, tmp_path: Path) -> None:
 def test_a_poisoned_checkpoint_is_never_written(count: int, moons: Path, tmp_path: Path) -> None:
     """A weight that no loss sees, spoilt on one replica: all stop at the save, at once."""
     save = tmp_path / "run"
-    fault = {"what": "nan", "where": "weight", "of": "encoder.positions.weight"}
+    fault = {"what": "nan", "where": "weight", "of": "encoder.embeddings.positions.weight"}
     fault |= {"update": 3, "rank": count - 1, "stays": True}
     more = ["trainer.save_interval_updates=2", "trainer.valid_split=''", "engine.timeout=20"]
     run = train(moons, save, count, [fault], *more, "model.max_positions=40")
-    assert run.code == 3 and run.text().count("encoder.positions.weight is not finite") == 1
+    assert (
+        run.code == 3 and run.text().count("encoder.embeddings.positions.weight is not finite") == 1
+    )
     assert "Traceback" not in run.text() and results(save)["status"] == "diverged"
     saved = checkpoint.all_updates(save / "checkpoints")
     assert [path.name[-1] for path in saved] == ["2"]

@@ -84,7 +84,8 @@ def link(sizes: list[int]) -> list[dict[str, float]]:
 def updates(data: Path, rows: int, precision: str, count: int) -> dict[str, Any]:
     """Make `count` updates after two to warm up; return medians over them."""
     world = int(os.environ["WORLD_SIZE"])
-    options = [f"data={data}", "model=bert_small", f"task.batch_size={rows * world}"]
+    options = [f"data={data}", "model=bert_small", "model.token_embed_dim=0", "model.segments=0"]
+    options += [f"task.batch_size={rows * world}"]
     options += [f"task.tokens_per_sample={LENGTH}", "trainer.valid_split=''"]
     options += [f"engine.precision={precision}", "engine.threads=1", "engine.tensorboard=false"]
     run = Run(load_config(options), dry_run=True)

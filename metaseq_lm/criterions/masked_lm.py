@@ -54,5 +54,8 @@ class MaskedLM(Criterion):
     """The masked-LM loss of a model (Devlin et al. 2019) on batches made by data.masking."""
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
-        logits = model(batch["tokens"], batch["padding"], batch["positions"])  # (B, M, V)
+        segments = batch.get("segments")
+        logits = model(  # (B, M, V)
+            batch["tokens"], batch["padding"], batch["positions"], segments=segments
+        )
         return labelled_terms(logits, batch)

@@ -116,7 +116,7 @@ class SelfAttention(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Return (..., S, D); `mask` is boolean (N, 1, 1, S), true where a key may be seen."""
+        """Return (..., S, D); `mask` is boolean (N, 1, 1 or S, S), true where a key may be seen."""
         *lead, length, width = x.shape
         qkv = self.in_proj(x).view(-1, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (N, H, S, D/H)

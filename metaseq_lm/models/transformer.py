@@ -1,6 +1,7 @@
 """Transformer encoder with language-model heads, pre-LN (Xiong et al. 2020) or post-LN (Devlin et al. 2019).
 
-Shapes: B batch, S length, D width, V vocabulary, M selected positions; any leading axes before S.
+Shapes: B batch, S length, D width, E embedding width, V vocabulary, M selected positions; any
+leading axes before S.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.models.layers import Dropout, Embedding, LayerNorm, Linear, SelfAttention, linear
+from metaseq_lm.config import option
+from metaseq_lm.errors import UsageError
+from metaseq_lm.models.heads import LMHead
+from metaseq_lm.models.layers import Dropout, Embedding, LayerNorm, Linear, SelfAttention
 from metaseq_lm.registry import register_model
 
 
@@ -17,15 +21,24 @@ from metaseq_lm.registry import register_model
 class TransformerConfig:
     """Sizes and dropout of an encoder; the defaults are a 12-layer, 256-wide one."""
 
-    encoder_layers: int = 12
-    encoder_embed_dim: int = 256
-    encoder_ffn_embed_dim: int = 1024
-    encoder_attention_heads: int = 4
-    encoder_normalize_before: bool = True
-    max_positions: int = 128
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    activation_dropout: float = 0.0
+    encoder_layers: int = option(12, "layers")
+    encoder_embed_dim: int = option(256, "width of the hidden states")
+    encoder_ffn_embed_dim: int = option(1024, "width inside the feed-forward networks")
+    encoder_attention_heads: int = option(4, "attention heads")
+    encoder_normalize_before: bool = option(True, "pre-LN; false is BERT's post-LN")
+    token_embed_dim: int = option(0, "width of the embeddings (0 = encoder_embed_dim)")
+    segments: int = option(0, "kinds of segments that have an embedding")
+    max_positions: int = option(128, "longest row")
+    dropout: float = option(0.1, "after embeddings, attention and feed-forward networks")
+    attention_dropout: float = option(0.1, "of attention probabilities")
+    activation_dropout: float = option(0.0, "inside the feed-forward networks")
+    norm_eps: float = option(1e-5, "epsilon of the layer norms")
+    init: str = option("xavier_attention", "or truncated_normal (BERT, ELECTRA); see initialise")
+
+    @property
+    def embed_dim(self) -> int:
+        """The width of the embeddings."""
+        return self.token_embed_dim or self.encoder_embed_dim
 
 
 class Layer(nn.Module):
@@ -38,10 +51,10 @@ class Layer(nn.Module):
         self.attention = SelfAttention(
             width, config.encoder_attention_heads, config.attention_dropout
         )
-        self.attention_norm = LayerNorm(width)
+        self.attention_norm = LayerNorm(width, config.norm_eps)
         self.fc1 = Linear(width, config.encoder_ffn_embed_dim)
         self.fc2 = Linear(config.encoder_ffn_embed_dim, width)
-        self.ffn_norm = LayerNorm(width)
+        self.ffn_norm = LayerNorm(width, config.norm_eps)
         self.dropout = Dropout(config.dropout)
         self.activation_dropout = Dropout(config.activation_dropout)
 
@@ -56,24 +69,24 @@ class Layer(nn.Module):
         return self.ffn_norm(x + self.dropout(self.ffn(x)))
 
 
-class Encoder(nn.Module):
-    """Token and learned position embeddings, layers, and the final (pre-LN) or first (post-LN) norm."""
+class Embeddings(nn.Module):
+    """The sum of token, learned position and segment embeddings, normalised in a post-LN encoder."""
 
     def __init__(self, config: TransformerConfig, vocab_size: int, padding_idx: int = 0) -> None:
         super().__init__()
-        width = config.encoder_embed_dim
+        width = config.embed_dim
         self.max_positions = config.max_positions
-        self.normalize_before = config.encoder_normalize_before
         self.tokens = Embedding(vocab_size, width, padding_idx=padding_idx)
         self.positions = nn.Embedding(config.max_positions, width)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.encoder_layers))
-        self.norm = LayerNorm(width)
+        self.segments = Embedding(config.segments, width) if config.segments else None
+        post = not config.encoder_normalize_before
+        self.norm = LayerNorm(width, config.norm_eps) if post else None
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Return hidden states (..., S, D) of ids (..., S) or probabilities (..., S, V).
+    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Return (..., S, E) of ids (..., S) or probabilities (..., S, V).
 
-        `padding` is boolean (..., S), true at padding. Raises ValueError for S > max_positions.
+        `segments` (..., S) is 0 throughout if not given. Raises ValueError for S > max_positions.
         """
         x = self.tokens(tokens)
         length = x.shape[-2]
@@ -84,13 +97,50 @@ class Encoder(nn.Module):
             )
         positions = self.positions.weight[..., :length, :]
         x = x + (positions if positions.dim() == 2 else positions.unsqueeze(1))
-        if not self.normalize_before:
-            x = self.norm(x)
-        x = self.dropout(x)
-        mask = attention_mask(padding)
+        if self.segments is not None:
+            if segments is None:
+                segments = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
+            x = x + self.segments(segments)
+        return self.dropout(x if self.norm is None else self.norm(x))
+
+
+class Stack(nn.Module):
+    """A projection if the embeddings have another width, the layers, the final norm if pre-LN."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        width, before = config.encoder_embed_dim, config.encoder_normalize_before
+        other = config.embed_dim != width
+        self.project = Linear(config.embed_dim, width) if other else None
+        self.glorot = [self.project] if self.project is not None else []
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.encoder_layers))
+        self.norm = LayerNorm(width, config.norm_eps) if before else None
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Return hidden states (..., S, D) of embeddings (..., S, E); `mask` as in SelfAttention."""
+        if self.project is not None:
+            x = self.project(x)
         for layer in self.layers:
             x = layer(x, mask)
-        return self.norm(x) if self.normalize_before else x
+        return x if self.norm is None else self.norm(x)
+
+
+class Encoder(nn.Module):
+    """Embeddings and a stack of layers."""
+
+    def __init__(self, config: TransformerConfig, vocab_size: int, padding_idx: int = 0) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config, vocab_size, padding_idx)
+        self.stack = Stack(config)
+
+    def forward(
+        self, tokens: Tensor, padding: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
+        """Return hidden states (..., S, D) of ids (..., S) or probabilities (..., S, V).
+
+        `padding` is boolean (..., S), true at padding; `segments` (..., S) numbers the segments.
+        """
+        return self.stack(self.embeddings(tokens, segments), attention_mask(padding))
 
 
 def attention_mask(padding: Tensor | None) -> Tensor | None:
@@ -105,19 +155,35 @@ def attention_mask(padding: Tensor | None) -> Tensor | None:
     return seen[:, None, None]
 
 
-class LMHead(nn.Module):
-    """Linear, GELU, LayerNorm, then a projection to the vocabulary, tied to the embedding or its own."""
+def initialise(model: nn.Module, how: str) -> None:
+    """Draw all linear and embedding weights of `model` afresh and zero the biases.
 
-    def __init__(self, width: int, vocab_size: int, tied: bool) -> None:
-        super().__init__()
-        self.dense = Linear(width, width)
-        self.norm = LayerNorm(width)
-        self.bias = nn.Parameter(torch.zeros(vocab_size))
-        self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, width))
+    "xavier_attention": N(0, 0.02), but Xavier uniform for the attention input projection, as in
+    torch's attention. "truncated_normal": N(0, 0.02) cut at two standard deviations (Devlin et al.
+    2019), but Glorot uniform for the layers a module lists as `glorot`, as ELECTRA's code has it.
+    """
+    if how not in ("xavier_attention", "truncated_normal"):
+        raise UsageError(f"model.init is '{how}'; xavier_attention or truncated_normal")
+    draw = nn.init.normal_ if how == "xavier_attention" else truncated_normal
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            draw(module.weight, std=0.02)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+        if isinstance(module, LMHead) and module.weight is not None:
+            draw(module.weight, std=0.02)
+    # After the loop: modules() visits an attention before its projections.
+    for module in model.modules():
+        if isinstance(module, SelfAttention) and how == "xavier_attention":
+            nn.init.xavier_uniform_(module.in_proj.weight)
+        if how == "truncated_normal":
+            for layer in getattr(module, "glorot", []):
+                nn.init.xavier_uniform_(layer.weight)
 
-    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        weight = embedding if self.weight is None else self.weight
-        return linear(self.norm(F.gelu(self.dense(x))), weight, self.bias)
+
+def truncated_normal(weight: Tensor, std: float) -> None:
+    """Fill `weight` from N(0, std) cut at two standard deviations."""
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
 @register_model("transformer", dataclass=TransformerConfig)
@@ -125,8 +191,6 @@ class TransformerLM(nn.Module):
     """An encoder with one or more named language-model heads.
 
     `heads` names the heads; with `tied` they share the input embedding as output weights.
-    Initialisation: N(0, 0.02) for linear and embedding weights, Xavier uniform for the attention
-    input projection, zero biases (BERT's, with torch's attention).
     """
 
     def __init__(
@@ -139,26 +203,13 @@ class TransformerLM(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = Encoder(config, vocab_size, padding_idx)
-        width = config.encoder_embed_dim
-        self.heads = nn.ModuleDict({name: LMHead(width, vocab_size, tied) for name in heads})
-        self.initialise(tied)
-
-    def initialise(self, tied: bool) -> None:
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
-            if isinstance(module, LMHead) and module.weight is not None:
-                nn.init.normal_(module.weight, std=0.02)
-        # After the loop: modules() visits an attention before its projections.
-        for module in self.modules():
-            if isinstance(module, SelfAttention):
-                nn.init.xavier_uniform_(module.in_proj.weight)
+        sizes = (config.encoder_embed_dim, config.embed_dim, vocab_size)
+        self.heads = nn.ModuleDict({name: LMHead(*sizes, tied, config.norm_eps) for name in heads})
+        initialise(self, config.init)
         if not tied:
             # A tied padding row is an output weight too and keeps its random start.
             with torch.no_grad():
-                self.encoder.tokens.weight[self.encoder.tokens.padding_idx].zero_()
+                self.encoder.embeddings.tokens.weight[padding_idx].zero_()
 
     def forward(
         self,
@@ -166,18 +217,24 @@ class TransformerLM(nn.Module):
         padding: Tensor | None = None,
         positions: Tensor | None = None,
         head: str | None = None,
+        segments: Tensor | None = None,
     ) -> Tensor:
         """Return logits (..., S, V), or (..., M, V) of the selected `positions` (..., M) only.
 
         `head` may be left out when there is just one.
         """
-        return self.predict(self.encoder(tokens, padding), positions, head)
+        return self.predict(self.encoder(tokens, padding, segments), positions, head)
 
     def predict(
         self, x: Tensor, positions: Tensor | None = None, head: str | None = None
     ) -> Tensor:
         """Return the logits of one head for hidden states (..., S, D)."""
         if positions is not None:
-            x = x.gather(-2, positions.unsqueeze(-1).expand(*positions.shape, x.shape[-1]))
+            x = select(x, positions)
         name = head if head is not None else next(iter(self.heads))
-        return self.heads[name](x, self.encoder.tokens.weight)
+        return self.heads[name](x, self.encoder.embeddings.tokens.weight)
+
+
+def select(x: Tensor, positions: Tensor) -> Tensor:
+    """Return the states (..., M, D) of x (..., S, D) at `positions` (..., M)."""
+    return x.gather(-2, positions.unsqueeze(-1).expand(*positions.shape, x.shape[-1]))

@@ -22,6 +22,7 @@ VOCAB, LENGTH, LAYERS = 30522, 128, 12
 LR = 1e-4
 OVERRIDES = ["task=masked_lm", "model=bert_small", "schedule=constant", f"optimizer.lr={LR}"]
 OVERRIDES += ["optimizer.betas=[0.9,0.999]", "optimizer.eps=1e-8"]
+OVERRIDES += ["model.token_embed_dim=0", "model.max_positions=128"]
 
 
 def labels_of(batch: dict[str, Any]) -> Tensor:

@@ -99,8 +99,13 @@ def plain_loop(run: Run) -> PlainLoop:
     weights = dict(run.model.named_children())
     for name, net in (("student", student), ("teacher", teacher)):
         if name in weights:  # masked_lm has no teacher
-            net.load_state_dict(weights[name].state_dict())
+            net.load_state_dict(plain_names(weights[name].state_dict()))
     return PlainLoop(student, teacher, options.optimizer.lr, options.schedule.warmup_updates)
+
+
+def plain_names(weights: dict) -> dict:
+    """Return the weights of one of our models under the names of the plain one."""
+    return {n.replace("embeddings.", "").replace("stack.", ""): w for n, w in weights.items()}
 
 
 def micro_steps(batches: dict) -> list[MicroStep]:
@@ -194,7 +199,7 @@ def difference(data: Path, config: str, updates: int = 3) -> dict[str, float]:
     weights = max(
         float((p - nets[net].state_dict()[key]).abs().max())
         for net, ours in run.model.named_children()
-        for key, p in ours.state_dict().items()
+        for key, p in plain_names(ours.state_dict()).items()
     )
     return {"gradient": errors[0], "weights": weights}
 

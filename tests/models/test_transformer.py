@@ -20,7 +20,12 @@ def fixed() -> None:
 
 
 def build(before: bool = True, dropout: float = 0.0, **options: object) -> TransformerLM:
-    config = TransformerConfig(2, 8, 16, 2, before, 12, dropout, dropout, 0.0)
+    config = TransformerConfig(
+        *(2, 8, 16, 2, before),
+        max_positions=12,
+        dropout=dropout,
+        attention_dropout=dropout,
+    )
     return TransformerLM(config, VOCABULARY, **options).double()  # type: ignore[arg-type]
 
 
@@ -41,11 +46,11 @@ def tokens_and_padding() -> tuple[Tensor, Tensor]:
 def torch_encoder(model: TransformerLM) -> list[nn.TransformerEncoderLayer]:
     """Return torch's layers with the model's weights."""
     layers = []
-    for ours in model.encoder.layers:
+    for ours in model.encoder.stack.layers:
         theirs = nn.TransformerEncoderLayer(
             *(8, 2, 16, 0.0, F.gelu),
             batch_first=True,
-            norm_first=model.encoder.normalize_before,
+            norm_first=model.encoder.embeddings.norm is None,
             dtype=torch.float64,
         )
         pairs = {
@@ -70,8 +75,9 @@ def test_encoder_is_torchs(before: bool, double_backward: bool) -> None:
     model = enlarged(build(before))
     encoder = model.encoder
     tokens, padding = tokens_and_padding()
-    x = F.embedding(tokens, encoder.tokens.weight) + encoder.positions.weight[:7]
-    norm = lambda h: F.layer_norm(h, (8,), encoder.norm.weight, encoder.norm.bias, 1e-5)
+    table, places = encoder.embeddings.tokens.weight, encoder.embeddings.positions.weight
+    x = F.embedding(tokens, table) + places[:7]
+    norm = encoder.stack.norm if before else encoder.embeddings.norm
     x = x if before else norm(x)
     for layer in torch_encoder(model):
         x = layer(x, src_key_padding_mask=padding)
@@ -84,7 +90,7 @@ def test_encoder_is_torchs(before: bool, double_backward: bool) -> None:
 def test_head() -> None:
     model = enlarged(build())
     tokens, padding = tokens_and_padding()
-    head, weight = model.heads["lm"], model.encoder.tokens.weight
+    head, weight = model.heads["lm"], model.encoder.embeddings.tokens.weight
     h = F.gelu(F.linear(model.encoder(tokens, padding), head.dense.weight, head.dense.bias))
     h = F.layer_norm(h, (8,), head.norm.weight, head.norm.bias, 1e-5)
     wanted = F.linear(h, weight, head.bias)
@@ -232,7 +238,7 @@ def test_initialisation() -> None:
                 assert parameter.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
             else:
                 assert parameter[1:].std().item() == pytest.approx(0.02, rel=0.05), name
-        zero = (names["encoder.tokens.weight"][0] == 0).all()
+        zero = (names["encoder.embeddings.tokens.weight"][0] == 0).all()
         assert bool(zero) is not tied
         assert ("heads.lm.weight" in names) is not tied
 

@@ -66,7 +66,7 @@ def test_clipped_inner_steps(ragged: Path) -> None:
     """Both inner gradients are longer than the norm they are clipped to."""
     weights = Bench(ragged, "hard", *SMALL, "criterion.reward=dot")
     with torch.no_grad():
-        weights.model["student"].encoder.norm.weight.mul_(200.0)
+        weights.model["student"].encoder.stack.norm.weight.mul_(200.0)
         weights.model["student"].heads["lm"].norm.weight.mul_(200.0)
     check(weights, 0)
     taken = watch(weights)

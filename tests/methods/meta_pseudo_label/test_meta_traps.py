@@ -47,7 +47,7 @@ def test_passes_with_other_draws_see_other_masks(even: Path) -> None:
     """Two updates, two draws, two rows: all four masks differ; the same three numbers: the same."""
     bench = Bench(even, "soft")
     rows = bench.batches(0)["unlabelled"][0][0]["rows"]
-    layer = bench.model["student"].encoder.dropout
+    layer = bench.model["student"].encoder.embeddings.dropout
 
     def mask(update: int, draw: Any, c: int) -> Tensor:
         with bench.replay(rows[c], update, draw):

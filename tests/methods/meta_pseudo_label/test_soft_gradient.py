@@ -115,8 +115,8 @@ def test_brute_force(ragged: Path, steps: str) -> None:
     objective()
     exact = dict(zip(dict(bench.model["teacher"].named_parameters()), bench.gradient("teacher")))
     for name in (
-        "encoder.tokens.weight",
-        "encoder.layers.0.attention.in_proj.weight",
+        "encoder.embeddings.tokens.weight",
+        "encoder.stack.layers.0.attention.in_proj.weight",
         "heads.x.bias",
         "heads.y.weight",
     ):

@@ -92,7 +92,10 @@ def test_the_nets(even: Path) -> None:
     student, teacher = bench.model["student"], bench.model["teacher"]
     assert list(student.heads) == ["lm"] and list(teacher.heads) == ["x", "y"]
     assert student.heads["lm"].weight is None
-    tables = [teacher.encoder.tokens.weight, *(teacher.heads[n].weight for n in ("x", "y"))]
+    tables = [
+        teacher.encoder.embeddings.tokens.weight,
+        *(teacher.heads[n].weight for n in ("x", "y")),
+    ]
     assert len({t.data_ptr() for t in tables}) == 3
     assert sum(p.numel() for p in student.parameters()) == 5_783
     assert sum(p.numel() for p in teacher.parameters()) == 12_790
@@ -104,14 +107,14 @@ def test_padding_rows(even: Path) -> None:
     """The student's starts random and learns through the tied output; the teacher's stays zero."""
     bench = Bench(even, "soft", *OPTIONS)
     student, teacher = bench.model["student"], bench.model["teacher"]
-    assert 0.01 < student.encoder.tokens.weight[0].norm() < 0.2
-    assert (teacher.encoder.tokens.weight[0] == 0).all()
+    assert 0.01 < student.encoder.embeddings.tokens.weight[0].norm() < 0.2
+    assert (teacher.encoder.embeddings.tokens.weight[0] == 0).all()
     for update in range(2):
         bench.update(update)
     names = [n for n, _ in student.named_parameters()]
-    grad = bench.gradient("student")[names.index("encoder.tokens.weight")]
+    grad = bench.gradient("student")[names.index("encoder.embeddings.tokens.weight")]
     assert grad is not None and grad[0].norm() > 0
-    assert (teacher.encoder.tokens.weight[0] == 0).all()
+    assert (teacher.encoder.embeddings.tokens.weight[0] == 0).all()
 
 
 def test_soft_input_meets_no_padding_row(even: Path) -> None:
@@ -119,8 +122,8 @@ def test_soft_input_meets_no_padding_row(even: Path) -> None:
     bench = Bench(even, "soft", *OPTIONS, *QUIET)
     student = bench.model["student"]
     (batch,) = bench.batches(0)["unlabelled"][0]
-    weight = student.encoder.tokens.weight
+    weight = student.encoder.embeddings.tokens.weight
     soft = F.one_hot(torch.zeros_like(batch["original"]), 407).double()
-    embedded = student.encoder.tokens(0.7 * soft + 0.3 * soft.roll(9, -1))
+    embedded = student.encoder.embeddings.tokens(0.7 * soft + 0.3 * soft.roll(9, -1))
     (grad,) = torch.autograd.grad(embedded.square().sum(), weight)
     assert grad[0].norm() < 1e-12 * grad[9].norm()

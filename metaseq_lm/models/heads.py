@@ -1,0 +1,61 @@
+"""Prediction heads on hidden states (..., D) of an encoder.
+
+Shapes: D hidden width, E embedding width, V vocabulary, K outputs; parameters of the language-model
+head may carry a leading axis of copies (see layers).
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaseq_lm.models.layers import Dropout, LayerNorm, Linear, linear
+
+
+class LMHead(nn.Module):
+    """Linear (D to E), GELU, LayerNorm, then a projection to the vocabulary, tied or its own."""
+
+    def __init__(
+        self, width: int, embed_dim: int, vocab_size: int, tied: bool, eps: float = 1e-5
+    ) -> None:
+        super().__init__()
+        self.dense = Linear(width, embed_dim)
+        self.norm = LayerNorm(embed_dim, eps)
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+        self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, embed_dim))
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        """Return logits (..., V); `embedding` (V, E) is the output weight of a tied head."""
+        weight = embedding if self.weight is None else self.weight
+        return linear(self.norm(F.gelu(self.dense(x))), weight, self.bias)
+
+
+class BinaryHead(nn.Module):
+    """Linear (D to D), GELU, Linear to one logit: ELECTRA's discriminator head."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = Linear(width, width)
+        self.out = Linear(width, 1)
+        self.glorot = [self.out]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return one logit per state, (...)."""
+        return self.out(F.gelu(self.dense(x))).squeeze(-1)
+
+
+class SentenceHead(nn.Module):
+    """Dropout and a linear layer on the first state; with `pooled`, BERT's tanh layer between them."""
+
+    def __init__(self, width: int, outputs: int, dropout: float, pooled: bool) -> None:
+        super().__init__()
+        self.pooler = Linear(width, width) if pooled else None
+        self.out = Linear(width, outputs)
+        self.dropout = Dropout(dropout)
+        self.glorot = [self.out]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores (..., K) of rows (..., S, D)."""
+        first = x[..., 0, :]
+        if self.pooler is not None:
+            first = torch.tanh(self.pooler(first))
+        return self.out(self.dropout(first))
