@@ -30,9 +30,16 @@ TINY = [
 ]
 META = ["task=meta_pseudo_label", "task.labelled=[which_moon_20]", "task.valid_size=16"]
 TEXT = ["task.sample_break_mode=eos", "task.tokens_per_sample=34", "task.batch_size=16"]
+PACKED = ["task.tokens_per_sample=34", "task.batch_size=16", "model.segments=2"]
+ROUNDED = ["task.sample_break_mode=segments", "task.mask_rounding=nearest"]
 # A registered criterion that has no case here fails test_battery.
 CASES: dict[str, list[list[str]]] = {
-    "masked_lm": [["task=masked_lm", *TEXT], [*META, "task.reward_interval=16"]],
+    "masked_lm": [
+        ["task=masked_lm", *TEXT],
+        [*META, "task.reward_interval=16"],
+        ["task=masked_lm", *PACKED, *ROUNDED],
+    ],
+    "bert_pretraining": [["task=sentence_pairs", *PACKED]],
     "meta_pseudo_label_hard": [
         META,
         [*META, "criterion.reward=dot", "criterion.inner_steps=0", "task.include_mlm_task=true"],
@@ -51,8 +58,13 @@ ALL = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]
 
 
 def configure(data: Path, save: Path, case: tuple[str, int], *more: str) -> DictConfig:
-    """Return the configuration of a case; `more` comes last and wins."""
+    """Return the configuration of a case; `more` comes last and wins.
+
+    `data` is the Two Moons folder; cases that need documents find theirs beside it.
+    """
     name, number = case
+    if set(PACKED) <= set(CASES[name][number]):
+        data = data.parent / "documents"
     places = [f"data={data}", f"save_dir={save}", f"criterion={name}"]
     return load_config([*CASES[name][number], *TINY, *places, *more])
 

@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: one thread, the registered methods, a small Two Moons folder."""
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -41,4 +42,20 @@ def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = "which_moon_20"
     files = [f"--{s}pref={text}/{name}/{s}.tsv" for s in ("train", "valid", "test")]
     assert main(["preprocess", "--labelled", name, *files, "--destdir", str(data)]) == 0
+    binarise_documents(text, data.parent / "documents")
     return data
+
+
+def binarise_documents(text: Path, data: Path) -> None:
+    """Make a corpus of documents: 60 + 12 of 4 to 9 sentences of 3 to 7 words each."""
+    draw = random.Random(1)
+    for split, count in (("train", 60), ("valid", 12)):
+        lines = []
+        for _ in range(count):
+            for _ in range(draw.randint(4, 9)):
+                lines.append(" ".join(draw.choices("abcdefghijklm", k=draw.randint(3, 7))))
+            lines.append("")
+        (text / f"documents.{split}").write_text("\n".join(lines) + "\n")
+    files = [f"--{split}pref={text}/documents.{split}" for split in ("train", "valid")]
+    options = ["--documents", "blank", "--tokenizer", "word", "--destdir", str(data)]
+    assert main(["preprocess", *files, *options]) == 0

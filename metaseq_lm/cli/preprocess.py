@@ -2,6 +2,7 @@
 
 A corpus: one document per line, blank lines are passed over, .gz, .xz and .bz2 are unpacked.
     metaseq-lm preprocess --trainpref train.txt --validpref valid.txt --destdir DATA
+With --documents blank it is one sentence per line, and a blank line ends a document.
 A labelled set (TSV with a header row, or JSONL), with the tokenizer of DATA, into DATA/NAME:
     metaseq-lm preprocess --labelled NAME --trainpref train.tsv --validpref dev.tsv --destdir DATA
 """
@@ -31,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for pref, split in PREFS.items():
         add(f"--{pref}", nargs="+", metavar="F", help=f"text files of the {split} split")
     add("--split", action="append", metavar="NAME=F", help="a further split; may be repeated")
+    add(
+        "--documents",
+        choices=("lines", "blank"),
+        help="corpus: what a document is, a line, or the lines (sentences) up to a blank one "
+        "(default: lines)",
+    )
     add("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
     add(
         "--on-bad-utf8",
@@ -104,12 +111,14 @@ def run(args: argparse.Namespace) -> int:
         workers=args.workers,
         overwrite=args.overwrite,
         command=command_line(args),
+        documents=args.documents or "lines",
     )
     if args.labelled is None:
         _refuse(args, LABELLED_ONLY, "only applies to labelled sets; give --labelled NAME as well")
         _run_corpus(args, job)
     else:
         _refuse(args, CORPUS_ONLY, "does not apply to labelled sets; they use D's tokenizer")
+        _refuse(args, ("documents",), "does not apply to labelled sets")
         _run_labelled(args, job)
     return 0
 

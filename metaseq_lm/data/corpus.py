@@ -4,6 +4,7 @@ Shapes: B rows, S the longest sample of the batch.
 """
 
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -36,13 +37,7 @@ class Corpus:
             raise UsageError(
                 f"task.sample_break_mode must be one of {BREAK_MODES}, got '{break_mode}'"
             )
-        if tokens_per_sample < 3:
-            raise UsageError(f"task.tokens_per_sample must be at least 3, got {tokens_per_sample}")
-        if not FILE_NAME.fullmatch(split):
-            raise UsageError(f"split {split!r}: a name of letters, digits, '_', '-' and '.'")
-        self.data = IndexedDataset(folder / split)
-        if self.data.dtype.kind not in "iu":
-            raise MetaseqError(f"{folder / split}.bin holds {self.data.dtype}, not tokens")
+        self.data = open_tokens(folder, split, tokens_per_sample, least=3)
         self.vocabulary = vocabulary
         room = tokens_per_sample - 2
         if break_mode == "eos":
@@ -51,10 +46,6 @@ class Corpus:
             total = len(self.data.tokens)
             self.starts = np.arange(0, total, room)
             self.lengths = np.minimum(room, total - self.starts)
-        if not len(self.starts):
-            raise MetaseqError(
-                f"{folder / split}.bin holds no tokens; binarise a corpus that is not empty"
-            )
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -82,16 +73,66 @@ class Corpus:
         rows[np.arange(len(samples)), lengths + 1] = self.vocabulary.sep
         return rows, lengths + 2
 
+    def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
+        """Return the segment of each token of the rows; None, there is only one."""
+        return None
+
     def check_vocabulary(self) -> None:
         """Raise MetaseqError if the first samples hold an id that the vocabulary lacks."""
-        tokens = self.data.tokens[: 1 << 20]
-        least, seen = int(tokens.min(initial=0)), int(tokens.max(initial=0))
-        if least < 0 or seen >= len(self.vocabulary):
-            raise MetaseqError(
-                f"the data holds token id {min(least, 0) or seen} but dict.txt has only "
-                f"{len(self.vocabulary)} symbols; "
-                "binarise again with this tokenizer"
-            )
+        check_ids(self.data, self.vocabulary)
+
+
+class Samples(Protocol):
+    """What a corpus gives: `Corpus`, or `packing.Packed` with two segments."""
+
+    vocabulary: Vocabulary
+
+    def __len__(self) -> int: ...
+
+    @property
+    def row_lengths(self) -> np.ndarray:
+        """As in Corpus."""
+
+    def rows(
+        self, samples: np.ndarray, cls: int = 0, width: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As in Corpus."""
+
+    def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
+        """Return the segment, 0 or 1, of each token of the rows, int64 (B, width), or None."""
+
+
+def open_tokens(folder: Path, split: str, tokens_per_sample: int, least: int) -> IndexedDataset:
+    """Open the token files of a split for samples of `tokens_per_sample`, at least `least`.
+
+    Raises UsageError for a wrong option, MetaseqError for files that hold no tokens.
+    """
+    if tokens_per_sample < least:
+        raise UsageError(
+            f"task.tokens_per_sample must be at least {least}, got {tokens_per_sample}"
+        )
+    if not FILE_NAME.fullmatch(split):
+        raise UsageError(f"split {split!r}: a name of letters, digits, '_', '-' and '.'")
+    data = IndexedDataset(folder / split)
+    if data.dtype.kind not in "iu":
+        raise MetaseqError(f"{folder / split}.bin holds {data.dtype}, not tokens")
+    if not len(data.tokens):
+        raise MetaseqError(
+            f"{folder / split}.bin holds no tokens; binarise a corpus that is not empty"
+        )
+    return data
+
+
+def check_ids(data: IndexedDataset, vocabulary: Vocabulary) -> None:
+    """Raise MetaseqError if the first tokens hold an id that the vocabulary lacks."""
+    tokens = data.tokens[: 1 << 20]
+    least, seen = int(tokens.min(initial=0)), int(tokens.max(initial=0))
+    if least < 0 or seen >= len(vocabulary):
+        raise MetaseqError(
+            f"the data holds token id {min(least, 0) or seen} but dict.txt has only "
+            f"{len(vocabulary)} symbols; "
+            "binarise again with this tokenizer"
+        )
 
 
 def disjoint_windows(
@@ -111,15 +152,31 @@ def padding_of(lengths: np.ndarray, width: int) -> np.ndarray | None:
 
 
 def masked_batch(
-    corpus: Corpus, how: Masking, samples: np.ndarray, keys: np.ndarray, width: int = 0
+    corpus: Samples, how: Masking, samples: np.ndarray, keys: np.ndarray, width: int = 0
 ) -> Batch:
-    """Return masked rows, chosen positions and targets of `samples`; sizes "targets" and "rows"."""
+    """Return masked rows, chosen positions and targets of `samples`; sizes "targets" and "rows".
+
+    A corpus with segments adds "segments", int64 (B, S).
+    """
     rows, lengths = corpus.rows(samples, width=width)
+    segments = corpus.segments(samples, rows.shape[1])
+    return masked_rows(rows, lengths, segments, keys, how)
+
+
+def masked_rows(
+    rows: np.ndarray,
+    lengths: np.ndarray,
+    segments: np.ndarray | None,
+    keys: np.ndarray,
+    how: Masking,
+) -> Batch:
+    """Return the batch of rows (B, S) with `lengths` (B,), masked by `keys` (B,)."""
     masked, positions, targets = mask_tokens(rows, lengths, keys, how)
     return {
         "tokens": masked,
         "padding": padding_of(lengths, rows.shape[1]),
         "positions": positions,
         "targets": targets,
+        **({} if segments is None else {"segments": segments}),
         "sizes": {"targets": int((targets >= 0).sum()), "rows": len(rows)},
     }

@@ -33,14 +33,16 @@ class Finding:
     text: str
 
 
-def document_hashes(data: IndexedDataset) -> np.ndarray:
-    """Return a 64-bit hash of each document, uint64 (documents,); 0 for empty ones.
+def document_hashes(data: IndexedDataset, documents: np.ndarray | None = None) -> np.ndarray:
+    """Return a 64-bit hash of each sequence, uint64 (sequences,); 0 for empty ones.
 
-    It is the sum of a mixed (token, position) over the document, modulo 2**64, so that documents
-    of any length are read in pieces. The mixing is the one of SplitMix64 (Steele et al. 2014).
+    With `documents` (documents + 1,), as in `data`, one of each document. It is the sum of a mixed
+    (token, position) over the document, modulo 2**64, so that documents of any length are read in
+    pieces. The mixing is the one of SplitMix64 (Steele et al. 2014).
     """
-    filled = np.flatnonzero(data.sizes)
-    starts = data.starts[filled]
+    offsets = token_offsets(data, documents)
+    filled = np.flatnonzero(np.diff(offsets))
+    starts = offsets[filled]
     sums = np.zeros(len(filled), np.uint64)
     total = len(data.tokens)
     for begin in range(0, total, CHUNK):
@@ -54,9 +56,15 @@ def document_hashes(data: IndexedDataset) -> np.ndarray:
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         sums[first:last] += np.add.reduceat(x ^ (x >> np.uint64(31)), cuts)
-    hashes = np.zeros(len(data), np.uint64)
+    hashes = np.zeros(len(offsets) - 1, np.uint64)
     hashes[filled] = sums
     return hashes
+
+
+def token_offsets(data: IndexedDataset, documents: np.ndarray | None = None) -> np.ndarray:
+    """Return where each sequence (or document) begins, in tokens, and where the last one ends."""
+    offsets = np.append(data.starts, len(data.tokens))
+    return offsets if documents is None else offsets[documents]
 
 
 def machine(folder: Path) -> Iterator[Finding]:
@@ -146,16 +154,20 @@ def corpus(
             continue
         yield from token_file(data, tokenizer)
         if data.dtype.kind in "iu":
-            hashes[split] = np.sort(document_hashes(data)[data.sizes > 0])
+            filled = np.diff(token_offsets(data, data.documents)) > 0
+            hashes[split] = np.sort(document_hashes(data, data.documents)[filled])
             yield duplicates(str(folder / split), hashes[split])
     yield from overlaps(folder, hashes)
 
 
 def token_file(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
     """Yield the size of a token file, ids outside the vocabulary, and empty documents."""
-    empty = int(np.count_nonzero(data.sizes == 0))
-    longest = int(data.sizes.max(initial=0))
-    text = f"{len(data):,} documents, {len(data.tokens):,} tokens, longest {longest:,}"
+    sizes = np.diff(token_offsets(data, data.documents))
+    empty = int(np.count_nonzero(sizes == 0))
+    longest = int(sizes.max(initial=0))
+    text = f"{len(sizes):,} documents, {len(data.tokens):,} tokens, longest {longest:,}"
+    if len(sizes) != len(data):
+        text = f"{len(data):,} sequences in {text}"
     yield Finding(OK if len(data.tokens) else ERROR, f"{data.prefix}: {text}")
     if empty:
         yield Finding(WARNING, f"{data.prefix}: {empty:,} empty documents")

@@ -22,12 +22,14 @@ from metaseq_lm.errors import MetaseqError
 
 @dataclass
 class Counts:
-    """What became of the lines: lines = documents + blank + skipped + no_tokens.
+    """What became of the lines: lines = sequences + blank + skipped + no_tokens.
 
+    `documents` is known at the end only: as many as sequences unless blank lines end documents.
     `bad_utf8` counts the lines with invalid bytes, whether replaced or skipped.
     """
 
     lines: int = 0
+    sequences: int = 0
     documents: int = 0
     tokens: int = 0
     blank: int = 0
@@ -43,9 +45,10 @@ class Counts:
 
 @dataclass
 class Encoded:
-    """The ids of a block end to end and the size of each document; or of a piece of one line.
+    """The ids of a block end to end and the size of each sequence; or of a piece of one line.
 
-    For a piece, `text` says whether it has any, `bad` whether it held invalid UTF-8, and `more`
+    `breaks` says before which of the sequences there is a blank line or the start of a file, in
+    rising order. For a piece, `text` says whether it has any, `bad` whether it held invalid UTF-8, and `more`
     whether its line goes on; `counts` is filled for whole lines only.
     """
 
@@ -57,6 +60,7 @@ class Encoded:
     more: bool = False
     text: bool = False
     bad: bool = False
+    breaks: Sequence[int] | np.ndarray = ()
 
 
 def encode_documents(
@@ -85,6 +89,7 @@ def encode_block(tokenizer: Tokenizer, block: Block, policy: str) -> Encoded:
     lines = block.data.removesuffix(b"\n").split(b"\n")
     counts = Counts(lines=len(lines))
     documents: list[list[str]] = []
+    breaks = _file_start(block)
     for number, line in enumerate(_decoded(block, lines), block.line):
         if isinstance(line, bytes):
             decoded = [decode(p, f"{block.path}:{number}", policy) for p in pieces(line)]
@@ -99,11 +104,19 @@ def encode_block(tokenizer: Tokenizer, block: Block, policy: str) -> Encoded:
             documents.append(parts)
         else:
             counts.blank += 1
+            breaks.append(len(documents))
     values, sizes = encode_documents(tokenizer, documents)
-    counts.no_tokens = int(np.count_nonzero(sizes == 0))
-    sizes = sizes[sizes > 0]
-    counts.documents, counts.tokens = len(sizes), len(values)
-    return Encoded(values, sizes, block.read, counts)
+    kept = sizes > 0
+    counts.no_tokens = len(kept) - int(np.count_nonzero(kept))
+    sizes = sizes[kept]
+    counts.sequences, counts.tokens = len(sizes), len(values)
+    before = np.concatenate([[0], np.cumsum(kept)])[breaks]
+    return Encoded(values, sizes, block.read, counts, breaks=before)
+
+
+def _file_start(block: Block) -> list[int]:
+    # A file ends the document of the one before it; every piece of a long first line says so too.
+    return [0] if block.line == 1 else []
 
 
 def _decoded(block: Block, lines: list[bytes]) -> Iterable[str | bytes]:
@@ -127,7 +140,10 @@ def _encode_piece(tokenizer: Tokenizer, block: Block, policy: str) -> Encoded:
     values, sizes = tokenizer.encode_packed(texts)
     has_text = any(text and not text.isspace() for text in texts)
     bad = any(bad for _, bad in decoded)
-    return Encoded(values, sizes, block.read, piece=True, more=block.more, text=has_text, bad=bad)
+    breaks = _file_start(block)
+    return Encoded(
+        values, sizes, block.read, Counts(), True, block.more, has_text, bad, breaks=breaks
+    )
 
 
 _worker: tuple[Tokenizer, str] | None = None

@@ -99,6 +99,7 @@ class IndexedDataset:
     """A read-only, memory-mapped list of token sequences stored as `prefix.bin`, `prefix.idx`.
 
     `sizes` (int64, tokens per sequence), `starts` (int64, offset of each sequence in tokens),
+    `documents` (int64, documents + 1: the first sequence of each and the number of sequences),
     `tokens` (1-D memmap of the whole .bin) and `dtype` are there after opening. Opening checks
     the header, the size of both files and every table entry; a fault is a MetaseqError.
     """
@@ -214,10 +215,11 @@ class IndexedWriter:
     """Write a `.bin/.idx` pair; nothing stands under the final names before a clean end.
 
     A context manager: leaving it cleanly fsyncs and renames both files, an exception removes
-    what was written. Memory is 4 bytes per sequence.
+    what was written. Memory is 4 bytes per sequence. Every sequence is a document of its own, or,
+    with `documents`, only `end_documents` ends one.
     """
 
-    def __init__(self, prefix: str | Path, dtype: npt.DTypeLike) -> None:
+    def __init__(self, prefix: str | Path, dtype: npt.DTypeLike, documents: bool = False) -> None:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         codes = [code for code, known in MEGATRON_DTYPES.items() if known == self.dtype]
         if not codes:
@@ -226,6 +228,7 @@ class IndexedWriter:
         self._final = [prefix_path(prefix, suffix) for suffix in (".bin", ".idx")]
         self._temporary = [p.with_name(f".{p.name}.{os.getpid()}.tmp") for p in self._final]
         self._sizes = array.array("i")
+        self._ends = array.array("q", [0]) if documents else None
         self._open_size = 0
         self.tokens = 0
         # Share of the input written so far, to estimate the need when the disk is full.
@@ -270,6 +273,23 @@ class IndexedWriter:
         self._open_size = 0
         self._file.seek(self.tokens * self.dtype.itemsize)
         self._file.truncate()
+
+    def end_documents(self, ends: npt.ArrayLike) -> None:
+        """End a document before each of these sequences, given in rising order; 0 is the first.
+
+        They must lie behind all earlier ends, or at the last. A document without sequences is none.
+        """
+        assert self._ends is not None
+        behind = np.unique(np.asarray(ends, np.int64))
+        assert not len(behind) or self._ends[-1] <= behind[0] and behind[-1] <= len(self)
+        self._ends.frombytes(behind[behind > self._ends[-1]].tobytes())
+
+    @property
+    def documents(self) -> int:
+        """The documents so far, with the one that has not ended."""
+        if self._ends is None:
+            return len(self)
+        return len(self._ends) - (self._ends[-1] == len(self))
 
     def _check_size(self, size: int) -> None:
         if size > MAX_SIZE:
@@ -327,10 +347,10 @@ class IndexedWriter:
         sync_folder(data.parent)
 
     def _write_index(self) -> None:
-        count = len(self._sizes)
+        count, documents = len(self._sizes), self.documents
         sizes = np.frombuffer(self._sizes, np.int32)
         with open(self._temporary[1], "wb") as file:
-            file.write(MAGIC + struct.pack("<QBQQ", VERSION, self._code, count, count + 1))
+            file.write(MAGIC + struct.pack("<QBQQ", VERSION, self._code, count, documents + 1))
             file.write(sizes.astype("<i4").data if count else b"")
             offset = 0
             for first in range(0, count, CHUNK):
@@ -338,7 +358,12 @@ class IndexedWriter:
                 ends = np.cumsum(part) + offset
                 file.write((ends - part).astype("<i8").tobytes())
                 offset = int(ends[-1])
-            for first in range(0, count + 1, CHUNK):
-                file.write(np.arange(first, min(first + CHUNK, count + 1), dtype="<i8").tobytes())
+            if self._ends is None:
+                for first in range(0, count + 1, CHUNK):
+                    last = min(first + CHUNK, count + 1)
+                    file.write(np.arange(first, last, dtype="<i8").tobytes())
+            else:
+                self.end_documents([count])
+                file.write(np.frombuffer(self._ends, np.int64).astype("<i8").data)
             file.flush()
             os.fsync(file.fileno())

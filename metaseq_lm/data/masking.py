@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from metaseq_lm.errors import UsageError
 from metaseq_lm.randomness import mix, uniforms, words
+
+ROUNDINGS = ("random", "nearest")
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,12 @@ class Masking:
     `rate` of the candidates are chosen; of the chosen, `keep` stay as they are, `random` become a
     token drawn uniformly from `replacements`, the rest become `mask`. `spared` ids are no
     candidates.
+
+    How many are chosen of a row: `rounding` "random" is floor(rate * candidates + U). "nearest" is
+    ELECTRA's rule (Clark et al. 2020, their code): rate times all real tokens, special ones
+    too, rounded, at least 1, at most `most_chosen`; M then follows from S alone. With
+    `legacy_duplicates` they are drawn with replacement, as in that code: a token drawn twice counts
+    twice, and is hidden if one of the draws hides it. UsageError for another rounding.
     """
 
     mask: int
@@ -25,6 +34,21 @@ class Masking:
     keep: float = 0.1
     replacements: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     spared: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    rounding: str = "random"
+    legacy_duplicates: bool = False
+    tokens_per_sample: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rounding not in ROUNDINGS:
+            raise UsageError(
+                f"task.mask_rounding must be one of {ROUNDINGS}, got '{self.rounding}'"
+            )
+
+    @property
+    def most_chosen(self) -> int | None:
+        """The most tokens that "nearest" chooses of a row; None without tokens_per_sample."""
+        length = self.tokens_per_sample
+        return int((self.rate + 0.005) * length) if length else None
 
 
 def _subkeys(keys: np.ndarray, number: int) -> np.ndarray:
@@ -38,16 +62,35 @@ def choose(candidates: np.ndarray, rate: float, keys: np.ndarray) -> tuple[np.nd
     `candidates` is boolean (B, S). Returns positions (B, M) and which of them count (B, M); the
     rounding is random, so that the expected number is exactly rate * n.
     """
+    count = candidates.sum(1)
+    chosen = np.floor(rate * count + uniforms(_subkeys(keys, 2), 0, 1)[:, 0]).astype(np.int64)
+    chosen = np.minimum(chosen, count)
+    return pick(candidates, chosen, max(int(chosen.max(initial=0)), 1), keys)
+
+
+def nearest_counts(lengths: np.ndarray, how: Masking) -> np.ndarray:
+    """Return how many tokens "nearest" chooses of rows of `lengths`, int64 of the same shape.
+
+    Halves go to the even number, in numpy as in TensorFlow's and Python's round.
+    """
+    counts = np.rint(how.rate * lengths).astype(np.int64)
+    return np.maximum(1, np.minimum(counts, how.most_chosen or counts))
+
+
+def pick(
+    candidates: np.ndarray, chosen: np.ndarray, most: int, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose chosen[i] of a row's candidates (B, S) without replacement, at most all of them.
+
+    Returns positions (B, M) and which of them count (B, M); M is `most`, or S if that is less.
+    """
     length = candidates.shape[1]
     assert length <= 1 << 16
     # The smallest random words win; the low 16 bits carry the position through the partition.
     draws = words(_subkeys(keys, 1), 0, length)
     draws = (draws & ~np.uint64(0xFFFF)) | np.arange(length, dtype=np.uint64)
     draws[~candidates] = np.iinfo(np.uint64).max
-    count = candidates.sum(1)
-    chosen = np.floor(rate * count + uniforms(_subkeys(keys, 2), 0, 1)[:, 0]).astype(np.int64)
-    chosen = np.minimum(chosen, count)
-    most = max(int(chosen.max(initial=0)), 1)
+    chosen = np.minimum(chosen, candidates.sum(1))
     if most < length:
         draws = np.partition(draws, most - 1, axis=1)[:, :most]
     draws.sort(axis=1)
@@ -56,18 +99,47 @@ def choose(candidates: np.ndarray, rate: float, keys: np.ndarray) -> tuple[np.nd
     return positions, counted
 
 
+def pick_with_replacement(
+    candidates: np.ndarray, chosen: np.ndarray, most: int, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose chosen[i] times one of a row's candidates (B, S); as `pick`, but some come twice."""
+    count = candidates.sum(1)[:, None]
+    rank = (uniforms(_subkeys(keys, 5), 0, most) * count).astype(np.int64)
+    # A stable sort of "no candidate": the candidates come first, in their order.
+    order = np.argsort(~candidates, axis=1, kind="stable")
+    counted = (np.arange(most) < chosen[:, None]) & (count > 0)
+    return np.where(counted, np.take_along_axis(order, rank, 1), 0), counted
+
+
+def _choose_as(
+    how: Masking, candidates: np.ndarray, lengths: np.ndarray, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    if how.rounding == "random" and not how.legacy_duplicates:
+        return choose(candidates, how.rate, keys)
+    if how.rounding == "random":
+        positions, counted = choose(candidates, how.rate, keys)
+        chosen, most = counted.sum(1), positions.shape[1]
+    else:
+        # From the padded width, which is that of the global batch, so that noise drawn for the
+        # positions does not depend on which rows share a micro-batch.
+        most = int(nearest_counts(np.array(candidates.shape[1]), how))
+        chosen = nearest_counts(lengths, how)
+    draw = pick_with_replacement if how.legacy_duplicates else pick
+    return draw(candidates, chosen, most, keys)
+
+
 def mask_tokens(
     tokens: np.ndarray, lengths: np.ndarray, keys: np.ndarray, how: Masking
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Hide tokens of rows (B, S) with `lengths` (B,), row i by keys[i].
 
     Returns the hidden rows (B, S), the chosen positions (B, M) and their original tokens (B, M), -1
-    where a row has fewer than M.
+    where a row has fewer than M. S is to be the width of the global batch.
     """
     candidates = np.arange(tokens.shape[1]) < lengths[:, None]
     if how.spared.size:
         candidates &= ~np.isin(tokens, how.spared, kind="table")
-    positions, counted = choose(candidates, how.rate, keys)
+    positions, counted = _choose_as(how, candidates, lengths, keys)
     rows = np.arange(len(tokens))[:, None]
     originals = tokens[rows, positions]
     action = uniforms(_subkeys(keys, 3), 0, positions.shape[1])
@@ -78,7 +150,8 @@ def mask_tokens(
         drawn = (action >= how.keep) & (action < how.keep + how.random)
         hidden = np.where(drawn, replacement, hidden)
     masked = tokens.copy()
-    # Uncounted entries all point at position 0; writing there would undo a counted one.
-    at_row, at = np.nonzero(counted)
+    # Uncounted entries all point at position 0; writing there would undo a counted one. Nor may a
+    # kept one undo the same token hidden by another draw.
+    at_row, at = np.nonzero(counted & (action >= how.keep))
     masked[at_row, positions[at_row, at]] = hidden[at_row, at]
     return masked, positions, np.where(counted, originals, -1)

@@ -25,6 +25,7 @@ from metaseq_lm.data.vocabulary import TASK_TOKENS
 from metaseq_lm.errors import MetaseqError, UsageError
 
 PLAIN_PROGRESS_SECONDS = 30.0
+DOCUMENTS = ("lines", "blank")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,11 @@ class TokenizerChoice:
 
 @dataclass(frozen=True)
 class Job:
-    """What every kind of preprocessing needs to know."""
+    """What every kind of preprocessing needs to know.
+
+    `documents` is "lines", where every line is a document, or "blank", where blank lines (and the
+    ends of files) end them and every other line is a sequence, a sentence say; corpora only.
+    """
 
     destdir: Path
     splits: dict[str, list[Path]]
@@ -53,12 +58,15 @@ class Job:
     workers: int = 1
     overwrite: bool = False
     command: str = ""
+    documents: str = "lines"
 
     def check(self) -> None:
         """Raise before anything is written if an option or a file cannot be used."""
         check_policy(self.on_bad_utf8)
         if self.workers < 1:
             raise UsageError(f"--workers {self.workers}: at least 1")
+        if self.documents not in DOCUMENTS:
+            raise UsageError(f"--documents {self.documents}: choose one of {', '.join(DOCUMENTS)}")
         if not self.splits:
             raise UsageError("nothing to do; give --trainpref, --validpref, --testpref or --split")
         for paths in self.splits.values():
@@ -164,23 +172,30 @@ def _all_blocks(paths: Sequence[Path]) -> Iterator[Block]:
 class _Sink:
     """Takes encoded blocks in order, writes them, and counts."""
 
-    def __init__(self, writer: IndexedWriter, vocab_size: int, skip_bad: bool) -> None:
+    def __init__(
+        self, writer: IndexedWriter, vocab_size: int, skip_bad: bool, blank_ends: bool
+    ) -> None:
         self.counts = Counts()
         self.frequencies = np.zeros(vocab_size, np.int64)
         self._writer = writer
         self._skip_bad = skip_bad
+        self._blank_ends = blank_ends
         self._line = np.zeros(vocab_size, np.int64)
         self._text = self._bad = False
 
     def take(self, part: Encoded) -> None:
-        """Write the documents of a block, or a piece of one."""
+        """Write the sequences of a block, or a piece of one."""
         seen = np.bincount(part.values, minlength=len(self.frequencies))
+        before = len(self._writer)
         if part.piece:
             self._take_piece(part, seen)
-            return
-        self.frequencies += seen
-        self.counts.add(part.counts)
-        self._writer.extend(part.values, part.sizes)
+        else:
+            self.frequencies += seen
+            self.counts.add(part.counts)
+            self._writer.extend(part.values, part.sizes)
+        if self._blank_ends:
+            self._writer.end_documents(np.asarray(part.breaks, np.int64) + before)
+        self.counts.documents = self._writer.documents
 
     def _take_piece(self, part: Encoded, seen: np.ndarray) -> None:
         self._writer.part(part.values)
@@ -194,12 +209,15 @@ class _Sink:
         counts.bad_utf8 += self._bad
         skipped = self._bad and self._skip_bad
         counts.skipped += skipped
-        counts.blank += not skipped and not self._text
+        if not skipped and not self._text:
+            counts.blank += 1
+            if self._blank_ends:
+                self._writer.end_documents([len(self._writer)])
         counts.no_tokens += not skipped and self._text and not tokens
         if skipped or not self._text or not tokens:
             self._writer.drop_parts()
         else:
-            counts.documents += 1
+            counts.sequences += 1
             counts.tokens += self._writer.end_parts()
             self.frequencies += self._line
         self._line[:] = 0
@@ -210,8 +228,10 @@ def binarise(job: Job, split: str, tokenizer: Tokenizer, folder: Path) -> tuple[
     """Write the token files of one split; return its counts and int64 (vocabulary,) frequencies."""
     paths, policy = job.splits[split], job.on_bad_utf8
     progress = Progress(split, paths)
-    with contextlib.closing(progress), IndexedWriter(folder / split, tokenizer.dtype) as writer:
-        sink = _Sink(writer, len(tokenizer.vocabulary), policy == "skip")
+    blank_ends = job.documents == "blank"
+    files = IndexedWriter(folder / split, tokenizer.dtype, documents=blank_ends)
+    with contextlib.closing(progress), files as writer:
+        sink = _Sink(writer, len(tokenizer.vocabulary), policy == "skip", blank_ends)
         encoded = encode_blocks(_all_blocks(paths), tokenizer, folder, policy, job.workers)
         # Closed at once on an error, so that no worker outlives the message.
         with contextlib.closing(encoded):
@@ -219,7 +239,7 @@ def binarise(job: Job, split: str, tokenizer: Tokenizer, folder: Path) -> tuple[
                 sink.take(part)
                 progress.at(part.read)
                 writer.fraction = progress.fraction
-        if not sink.counts.documents:
+        if not sink.counts.sequences:
             raise MetaseqError(
                 f"{', '.join(map(str, paths))}: no text in {sink.counts.lines} lines: "
                 f"{reasons(sink.counts, policy)}"
@@ -228,7 +248,7 @@ def binarise(job: Job, split: str, tokenizer: Tokenizer, folder: Path) -> tuple[
 
 
 def reasons(counts: Counts, policy: str) -> str:
-    """Return in words what became of the lines that are not documents, and of bad bytes."""
+    """Return in words what became of the lines that are not sequences, and of bad bytes."""
     words = [f"{counts.blank:,} blank"]
     if counts.bad_utf8:
         done = "skipped" if policy == "skip" else "replaced"
@@ -240,7 +260,8 @@ def reasons(counts: Counts, policy: str) -> str:
 
 def summary(split: str, counts: Counts, policy: str) -> str:
     """Return the line of a split for the end of the run."""
+    sentences = f"{counts.sequences:,} sequences in " if counts.sequences > counts.documents else ""
     return (
-        f"{split}: {counts.lines:,} lines -> {counts.documents:,} documents, "
+        f"{split}: {counts.lines:,} lines -> {sentences}{counts.documents:,} documents, "
         f"{counts.tokens:,} tokens; {reasons(counts, policy)}"
     )

@@ -7,9 +7,11 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.data.corpus import Corpus, masked_batch
+from metaseq_lm.config import option
+from metaseq_lm.data.corpus import masked_batch
 from metaseq_lm.data.masking import Masking
-from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
+from metaseq_lm.data.packing import SEGMENTS, open_corpus
+from metaseq_lm.data.streams import Collate, Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import MODELS, register_task
@@ -20,25 +22,37 @@ from metaseq_lm.tasks import Task, options_of
 class MaskedLMConfig:
     """Corpus and masks: 15 % of the tokens, 10 % of those random and 10 % kept (Devlin et al. 2019)."""
 
-    batch_size: int = 32
-    tokens_per_sample: int = 128
-    sample_break_mode: str = "none"
-    mask_prob: float = 0.15
-    random_token_prob: float = 0.1
-    leave_unmasked_prob: float = 0.1
-    valid_size: int = 0
+    batch_size: int = option(32, "rows of an update")
+    tokens_per_sample: int = option(128, "longest row, with its special tokens")
+    sample_break_mode: str = option(
+        "none",
+        "eos: a document is a row; none: windows of the stream; segments: sentences packed into two "
+        "segments, as for BERT and ELECTRA",
+    )
+    mask_prob: float = option(0.15, "share of the tokens that are targets")
+    mask_rounding: str = option(
+        "random", "their number, random: right on average; nearest: ELECTRA's, at least 1"
+    )
+    legacy_duplicates: bool = option(False, "draw targets with replacement (ELECTRA's code)")
+    random_token_prob: float = option(0.1, "share of the targets that become a random token")
+    leave_unmasked_prob: float = option(0.1, "share of the targets that stay")
+    valid_size: int = option(0, "rows of the validation split that are used (0 = all)")
 
 
 def build_transformer(config: DictConfig, vocabulary: Vocabulary, **kwargs: object) -> nn.Module:
     """Build the configured model for a vocabulary; `kwargs` go to its constructor.
 
-    Raises UsageError if the task's rows are longer than the model.
+    Raises UsageError if the task's rows are longer than the model or have more kinds of segments.
     """
     longest, room = config.task.get("tokens_per_sample", 0), config.model.get("max_positions", 0)
     if room and longest > room:
         raise UsageError(
             f"task.tokens_per_sample is {longest} but model.max_positions is {room}; "
             "a row would not fit the model, make one of them equal the other"
+        )
+    if config.task.get("sample_break_mode") == SEGMENTS and config.model.get("segments") == 1:
+        raise UsageError(
+            "model.segments is 1, but rows have 2 segments; use 2, or 0 for no embedding"
         )
     entry = MODELS.entry(config.model._name)
     assert entry.dataclass is not None
@@ -47,21 +61,43 @@ def build_transformer(config: DictConfig, vocabulary: Vocabulary, **kwargs: obje
 
 
 def masking_of(options: DictConfig, vocabulary: Vocabulary) -> Masking:
-    """Return BERT's masking of a task's options: special tokens are neither hidden nor drawn."""
+    """Return BERT's masking of a task's options: special tokens are neither hidden nor drawn.
+
+    With mask_rounding "nearest", which follows ELECTRA's code, [UNK] can be hidden.
+    """
     specials = np.asarray(vocabulary.specials)
+    unknown = [] if vocabulary.unk is None else [vocabulary.unk]
+    nearest = options.mask_rounding == "nearest"
     return Masking(
         mask=vocabulary.mask,
         rate=options.mask_prob,
         random=options.random_token_prob,
         keep=options.leave_unmasked_prob,
         replacements=np.setdiff1d(np.arange(len(vocabulary)), specials),
-        spared=specials,
+        spared=np.setdiff1d(specials, unknown) if nearest else specials,
+        rounding=options.mask_rounding,
+        legacy_duplicates=options.legacy_duplicates,
+        tokens_per_sample=options.tokens_per_sample,
     )
 
 
 def first(count: int, most: int) -> int:
     """Return `count`, or `most` if that is set and smaller."""
     return min(count, most) if most else count
+
+
+def text_stream(config: DictConfig, split: str, lengths: np.ndarray, collate: Collate) -> Stream:
+    """Return shuffled epochs of "train", or one pass over another split.
+
+    `lengths` (samples,) are the tokens of the rows, as Stream wants them.
+    """
+    options = config.task
+    order: Order
+    if split == "train":
+        order = Shuffled(len(lengths), options.batch_size, config.seed, "train")
+    else:
+        order = Sequential(first(len(lengths), options.valid_size), options.batch_size)
+    return Stream(split, order, collate, config.seed, lengths)
 
 
 @register_task("masked_lm", dataclass=MaskedLMConfig)
@@ -73,18 +109,10 @@ class MaskedLMTask(Task):
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options, seed = self.options, self.config.seed
-        corpus = Corpus(
-            self.data, split, self.vocabulary, options.tokens_per_sample, options.sample_break_mode
-        )
-        corpus.check_vocabulary()
-        collate = partial(masked_batch, corpus, masking_of(options, self.vocabulary))
-        order: Order
-        if split == "train":
-            order = Shuffled(len(corpus), options.batch_size, seed, "train")
-        else:
-            order = Sequential(first(len(corpus), options.valid_size), options.batch_size)
-        return {split: Stream(split, order, collate, seed, corpus.row_lengths)}
+        corpus = open_corpus(self.data, split, self.vocabulary, self.options, self.config.seed)
+        masking = masking_of(self.options, self.vocabulary)
+        collate = partial(masked_batch, corpus, masking)
+        return {split: text_stream(self.config, split, corpus.row_lengths, collate)}
 
     def build_model(self) -> nn.Module:
         return build_transformer(self.config, self.vocabulary)

@@ -15,6 +15,7 @@ from timing import Figure, versions
 FAMILIES = {
     "moons": "Two Moons: masked LM, hard and soft labels against a plain autograd loop",
     "mlm": "step time, peak memory and FLOP rate of a 12-layer masked LM against transformers",
+    "electra": "step time and peak memory of ELECTRA-small against a pair of transformers models",
     "soft": "soft labels at NLP size against a masked-LM step of transformers",
     "preprocess": "byte-level BPE against encode_batch_fast of tokenizers",
     "windows": "windows and masks against DataLoader and the collator of transformers",

@@ -8,6 +8,7 @@ from scipy import stats
 
 from metaseq_lm import randomness
 from metaseq_lm.data.masking import Masking, choose, mask_tokens
+from metaseq_lm.errors import UsageError
 
 REPLACEMENTS = np.arange(10, 60)
 HOW = Masking(mask=1, replacements=REPLACEMENTS)
@@ -179,3 +180,108 @@ def test_inputs_stay_as_they_are() -> None:
     before = tokens.copy(), keys.copy()
     mask_tokens(tokens, lengths, keys, HOW)
     assert (tokens == before[0]).all() and (keys == before[1]).all()
+
+
+NEAREST = {"mask": 1, "random": 0.0, "keep": 0.15, "rounding": "nearest"}
+
+
+@pytest.mark.parametrize(
+    ("rate", "length", "most"), [(0.15, 128, 19), (0.15, 512, 79), (0.25, 512, 130), (0.25, 128, 32)]
+)
+def test_nearest_takes_the_published_number(rate: float, length: int, most: int) -> None:
+    """Rate times all real tokens, [CLS] and [SEP] too, rounded, 1 to int((rate + 0.005) * length)."""
+    how = Masking(rate=rate, spared=np.array([2, 3]), tokens_per_sample=length, **NEAREST)
+    assert how.most_chosen == most
+    lengths = np.arange(3, length + 1)
+    tokens = rows_of(lengths, length)
+    tokens[:, 0], tokens[np.arange(len(lengths)), lengths - 1] = 3, 2
+    _, positions, targets = mask_tokens(tokens, lengths, keys_of(len(lengths)), how)
+    wanted = [max(1, min(most, round(rate * n))) for n in lengths.tolist()]
+    assert (targets >= 0).sum(1).tolist() == wanted
+    assert positions.shape == (len(lengths), min(most, round(rate * length)))
+    inside = (positions > 0) & (positions < lengths[:, None] - 1)
+    assert inside[targets >= 0].all()
+
+
+def test_nearest_stops_at_the_most_and_at_the_candidates() -> None:
+    """A row longer than tokens_per_sample, and rows with fewer candidates than their number."""
+    how = Masking(rate=0.5, spared=np.array([2]), tokens_per_sample=8, **NEAREST)
+    tokens = np.full((3, 20), 2)
+    tokens[0] = 30
+    tokens[1, 4] = 31
+    _, positions, targets = mask_tokens(tokens, np.full(3, 20), keys_of(3), how)
+    assert (targets >= 0).sum(1).tolist() == [4, 1, 0] and positions.shape == (3, 4)
+    assert (positions[1, 0], targets[1, 0]) == (4, 31)
+    free = Masking(rate=0.5, **NEAREST)
+    assert free.most_chosen is None
+    _, positions, targets = mask_tokens(tokens, np.full(3, 20), keys_of(3), free)
+    assert (targets >= 0).all() and positions.shape == (3, 10)
+
+
+def test_nearest_has_a_width_of_its_own_in_any_micro_batch() -> None:
+    lengths = np.array([40, 7, 12, 3, 40, 9])
+    how = Masking(rate=0.15, tokens_per_sample=40, **NEAREST)
+    tokens, keys = rows_of(lengths, 40), keys_of(6)
+    together = mask_tokens(tokens, lengths, keys, how)
+    for rows in ([1], [3, 2], [4, 0]):
+        alone = mask_tokens(tokens[rows], lengths[rows], keys[rows], how)
+        for part, whole in zip(alone, together):
+            assert (part == whole[rows]).all()
+
+
+def test_kept_share_is_within_three_sigma() -> None:
+    """ELECTRA's 85 % hidden and 15 % kept, none replaced."""
+    how = Masking(rate=0.15, tokens_per_sample=128, **NEAREST)
+    tokens = np.full((5000, 128), 5)
+    masked, _, targets = mask_tokens(tokens, np.full(5000, 128), keys_of(5000), how)
+    count = int((targets >= 0).sum())
+    assert count == 5000 * 19 and set(np.unique(masked)) == {1, 5}
+    sigma = (count * 0.85 * 0.15) ** 0.5
+    assert abs(int((masked == 1).sum()) - 0.85 * count) < 3 * sigma
+
+
+def test_legacy_duplicates_reach_the_published_share() -> None:
+    """19 draws with replacement from 126 candidates hit 13.8 % of 128 tokens on average."""
+    lengths, tokens = np.full(4000, 128), rows_of(np.full(4000, 128), 128)
+    tokens[:, 0], tokens[:, -1] = 3, 2
+    distinct = []
+    for legacy in (False, True):
+        how = Masking(
+            **NEAREST, spared=np.array([2, 3]), tokens_per_sample=128, legacy_duplicates=legacy
+        )
+        masked, positions, targets = mask_tokens(tokens, lengths, keys_of(4000), how)
+        assert (targets >= 0).all() and positions.min() == 1 and positions.max() == 126
+        assert (np.take_along_axis(tokens, positions, 1) == targets).all()
+        hit = np.zeros(tokens.shape, bool)
+        hit[np.arange(4000)[:, None], positions] = True
+        assert ((masked == tokens) | hit).all()
+        distinct.append(hit.mean())
+        # A token is kept only if every one of its draws keeps it.
+        draws = np.zeros(tokens.shape, int)
+        np.add.at(draws, (np.arange(4000)[:, None], positions), 1)
+        for times in range(1, draws.max() + 1):
+            kept = (masked == tokens)[draws == times]
+            assert stats.binomtest(int(kept.sum()), len(kept), 0.15**times).pvalue > 1e-3
+        assert draws.max() == 1 if not legacy else draws.max() > 2
+        if legacy:
+            assert stats.chisquare(draws[:, 1:-1].sum(0)).pvalue > 1e-3
+    expected = 126 * (1 - (1 - 1 / 126) ** 19) / 128
+    assert distinct[0] == 19 / 128 and abs(distinct[1] - expected) < 4e-4
+    assert round(100 * expected, 1) == 13.8
+
+
+def test_legacy_duplicates_with_either_rounding_and_without_candidates() -> None:
+    how = Masking(
+        mask=1, rate=0.5, spared=np.array([9]), replacements=REPLACEMENTS, legacy_duplicates=True
+    )
+    tokens = rows_of(np.full(300, 8), 8)
+    tokens[0] = 9
+    masked, positions, targets = mask_tokens(tokens, np.full(300, 8), keys_of(300), how)
+    assert (targets >= 0).sum(1).tolist() == [0, *[4] * 299]
+    assert (masked[0] == tokens[0]).all()
+    assert (np.sort(positions[1:], 1)[:, 1:] == np.sort(positions[1:], 1)[:, :-1]).any()
+
+
+def test_an_unknown_rounding_is_refused() -> None:
+    with pytest.raises(UsageError, match="mask_rounding must be one of .*'up'"):
+        Masking(mask=1, rounding="up")

@@ -1,0 +1,37 @@
+"""BERT's objective: masked LM and next-sentence prediction (Devlin et al. 2019).
+
+Shapes: B rows, S length, D width, M chosen positions, V vocabulary.
+"""
+
+from torch import nn
+
+from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.criterions.masked_lm import cross_entropy, labelled_terms, row_accuracy
+from metaseq_lm.errors import UsageError
+from metaseq_lm.models.transformer import TransformerLM
+from metaseq_lm.registry import register_criterion
+
+LM, NEXT_SENTENCE = "lm", "next_sentence"
+
+
+@register_criterion("bert_pretraining")
+class BertPretraining(Criterion):
+    """The masked-LM loss, a mean over targets, plus the next-sentence loss, a mean over rows.
+
+    The model is a TransformerLM with heads "lm" and "next_sentence", the batch has labels
+    "next_sentence" (B,), as task sentence_pairs makes them; UsageError without.
+    """
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        if "next_sentence" not in batch or not isinstance(model, TransformerLM):
+            raise UsageError("criterion bert_pretraining is for task sentence_pairs only")
+        x = model.encoder(batch["tokens"], batch["padding"], batch["segments"])  # (B, S, D)
+        tokens = model.predict(x, batch["positions"], LM)  # (B, M, V)
+        # One target per row, so that the accuracy of a row is 0 or 1.
+        labels = batch["next_sentence"].unsqueeze(-1)  # (B, 1)
+        scores = model.heads[NEXT_SENTENCE](x).unsqueeze(-2)  # (B, 1, 2)
+        return {
+            **labelled_terms(tokens, batch),
+            "next_sentence": Term(cross_entropy(scores, labels).sum(), "rows"),
+            "next_sentence_accuracy": Term(row_accuracy(scores, labels).sum(), "rows", weight=0.0),
+        }

@@ -1,0 +1,313 @@
+"""ELECTRA's losses and its stepping stones (Clark 2021, sections 5.1, 5.3 and 5.4.3).
+
+The logit of a discriminator is for "replaced": its sigmoid is P(fake). A token is fake if it was
+chosen and the sample differs from the original; a lucky sample counts as real.
+
+Shapes: B batch, S length, M chosen positions, V vocabulary, D hidden width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+from omegaconf import II
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.errors import UsageError
+from metaseq_lm.methods.electra.model import Electra
+from metaseq_lm.methods.electra.noise import FixedNoise, TwoTowers, replaced, sample
+from metaseq_lm.models.transformer import select
+from metaseq_lm.randomness import current_pass
+from metaseq_lm.registry import register_criterion
+
+
+@dataclass
+class Noised:
+    """A corrupted row: `tokens` (B, S), where it was `chosen` (B, S), the noise model's own `terms`.
+
+    `log_q` (B, S) is the noise's log-probability of each of `tokens` given the others, or None if
+    the noise model cannot say (it saw a masked row).
+    """
+
+    tokens: Tensor
+    chosen: Tensor
+    terms: Terms
+    log_q: Optional[Tensor] = None
+
+    def fake(self, batch: Batch) -> Tensor:
+        """Return which tokens are fake, (B, S): chosen and not what stood there."""
+        return self.chosen & (self.tokens != batch["tokens"])
+
+
+@dataclass
+class NoiseConfig:
+    """How the noise model is trained and sampled."""
+
+    generator_weight: float = option(1.0, "weight of the noise model's own loss")
+    temperature: float = option(1.0, "divides the noise model's logits before sampling")
+    disallow_correct: bool = option(False, "never sample the original token")
+    noise_rate: float = option(II("task.mask_prob"), "share of the tokens that are replaced")
+
+
+class Corrupting(Criterion):
+    """What all share that train on rows with sampled tokens; `heads` are those of the main encoder."""
+
+    heads: tuple[str, ...] = ("rtd",)
+
+    def __init__(
+        self,
+        generator_weight: float,
+        temperature: float,
+        disallow_correct: bool,
+        noise_rate: float,
+    ) -> None:
+        if temperature <= 0:
+            raise UsageError(f"criterion.temperature must be above 0, got {temperature}")
+        self.generator_weight = generator_weight
+        self.temperature = temperature
+        self.disallow_correct = disallow_correct
+        self.noise_rate = noise_rate
+
+    def corrupt(self, model: Electra, batch: Batch) -> Noised:
+        """Sample tokens for the chosen positions (steps 2 to 5 of section 2.1's procedure)."""
+        generator, positions, targets = model.generator, batch["positions"], batch["targets"]
+        everywhere = None
+        if isinstance(generator, FixedNoise):
+            slots = generator(positions)
+            weight, everywhere = 0.0, generator.log_probs
+        elif isinstance(generator, TwoTowers):
+            everywhere = cloze_log_probs(model, batch)
+            slots, weight = select(everywhere, positions), self.generator_weight
+        else:
+            slots, _ = model.masked_noise(batch)
+            weight = self.generator_weight
+        never = targets if self.disallow_correct else None
+        samples = sample(slots.detach(), self.temperature, never)
+        tokens, chosen = replaced(batch, samples)
+        terms = generator_terms(slots, samples, batch, weight)
+        log_q = None
+        if everywhere is not None and isinstance(generator, TwoTowers):
+            terms["generator"] = cloze_term(everywhere, batch, weight)
+        if everywhere is not None:
+            table = everywhere.expand(*tokens.shape, -1)
+            log_q = table.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).detach()
+        return Noised(tokens, chosen, terms, log_q)
+
+
+def cloze_log_probs(model: Electra, batch: Batch) -> Tensor:
+    """Return the two towers' log-probabilities (B, S, V) of every position given all others."""
+    logits = model.cloze_noise(batch)
+    low = logits.dtype in (torch.bfloat16, torch.float16)
+    return (logits.float() if low else logits).log_softmax(-1)
+
+
+def cloze_term(log_probs: Tensor, batch: Batch, weight: float) -> Term:
+    """Return the loss of the towers at every candidate, not only at the chosen positions."""
+    right = log_probs.gather(-1, batch["tokens"].unsqueeze(-1)).squeeze(-1)
+    return Term(-(right * batch["candidates"]).sum(), "candidates", weight)
+
+
+def generator_terms(logits: Tensor, samples: Tensor, batch: Batch, weight: float) -> Terms:
+    """Return the masked-LM loss, accuracy, and accuracy of the samples at the chosen positions."""
+    targets = batch["targets"]
+    with torch.no_grad():
+        best = (logits.argmax(-1) == targets).sum()
+        lucky = (samples == targets).sum()
+    return {
+        "generator": Term(cross_entropy(logits, targets).sum(), "targets", weight),
+        "generator_accuracy": Term(best.to(logits.dtype), "targets", 0.0),
+        "sample_accuracy": Term(lucky.to(logits.dtype), "targets", 0.0),
+    }
+
+
+def real_tokens(batch: Batch) -> Tensor:
+    """Return which positions are no padding, boolean (B, S)."""
+    padding = batch["padding"]
+    return torch.ones_like(batch["candidates"]) if padding is None else ~padding
+
+
+def binary_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the binary cross-entropy of each logit, in at least fp32."""
+    low = logits.dtype in (torch.bfloat16, torch.float16)
+    logits = logits.float() if low else logits
+    return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
+
+
+def detection_terms(logits: Tensor, fake: Tensor, real: Tensor) -> Terms:
+    """Return shares of all tokens: rightly judged, fake, judged fake, and both.
+
+    Recall of the fakes is caught / fakes, precision caught / flagged. About 94 % are real, so
+    accuracy means little.
+    """
+    with torch.no_grad():
+        flagged = (logits > 0) & real
+        counts = {
+            "accuracy": (flagged == fake) & real,
+            "fakes": fake & real,
+            "flagged": flagged,
+            "caught": flagged & fake,
+        }
+        return {n: Term(c.sum().to(logits.dtype), "tokens", 0.0) for n, c in counts.items()}
+
+
+@dataclass
+class ElectraConfig(NoiseConfig):
+    """Replaced-token detection; the weights are those of the authors' code."""
+
+    discriminator_weight: float = option(50.0, "weight of the detection loss")
+    disc_positions: str = option("all", "tokens judged: all, masked (ELECTRA-15%) or random")
+    contrast: float = option(0.0, "share of rows left as they are, told apart by a further head")
+    contrast_weight: float = option(1.0, "weight of that head's loss")
+    pll_formula: str = option("corrected", "score: corrected, or dissertation (biased)")
+
+
+@register_criterion("electra_rtd", dataclass=ElectraConfig)
+class ReplacedTokenDetection(Corrupting):
+    """ELECTRA: is each token the original one? (Clark et al. 2020, section 2).
+
+    With model.noise=two_tower this is ELECTRA-TT, whose discriminator gives token probabilities.
+    """
+
+    def __init__(
+        self,
+        discriminator_weight: float,
+        disc_positions: str,
+        contrast: float,
+        contrast_weight: float,
+        pll_formula: str,
+        **noise: float,
+    ) -> None:
+        super().__init__(**noise)  # type: ignore[arg-type]
+        for name, value, known in (
+            ("disc_positions", disc_positions, ("all", "masked", "random")),
+            ("pll_formula", pll_formula, ("corrected", "dissertation")),
+        ):
+            if value not in known:
+                raise UsageError(f"criterion.{name} is '{value}'; it is one of {', '.join(known)}")
+        self.weight = discriminator_weight
+        self.disc_positions = disc_positions
+        self.contrast = contrast
+        self.contrast_weight = contrast_weight
+        self.pll_formula = pll_formula
+        self.heads = ("rtd", "contrast") if contrast else ("rtd",)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        assert isinstance(model, Electra)
+        noised = self.corrupt(model, batch)
+        clean = self.clean_rows(batch)
+        if clean is not None:
+            noised.tokens = torch.where(clean[:, None], batch["tokens"], noised.tokens)
+        hidden = model.hidden(noised.tokens, batch)
+        logits = model.heads["rtd"](hidden)  # (B, S)
+        fake = noised.fake(batch)
+        judged, size = self.judged(batch, noised.chosen)
+        losses = binary_losses(logits, fake) * judged
+        terms = noised.terms | {"discriminator": Term(losses.sum(), size, self.weight)}
+        if clean is not None:
+            whole = model.heads["contrast"](hidden[:, 0]).squeeze(-1)
+            terms["contrast"] = Term(
+                binary_losses(whole, ~clean).sum(), "rows", self.contrast_weight
+            )
+        return terms | detection_terms(logits, fake, real_tokens(batch))
+
+    def judged(self, batch: Batch, chosen: Tensor) -> tuple[Tensor, str]:
+        """Return where the detection loss is taken, (B, S), and the name of their number."""
+        if self.disc_positions == "masked":
+            return chosen, "targets"
+        if self.disc_positions == "random":
+            return batch["subset"], "subset"
+        return real_tokens(batch), "tokens"
+
+    def clean_rows(self, batch: Batch) -> Optional[Tensor]:
+        """Return which rows stay uncorrupted, (B,), drawn by row; None if none ever does."""
+        if not self.contrast:
+            return None
+        count, device = len(batch["tokens"]), batch["tokens"].device
+        noise = current_pass().noise
+        drawn = torch.rand(count, device=device) if noise is None else noise.uniform((count,))
+        return drawn < self.contrast
+
+    @torch.no_grad()
+    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return log p of each token given the others, (B, S), from P(fake) and the towers' log q.
+
+        With labels by equality the best discriminator has odds real : fake = p (1 - m + m q) :
+        m q (1 - p) at noise rate m, which `corrected` solves for p. The formula of Clark 2021,
+        section 5.4.5, log q + log m - logit, holds where all chosen tokens count as fake.
+        """
+        assert isinstance(model, Electra)
+        if not isinstance(model.generator, TwoTowers):
+            raise UsageError(
+                "an ELECTRA whose noise is a masked LM gives no token probabilities in one pass; "
+                "train it with model.noise=two_tower (ELECTRA-TT), or use electric_nce"
+            )
+        log_probs = cloze_log_probs(model, batch)
+        log_q = log_probs.gather(-1, batch["tokens"].unsqueeze(-1)).squeeze(-1)
+        logits = model.heads["rtd"](model.hidden(batch["tokens"], batch)).to(log_q.dtype)
+        rate = self.noise_rate
+        log_ratio = log_q + math.log(rate) - logits
+        if self.pll_formula == "corrected":
+            log_ratio = log_ratio - torch.log(1 - rate + rate * log_q.exp())
+            log_ratio = -F.softplus(-log_ratio)
+        return log_ratio * batch["scored"]
+
+
+@register_criterion("replace_mlm", dataclass=NoiseConfig)
+class ReplaceMLM(Corrupting):
+    """A masked LM whose chosen positions hold samples in place of [MASK] (Clark 2021, 5.4.3)."""
+
+    heads = ("lm",)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        assert isinstance(model, Electra)
+        noised = self.corrupt(model, batch)
+        states = select(model.hidden(noised.tokens, batch), batch["positions"])
+        logits = model.heads["lm"](states, model.token_table())  # (B, M, V)
+        losses = cross_entropy(logits, batch["targets"])
+        with torch.no_grad():
+            right = (logits.argmax(-1) == batch["targets"]).sum().to(logits.dtype)
+        terms = {"mlm": Term(losses.sum(), "targets"), "accuracy": Term(right, "targets", 0.0)}
+        return noised.terms | terms
+
+
+@register_criterion("all_tokens_mlm", dataclass=NoiseConfig)
+class AllTokensMLM(Corrupting):
+    """Replace MLM that predicts every token, with a gate that copies the input (Clark 2021, 5.4.3).
+
+    P(y) = D [y = input] + (1 - D) softmax(y), D = sigmoid(gate). Special tokens are no targets.
+    """
+
+    heads = ("lm", "copy")
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        assert isinstance(model, Electra)
+        noised = self.corrupt(model, batch)
+        hidden = model.hidden(noised.tokens, batch)
+        logits = model.heads["lm"](hidden, model.token_table())  # (B, S, V)
+        gate = model.heads["copy"](hidden).squeeze(-1)
+        low = logits.dtype in (torch.bfloat16, torch.float16)
+        logits, gate = (logits.float(), gate.float()) if low else (logits, gate)
+        log_p = copied_log_probs(logits, gate, noised.tokens == batch["tokens"], batch["tokens"])
+        with torch.no_grad():
+            kept = ((gate > 0) & batch["candidates"]).sum().to(logits.dtype)
+        return noised.terms | {
+            "mlm": Term(-(log_p * batch["candidates"]).sum(), "candidates"),
+            "copied": Term(kept, "candidates", 0.0),
+        }
+
+
+def copied_log_probs(logits: Tensor, gate: Tensor, same: Tensor, targets: Tensor) -> Tensor:
+    """Return log P(target) (B, S) of softmax `logits` (B, S, V) mixed with a copy of the input.
+
+    `same` (B, S) says where the input already is the target.
+    """
+    log_softmax = -F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    predicted = F.logsigmoid(-gate) + log_softmax.view(targets.shape)
+    return torch.where(same, torch.logaddexp(F.logsigmoid(gate), predicted), predicted)

@@ -1,0 +1,120 @@
+"""Electric: an energy for every token by noise-contrastive estimation (Clark 2021, section 5.1.5).
+
+Shapes: B batch, S length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.errors import UsageError
+from metaseq_lm.methods.electra.criterion import (
+    Corrupting,
+    NoiseConfig,
+    binary_losses,
+    cloze_log_probs,
+    cloze_term,
+    detection_terms,
+    real_tokens,
+)
+from metaseq_lm.methods.electra.model import Electra
+from metaseq_lm.registry import register_criterion
+
+
+@dataclass
+class ElectricConfig(NoiseConfig):
+    """Noise-contrastive estimation of token energies."""
+
+    discriminator_weight: float = option(50.0, "weight of the contrastive loss")
+    exact_counts: bool = option(False, "log(k / (n - k)) of each row; false: of the nominal rate")
+    legacy_specials: bool = option(False, "[CLS] and [SEP] take part, as in the authors' code")
+
+
+@register_criterion("electric_nce", dataclass=ElectricConfig)
+class Electric(Corrupting):
+    """P(noise) = sigmoid(E + log q + log(k / (n - k))), where every chosen token counts as noise.
+
+    Even if the sample is the original: at the optimum exp(-E) is then the data's probability of the
+    token given the others, normalised by itself (Clark 2021, section 5.1.3). The noise must see all
+    tokens but its own: model.noise two_tower, unigram or uniform.
+    """
+
+    def __init__(
+        self,
+        discriminator_weight: float,
+        exact_counts: bool,
+        legacy_specials: bool,
+        **noise: float,
+    ) -> None:
+        super().__init__(**noise)  # type: ignore[arg-type]
+        if self.temperature != 1 or self.disallow_correct:
+            raise UsageError(
+                "electric_nce needs samples of the noise model as it is: criterion.temperature=1, "
+                "criterion.disallow_correct=false"
+            )
+        self.weight = discriminator_weight
+        self.exact_counts = exact_counts
+        self.legacy_specials = legacy_specials
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        assert isinstance(model, Electra)
+        noised = self.corrupt(model, batch)
+        if noised.log_q is None:
+            raise UsageError(
+                "electric_nce needs the noise's probability of every token; set "
+                "model.noise=two_tower (or unigram, uniform)"
+            )
+        energy = model.heads["rtd"](model.hidden(noised.tokens, batch))  # (B, S)
+        logits = energy + noised.log_q + self.log_odds(batch, noised.chosen)
+        taken, size = batch["candidates"], "candidates"
+        if self.legacy_specials:
+            taken, size = real_tokens(batch), "tokens"
+        losses = binary_losses(logits, noised.chosen) * taken
+        terms = noised.terms | {"discriminator": Term(losses.sum(), size, self.weight)}
+        return terms | detection_terms(logits, noised.chosen, real_tokens(batch))
+
+    def log_odds(self, batch: Batch, chosen: Tensor) -> float | Tensor:
+        """Return log(k / (n - k)): a number, or (B, 1) of each row's own counts."""
+        if not self.exact_counts:
+            return math.log(self.noise_rate / (1 - self.noise_rate))
+        k = chosen.sum(-1, keepdim=True)
+        n = batch["candidates"].sum(-1, keepdim=True)
+        return torch.log(k / (n - k).clamp(min=1))
+
+    @torch.no_grad()
+    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return -E of each token of the uncorrupted rows, (B, S), in one pass."""
+        assert isinstance(model, Electra)
+        energy = model.heads["rtd"](model.hidden(batch["tokens"], batch))
+        return -energy * batch["scored"]
+
+
+@register_criterion("two_tower_cloze")
+class TwoTowerCloze(Criterion):
+    """The two towers trained alone on every token given all others (Clark 2021, section 5.4.5)."""
+
+    heads: tuple[str, ...] = ()
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        assert isinstance(model, Electra)
+        log_probs = cloze_log_probs(model, batch)
+        with torch.no_grad():
+            right = (log_probs.argmax(-1) == batch["tokens"]) & batch["candidates"]
+        return {
+            "cloze": cloze_term(log_probs, batch, 1.0),
+            "accuracy": Term(right.sum().to(log_probs.dtype), "candidates", 0.0),
+        }
+
+    @torch.no_grad()
+    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return log q of each token given the others, (B, S), in one pass."""
+        assert isinstance(model, Electra)
+        log_probs = cloze_log_probs(model, batch)
+        right = log_probs.gather(-1, batch["tokens"].unsqueeze(-1)).squeeze(-1)
+        return right * batch["scored"]

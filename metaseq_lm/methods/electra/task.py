@@ -1,0 +1,140 @@
+"""Corpus, masks and nets of the ELECTRA family; the update is the default one.
+
+Shapes: B batch, S length, M chosen positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch
+from metaseq_lm.data.corpus import Samples, padding_of
+from metaseq_lm.data.masking import Masking, mask_tokens
+from metaseq_lm.data.packing import open_corpus
+from metaseq_lm.data.streams import Stream
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import UsageError
+from metaseq_lm.randomness import mix, uniforms
+from metaseq_lm.registry import register_task
+from metaseq_lm.tasks import Passes, Task
+from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_stream
+
+
+@dataclass
+class ElectraTaskConfig:
+    """Corpus and masks: 15 % of the tokens, of those 85 % hidden and 15 % left (the authors' code)."""
+
+    batch_size: int = option(128, "rows of an update")
+    tokens_per_sample: int = option(128, "longest row, with its special tokens")
+    sample_break_mode: str = option(
+        "none", "none: windows of the stream; eos: a document a row; segments: packed sentences"
+    )
+    mask_prob: float = option(0.15, "share of the tokens that are chosen")
+    random_token_prob: float = option(0.0, "share of those that become a random token")
+    leave_unmasked_prob: float = option(0.15, "share of those that the generator sees as they are")
+    mask_rounding: str = option("nearest", "number of chosen tokens: nearest, or random")
+    legacy_duplicates: bool = option(False, "choose with replacement, as the authors' code")
+    valid_size: int = option(0, "rows of the validation split that are used (0 = all)")
+
+
+@register_task("electra", dataclass=ElectraTaskConfig)
+class ElectraTask(Task):
+    """One stream of rows with chosen positions; the criterion says which heads the model has."""
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        self.vocabulary = Vocabulary.load(self.data / "dict.txt")
+        if not hasattr(self.criterion, "heads"):
+            raise UsageError(
+                f"task electra cannot train criterion {config.criterion._name}; use electra_rtd, "
+                "electric_nce, two_tower_cloze, replace_mlm, all_tokens_mlm or electra_adversarial"
+            )
+        if config.model._name != "electra":
+            raise UsageError(f"task electra needs model=electra, not {config.model._name}")
+
+    # ---------------------------------------------------------------- data and nets
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        options, vocabulary = self.options, self.vocabulary
+        corpus = open_corpus(self.data, split, vocabulary, options, self.config.seed)
+        how = masking_of(options, vocabulary)
+        return {
+            split: text_stream(
+                self.config, split, corpus.row_lengths, partial(self.batch, corpus, how)
+            )
+        }
+
+    def batch(
+        self,
+        corpus: Samples,
+        how: Masking,
+        samples: np.ndarray,
+        keys: np.ndarray,
+        width: int = 0,
+    ) -> Batch:
+        """Return the original rows, the masked ones, chosen positions, their targets and the sizes."""
+        rows, lengths = corpus.rows(samples, width=width)
+        masked, positions, targets = mask_tokens(rows, lengths, keys, how)
+        segments = corpus.segments(samples, rows.shape[1])
+        real = np.arange(rows.shape[1]) < lengths[:, None]
+        candidates = real & ~np.isin(rows, how.spared, kind="table")
+        batch: Batch = {
+            "tokens": rows,
+            "masked": masked,
+            "padding": padding_of(lengths, rows.shape[1]),
+            **({} if segments is None else {"segments": segments}),
+            "positions": positions,
+            "targets": targets,
+            "candidates": candidates,
+            "sizes": {
+                "targets": int((targets >= 0).sum()),
+                "tokens": int(lengths.sum()),
+                "candidates": int(candidates.sum()),
+                "rows": len(rows),
+            },
+        }
+        if getattr(self.criterion, "disc_positions", "all") == "random":
+            # A sub-key of the row's, so that the draw depends on nothing else.
+            drawn = uniforms(mix(keys ^ np.uint64(5)), 0, rows.shape[1])
+            batch["subset"] = real & (drawn < self.options.mask_prob)
+            batch["sizes"]["subset"] = int(batch["subset"].sum())
+        return batch
+
+    def build_model(self) -> nn.Module:
+        counts = torch.tensor(self.vocabulary.counts, dtype=torch.get_default_dtype())
+        counts[self.vocabulary.specials] = 0.0
+        heads = self.criterion.heads  # type: ignore[attr-defined]
+        return build_transformer(self.config, self.vocabulary, heads=heads, frequencies=counts)
+
+    def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """Take the weights of a run of this task, or start both nets from a masked LM (two-stage).
+
+        The second stage of Clark 2021, section 5.3.3: generator and discriminator start from the
+        same masked LM of equal size; the generator keeps its head, the discriminator's is fresh.
+        """
+        if any(name.startswith("generator.") for name in weights):
+            return weights
+        chosen = {n: w for n, w in weights.items() if n.startswith("encoder.")}
+        own = {f"generator.{n.removeprefix('encoder.')}": w for n, w in chosen.items()}
+        head = "heads.lm."
+        own |= {f"generator.head.{n[len(head) :]}": w for n, w in weights.items() if head in n}
+        return chosen | own
+
+    # ---------------------------------------------------------------- validation
+
+    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+        """Return the terms, and precision and recall of the fakes."""
+        logs = super().validate(engine, model, passes)
+        if "caught" in logs:
+            logs["recall"] = logs["caught"] / max(logs["fakes"], 1e-12)
+            logs["precision"] = logs["caught"] / max(logs["flagged"], 1e-12)
+        return logs

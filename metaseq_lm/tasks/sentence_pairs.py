@@ -1,0 +1,69 @@
+"""BERT pre-training on pairs of segments: masked LM and next-sentence prediction."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from omegaconf import DictConfig
+from torch import nn
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions.bert_pretraining import NEXT_SENTENCE
+from metaseq_lm.data.packing import SEGMENTS
+from metaseq_lm.data.pairs import Pairs, pair_batch
+from metaseq_lm.data.streams import Stream
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.errors import UsageError
+from metaseq_lm.models.heads import SentenceHead
+from metaseq_lm.models.transformer import TransformerLM, initialise
+from metaseq_lm.registry import register_task
+from metaseq_lm.tasks import Task
+from metaseq_lm.tasks.masked_lm import (
+    MaskedLMConfig,
+    build_transformer,
+    masking_of,
+    text_stream,
+)
+
+
+@dataclass
+class SentencePairsConfig(MaskedLMConfig):
+    """The options of masked_lm; rows are always made of sentences."""
+
+    sample_break_mode: str = option(
+        SEGMENTS, "segments: two of them, the second often another text"
+    )
+
+
+@register_task("sentence_pairs", dataclass=SentencePairsConfig)
+class SentencePairsTask(Task):
+    """One stream of masked pairs, one model with two heads, the default update.
+
+    The parameters are those of masked_lm's model, encoder.* and heads.lm.*, and
+    heads.next_sentence.*, BERT's pooler and classifier. The criterion may be masked_lm, too: the
+    same rows without next-sentence prediction.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        self.vocabulary = Vocabulary.load(self.data / "dict.txt")
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        options, seed = self.options, self.config.seed
+        if options.sample_break_mode != SEGMENTS:
+            raise UsageError(
+                f"task sentence_pairs has task.sample_break_mode={SEGMENTS} only, got "
+                f"'{options.sample_break_mode}'"
+            )
+        pairs = Pairs(self.data, split, self.vocabulary, options.tokens_per_sample, seed)
+        pairs.check_vocabulary()
+        collate = partial(pair_batch, pairs, masking_of(options, self.vocabulary))
+        return {split: text_stream(self.config, split, pairs.row_lengths, collate)}
+
+    def build_model(self) -> nn.Module:
+        model, options = build_transformer(self.config, self.vocabulary), self.config.model
+        if not isinstance(model, TransformerLM):
+            raise UsageError(f"task sentence_pairs needs model transformer, got {options._name}")
+        head = SentenceHead(options.encoder_embed_dim, 2, options.dropout, pooled=True)
+        initialise(head, options.init)
+        model.heads[NEXT_SENTENCE] = head
+        return model
