@@ -15,7 +15,17 @@ from metaseq_lm import __version__
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.registry import nearest
 
-COMMANDS = ("preprocess", "train", "sweep", "evaluate", "report", "doctor", "list")
+COMMANDS = (
+    "preprocess",
+    "train",
+    "sweep",
+    "evaluate",
+    "score",
+    "rerank",
+    "report",
+    "doctor",
+    "list",
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,14 +8,8 @@ examples:
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from metaseq_lm.errors import UsageError
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-    from metaseq_lm.checkpoint import Checkpoint
 
 HELP = "score a checkpoint on a split; writes predictions"
 OVERRIDES = True
@@ -36,32 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the checkpoint, score each split, print one JSON line per split."""
-    from metaseq_lm import checkpoint, plugins
-    from metaseq_lm.config import check_names
+    from metaseq_lm import checkpoint
     from metaseq_lm.data.manifest import FILE_NAME
     from metaseq_lm.evaluation.predictions import write_predictions
     from metaseq_lm.files import write_atomic
-    from metaseq_lm.run import Run
+    from metaseq_lm.opened import open_run
 
     for split in args.split:
         if not FILE_NAME.fullmatch(split):
             raise UsageError(f"--split {split!r}: a name of letters, digits, '_', '-' and '.'")
-    plugins.load_all(args.user_dir)
     path = checkpoint.resolve(args.checkpoint, prefer="best")
-    found = checkpoint.load(path)
-    config = stored_config(found)
-    if config.user_dir and not args.user_dir:
-        # Code is run only when the person in front of the screen names it, not because a file does.
-        raise UsageError(f"this run used a plug-in; repeat --user-dir {config.user_dir} to load it")
-    check_names(config)
-    try:
-        config.merge_with_dotlist(args.overrides)
-    except Exception as error:
-        raise UsageError(str(error).split("\n")[0]) from error
-    config.data = args.data or config.data
-    config.init_from = None
-    scorer = Run(config, dry_run=True)
-    checkpoint.load_into(scorer.model, found.weights, path)
+    scorer = open_run(str(path), args.data, args.user_dir, args.overrides)
     for split in args.split:
         metrics, rows = scorer.score(split)
         print(json.dumps({"split": split, "checkpoint": str(path), **metrics}))
@@ -72,23 +51,3 @@ def run(args: argparse.Namespace) -> int:
             if rows:
                 write_predictions(folder / f"predictions.{split}.jsonl", rows)
     return 0
-
-
-def stored_config(found: "Checkpoint") -> "DictConfig":
-    """Return the configuration that a checkpoint was trained with; CheckpointError if it is none."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from metaseq_lm.checkpoint import CheckpointError
-    from metaseq_lm.config import RunConfig, without_environment
-
-    try:
-        with without_environment():
-            config = OmegaConf.structured(RunConfig)
-            config.merge_with(found.manifest.get("config"))
-            OmegaConf.resolve(config)
-    except (OmegaConfBaseException, ValueError, RecursionError) as error:
-        reason = str(error).split("\n")[0]
-        raise CheckpointError(f"{found.path}: its config cannot be used: {reason}") from error
-    OmegaConf.set_struct(config, True)
-    return config

@@ -12,6 +12,7 @@ from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.registry import register_criterion
 
 IGNORE = -1
+TOKENS_PER_PASS = 8192
 
 
 def copy_sums(items: Tensor, batch: Batch) -> Tensor:
@@ -59,3 +60,25 @@ class MaskedLM(Criterion):
             batch["tokens"], batch["padding"], batch["positions"], segments=segments
         )
         return labelled_terms(logits, batch)
+
+    @torch.no_grad()
+    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """One pass per scored token, which alone is [MASK] in it (Salazar et al. 2020, section 2).
+
+        The hidden rows of the micro-batch go through the model in chunks of about batch_tokens.
+        """
+        tokens, padding, segments = batch["tokens"], batch["padding"], batch.get("segments")
+        rows, columns = batch["scored"].nonzero(as_tuple=True)
+        step = max(1, batch.get("batch_tokens", TOKENS_PER_PASS) // tokens.shape[1])
+        parts = [torch.zeros(0, device=tokens.device)]
+        for row, column in zip(rows.split(step), columns.unsqueeze(1).split(step)):
+            targets = tokens[row].gather(1, column)  # (R, 1)
+            logits = model(
+                tokens[row].scatter(1, column, batch["mask_id"]),
+                None if padding is None else padding[row],
+                column,
+                segments=None if segments is None else segments[row],
+            )
+            parts.append(-cross_entropy(logits, targets).squeeze(1))
+        found = torch.cat(parts)
+        return found.new_zeros(tokens.shape).masked_scatter(batch["scored"], found)

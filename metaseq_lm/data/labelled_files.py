@@ -89,13 +89,7 @@ class RowReader:
 
     def _json_rows(self) -> Iterator[Row]:
         for number, text, bad in self._lines():
-            try:
-                fields = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise MetaseqError(f"{self.path}:{number}: not valid JSON: {error}") from error
-            if not isinstance(fields, dict):
-                raise MetaseqError(f"{self.path}:{number}: not a JSON object but {text[:60]!r}")
-            yield self._row(number, fields, bad)
+            yield self._row(number, json_object(text, f"{self.path}:{number}"), bad)
 
     def _resolve(self, names: tuple[str, ...], number: int) -> tuple[str, ...]:
         """Decide on the text columns once, from the names of the header or first object."""
@@ -116,10 +110,7 @@ class RowReader:
         for name in (*used, self.columns.label):
             if name not in fields:
                 raise MetaseqError(f"{self.path}:{number}: no field '{name}'")
-        for name in used:
-            if not isinstance(fields[name], str):
-                raise MetaseqError(f"{self.path}:{number}: field '{name}' is not a text")
-        texts = tuple(_without_surrogates(fields[name]) for name in used)
+        texts = tuple(text_field(fields, name, f"{self.path}:{number}") for name in used)
         return Row(number, texts, self._label(number, fields[self.columns.label]), bad)
 
     def _label(self, number: int, value: Any) -> str | float:
@@ -139,6 +130,22 @@ class RowReader:
         return label
 
 
-def _without_surrogates(text: str) -> str:
+def json_object(text: str, where: str) -> dict[str, Any]:
+    """Return the JSON object that `text` is; otherwise a MetaseqError that begins with `where`."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MetaseqError(f"{where}: not valid JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise MetaseqError(f"{where}: not a JSON object but {text[:60]!r}")
+    return fields
+
+
+def text_field(fields: dict[str, Any], name: str, where: str) -> str:
+    """Return the text of a field; a MetaseqError that begins with `where` if it has none."""
+    if name not in fields:
+        raise MetaseqError(f"{where}: no field '{name}'")
+    if not isinstance(fields[name], str):
+        raise MetaseqError(f"{where}: field '{name}' is not a text")
     # JSON can spell half a character ("\\ud800"), which no UTF-8 text can hold.
-    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return fields[name].encode("utf-8", "surrogatepass").decode("utf-8", "replace")

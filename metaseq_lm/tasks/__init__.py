@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from torch import nn
+from torch import Tensor, nn
 
 from metaseq_lm.criterions import Batch, Criterion
 from metaseq_lm.data.streams import Stream
@@ -24,8 +24,11 @@ Passes = dict[str, Iterable[list[Batch]]]
 class Task:
     """Base class; a method overrides what differs.
 
-    `config` is the whole resolved config of the run, `self.options` its task node.
+    `config` is the whole resolved config of the run, `self.options` its task node. Before an
+    unlabelled text stands [CLSn], n being `text_token`.
     """
+
+    text_token = 0
 
     def __init__(self, config: DictConfig) -> None:
         self.config = config
@@ -78,6 +81,10 @@ class Task:
     ) -> Sequence[dict]:
         """Return one dict per example of a labelled split; tasks without predictions return none."""
         return []
+
+    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the log-probability of each token of a micro-batch, (B, S), see Criterion."""
+        return self.criterion.token_log_probs(model, batch)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Choose from a checkpoint's `weights` those that this task's model starts from."""

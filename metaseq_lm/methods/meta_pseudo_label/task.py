@@ -70,6 +70,8 @@ class MetaPseudoLabelConfig:
 class MetaPseudoLabelTask(Task):
     """Student and teacher on unlabelled text and labelled sets."""
 
+    text_token = MLM
+
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
@@ -147,6 +149,9 @@ class MetaPseudoLabelTask(Task):
             )
             for name, net in model.named_children()
         }
+
+    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self.criterion.token_log_probs(student_of(model), batch)
 
     def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
         """Return masked-LM loss and accuracy of the student."""

@@ -1,0 +1,226 @@
+"""Re-rank n-best lists by score + lambda * pseudo-log-likelihood; word error rates.
+
+A list file is JSON: {utterance: {"ref": text, "hyp_1": {"score": number, "text": text}, ...}}.
+Lambda is the one of the grid with the fewest word errors on --dev, the smallest of equals. Of a set:
+the rate without re-ranking, the oracle's (each list's best hypothesis), the re-ranked one, and the
+95 % interval of the difference over 1,000 resamplings of the utterances.
+Standard output has one JSON line for each RUN and scores file, with rates as fractions; a table in
+percent goes to stderr. --out DIR keeps, in DIR/1, DIR/2, ... for each RUN or scores file:
+  plls.tsv             pll<TAB>tokens<TAB>text of every hypothesis; for --scores, another time
+  dev.json, test.json  the lists under their new scores, the best hypothesis first
+
+examples:
+  metaseq-lm rerank --dev dev.json --test test.json runs/mlm runs/electric --out reranked
+  metaseq-lm rerank --dev dev.json --test test.json --scores reranked/1/plls.tsv --lambdas 0:2:0.01
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from metaseq_lm.cli.score import add_scoring_arguments, take_apart
+from metaseq_lm.errors import MetaseqError, UsageError
+
+if TYPE_CHECKING:
+    from metaseq_lm.data.nbest import NBest
+
+HELP = "re-rank n-best lists by pseudo-log-likelihood; word error rates"
+OVERRIDES = True
+WORDS = True
+MOST_LAMBDAS = 10_000
+PLLS_FILE = "plls.tsv"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUN", help="checkpoints or run folders, to be compared")
+    add("--dev", required=True, metavar="F", help="lists on which lambda is chosen")
+    add("--test", required=True, metavar="F", help="lists that are scored with that lambda")
+    add(
+        "--scores",
+        action="append",
+        default=[],
+        metavar="F",
+        help=f"pseudo-log-likelihoods ({PLLS_FILE} or the output of 'score') in place of a RUN, or "
+        "to compare with; may be repeated",
+    )
+    add(
+        "--lambdas",
+        default="0.05:1.0:0.05",
+        metavar="A:B:STEP",
+        help="grid of lambdas, both ends included, or A,B,... (default: %(default)s)",
+    )
+    add("--append-period", action="store_true", help="score each hypothesis with a '.' behind it")
+    add("--out", metavar="DIR", help="folder for lists and scores (default: print only)")
+    add_scoring_arguments(parser)
+    add(
+        "--too-long",
+        choices=("fail", "cut"),
+        default="fail",
+        help="hypotheses longer than the run's rows: fail, or score their first tokens only "
+        "(default: %(default)s)",
+    )
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The lists of one set, the file they come from, and the text that is scored for each."""
+
+    path: Path
+    lists: "list[NBest]"
+    append: str
+
+    @property
+    def texts(self) -> list[str]:
+        """Every text to score, as often as it occurs."""
+        return [text + self.append for nbest in self.lists for text in nbest.texts]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Re-rank with every run and scores file; print a JSON line each and a table."""
+    from metaseq_lm.data.nbest import read_nbest
+
+    runs, options = take_apart(args.runs + args.overrides)
+    sources = [(path, False) for path in runs] + [(path, True) for path in args.scores]
+    if not sources:
+        raise UsageError("give a RUN, or --scores FILE with saved pseudo-log-likelihoods")
+    grid = parse_grid(args.lambdas)
+    append = "." if args.append_period else ""
+    sets = {
+        name: Lists(Path(path), read_nbest(Path(path)), append)
+        for name, path in (("dev", args.dev), ("test", args.test))
+    }
+    rows = []
+    for number, (source, saved) in enumerate(sources, 1):
+        folder = Path(args.out) / str(number) if args.out else None
+        if saved:
+            plls = read_saved(source, sets)
+        else:
+            plls = score_run(args, source, options, sets, folder)
+        rows.append({"source": source, **rerank(sets, plls, grid, folder)})
+        print(json.dumps(rows[-1]), flush=True)
+    print(table(rows), end="", file=sys.stderr)
+    return 0
+
+
+def parse_grid(text: str) -> list[float]:
+    """Return the values of "A:B:STEP" (both ends included) or "A,B,...", ascending."""
+    try:
+        if ":" in text:
+            start, stop, step = map(float, text.split(":"))
+            steps = math.floor((stop - start) / step + 1e-6)
+            if not 0 <= steps < MOST_LAMBDAS or step <= 0:
+                raise ValueError
+            # Not start + step + step: 0.05 is no sum of halves, and the errors would add up.
+            grid = [round(start + number * step, 10) for number in range(steps + 1)]
+        else:
+            grid = sorted(set(map(float, text.split(","))))
+        if not all(map(math.isfinite, grid)):
+            raise ValueError
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        raise UsageError(
+            f"--lambdas {text!r}: expected A:B:STEP, such as 0.05:1.0:0.05, or A,B,..."
+        ) from error
+    return grid
+
+
+def score_run(
+    args: argparse.Namespace,
+    source: str,
+    options: Sequence[str],
+    sets: dict[str, Lists],
+    folder: Path | None,
+) -> dict[str, float]:
+    """Return the PLL of every text under one run, each scored once; `folder` keeps them."""
+    from metaseq_lm.data.nbest import score_lines
+    from metaseq_lm.data.sentences import Sentence
+    from metaseq_lm.files import write_atomic
+    from metaseq_lm.opened import open_run
+    from metaseq_lm.scoring import SentenceScorer
+
+    opened = open_run(source, args.data, args.user_dir, options)
+    scorer = SentenceScorer(opened, args.batch_tokens, args.too_long)
+    first: dict[str, Sentence] = {}
+    for part in sets.values():
+        for nbest in part.lists:
+            for text in (own + part.append for own in nbest.texts):
+                first.setdefault(
+                    text, Sentence(text, f"{part.path}: utterance {nbest.utterance!r}")
+                )
+    found = {text: score for text, score in zip(first, scorer.score(list(first.values()))) if score}
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = ((score.pll, len(score.tokens), text) for text, score in found.items())
+        write_atomic(folder / PLLS_FILE, score_lines(rows))
+    print(f"{source}: {scorer.cost}", file=sys.stderr)
+    return {text: score.pll for text, score in found.items()}
+
+
+def read_saved(source: str, sets: dict[str, Lists]) -> dict[str, float]:
+    """Return saved PLLs; MetaseqError if one of the texts has none."""
+    from metaseq_lm.data.nbest import read_plls
+
+    plls = read_plls(Path(source))
+    for part in sets.values():
+        lacking = next((text for text in part.texts if text not in plls), None)
+        if lacking is not None:
+            raise MetaseqError(
+                f"{source}: has no score of {lacking[:80]!r} in {part.path}; score these lists, "
+                "with or without --append-period as now"
+            )
+    return plls
+
+
+def rerank(
+    sets: dict[str, Lists], plls: dict[str, float], grid: Sequence[float], folder: Path | None
+) -> dict[str, Any]:
+    """Choose lambda on the dev set; return it and the rates of all sets, and write the lists."""
+    import numpy as np
+
+    from metaseq_lm.data.nbest import write_nbest
+    from metaseq_lm.evaluation.rerank import choose_weight, combined, result
+    from metaseq_lm.files import write_atomic
+
+    own = {
+        name: [np.array([plls[text + part.append] for text in nbest.texts]) for nbest in part.lists]
+        for name, part in sets.items()
+    }
+    weight = choose_weight(sets["dev"].lists, own["dev"], grid)
+    found: dict[str, Any] = {"lambda": weight}
+    for name, part in sets.items():
+        found[name] = asdict(result(part.lists, own[name], weight))
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            scores = combined(part.lists, own[name], weight)
+            write_atomic(folder / f"{name}.json", write_nbest(part.lists, scores))
+    return found
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rates in percent: without re-ranking, by each row, and the oracle's."""
+    from metaseq_lm.reporting.formats import WRITERS
+    from metaseq_lm.reporting.table import Cell, Table
+
+    def percent(value: float) -> Cell:
+        return Cell(f"{100 * value:.2f}")
+
+    def plain(name: str, key: str) -> list[Cell]:
+        cells = [cell for s in ("dev", "test") for cell in (percent(rows[0][s][key]), Cell(""))]
+        return [Cell(name, number=False), Cell(""), *cells]
+
+    lines = [plain("no re-ranking", "one_best_wer")]
+    for row in rows:
+        line = [Cell(row["source"], number=False), Cell(f"{row['lambda']:g}")]
+        for name in ("dev", "test"):
+            low, high = row[name]["interval"]
+            line += [percent(row[name]["wer"]), Cell(f"[{100 * low:+.2f}, {100 * high:+.2f}]")]
+        lines.append(line)
+    lines.append(plain("oracle", "oracle_wer"))
+    head = ["model", "lambda", "dev", "95 % of change", "test", "95 % of change"]
+    return WRITERS["text"][1](Table("Word error rates in percent", head, lines, []))

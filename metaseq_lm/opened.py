@@ -1,0 +1,54 @@
+"""Opening a finished run again: its configuration and weights from a checkpoint, to score with."""
+
+from collections.abc import Sequence
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from metaseq_lm import checkpoint, plugins
+from metaseq_lm.checkpoint import Checkpoint, CheckpointError
+from metaseq_lm.config import RunConfig, check_names, without_environment
+from metaseq_lm.errors import UsageError
+from metaseq_lm.run import Run
+
+
+def open_run(
+    path: str, data: str | None = None, user_dir: str | None = None, overrides: Sequence[str] = ()
+) -> Run:
+    """Return the run of a checkpoint, or of a run folder's best one, with its weights loaded.
+
+    `data` replaces its data folder, `overrides` are key=value changes of its config. Nothing is
+    written. Raises CheckpointError if it cannot be used, UsageError for a wrong override or a
+    plug-in that the run needs and `user_dir` does not name.
+    """
+    plugins.load_all(user_dir)
+    place = checkpoint.resolve(path, prefer="best")
+    found = checkpoint.load(place)
+    config = stored_config(found)
+    if config.user_dir and not user_dir:
+        # Code is run only when the person in front of the screen names it, not because a file does.
+        raise UsageError(f"this run used a plug-in; repeat --user-dir {config.user_dir} to load it")
+    check_names(config)
+    try:
+        config.merge_with_dotlist(list(overrides))
+    except Exception as error:
+        raise UsageError(str(error).split("\n")[0]) from error
+    config.data = data or config.data
+    config.init_from = None
+    run = Run(config, dry_run=True)
+    checkpoint.load_into(run.model, found.weights, place)
+    return run
+
+
+def stored_config(found: Checkpoint) -> DictConfig:
+    """Return the configuration that a checkpoint was trained with; CheckpointError if it is none."""
+    try:
+        with without_environment():
+            config = OmegaConf.structured(RunConfig)
+            config.merge_with(found.manifest.get("config"))
+            OmegaConf.resolve(config)
+    except (OmegaConfBaseException, ValueError, RecursionError) as error:
+        reason = str(error).split("\n")[0]
+        raise CheckpointError(f"{found.path}: its config cannot be used: {reason}") from error
+    OmegaConf.set_struct(config, True)
+    return config
