@@ -159,7 +159,7 @@ class Engine:
         Unlike in an update the batches may come from an iterator, and a replica may have none.
         """
         draw = self._draw(draw)
-        parts: dict[str, list] = {}  # term: [sum, name of its size, weight]
+        parts: dict[str, list] = {}  # term: [sum, name of its size or None, weight]
         sizes: dict[str, Any] = {}
         for batch in batches:
             with self._pass(batch, draw):

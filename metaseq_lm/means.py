@@ -1,8 +1,8 @@
-"""Sums divided by sizes: the one place where a term becomes a mean."""
+"""Sums divided by sizes: the one place where a term becomes a mean, or stays a sum."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -16,12 +16,15 @@ def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
     """Return the weighted sum of the terms' means, and add its parts to `logs`."""
     total: Any = 0.0
     for name, term in terms.items():
-        if term.per not in totals:
+        if term.per is None:
+            mean = term.sum
+        elif term.per in totals:
+            size = totals[term.per]
+            mean = term.sum / (size.clamp(min=1) if isinstance(size, Tensor) else max(size, 1))
+        else:
             raise KeyError(
                 f"term '{name}' is per '{term.per}', but batch['sizes'] has {sorted(totals)}"
             )
-        size = totals[term.per]
-        mean = term.sum / (size.clamp(min=1) if isinstance(size, Tensor) else max(size, 1))
         logs[name] = logs.get(name, 0.0) + mean.detach().mean()
         if isinstance(term.weight, Tensor) or term.weight != 0:
             total = total + (mean * term.weight).sum()
@@ -43,7 +46,7 @@ def means(replicas: list) -> Logs:
     """Return the means of the terms that the replicas' `evaluate` summed, and the weighted "loss"."""
     sums: dict[str, Any] = {}
     sizes: dict[str, Any] = {}
-    how: dict[str, tuple[str, Any]] = {}
+    how: dict[str, tuple[Optional[str], Any]] = {}
     for parts, counts in replicas:
         for name, (total, per, weight) in parts.items():
             sums[name] = sums.get(name, 0.0) + torch.tensor(total, dtype=torch.float64)
@@ -54,7 +57,7 @@ def means(replicas: list) -> Logs:
     loss = torch.zeros((), dtype=torch.float64)
     for name, total in sums.items():
         per, weight = how[name]
-        mean = total / sizes[per].clamp(min=1)
+        mean = total if per is None else total / sizes[per].clamp(min=1)
         logs[name] = mean.mean().item()
         loss = loss + (mean * weight).sum()
     return logs | {"loss": loss.item()} if logs else {}

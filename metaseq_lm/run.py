@@ -39,11 +39,22 @@ def keep_memory() -> None:
         mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
-def build_task(config: DictConfig) -> Task:
-    """Build the configured task; the data folder must be there."""
+def check_data(config: DictConfig) -> None:
+    """Raise UsageError if the data folder is not there."""
     if not Path(config.data).is_dir():
         raise UsageError(f"{config.data}: there is no such data folder; make it with 'preprocess'")
+
+
+def build_task(config: DictConfig) -> Task:
+    """Build the configured task; the data folder must be there."""
+    check_data(config)
     return TASKS.build(config.task._name, config)
+
+
+def prepared(config: DictConfig) -> DictConfig:
+    """Return the config as the task completes it from the data, which must be there."""
+    check_data(config)
+    return TASKS.entry(config.task._name).value.prepare(config)
 
 
 def build_model(task: Task, config: DictConfig, device: str) -> nn.Module:
@@ -61,6 +72,8 @@ class Run:
             config = config.copy()
             config.trainer.max_update = 1
             config.trainer.final_splits = []
+        else:
+            config = prepared(config)
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)
         if config.engine.keep_memory:
@@ -89,8 +102,15 @@ class Run:
 
     def _initialise(self, source: str) -> None:
         found = checkpoint.load(checkpoint.resolve(source))
-        weights = self.task.pretrained(found.weights)
-        checkpoint.load_into(self.model, weights, found.path)
+        chosen = self.task.pretrained(found.weights)
+        if not chosen:
+            raise checkpoint.CheckpointError(
+                f"{found.path} has no weights that task '{self.config.task._name}' starts from; "
+                f"it has {', '.join(sorted(found.weights)[:3])}, ..."
+            )
+        own = self.model.state_dict()
+        fresh = {n: w for n, w in own.items() if n not in chosen and n.startswith(self.task.fresh)}
+        checkpoint.load_into(self.model, {**fresh, **chosen}, found.path)
         self.pretraining = cost_before(source)
 
     def train(self) -> None:
@@ -134,7 +154,8 @@ class Run:
                 self.trainer.raise_interrupted(asked)
             metrics[split], rows = self.score(split)
             if self.folder is not None and rows:
-                write_predictions(self.folder.path / f"predictions.{split}.jsonl", rows)
+                files = self.task.submissions(split, rows)
+                write_predictions(self.folder.path, split, rows, files)
             text = "  ".join(f"{k} {v:.4g}" for k, v in metrics[split].items())
             progress.message(f"{split}  {text}")
         self.record("finished", metrics=metrics)

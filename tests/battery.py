@@ -30,8 +30,12 @@ TINY = [
 ]
 META = ["task=meta_pseudo_label", "task.labelled=[which_moon_20]", "task.valid_size=16"]
 TEXT = ["task.sample_break_mode=eos", "task.tokens_per_sample=34", "task.batch_size=16"]
+<<<<<<< ours
 PACKED = ["task.tokens_per_sample=34", "task.batch_size=16", "model.segments=2"]
 ROUNDED = ["task.sample_break_mode=segments", "task.mask_rounding=nearest"]
+=======
+SENTENCES = ["task=sentence_prediction", "task.batch_size=10", "task.tokens_per_sample=12"]
+>>>>>>> theirs
 # A registered criterion that has no case here fails test_battery.
 CASES: dict[str, list[list[str]]] = {
     "masked_lm": [
@@ -52,6 +56,12 @@ CASES: dict[str, list[list[str]]] = {
         [*META, "criterion.inner_steps=0"],
     ],
     "token_labels": [["task=token_labels", "task.labelled=which_moon_20"]],
+    "sentence_prediction": [
+        [*SENTENCES, "task.labelled=which_moon_20"],
+        [*SENTENCES, "task.labelled=pairs", "model.segments=2", "optimizer.layer_decay=0.8"],
+        [*SENTENCES, "task.labelled=scores", "optimizer.decay_norms_and_biases=false"],
+        [*SENTENCES, "task.labelled=pairs", "criterion.batch_sum=false", "task.pooled=true"],
+    ],
     "span_weighted_lm": [["task=span_masking", *TEXT, "criterion.power=0.5"]],
 }
 ALL = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]

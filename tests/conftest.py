@@ -42,6 +42,7 @@ def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = "which_moon_20"
     files = [f"--{s}pref={text}/{name}/{s}.tsv" for s in ("train", "valid", "test")]
     assert main(["preprocess", "--labelled", name, *files, "--destdir", str(data)]) == 0
+<<<<<<< ours
     binarise_documents(text, data.parent / "documents")
     return data
 
@@ -59,3 +60,26 @@ def binarise_documents(text: Path, data: Path) -> None:
     files = [f"--{split}pref={text}/documents.{split}" for split in ("train", "valid")]
     options = ["--documents", "blank", "--tokenizer", "word", "--destdir", str(data)]
     assert main(["preprocess", *files, *options]) == 0
+=======
+    add_pairs(text, data)
+    return data
+
+
+def add_pairs(text: Path, data: Path) -> None:
+    """Add "pairs", whose label is which of two numbers is larger, and "scores", by how much."""
+    rng = random.Random(1)
+    numbers = [(rng.randint(0, 99), rng.randint(0, 99)) for _ in range(40)]
+    lines = {
+        "pairs": [f"{a} {a}\t{b}\t{'less' if a < b else 'more'}" for a, b in numbers],
+        "scores": [f"{a} {a}\t{b}\t{(a - b) / 50 + 1}" for a, b in numbers],
+    }
+    for name, rows in lines.items():
+        files = []
+        for split, part in (("train", rows[:20]), ("valid", rows[20:])):
+            file = text / f"{name}.{split}.tsv"
+            file.write_text("\n".join(["text_a\ttext_b\tlabel", *part]) + "\n")
+            files.append(f"--{split}pref={file}")
+        more = ["--regression"] if name == "scores" else []
+        set_of = ["preprocess", "--labelled", name, *files, *more]
+        assert main([*set_of, "--destdir", str(data)]) == 0
+>>>>>>> theirs

@@ -62,6 +62,25 @@ def test_gradient_is_that_of_the_global_mean(net: nn.Module, sizes: list[int]) -
     assert all(p.grad is None for p in net.parameters())
 
 
+@pytest.mark.parametrize("sizes", [[8], [1, 7], [2, 2, 2, 2]])
+def test_a_term_per_nothing_is_the_sum(net: nn.Module, sizes: list[int]) -> None:
+    """Not divided, whatever the micro-batches; beside a mean it keeps its own scale."""
+    engine = build(net)
+
+    def loss(batch: Batch) -> Terms:
+        out = net(batch["x"])
+        return {"sum": Term((out**2).sum(), None, 0.5), "mean": Term(out.sum(), "rows")}
+
+    out = net(torch.cat([b["x"] for b in batches(sizes)]))
+    total = 0.5 * (out**2).sum() + out.mean()
+    wanted = torch.autograd.grad(total, list(net.parameters()))
+    grads, logs = engine.gradients(loss, batches(sizes), engine.parameters("main"))
+    assert same(grads, wanted)
+    found = engine.evaluate(loss, iter(batches(sizes)))
+    for each in (logs, found):
+        assert abs(each["sum"] - (out**2).sum()) < 1e-12 and abs(each["loss"] - total) < 1e-12
+
+
 def test_evaluate_agrees_and_takes_an_iterator(net: nn.Module) -> None:
     engine = build(net)
     _, logs = engine.gradients(squares(net), batches([8]), engine.parameters("main"))

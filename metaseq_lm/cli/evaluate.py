@@ -3,22 +3,43 @@
 examples:
   metaseq-lm evaluate runs/finetuned --split test
   metaseq-lm evaluate runs/mlm/checkpoints/last --split valid --data other/data engine.device=cpu
+  metaseq-lm evaluate runs/rte/* --split test --ensemble --best 10 --out ensembles/rte
+
+An ensemble takes the mean of the probabilities (of real-valued predictions the mean) of runs of one
+task. The best runs are those with the best validation metric at the checkpoint that is used.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
+<<<<<<< ours
 
 from metaseq_lm.errors import UsageError
 
 HELP = "score a checkpoint on a split; writes predictions"
+=======
+from typing import TYPE_CHECKING, Any
+
+from metaseq_lm.errors import UsageError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from metaseq_lm.checkpoint import Checkpoint
+    from metaseq_lm.run import Run
+
+HELP = "score a checkpoint, or several as an ensemble, on a split; writes predictions"
+>>>>>>> theirs
 OVERRIDES = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "checkpoint", help="checkpoint, or run folder (its best one, else its last)"
+        "checkpoint",
+        nargs="+",
+        help="checkpoint, or run folder (its best one, else its last); several with --ensemble",
     )
     parser.add_argument(
         "--split", nargs="+", default=["test"], metavar="S", help="splits to score (default: test)"
@@ -26,28 +47,168 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", help="data folder (default: the one it was trained on)")
     parser.add_argument("--out", help="folder for predictions and metrics (default: print only)")
     parser.add_argument("--user-dir", help="plug-in the run was trained with")
+    parser.add_argument(
+        "--ensemble", action="store_true", help="score the checkpoints together, as one"
+    )
+    parser.add_argument(
+        "--best", type=int, metavar="N", help="of an ensemble only the N best runs (default: all)"
+    )
+    parser.add_argument(
+        "--metric",
+        metavar="M",
+        help="validation metric for --best (default: the first one; see log.jsonl)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+<<<<<<< ours
     """Load the checkpoint, score each split, print one JSON line per split."""
     from metaseq_lm import checkpoint
     from metaseq_lm.data.manifest import FILE_NAME
     from metaseq_lm.evaluation.predictions import write_predictions
     from metaseq_lm.files import write_atomic
     from metaseq_lm.opened import open_run
+=======
+    """Score each split with the checkpoint or the ensemble, print one JSON line per split."""
+    from metaseq_lm import checkpoint, plugins
+    from metaseq_lm.data.manifest import FILE_NAME
+>>>>>>> theirs
 
     for split in args.split:
         if not FILE_NAME.fullmatch(split):
             raise UsageError(f"--split {split!r}: a name of letters, digits, '_', '-' and '.'")
+<<<<<<< ours
     path = checkpoint.resolve(args.checkpoint, prefer="best")
     scorer = open_run(str(path), args.data, args.user_dir, args.overrides)
+=======
+    # argparse takes key=value for one more checkpoint where it stands beside them.
+    given = [name for name in args.checkpoint if "=" not in name or Path(name).exists()]
+    overrides = [name for name in args.checkpoint if name not in given] + args.overrides
+    if not given:
+        raise UsageError("no checkpoint or run folder given")
+    if len(given) > 1 and not args.ensemble:
+        raise UsageError(
+            f"{len(given)} checkpoints: give one, or --ensemble to score them together"
+        )
+    if not args.ensemble and (args.best is not None or args.metric is not None):
+        raise UsageError("--best and --metric choose the runs of an ensemble; give --ensemble too")
+    plugins.load_all(args.user_dir)
+    paths = [checkpoint.resolve(name, prefer="best") for name in given]
+    if args.ensemble:
+        return run_ensemble(args, paths, overrides)
+    scorer = scorer_of(paths[0], args, overrides)
     for split in args.split:
         metrics, rows = scorer.score(split)
-        print(json.dumps({"split": split, "checkpoint": str(path), **metrics}))
-        if args.out:
-            folder = Path(args.out)
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(folder / f"metrics.{split}.json", (json.dumps(metrics) + "\n").encode())
-            if rows:
-                write_predictions(folder / f"predictions.{split}.jsonl", rows)
+        report(args, scorer, split, {"checkpoint": str(paths[0])}, metrics, rows)
     return 0
+
+
+def scorer_of(path: Path, args: argparse.Namespace, overrides: Sequence[str]) -> "Run":
+    """Return a run with the weights of the checkpoint at `path`, to score splits with."""
+    from metaseq_lm import checkpoint
+    from metaseq_lm.config import check_names
+    from metaseq_lm.run import Run
+
+    found = checkpoint.load(path)
+    config = stored_config(found)
+    if config.user_dir and not args.user_dir:
+        # Code is run only when the person in front of the screen names it, not because a file does.
+        raise UsageError(f"this run used a plug-in; repeat --user-dir {config.user_dir} to load it")
+    check_names(config)
+    try:
+        config.merge_with_dotlist(list(overrides))
+    except Exception as error:
+        raise UsageError(str(error).split("\n")[0]) from error
+    config.data = args.data or config.data
+    config.init_from = None
+    scorer = Run(config, dry_run=True)
+    checkpoint.load_into(scorer.model, found.weights, path)
+    return scorer
+
+
+def report(
+    args: argparse.Namespace,
+    scorer: "Run",
+    split: str,
+    about: dict[str, Any],
+    metrics: dict[str, float],
+    rows: Sequence[dict],
+) -> None:
+    """Print the metrics of a split; with --out write them, predictions and leaderboard files."""
+    from metaseq_lm.evaluation.predictions import write_predictions
+    from metaseq_lm.files import write_atomic
+
+    print(json.dumps({"split": split, **about, **metrics}))
+    if args.out:
+        folder = Path(args.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / f"metrics.{split}.json", (json.dumps(metrics) + "\n").encode())
+        if rows:
+            write_predictions(folder, split, rows, scorer.task.submissions(split, rows))
+
+
+def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Sequence[str]) -> int:
+    """Score the checkpoints, or the best of them, as one."""
+    if args.best is not None:
+        paths = best_of(paths, args.best, args.metric)
+    members: dict[str, list[Sequence[dict]]] = {split: [] for split in args.split}
+    tasks = []
+    for path in paths:
+        scorer = scorer_of(path, args, overrides)
+        task = scorer.config.task
+        tasks.append((task._name, task.get("labelled", "")))
+        if tasks[-1] != tasks[0]:
+            shown = [" ".join(filter(None, names)) for names in (tasks[0], tasks[-1])]
+            raise UsageError(f"{path} is of {shown[1]}, {paths[0]} of {shown[0]}; give runs of one")
+        for split in args.split:
+            members[split].append(scorer.score(split)[1])
+>>>>>>> theirs
+    for split in args.split:
+        metrics, rows = scorer.task.ensemble(split, members[split])
+        about = {"checkpoints": [str(path) for path in paths]}
+        report(args, scorer, split, about, metrics, rows)
+    return 0
+<<<<<<< ours
+=======
+
+
+def best_of(paths: Sequence[Path], most: int, metric: str | None) -> list[Path]:
+    """Return the `most` checkpoints with the best validation metric, in the order given.
+
+    The metric is the first one of validation if none is named; its name says which end is best.
+    """
+    from metaseq_lm import checkpoint
+    from metaseq_lm.evaluation.ensemble import best
+    from metaseq_lm.reporting.numbers import Metric
+
+    valid = [checkpoint.load(path).manifest.get("valid") or {} for path in paths]
+    name = metric or next(iter(valid[0]), "")
+    for path, values in zip(paths, valid):
+        if name not in values:
+            known = ", ".join(values) or "none"
+            raise UsageError(
+                f"{path} has no validation metric '{name}' to choose by; it has {known}"
+            )
+    values = [float(of_one[name]) for of_one in valid]
+    return [paths[i] for i in best(values, most, Metric.of(name, values).lower_is_better)]
+
+
+def stored_config(found: "Checkpoint") -> "DictConfig":
+    """Return the configuration that a checkpoint was trained with; CheckpointError if it is none."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from metaseq_lm.checkpoint import CheckpointError
+    from metaseq_lm.config import RunConfig, without_environment
+
+    try:
+        with without_environment():
+            config = OmegaConf.structured(RunConfig)
+            config.merge_with(found.manifest.get("config"))
+            OmegaConf.resolve(config)
+    except (OmegaConfBaseException, ValueError, RecursionError) as error:
+        reason = str(error).split("\n")[0]
+        raise CheckpointError(f"{found.path}: its config cannot be used: {reason}") from error
+    OmegaConf.set_struct(config, True)
+    return config
+>>>>>>> theirs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 from torch import Tensor, nn
 
@@ -17,13 +17,14 @@ Batch = dict[str, Any]
 class Term:
     """A summand of a loss: a sum over items, the name of its denominator in batch["sizes"], its weight.
 
-    The engine divides `sum` by the size summed over all micro-batches and replicas. `sum` is a
-    scalar, or (C,) for C independent copies, each with a size of its own; `weight` is a number or
-    (C,). A weight of 0 means logged only.
+    The engine divides `sum` by the size summed over all micro-batches and replicas; with `per` None
+    by nothing, the term is the sum over the global batch. `sum` is a scalar, or (C,) for C
+    independent copies, each with a size of its own; `weight` is a number or (C,). A weight of 0
+    means logged only.
     """
 
     sum: Tensor
-    per: str = "tokens"
+    per: Optional[str] = "tokens"
     weight: float | Tensor = 1.0
 
 

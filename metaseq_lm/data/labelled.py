@@ -1,16 +1,26 @@
-"""Labelled sets on disk: one token file per text column and one file of labels per split.
+"""Labelled sets on disk: token files for each text column, labels, spans and facts of each row.
 
-`NAME/SPLIT.input0.{bin,idx}`, `.input1` for pairs, `.label` with one number per row (the place
-of the label in the list of the manifest, or a float64), and `NAME/manifest.json`.
+`NAME/SPLIT.input0.{bin,idx}`, `.input1` and so on; `.label` with one number per row (the place of
+the label in the list of the manifest, or a float64), absent if the split has no labels; `.spans`
+with six numbers per row and `.rows.jsonl` with one JSON object per row, where the set has them; and
+`NAME/manifest.json`, whose list of files says which of these there are.
 """
 
+import functools
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from metaseq_lm.data.indexed import IndexedDataset, prefix_path
 from metaseq_lm.data.manifest import LABELLED, Manifest, require_sizes
+from metaseq_lm.data.text import numbered_lines
 from metaseq_lm.errors import MetaseqError
+
+# The least and the greatest number of text columns of each form.
+FORMS = {"single": (1, 1), "pair": (2, 2), "choices": (3, 1 << 10), "spans": (1, 2)}
+SPANS = 2
 
 
 def input_name(split: str, number: int) -> str:
@@ -23,12 +33,31 @@ def label_name(split: str) -> str:
     return f"{split}.label"
 
 
+def spans_name(split: str) -> str:
+    """Return the prefix of the file of token spans."""
+    return f"{split}.spans"
+
+
+def rows_name(split: str) -> str:
+    """Return the name of the file with one JSON object per row."""
+    return f"{split}.rows.jsonl"
+
+
+def plain_form(inputs: int) -> str:
+    """Return the form of a set about which only the number of text columns is known."""
+    return "single" if inputs == 1 else "pair"
+
+
 class LabelledSet:
     """One split of a labelled set, memory-mapped.
 
-    `inputs` are one or two IndexedDatasets, row i of each belonging together; `labels` is int64
-    or, for regression, float64 (rows,); `label_names` lists the classes, empty for regression.
-    MetaseqError if files are missing, damaged, or do not belong together.
+    `form` says what the `inputs` (IndexedDatasets, row i of each belonging together) are: "single"
+    and "pair" one and two texts; "choices" a context and K candidates, the label says which (a
+    candidate without tokens is not there); "spans" one or two texts with two places in them.
+    `labels` is int64 or, for regression, float64 (rows,), and None for a split without labels;
+    `label_names` lists the classes, empty for regression. `spans` is int64 (rows, 2, 3): text
+    column, first token, token after the last; None for other forms. `benchmark` is a name such as
+    "glue/CoLA", or empty. MetaseqError if files are missing, damaged, or do not belong together.
     """
 
     def __init__(self, folder: str | Path, split: str) -> None:
@@ -41,27 +70,49 @@ class LabelledSet:
             raise MetaseqError(
                 f"{self.folder}: no split '{split}'; there are {', '.join(sorted(manifest.splits))}"
             )
+        self._files = set(manifest.files)
         self.regression: bool = manifest.details["regression"]
         self.label_names: list[str] = manifest.details["labels"]
         self.tokenizer_hash: str = manifest.tokenizer["hash"]
         count: int = manifest.details["inputs"]
+        self.form: str = manifest.details.get("form", plain_form(count))
+        self.benchmark: str = manifest.details.get("benchmark", "")
+        self._check_form(count)
         self.inputs = [IndexedDataset(self.folder / input_name(split, i)) for i in range(count)]
+        self._check_inputs()
         self.labels = self._read_labels()
+        self.spans = self._read_spans()
         # Of two files that were swapped each is sound.
         require_sizes(self.folder)
 
-    def _read_labels(self) -> np.ndarray:
-        stored = IndexedDataset(self.folder / label_name(self.split))
-        path = prefix_path(self.folder / label_name(self.split), ".bin")
+    def _check_form(self, count: int) -> None:
+        least, most = FORMS.get(self.form, (0, -1)) if isinstance(self.form, str) else (0, -1)
+        if not least <= count <= most:
+            raise MetaseqError(
+                f"{self.folder}: a set of form {str(self.form)[:20]!r} with {count} text columns; "
+                "this program does not read it, preprocess again"
+            )
+
+    def _check_inputs(self) -> None:
         for data in self.inputs:
             if data.dtype.kind not in "iu":
                 raise MetaseqError(f"{data.prefix}.bin: holds {data.dtype}, not tokens")
-        for data in (stored, *self.inputs):
-            if len(data) != len(stored) or len(stored.tokens) != len(stored):
+            if len(data) != len(self):
                 raise MetaseqError(
-                    f"{path}: {len(stored.tokens)} labels but {data.prefix} has {len(data)} rows; "
-                    "the files do not belong together, preprocess again"
+                    f"{self.inputs[0].prefix} has {len(self)} rows but {data.prefix} has "
+                    f"{len(data)}; the files do not belong together, preprocess again"
                 )
+
+    def _read_labels(self) -> np.ndarray | None:
+        if f"{label_name(self.split)}.bin" not in self._files:
+            return None
+        stored = IndexedDataset(self.folder / label_name(self.split))
+        path = prefix_path(self.folder / label_name(self.split), ".bin")
+        if not len(stored) == len(stored.tokens) == len(self):
+            raise MetaseqError(
+                f"{path}: {len(stored.tokens)} labels but {self.inputs[0].prefix} has {len(self)} "
+                "rows; the files do not belong together, preprocess again"
+            )
         if (stored.dtype.kind == "f") != self.regression:
             raise MetaseqError(f"{path}: holds {stored.dtype}, not what the manifest says")
         if self.regression:
@@ -73,5 +124,52 @@ class LabelledSet:
             )
         return labels
 
+    def _read_spans(self) -> np.ndarray | None:
+        if self.form != "spans":
+            return None
+        stored = IndexedDataset(self.folder / spans_name(self.split))
+        path = prefix_path(self.folder / spans_name(self.split), ".bin")
+        if stored.dtype.kind not in "iu" or stored.sizes.tolist() != [3 * SPANS] * len(self):
+            raise MetaseqError(
+                f"{path}: not {SPANS} spans for each of the {len(self)} rows; the files do not "
+                "belong together, preprocess again"
+            )
+        spans = np.array(stored.tokens, np.int64).reshape(len(self), SPANS, 3)
+        sizes = np.stack([data.sizes for data in self.inputs])
+        column, first, end = np.moveaxis(spans, 2, 0)
+        good = (0 <= column) & (column < len(sizes))
+        rows = np.arange(len(self))[:, None]
+        good &= (0 <= first) & (first < end)
+        good &= end <= sizes[np.where(good, column, 0), rows]
+        if not good.all():
+            row = int(np.flatnonzero(~good.all(axis=1))[0])
+            raise MetaseqError(f"{path}: row {row + 1} has a span outside its text")
+        return spans
+
+    @functools.cached_property
+    def rows(self) -> list[dict[str, Any]] | None:
+        """What scorers and leaderboard files need of each row (ids, answers), or None.
+
+        Read when first asked for. MetaseqError with file and line if the file is damaged.
+        """
+        if rows_name(self.split) not in self._files:
+            return None
+        path = self.folder / rows_name(self.split)
+        found = []
+        for number, text, _ in numbered_lines(path, "fail"):
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise MetaseqError(f"{path}:{number}: damaged: {error}") from error
+            if not isinstance(row, dict):
+                raise MetaseqError(f"{path}:{number}: damaged: not a JSON object")
+            found.append(row)
+        if len(found) != len(self):
+            raise MetaseqError(
+                f"{path}: {len(found)} lines but {self.inputs[0].prefix} has {len(self)} rows; the "
+                "files do not belong together, preprocess again"
+            )
+        return found
+
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.inputs[0])

@@ -1,13 +1,18 @@
-"""Prediction files: one JSON object per example."""
+"""Prediction files: one JSON object per example, and what leaderboards want."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from metaseq_lm.files import write_atomic
 
 
-def write_predictions(path: Path, rows: Sequence[dict]) -> None:
-    """Write one line per row of predictions, in the order of the rows' "index"."""
+def write_predictions(
+    folder: Path, split: str, rows: Sequence[dict], submissions: Mapping[str, str]
+) -> None:
+    """Write predictions.SPLIT.jsonl, one line per row in the order of "index", and the `submissions`."""
     ordered = sorted(rows, key=lambda row: row["index"])
-    write_atomic(path, "".join(json.dumps(row) + "\n" for row in ordered).encode())
+    lines = "".join(json.dumps(row) + "\n" for row in ordered)
+    write_atomic(folder / f"predictions.{split}.jsonl", lines.encode())
+    for name, text in submissions.items():
+        write_atomic(folder / name, text.encode())

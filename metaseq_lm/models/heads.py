@@ -59,3 +59,20 @@ class SentenceHead(nn.Module):
         if self.pooler is not None:
             first = torch.tanh(self.pooler(first))
         return self.out(self.dropout(first))
+
+
+class SpanHead(nn.Module):
+    """Dropout and a linear layer on the first state and the mean states of two spans, side by side."""
+
+    def __init__(self, width: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.out = Linear(3 * width, outputs)
+        self.dropout = Dropout(dropout)
+        self.glorot = [self.out]
+
+    def forward(self, x: Tensor, spans: Tensor) -> Tensor:
+        """Return scores (B, K) of rows (B, S, D); `spans` (B, 2, 2) are begins and ends (exclusive)."""
+        at = torch.arange(x.shape[1], device=x.device)
+        inside = (at >= spans[..., :1]) & (at < spans[..., 1:])  # (B, 2, S)
+        means = inside.to(x.dtype) @ x / inside.sum(-1, keepdim=True).to(x.dtype)
+        return self.out(self.dropout(torch.cat([x[:, 0], means.flatten(1)], -1)))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from metaseq_lm import distributed
 from metaseq_lm.optim import optimizers, schedules  # noqa: F401  (fill the registries)
+from metaseq_lm.optim.layers import layer_multipliers
 from metaseq_lm.optim.schedules import Schedule
 from metaseq_lm.registry import OPTIMIZERS, SCHEDULES
 
@@ -38,8 +39,8 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        """The rate of the next step (of the first group)."""
-        return self.base[0] * self.schedule(self.updates + 1)
+        """The rate of the next step; with rates by layer that of the heads, the largest."""
+        return max(self.base) * self.schedule(self.updates + 1)
 
     def shard(self) -> None:
         """Keep the moments of a share of the parameters only, and step only those.
@@ -127,14 +128,24 @@ def owners(sizes: Sequence[int], replicas: int) -> list[int]:
 
 
 def parameter_groups(
-    named: Iterable[tuple[str, nn.Parameter]], weight_decay: float, decay_norms_and_biases: bool
+    named: Iterable[tuple[str, nn.Parameter]],
+    weight_decay: float,
+    decay_norms_and_biases: bool,
+    rates: Mapping[str, float] | None = None,
 ) -> list[dict]:
-    """Split parameters into decayed and undecayed groups; vectors (norms, biases) may be spared."""
-    named = list(named)
-    decayed = [p for _, p in named if decay_norms_and_biases or p.dim() > 1]
-    spared = [p for _, p in named if not (decay_norms_and_biases or p.dim() > 1)]
-    groups = [(decayed, weight_decay), (spared, 0.0)]
-    return [{"params": ps, "weight_decay": decay} for ps, decay in groups if ps]
+    """Split parameters into groups of one weight decay and one rate each.
+
+    Vectors (norms, biases) may be spared the decay; `rates` are the rates of the parameters by
+    name, without them the groups have none of their own.
+    """
+    groups: dict[tuple[float, bool], dict] = {}  # by rate, and whether spared
+    for name, p in named:
+        spared = not (decay_norms_and_biases or p.dim() > 1)
+        rate = rates[name] if rates else 0.0
+        group: dict = {"params": [], "weight_decay": 0.0 if spared else weight_decay}
+        group |= {"lr": rate} if rates else {}
+        groups.setdefault((rate, spared), group)["params"].append(p)
+    return [groups[key] for key in sorted(groups, key=lambda key: (-key[0], key[1]))]
 
 
 def build_optimizer(
@@ -144,8 +155,15 @@ def build_optimizer(
     options = {str(k): v for k, v in optimizer.items() if k != "_name"}
     clip_norm = options.pop("clip_norm")
     decay, everywhere = options.pop("weight_decay"), options.pop("decay_norms_and_biases")
+    # Runs from before these options have configs without them.
+    factor = options.pop("layer_decay", 1.0)
+    legacy = options.pop("layer_decay_legacy", True)
     named = [(name, p) for name, p in parameters if p.requires_grad]
-    groups = parameter_groups(named, decay, everywhere)
+    rates = None
+    if factor != 1.0:
+        scales = layer_multipliers([name for name, _ in named], factor, legacy)
+        rates = {name: options["lr"] * scale for name, scale in scales.items()}
+    groups = parameter_groups(named, decay, everywhere, rates)
     inner = OPTIMIZERS.build(optimizer["_name"], groups, **options)
     shape = SCHEDULES.build(
         schedule["_name"], **{k: v for k, v in schedule.items() if k != "_name"}

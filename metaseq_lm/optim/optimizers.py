@@ -6,17 +6,24 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from metaseq_lm.config import option
 from metaseq_lm.registry import register_optimizer
 
 
 @dataclass
 class OptimizerConfig:
-    """What every optimizer has: base rate, decay, and the norm its gradient is clipped to (0 = never)."""
+    """What every optimizer has: rates, weight decay, and the norm its gradient is clipped to."""
 
-    lr: float = 5e-4
-    weight_decay: float = 0.01
-    decay_norms_and_biases: bool = True
-    clip_norm: float = 1.0
+    lr: float = option(5e-4, "rate at the peak of the schedule")
+    weight_decay: float = option(0.01, "weight decay")
+    decay_norms_and_biases: bool = option(True, "false spares biases and layer norms the decay")
+    clip_norm: float = option(1.0, "global norm gradients are clipped to (0 = never)")
+    layer_decay: float = option(
+        1.0, "rates fall by this factor from layer to layer, heads to embeddings"
+    )
+    layer_decay_legacy: bool = option(
+        True, "as in ELECTRA's code, where the top layer has the square of the factor"
+    )
 
 
 @dataclass
@@ -31,7 +38,7 @@ class AdamConfig(OptimizerConfig):
 class SGDConfig(OptimizerConfig):
     """Plain or heavy-ball gradient descent."""
 
-    weight_decay: float = 0.0
+    weight_decay: float = option(0.0, "weight decay")
     momentum: float = 0.0
 
 

@@ -5,15 +5,26 @@ from dataclasses import dataclass
 
 from omegaconf import II
 
+from metaseq_lm.config import option
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import register_schedule
 
 Schedule = Callable[[int], float]
 
 
-def warmup(step: int, warmup_updates: int) -> float:
+def warmup(step: int, warmup_updates: float) -> float:
     """Rise linearly from 1/W at step 1 to 1 at step W, then stay."""
     return min(1.0, step / warmup_updates) if warmup_updates else 1.0
+
+
+def warmup_length(warmup_updates: int, warmup_ratio: float, total_updates: int) -> float:
+    """Return the longer of `warmup_updates` and that share of all updates, not rounded.
+
+    Raises UsageError for a share outside [0, 1].
+    """
+    if not 0 <= warmup_ratio <= 1:
+        raise UsageError(f"schedule.warmup_ratio must be from 0 to 1, got {warmup_ratio}")
+    return max(warmup_updates, warmup_ratio * total_updates)
 
 
 @dataclass
@@ -53,20 +64,34 @@ class PolynomialConfig:
     """Polynomial decay to `end` over the whole run, multiplied by a linear warm-up (BERT, ELECTRA)."""
 
     warmup_updates: int = 0
+    warmup_ratio: float = option(0.0, "share of total_updates to warm up; the longer of the two")
     total_updates: int = II("trainer.max_update")
     power: float = 1.0
     end: float = 0.0
+    zero_based: bool = option(False, "count steps from 0 as the authors' code: the first rate is 0")
 
 
 @register_schedule("polynomial", dataclass=PolynomialConfig)
-def polynomial(warmup_updates: int, total_updates: int, power: float, end: float) -> Schedule:
-    """Return warm-up(step) * (end + (1 - end) * (1 - step / total)^power), `end` after the last step."""
+def polynomial(
+    warmup_updates: int,
+    total_updates: int,
+    power: float,
+    end: float,
+    warmup_ratio: float = 0.0,
+    zero_based: bool = False,
+) -> Schedule:
+    """Return warm-up(step) * (end + (1 - end) * (1 - step / total)^power), `end` after the last step.
+
+    With `zero_based` the first step is number 0, the form of ELECTRA's code.
+    """
     if total_updates < 1:
         raise UsageError(f"schedule.total_updates must be at least 1, got {total_updates}")
+    rising = warmup_length(warmup_updates, warmup_ratio, total_updates)
 
     def factor(step: int) -> float:
+        step -= zero_based
         left = max(0.0, 1.0 - step / total_updates)
-        return warmup(step, warmup_updates) * (end + (1.0 - end) * left**power)
+        return warmup(step, rising) * (end + (1.0 - end) * left**power)
 
     return factor
 
@@ -76,19 +101,21 @@ class LinearConfig:
     """Linear warm-up to 1, then linear decay to 0 at the last update."""
 
     warmup_updates: int = 0
+    warmup_ratio: float = option(0.0, "share of total_updates to warm up; the longer of the two")
     total_updates: int = II("trainer.max_update")
 
 
 @register_schedule("linear", dataclass=LinearConfig)
-def linear(warmup_updates: int, total_updates: int) -> Schedule:
+def linear(warmup_updates: int, total_updates: int, warmup_ratio: float = 0.0) -> Schedule:
     """Return min(step / W, (total - step) / (total - W)), not below 0."""
-    if total_updates <= warmup_updates:
+    rising = warmup_length(warmup_updates, warmup_ratio, total_updates)
+    if total_updates <= rising:
         raise UsageError(
-            f"schedule.total_updates ({total_updates}) must exceed warmup_updates ({warmup_updates})"
+            f"schedule.total_updates ({total_updates}) must exceed warmup_updates ({rising:g})"
         )
 
     def factor(step: int) -> float:
-        left = (total_updates - step) / (total_updates - warmup_updates)
-        return max(0.0, min(warmup(step, warmup_updates), left))
+        left = (total_updates - step) / (total_updates - rising)
+        return max(0.0, min(warmup(step, rising), left))
 
     return factor

@@ -31,7 +31,7 @@ class Moments:
 def moments_of(optimizer: Optimizer) -> Moments:
     """Return copies of an AdamW optimizer's moments as vectors (P,), and its present rate.
 
-    Raises UsageError for another optimizer.
+    Raises UsageError for another optimizer, and for one with several rates.
     """
     inner = optimizer.inner
     if not isinstance(inner, torch.optim.AdamW):
@@ -39,6 +39,8 @@ def moments_of(optimizer: Optimizer) -> Moments:
             f"a virtual AdamW step needs optimizer=adamw, this run has {type(inner).__name__}; "
             "choose criterion.pretrain_step=sgd"
         )
+    if len(set(optimizer.base)) > 1:
+        raise UsageError("a virtual AdamW step has one rate; optimizer.layer_decay must be 1")
     decay = {id(p): g["weight_decay"] for g in inner.param_groups for p in g["params"]}
     decays = [decay[id(p)] for p in optimizer.parameters]
 

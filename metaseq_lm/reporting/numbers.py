@@ -10,7 +10,19 @@ import numpy as np
 
 SPREADS = ("sd", "range")
 # Words in a metric's name by which we know its direction and its unit.
-LOWER_IS_BETTER = {"loss", "ppl", "perplexity", "error", "wer", "cer", "nll", "mae", "mse", "rmse"}
+LOWER_IS_BETTER = {
+    "loss",
+    "entropy",
+    "ppl",
+    "perplexity",
+    "error",
+    "wer",
+    "cer",
+    "nll",
+    "mae",
+    "mse",
+    "rmse",
+}
 FRACTIONS = {
     "accuracy",
     "acc",

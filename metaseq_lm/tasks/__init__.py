@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from metaseq_lm.criterions import Batch, Criterion
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import UsageError
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.registry import CRITERIONS
 
@@ -24,17 +25,34 @@ Passes = dict[str, Iterable[list[Batch]]]
 class Task:
     """Base class; a method overrides what differs.
 
+<<<<<<< ours
     `config` is the whole resolved config of the run, `self.options` its task node. Before an
     unlabelled text stands [CLSn], n being `text_token`.
     """
 
     text_token = 0
+=======
+    `config` is the whole resolved config of the run, `self.options` its task node. `fresh` are
+    beginnings of the names of weights that start fresh where `pretrained` has none for them; all
+    others must be there.
+    """
+
+    fresh: tuple[str, ...] = ()
+>>>>>>> theirs
 
     def __init__(self, config: DictConfig) -> None:
         self.config = config
         self.options = config.task
         self.data = Path(config.data)
         self.criterion = self.build_criterion()
+
+    @classmethod
+    def prepare(cls, config: DictConfig) -> DictConfig:
+        """Return the config of a training run with what only the data can tell; nothing is built yet.
+
+        What comes back is what config.yaml records, and a resumed run must come to the same.
+        """
+        return config
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         """Return the named streams of "train" (endless) or of another split (one pass)."""
@@ -82,13 +100,50 @@ class Task:
         """Return one dict per example of a labelled split; tasks without predictions return none."""
         return []
 
+<<<<<<< ours
     def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the log-probability of each token of a micro-batch, (B, S), see Criterion."""
         return self.criterion.token_log_probs(model, batch)
+=======
+    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+        """Return files for a leaderboard, name to text, made of the predictions of a whole split."""
+        return {}
+
+    def ensemble(
+        self, split: str, members: Sequence[Sequence[dict]]
+    ) -> tuple[Logs, Sequence[dict]]:
+        """Return metrics and predictions of several runs together, given the predictions of each.
+
+        Raises UsageError if the task has no way to put predictions together.
+        """
+        raise UsageError(f"task '{self.options._name}' cannot put predictions of runs together")
+>>>>>>> theirs
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Choose from a checkpoint's `weights` those that this task's model starts from."""
         return weights
+
+
+def with_epochs(config: DictConfig, examples: int, batch_size: int, epochs: float) -> DictConfig:
+    """Return `config` with trainer.max_update for so many `epochs` of `examples`; 0 changes nothing.
+
+    An epoch is the examples padded up to whole batches (Clark et al. 2020, code). A schedule whose
+    total_updates equals trainer.max_update, as it does by default, follows it. Raises UsageError
+    for less than one update.
+    """
+    if not epochs:
+        return config
+    updates = int(-(-examples // batch_size) * epochs)
+    if updates < 1:
+        raise UsageError(
+            f"task.epochs is {epochs}, which makes {updates} updates of {examples} examples in batches "
+            f"of {batch_size}; it must make at least 1 (or be 0: trainer.max_update counts)"
+        )
+    config = config.copy()
+    if config.schedule.get("total_updates") == config.trainer.max_update:
+        config.schedule.total_updates = updates
+    config.trainer.max_update = updates
+    return config
 
 
 def options_of(node: DictConfig) -> dict[str, Any]:

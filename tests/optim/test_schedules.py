@@ -41,8 +41,34 @@ def test_polynomial(power: float, end: float) -> None:
     assert polynomial(0, 100, power, end)(1) > factor(1)
 
 
+def test_product_form_of_electra() -> None:
+    """lr (1 - t / T) min(1, t / W) with t from 0 and W = T / 10: the peak is 1 - W / T, not 1."""
+    factor = polynomial(0, 200, 1.0, 0.0, warmup_ratio=0.1, zero_based=True)
+    for t in range(200):
+        assert factor(t + 1) == pytest.approx((1 - t / 200) * min(1, t / 20), abs=1e-15)
+    assert factor(1) == 0 and factor(21) == max(map(factor, range(1, 201))) == 0.9
+    assert factor(200) == pytest.approx(1 / 200) and factor(201) == factor(1000) == 0
+
+
+def test_share_of_warmup() -> None:
+    """The longer of both counts, and a share need not be whole: 10 % of 25 is 2.5 updates."""
+    assert polynomial(0, 25, 1.0, 1.0, warmup_ratio=0.1)(1) == pytest.approx(1 / 2.5)
+    assert polynomial(5, 25, 1.0, 1.0, warmup_ratio=0.1)(1) == pytest.approx(1 / 5)
+    factor = linear(0, 40, warmup_ratio=0.25)
+    assert [factor(s) for s in (1, 10, 25, 40)] == pytest.approx([0.1, 1.0, 0.5, 0.0])
+    for wrong in (-0.1, 1.1):
+        with pytest.raises(UsageError, match="warmup_ratio"):
+            polynomial(0, 10, 1.0, 0.0, warmup_ratio=wrong)
+
+
 @pytest.mark.parametrize(
-    "build", [lambda: inverse_sqrt(0), lambda: linear(5, 5), lambda: polynomial(0, 0, 1.0, 0.0)]
+    "build",
+    [
+        lambda: inverse_sqrt(0),
+        lambda: linear(5, 5),
+        lambda: linear(0, 5, warmup_ratio=1.0),
+        lambda: polynomial(0, 0, 1.0, 0.0),
+    ],
 )
 def test_impossible_settings(build: object) -> None:
     with pytest.raises(UsageError, match="must"):

@@ -1,0 +1,58 @@
+"""Classification of rows by cross-entropy, regression by squared error.
+
+Shapes: B samples, K classes or candidates.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.registry import register_criterion
+
+
+@dataclass
+class SentencePredictionConfig:
+    """How the losses of a batch are put together."""
+
+    batch_sum: bool = option(
+        True, "sum of the batch's losses, which clipping sees; false takes their mean"
+    )
+
+
+@register_criterion("sentence_prediction", dataclass=SentencePredictionConfig)
+class SentencePrediction(Criterion):
+    """The loss of a SentencePredictor: of classes, of candidates, or of real values.
+
+    The sum over the batch is what the authors of ELECTRA clip to a norm of 1, so that nearly every
+    step has that norm. An evaluation has no batch: there it is the mean over samples.
+    """
+
+    def __init__(self, batch_sum: bool = True) -> None:
+        self.batch_sum = batch_sum
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        return self.terms(model, self.scores(model, batch), batch["targets"])
+
+    def scores(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the scores (B, K) of a batch, in full precision; -inf for what is not there."""
+        spans = batch.get("spans")
+        scores = model(batch["tokens"], batch["padding"], batch["segments"], spans)
+        scores = scores.float() if scores.dtype == torch.bfloat16 else scores
+        return scores.masked_fill(batch["absent"], -torch.inf) if "absent" in batch else scores
+
+    def terms(self, model: nn.Module, scores: Tensor, targets: Tensor) -> Terms:
+        """Return the terms of scores (B, K) and targets (B,): classes, or floats for regression."""
+        per = None if self.batch_sum and model.training else "rows"
+        if targets.is_floating_point():
+            errors = (scores.squeeze(-1) - model.scaled(targets)) ** 2  # type: ignore[operator]
+            return {"squared_error": Term(errors.sum(), per)}
+        with torch.no_grad():
+            right = (scores.argmax(-1) == targets).sum()
+        return {
+            "cross_entropy": Term(cross_entropy(scores, targets).sum(), per),
+            "accuracy": Term(right.to(scores.dtype), "rows", weight=0.0),
+        }

@@ -1,0 +1,270 @@
+"""Fine-tuning on a labelled set of sentences or pairs: GLUE, SuperGLUE, and sets of the same forms.
+
+As Clark et al. 2020 (ELECTRA) do it: the pre-trained encoder, a fresh linear layer on the state of
+[CLS], no pooler. Shapes: N samples, K classes or candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from metaseq_lm import distributed
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.criterions.sentence_prediction import SentencePrediction
+from metaseq_lm.data.labelled import LabelledSet
+from metaseq_lm.data.manifest import Manifest
+from metaseq_lm.data.sentence_rows import SentenceRows
+from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.evaluation import classification
+from metaseq_lm.evaluation.ensemble import mean_scores
+from metaseq_lm.models.heads import SentenceHead, SpanHead
+from metaseq_lm.models.sentence_prediction import SentencePredictor
+from metaseq_lm.models.transformer import TransformerConfig
+from metaseq_lm.registry import register_task
+from metaseq_lm.tasks import Passes, Task, with_epochs
+from metaseq_lm.tasks.masked_lm import check_longest, first
+
+HEAD = "heads.sentence."
+# The metrics of a set that is of no benchmark, the main one first.
+CLASSES = ("accuracy", "f1_macro")
+REGRESSION = ("pearson_spearman", "pearson", "spearman")
+
+
+@dataclass
+class SentencePredictionConfig:
+    """Which labelled set, how it is batched, and the head (defaults: Clark et al. 2020)."""
+
+    labelled: str = option("", "labelled set in DATA")
+    batch_size: int = option(32, "samples of a batch")
+    epochs: float = option(0.0, "sets trainer.max_update from the training set (0 = it is given)")
+    tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
+    pooled: bool = option(False, "BERT's tanh layer before the linear one")
+    head_dropout: float = option(0.1, "dropout before the linear layer")
+    keep_head: bool = option(False, "start from the head of init_from too, not from a fresh one")
+    valid_size: int = option(0, "rows of the validation split that are used (0 = all)")
+
+
+def encoder_sizes(config: DictConfig) -> TransformerConfig:
+    """Return the sizes of the encoder of the configured model, which may have more options.
+
+    Raises UsageError for a model without a Transformer encoder, and for rows longer than it.
+    """
+    check_longest(config)
+    names = [field.name for field in fields(TransformerConfig)]
+    lacking = [name for name in names if name not in config.model]
+    if lacking:
+        raise UsageError(
+            f"model '{config.model._name}' has no {lacking[0]}; this task needs a Transformer encoder"
+        )
+    return TransformerConfig(**{name: config.model[name] for name in names})
+
+
+@register_task("sentence_prediction", dataclass=SentencePredictionConfig)
+class SentencePredictionTask(Task):
+    """A pre-trained encoder and a head on one labelled set.
+
+    Forms of sets: single sentences, pairs, choices (candidates for a context, each scored by one
+    linear unit, softmax over them) and spans (two of them, see SpanHead); classes or real values.
+    """
+
+    criterion: SentencePrediction
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        if not isinstance(self.criterion, SentencePrediction):
+            raise UsageError(
+                f"task '{self.options._name}' needs criterion=sentence_prediction, "
+                f"not '{config.criterion._name}'"
+            )
+        self.vocabulary = Vocabulary.load(self.data / "dict.txt")
+        self.fresh = ("label_range",) if self.options.keep_head else ("heads.", "label_range")
+        self._splits: dict[str, SentenceRows] = {}
+
+    @classmethod
+    def prepare(cls, config: DictConfig) -> DictConfig:
+        options = config.task
+        if not options.epochs:
+            return config
+        examples = len(LabelledSet(labelled_folder(config), "train"))
+        return with_epochs(config, examples, options.batch_size, options.epochs)
+
+    def labelled(self, split: str) -> SentenceRows:
+        """Return the rows of a split, read once."""
+        if split not in self._splits:
+            data = LabelledSet(labelled_folder(self.config), split)
+            room = self.options.tokens_per_sample
+            self._splits[split] = SentenceRows(data, self.vocabulary, room)
+        return self._splits[split]
+
+    # ---------------------------------------------------------------- data and model
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        options, seed = self.options, self.config.seed
+        rows = self.labelled(split)
+        order: Order
+        if split == "train" and rows.data.labels is None:
+            raise MetaseqError(f"{rows.data.folder}: '{split}' has no labels to train on")
+        if split == "train":
+            order = Shuffled(len(rows), options.batch_size, seed, "train")
+        else:
+            most = options.valid_size if split == self.config.trainer.valid_split else 0
+            order = Sequential(first(len(rows), most), options.batch_size)
+        return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
+
+    def build_model(self) -> nn.Module:
+        sizes, options = encoder_sizes(self.config), self.options
+        about = Manifest.load(labelled_folder(self.config))
+        some = LabelledSet(labelled_folder(self.config), sorted(about.splits)[0])
+        width, dropout = sizes.encoder_embed_dim, options.head_dropout
+        outputs = 1 if some.regression or some.form == "choices" else len(some.label_names)
+        head: nn.Module
+        if some.form == "spans":
+            head = SpanHead(width, outputs, dropout)
+        else:
+            head = SentenceHead(width, outputs, dropout, options.pooled)
+        known = self._label_range("train" in about.splits) if some.regression else None
+        return SentencePredictor(sizes, len(self.vocabulary), self.vocabulary.pad, head, known)
+
+    def _label_range(self, known: bool) -> tuple[float, float]:
+        """Return (least, scale) of the training labels; they are scaled to (y - least) / scale.
+
+        The scale is the largest label, so that STS-B's 0 to 5 become 0 to 1 (Clark et al. 2020,
+        code), or 1 where no label is positive. A data folder without a training split is only
+        good for evaluation, where the weights bring it along.
+        """
+        if not known:
+            return 0.0, 1.0
+        labels = LabelledSet(labelled_folder(self.config), "train").labels
+        if labels is None:
+            return 0.0, 1.0
+        return float(labels.min()), float(labels.max()) if labels.max() > 0 else 1.0
+
+    def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """Take the encoder of any model that calls it so, and with task.keep_head the head."""
+        wanted = ("encoder.", HEAD) if self.options.keep_head else ("encoder.",)
+        return {name: weight for name, weight in weights.items() if name.startswith(wanted)}
+
+    # ---------------------------------------------------------------- scores
+
+    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+        """Return the metrics of the set, the main one first, then the loss; none without labels."""
+        ((split, batches),) = passes.items()
+        if self.labelled(split).data.labels is None:
+            return {}
+        kept: list[tuple[Tensor, Tensor]] = []
+
+        def loss(batch: Batch) -> Terms:
+            scores = self.criterion.scores(model, batch)
+            kept.append((batch["samples"], self._outputs(model, scores)))
+            return self.criterion.terms(model, scores, batch["targets"])
+
+        everything = (micro for batch in batches for micro in batch)
+        logs = engine.evaluate(loss, everything, draw="validate")
+        mine = [pair for part in kept for pair in listed(*part)]
+        every = sorted(pair for part in distributed.gather_objects(mine) for pair in part)
+        samples = np.array([sample for sample, _ in every])
+        metrics = self._metrics(split, samples, np.array([scores for _, scores in every]))
+        return metrics | {name: value for name, value in logs.items() if name not in metrics}
+
+    def predict(
+        self, engine: Engine, model: nn.Module, split: str, passes: Passes
+    ) -> Sequence[dict]:
+        """Return gold and predicted label, and scores, of each row: see `_rows`."""
+        found = []
+        for micro in (micro for batches in passes[split] for micro in batches):
+            (outputs,) = engine.map(
+                lambda b: self._outputs(model, self.criterion.scores(model, b)), [micro]
+            )
+            found += listed(micro["samples"], outputs)
+        return self._rows(split, found)
+
+    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+        """Return the file that the benchmark's leaderboard wants for a test or diagnostic split."""
+        data = self.labelled(split).data
+        if not data.benchmark or split.partition("_")[0] in ("train", "valid"):
+            return {}
+        from metaseq_lm.evaluation.benchmarks import submission
+
+        ordered = sorted(rows, key=lambda row: row["index"])
+        scores = np.array([row["scores"] for row in ordered])
+        if data.regression:
+            scores = scores[:, 0]
+        about = chosen_rows(data, [row["index"] for row in ordered])
+        name, text = submission(data.benchmark, split, scores, about, data.label_names)
+        return {name: text}
+
+    def ensemble(
+        self, split: str, members: Sequence[Sequence[dict]]
+    ) -> tuple[Logs, Sequence[dict]]:
+        """Return metrics and predictions of the mean of the runs' probabilities (or real values)."""
+        samples, scores = mean_scores(members)
+        metrics = {}
+        if self.labelled(split).data.labels is not None:
+            metrics = self._metrics(split, samples, scores)
+        return metrics, self._rows(split, list(zip(samples.tolist(), scores.tolist())))
+
+    def _outputs(self, model: nn.Module, scores: Tensor) -> Tensor:
+        """Return probabilities (B, K), or values on the scale of the labels (B, 1), as float64."""
+        if isinstance(model.label_range, Tensor):
+            return model.unscaled(scores.double())  # type: ignore[operator]
+        return scores.double().softmax(-1)
+
+    def _rows(self, split: str, found: Sequence[tuple[int, list[float]]]) -> list[dict]:
+        """Return "index", "gold", "predicted" and "scores" of samples with their outputs.
+
+        Labels are names, "gold" None where the split has none; scores are the probabilities of the
+        classes or candidates, or the one real value.
+        """
+        data = self.labelled(split).data
+        rows = []
+        for sample, row in found:
+            gold: Any = None if data.labels is None else data.labels[sample].item()
+            predicted: Any = row[0] if data.regression else int(np.argmax(row))
+            if not data.regression:
+                gold = None if gold is None else data.label_names[gold]
+                predicted = data.label_names[predicted]
+            rows.append({"index": sample, "gold": gold, "predicted": predicted, "scores": row})
+        return rows
+
+    def _metrics(self, split: str, samples: np.ndarray, scores: np.ndarray) -> Logs:
+        """Return the metrics of samples (N,) with scores (N, K), the main one first."""
+        data = self.labelled(split).data
+        assert data.labels is not None
+        gold = data.labels[samples]
+        scores = scores[:, 0] if data.regression else scores
+        if data.benchmark:
+            from metaseq_lm.evaluation.benchmarks import metrics
+
+            about = chosen_rows(data, samples.tolist())
+            return metrics(data.benchmark, gold, scores, about, data.label_names)
+        predicted = scores if data.regression else scores.argmax(1)
+        names = REGRESSION if data.regression else CLASSES
+        return {name: classification.METRICS[name](gold, predicted) for name in names}
+
+
+def labelled_folder(config: DictConfig) -> Path:
+    """Return the folder of the labelled set; UsageError if none is named."""
+    if not config.task.labelled:
+        raise UsageError("give task.labelled=NAME, a labelled set in DATA")
+    return Path(config.data) / config.task.labelled
+
+
+def chosen_rows(data: LabelledSet, samples: Sequence[int]) -> list[dict] | None:
+    """Return what scorers need of some rows, None if the set has nothing of the kind."""
+    return None if data.rows is None else [data.rows[sample] for sample in samples]
+
+
+def listed(samples: Tensor, outputs: Tensor) -> list[tuple[int, list[float]]]:
+    """Return (sample, its outputs) of a batch as plain numbers."""
+    return list(zip(samples.tolist(), outputs.tolist()))

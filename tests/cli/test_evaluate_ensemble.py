@@ -1,0 +1,108 @@
+"""`evaluate RUN1 RUN2 ... --ensemble`: the runs' own predictions, averaged and scored."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from battery import CASES, TINY
+
+from metaseq_lm.cli import main
+
+SEEDS = (1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def runs(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Three runs on pairs and two on real values, each with its own seed."""
+    place = tmp_path_factory.mktemp("runs")
+    found: dict[str, list[str]] = {"pairs": [], "scores": []}
+    for name, number in (("pairs", 1), ("scores", 2)):
+        options = [*CASES["sentence_prediction"][number], *TINY, "--max-update", "4"]
+        for seed in SEEDS[: 3 if name == "pairs" else 2]:
+            found[name].append(str(place / f"{name}={seed}"))
+            save = ["--save-dir", found[name][-1], "--criterion", "sentence_prediction"]
+            assert main(["train", str(moons), *save, *options, f"seed={seed}"]) == 0
+    return found
+
+
+def evaluated(place: Path, names: list[str], *more: str) -> tuple[dict, list[dict]]:
+    assert main(["evaluate", *names, "--split", "valid", "--out", str(place), *more]) == 0
+    rows = (place / "predictions.valid.jsonl").read_text().splitlines()
+    return json.loads((place / "metrics.valid.json").read_text()), [json.loads(r) for r in rows]
+
+
+@pytest.mark.parametrize("name", ["pairs", "scores"])
+def test_the_mean_of_what_the_runs_say(
+    name: str, runs: dict[str, list[str]], tmp_path: Path
+) -> None:
+    alone = [evaluated(tmp_path / str(i), [run])[1] for i, run in enumerate(runs[name])]
+    # The overrides may stand between the runs' names and the options.
+    metrics, rows = evaluated(tmp_path / "all", [*runs[name], "engine.device=cpu"], "--ensemble")
+    scores = np.mean([[row["scores"] for row in member] for member in alone], 0)
+    np.testing.assert_allclose([row["scores"] for row in rows], scores, rtol=1e-12)
+    assert [row["gold"] for row in rows] == [row["gold"] for row in alone[0]]
+    assert len(rows) == 20
+    if name == "scores":
+        assert list(metrics) == ["pearson_spearman", "pearson", "spearman"]
+        return
+    labels = [["less", "more"][i] for i in scores.argmax(1)]
+    assert [row["predicted"] for row in rows] == labels
+    assert metrics["accuracy"] == np.mean([row["gold"] == row["predicted"] for row in rows])
+
+
+def test_an_ensemble_of_one_is_the_run(runs: dict[str, list[str]], tmp_path: Path) -> None:
+    metrics, rows = evaluated(tmp_path / "one", runs["pairs"][:1])
+    together, same = evaluated(tmp_path / "ensemble", runs["pairs"][:1], "--ensemble")
+    assert same == rows and together == {name: metrics[name] for name in together}
+
+
+@pytest.mark.parametrize("metric, sign", [("cross_entropy", -1), ("loss", -1), ("accuracy", 1)])
+def test_the_best_runs_are_taken(
+    metric: str, sign: int, runs: dict[str, list[str]], capsys: pytest.CaptureFixture
+) -> None:
+    """Those with the best value of the validation metric in their results."""
+    results = [json.loads((Path(r) / "results.json").read_text()) for r in runs["pairs"]]
+    values = [sign * r["metrics"]["valid"][metric] for r in results]
+    wanted = sorted(sorted(range(3), key=lambda i: (-values[i], i))[:2])
+    capsys.readouterr()
+    how = ["--ensemble", "--best", "2"] + (["--metric", metric] if metric != "accuracy" else [])
+    assert main(["evaluate", *runs["pairs"], "--split", "valid", *how]) == 0
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])["checkpoints"]
+    assert [Path(path).parent.parent.name for path in shown] == [
+        Path(runs["pairs"][i]).name for i in wanted
+    ]
+
+
+@pytest.mark.parametrize(
+    "names, more, code, words",
+    [
+        (("pairs", "pairs"), [], 2, "--ensemble to score them together"),
+        (("pairs",), ["--best", "1"], 2, "give --ensemble too"),
+        (("pairs", "pairs"), ["--ensemble", "--best", "3"], 2, "there are 2 runs"),
+        (("pairs", "pairs"), ["--ensemble", "--best", "1", "--metric", "f2"], 2, "metric 'f2'"),
+        (("pairs", "scores"), ["--ensemble"], 2, "of sentence_prediction scores"),
+        ((), ["a=b"], 2, "no checkpoint"),
+    ],
+)
+def test_mistakes(
+    names: tuple[str, ...],
+    more: list[str],
+    code: int,
+    words: str,
+    runs: dict[str, list[str]],
+    capsys: pytest.CaptureFixture,
+) -> None:
+    given = [runs[name][i] for i, name in enumerate(names)]
+    assert main(["evaluate", *given, *more, "--split", "valid"]) == code
+    text = capsys.readouterr().err
+    assert "Traceback" not in text and words in text, text
+
+
+def test_tasks_without_a_way_to_do_it(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    options = ["--criterion", "masked_lm", *CASES["masked_lm"][0], *TINY, "--max-update", "1"]
+    assert main(["train", str(moons), "--save-dir", str(tmp_path), *options]) == 0
+    assert main(["evaluate", str(tmp_path), "--split", "valid", "--ensemble"]) == 2
+    assert "'masked_lm' cannot put predictions" in capsys.readouterr().err

@@ -1,0 +1,64 @@
+"""Predictions of several runs put together: means by hand, the choice of runs, what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.evaluation.ensemble import best, mean_scores
+
+
+def member(
+    *scores: list[float], gold: str = "ynn", order: tuple[int, ...] = (0, 1, 2)
+) -> list[dict]:
+    rows = [
+        {"index": i, "gold": g, "predicted": "?", "scores": s}
+        for i, (g, s) in enumerate(zip(gold, scores))
+    ]
+    return [rows[i] for i in order if i < len(rows)]
+
+
+FIRST = member([0.9, 0.1], [0.4, 0.6], [0.5, 0.5])
+SECOND = member([0.2, 0.8], [0.1, 0.9], [0.7, 0.3], order=(2, 0, 1))
+THIRD = member([0.1, 0.9], [0.4, 0.6], [0.0, 1.0], order=(1, 2, 0))
+
+
+def test_the_mean_of_probabilities() -> None:
+    """Row by row whatever the order they came in; not a vote, which would make 1 of row 0 too."""
+    samples, scores = mean_scores([FIRST, SECOND, THIRD])
+    assert samples.tolist() == [0, 1, 2]
+    np.testing.assert_allclose(scores, [[0.4, 0.6], [0.3, 0.7], [0.4, 0.6]], atol=1e-15)
+    _, pair = mean_scores([FIRST, SECOND])
+    assert pair.argmax(1).tolist() == [0, 1, 0]
+    np.testing.assert_array_equal(mean_scores([THIRD])[1], [[0.1, 0.9], [0.4, 0.6], [0.0, 1.0]])
+
+
+def test_the_mean_of_real_values() -> None:
+    members = [[{"index": 0, "gold": 2.5, "scores": [value]}] for value in (1.0, 2.0, 4.5)]
+    assert mean_scores(members)[1].tolist() == [[2.5]]
+
+
+@pytest.mark.parametrize(
+    "other, words",
+    [
+        (member([0.2, 0.8], [0.1, 0.9]), "3 and 2 rows"),
+        (member([0.2, 0.8], [0.1, 0.9], [0.7, 0.3], gold="yyn"), "row 1"),
+        (member([0.2, 0.8], [0.1, 0.9], [0.7, 0.2, 0.1]), "row 2"),
+    ],
+)
+def test_other_rows_are_refused(other: list[dict], words: str) -> None:
+    with pytest.raises(MetaseqError, match=f"run 1 and run 2 .*{words}"):
+        mean_scores([FIRST, other])
+
+
+def test_the_best_runs() -> None:
+    values = [0.5, 0.9, math.nan, 0.7, 0.9]
+    assert best(values, 2, lower_is_better=False) == [1, 4]
+    assert best(values, 1, lower_is_better=False) == [1]
+    assert best(values, 2, lower_is_better=True) == [0, 3]
+    assert best(values, 4, lower_is_better=True) == [0, 1, 3, 4]
+    assert best(values, 5, lower_is_better=False) == [0, 1, 2, 3, 4]
+    for most in (0, 6, -1):
+        with pytest.raises(UsageError, match="there are 5 runs"):
+            best(values, most, True)

@@ -1,0 +1,117 @@
+"""Heads of sentence predictors and their losses: gradients, means over spans, candidates."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from metaseq_lm.criterions.sentence_prediction import SentencePrediction
+from metaseq_lm.models.heads import SentenceHead, SpanHead
+from metaseq_lm.models.sentence_prediction import SentencePredictor
+from metaseq_lm.models.transformer import TransformerConfig
+
+WIDTH = 4
+SPANS = torch.tensor([[[1, 2], [2, 5]], [[3, 5], [1, 4]], [[0, 1], [4, 5]]])
+
+
+def states() -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(3, 5, WIDTH, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["plain", "pooled", "spans", "regression"])
+def test_gradients_are_those_of_finite_differences(kind: str) -> None:
+    """Of the criterion's sum with respect to all weights of the head and to the states, in float64."""
+    outputs = 1 if kind == "regression" else 3
+    if kind == "spans":
+        head: torch.nn.Module = SpanHead(WIDTH, outputs, 0.0)
+    else:
+        head = SentenceHead(WIDTH, outputs, 0.0, kind == "pooled")
+    head.double()
+    net = predictor(head, (1.0, 5.0) if kind == "regression" else None)
+    targets = torch.tensor([2, 0, 1])
+    if kind == "regression":
+        targets = torch.tensor([1.5, 5.0, 1.0], dtype=torch.float64)
+    names = [name for name, _ in head.named_parameters()]
+
+    def loss(x: Tensor, *weights: Tensor) -> Tensor:
+        extra = (SPANS,) if kind == "spans" else ()
+        scores = functional_call(head, dict(zip(names, weights)), (x, *extra))
+        terms = SentencePrediction(True).terms(net, scores, targets)
+        return next(iter(terms.values())).sum
+
+    inputs = [states(), *(p.detach().clone() for p in head.parameters())]
+    assert gradcheck(loss, [x.requires_grad_() for x in inputs], eps=1e-6, atol=1e-7)
+
+
+def predictor(head: torch.nn.Module, known: tuple[float, float] | None = None) -> SentencePredictor:
+    sizes = TransformerConfig(
+        encoder_layers=1,
+        encoder_embed_dim=WIDTH,
+        encoder_ffn_embed_dim=8,
+        encoder_attention_heads=2,
+        segments=2,
+        max_positions=8,
+        dropout=0.0,
+        attention_dropout=0.0,
+    )
+    torch.manual_seed(5)
+    return SentencePredictor(sizes, 9, 0, head, known).double()
+
+
+def test_span_head_is_the_literal_mean() -> None:
+    head = SpanHead(WIDTH, 2, 0.0).double()
+    x = states()
+    for row in range(3):
+        parts = [x[row, 0]] + [x[row, a:b].mean(0) for a, b in SPANS[row].tolist()]
+        wanted = F.linear(torch.cat(parts), head.out.weight, head.out.bias)
+        torch.testing.assert_close(head(x, SPANS)[row], wanted)
+
+
+def batch(tokens: Tensor, targets: Tensor, **more: Tensor) -> dict:
+    padding = tokens == 0
+    about = {"segments": torch.zeros_like(tokens), "padding": padding, "targets": targets}
+    return {"tokens": tokens, **about, **more, "sizes": {"rows": len(tokens)}}
+
+
+def test_candidates_are_scored_each_alone() -> None:
+    """(B, K) scores are those of the K rows one by one; a candidate that is not there has none."""
+    net = predictor(SentenceHead(WIDTH, 1, 0.0, False))
+    tokens = torch.tensor([[[3, 4, 2, 5], [3, 4, 2, 0]], [[3, 6, 2, 7], [3, 6, 2, 0]]])
+    made = batch(tokens, torch.tensor([1, 0]), absent=torch.tensor([[False, False], [False, True]]))
+    criterion = SentencePrediction()
+    scores = criterion.scores(net, made)
+    for row, candidate in ((0, 0), (0, 1), (1, 0)):
+        one = tokens[row, candidate][None]
+        alone = net(one, one == 0, torch.zeros_like(one))
+        torch.testing.assert_close(scores[row, candidate], alone[0, 0])
+    assert scores.shape == (2, 2) and scores[1, 1] == -torch.inf
+    terms = criterion(net, made)
+    wanted = F.cross_entropy(scores[:1], made["targets"][:1], reduction="sum")  # the other is sure
+    torch.testing.assert_close(terms["cross_entropy"].sum, wanted)
+    terms["cross_entropy"].sum.backward()
+    assert all(p.grad.isfinite().all() for p in net.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("batch_sum", [True, False])
+def test_the_sum_is_of_training_only(batch_sum: bool) -> None:
+    net = predictor(SentenceHead(WIDTH, 2, 0.0, False))
+    made = batch(torch.tensor([[3, 4, 2], [3, 5, 2]]), torch.tensor([1, 0]))
+    criterion = SentencePrediction(batch_sum)
+    assert criterion(net, made)["cross_entropy"].per == (None if batch_sum else "rows")
+    assert criterion(net.eval(), made)["cross_entropy"].per == "rows"
+
+
+def test_real_values_are_scaled_by_the_range_of_training() -> None:
+    net = predictor(SentenceHead(WIDTH, 1, 0.0, False), (1.0, 5.0))
+    labels = torch.tensor([1.0, 3.0, 5.0], dtype=torch.float64)
+    assert net.scaled(labels).tolist() == [0.0, 0.4, 0.8]
+    torch.testing.assert_close(net.unscaled(net.scaled(labels)), labels)
+    scores = torch.tensor([[0.5], [0.4], [0.6]], dtype=torch.float64)
+    terms = SentencePrediction()(net, batch(torch.tensor([[3, 4, 2]] * 3), labels))
+    assert set(terms) == {"squared_error"}
+    found = SentencePrediction().terms(net, scores, labels)["squared_error"].sum
+    assert found.item() == pytest.approx(0.25 + 0.0 + 0.04)
+    assert "label_range" in net.state_dict()

@@ -1,0 +1,149 @@
+"""Rates by layer: the multipliers of ELECTRA's code and of the plain rule, and the groups made of them."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import nn
+
+from metaseq_lm.errors import UsageError
+from metaseq_lm.models.heads import SentenceHead
+from metaseq_lm.models.sentence_prediction import SentencePredictor
+from metaseq_lm.models.transformer import TransformerConfig
+from metaseq_lm.optim import Optimizer, build_optimizer
+from metaseq_lm.optim.layers import layer_multipliers
+from metaseq_lm.optim.virtual import moments_of
+
+ADAM = {"_name": "adam_uncorrected", "lr": 3e-4, "weight_decay": 0.01, "betas": [0.9, 0.999]}
+OPTIONS = ADAM | {"eps": 1e-6, "clip_norm": 1.0, "decay_norms_and_biases": False}
+FLAT = {"_name": "constant", "warmup_updates": 0}
+
+
+def model(layers: int = 12, pooled: bool = False, before: bool = False) -> SentencePredictor:
+    sizes = TransformerConfig(
+        encoder_layers=layers,
+        encoder_embed_dim=4,
+        encoder_ffn_embed_dim=4,
+        encoder_attention_heads=1,
+        encoder_normalize_before=before,
+        token_embed_dim=2,
+        segments=2,
+        max_positions=3,
+    )
+    return SentencePredictor(sizes, 5, 0, SentenceHead(4, 2, 0.1, pooled))
+
+
+def names(net: nn.Module) -> list[str]:
+    return [name for name, _ in net.named_parameters()]
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_multipliers_of_twelve_layers(legacy: bool) -> None:
+    """decay^(L + 2 - depth) as in the authors' code, else decay^(L + 1 - depth)."""
+    found = layer_multipliers(names(model()), 0.8, legacy)
+    more = 1 if legacy else 0
+    assert set(found) == set(names(model()))
+    for name, factor in found.items():
+        parts = name.split(".")
+        if parts[0] == "heads":
+            wanted = 1.0
+        elif parts[1:3] == ["stack", "layers"]:
+            wanted = 0.8 ** (12 - int(parts[3]) + more)
+        else:
+            assert parts[1] == "embeddings" or parts[1:3] == ["stack", "project"]
+            wanted = 0.8 ** (13 + more)
+        assert factor == pytest.approx(wanted, rel=1e-15), name
+    assert found["heads.sentence.out.weight"] == 1.0
+    top = "encoder.stack.layers.11.fc1.weight"
+    assert found[top] == pytest.approx(0.64 if legacy else 0.8, rel=1e-15)
+
+
+def test_pooler_and_last_norm() -> None:
+    """BERT's pooler is what the square of the top layer was meant for; the last norm is of the top."""
+    net = model(2, pooled=True, before=True)
+    found = layer_multipliers(names(net), 0.5, True)
+    assert found["heads.sentence.pooler.weight"] == 0.5
+    assert found["encoder.stack.norm.weight"] == found["encoder.stack.layers.1.fc1.bias"] == 0.25
+    assert layer_multipliers(names(net), 0.5, False)["heads.sentence.pooler.weight"] == 1.0
+
+
+def build(net: nn.Module, **more: object) -> Optimizer:
+    return build_optimizer(net.named_parameters(), OPTIONS | more, FLAT)
+
+
+def rates(optimizer: Optimizer, net: nn.Module) -> Mapping[str, tuple[float, float]]:
+    own = {
+        id(p): (base, group["weight_decay"])
+        for group, base in zip(optimizer.inner.param_groups, optimizer.base)
+        for p in group["params"]
+    }
+    return {name: own[id(p)] for name, p in net.named_parameters()}
+
+
+def test_groups_have_one_rate_and_one_decay() -> None:
+    net = model(3)
+    optimizer = build(net, layer_decay=0.8)
+    found = rates(optimizer, net)
+    scales = layer_multipliers(names(net), 0.8, True)
+    for name, p in net.named_parameters():
+        assert found[name] == (3e-4 * scales[name], 0.01 if p.dim() > 1 else 0.0), name
+    assert len(optimizer.inner.param_groups) == 2 * len(set(scales.values())) == 10
+    assert optimizer.lr == 3e-4
+    assert [id(p) for p in optimizer.parameters] == [id(p) for p in net.parameters()]
+
+
+def test_the_schedule_scales_every_group() -> None:
+    net = model(2)
+    optimizer = build_optimizer(
+        net.named_parameters(), OPTIONS | {"layer_decay": 0.8}, FLAT | {"warmup_updates": 4}
+    )
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    scales = layer_multipliers(names(net), 0.8, True)
+    for name, p in net.named_parameters():
+        rate = 3e-4 * scales[name] / 4
+        decay = 0.01 if p.dim() > 1 else 0.0
+        moved = rate * (0.1 / (0.001**0.5 + 1e-6) + decay * before[name])
+        torch.testing.assert_close(before[name] - p.detach(), moved, rtol=1e-3, atol=1e-8)
+
+
+def test_a_decay_of_one_changes_nothing() -> None:
+    net = model(2)
+    assert len(build(net, layer_decay=1.0).inner.param_groups) == 2
+    assert [list(g) for g in build(net).inner.param_groups] == [
+        list(g) for g in build(net, layer_decay=1.0).inner.param_groups
+    ]
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.5, -0.1])
+def test_impossible_decays(decay: float) -> None:
+    with pytest.raises(UsageError, match="layer_decay must be above 0"):
+        build(model(1), layer_decay=decay)
+
+
+def test_models_without_such_layers() -> None:
+    with pytest.raises(UsageError, match="no trained parameter"):
+        build(nn.Linear(2, 2), layer_decay=0.9)
+    kind = {"_name": "adamw", "layer_decay": 0.9}
+    with pytest.raises(UsageError, match="one rate"):
+        moments_of(build(model(1), **kind))
+
+
+def test_first_step_without_bias_correction() -> None:
+    """0.1 g / sqrt(0.001 g^2) = 3.16: the step is 3.16 rates long where torch's AdamW takes 1."""
+    steps = {}
+    for kind in ("adam_uncorrected", "adamw"):
+        p = nn.Parameter(torch.zeros(3, 2, dtype=torch.float64))
+        optimizer = build_optimizer([("p", p)], OPTIONS | {"_name": kind, "lr": 1.0}, FLAT)
+        g = torch.tensor([[1.0, -2.0], [30.0, -0.5], [7.0, 1e3]], dtype=torch.float64)
+        p.grad = g.clone()
+        optimizer.step()
+        steps[kind] = p.detach()
+        exact = 0.1 * g / (0.001**0.5 * g.abs() + 1e-6) if kind == "adam_uncorrected" else g.sign()
+        tolerance = 1e-12 if kind == "adam_uncorrected" else 1e-5
+        torch.testing.assert_close(-p.detach(), exact, rtol=tolerance, atol=0)
+    assert (steps["adam_uncorrected"] / steps["adamw"]).mean().item() == pytest.approx(
+        3.16, abs=0.01
+    )
