@@ -5,6 +5,8 @@ A corpus: one document per line, blank lines are passed over, .gz, .xz and .bz2 
 With --documents blank it is one sentence per line, and a blank line ends a document.
 A labelled set (TSV with a header row, or JSONL), with the tokenizer of DATA, into DATA/NAME:
     metaseq-lm preprocess --labelled NAME --trainpref train.tsv --validpref dev.tsv --destdir DATA
+A task of GLUE or SuperGLUE from the folder of its official files, into DATA/CoLA:
+    metaseq-lm preprocess --benchmark glue/CoLA --source CoLA --destdir DATA
 """
 
 import argparse
@@ -23,6 +25,13 @@ CORPUS_ONLY = (
     *("word_pattern", "character_coverage"),
 )
 LABELLED_ONLY = ("columns", "text_columns", "label_column", "labels", "regression")
+BENCHMARK_ONLY = ("source", "no_double")
+# Folders and versions of the question answering sets, which have a reader of their own.
+SQUAD = {
+    "squad/v1.1": ("SQuAD-1", "v1.1"),
+    "squad/v2.0": ("SQuAD-2", "v2.0"),
+    "squad/mrqa": ("MRQA", "mrqa"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer-from", metavar="DIR", help="use the tokenizer of this folder")
     _add_tokenizer_arguments(parser.add_argument_group("a new tokenizer (corpus)").add_argument)
     _add_labelled_arguments(parser.add_argument_group("labelled sets").add_argument)
+    _add_benchmark_arguments(parser.add_argument_group("benchmarks").add_argument)
 
 
 def _add_tokenizer_arguments(add: Any) -> None:
@@ -91,6 +101,26 @@ def _add_labelled_arguments(add: Any) -> None:
     add("--regression", action="store_true", default=None, help="labels are numbers, not classes")
 
 
+def _add_benchmark_arguments(add: Any) -> None:
+    add(
+        "--benchmark",
+        metavar="NAME",
+        help="glue/CoLA, superglue/WiC, squad/v2.0 and so on: official files, written to "
+        "D/CoLA or D/NAME of --labelled",
+    )
+    add(
+        "--source",
+        metavar="DIR",
+        help="folder with the official files, packed or not; --trainpref and the like name others",
+    )
+    add(
+        "--no-double",
+        action="store_true",
+        default=None,
+        help="MRPC, STS-B: no second copy of the train rows with the texts swapped",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     # Late, so that --help does not load the tokenizer libraries.
@@ -113,6 +143,12 @@ def run(args: argparse.Namespace) -> int:
         command=command_line(args),
         documents=args.documents or "lines",
     )
+    if args.benchmark is not None:
+        _refuse(args, CORPUS_ONLY, "does not apply to labelled sets; they use D's tokenizer")
+        _refuse(args, LABELLED_ONLY, "and --benchmark exclude each other; the benchmark says it")
+        _run_benchmark(args, job)
+        return 0
+    _refuse(args, BENCHMARK_ONLY, "only applies to benchmarks; give --benchmark NAME as well")
     if args.labelled is None:
         _refuse(args, LABELLED_ONLY, "only applies to labelled sets; give --labelled NAME as well")
         _run_corpus(args, job)
@@ -187,14 +223,10 @@ def _kind_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_labelled(args: argparse.Namespace, job: Any) -> None:
-    from dataclasses import replace
-
     from metaseq_lm.data.labelled_files import Columns
     from metaseq_lm.data.preprocess_labelled import preprocess_labelled
     from metaseq_lm.data.tokenizer import load_tokenizer
 
-    if not NAME.fullmatch(args.labelled):
-        raise UsageError(f"--labelled {args.labelled!r}: letters, digits, '_' and '-' only")
     columns = Columns(
         names=_listed(args.columns),
         texts=_listed(args.text_columns),
@@ -203,8 +235,46 @@ def _run_labelled(args: argparse.Namespace, job: Any) -> None:
     )
     labels = _listed(args.labels)
     tokenizer = load_tokenizer(args.tokenizer_from or job.destdir)
-    job = replace(job, destdir=job.destdir / args.labelled)
+    job = _inside(job, args.labelled)
     preprocess_labelled(job, columns, None if labels is None else list(labels), tokenizer)
+
+
+def _run_benchmark(args: argparse.Namespace, job: Any) -> None:
+    from dataclasses import replace
+
+    from metaseq_lm.data.tokenizer import load_tokenizer
+
+    if args.benchmark in SQUAD:
+        from metaseq_lm.data.squad import preprocess_squad
+
+        _refuse(args, BENCHMARK_ONLY, f"does not apply to {args.benchmark}; give --trainpref F")
+        name, version = SQUAD[args.benchmark]
+        job = _inside(job, args.labelled or name)
+        preprocess_squad(job, version, load_tokenizer(args.tokenizer_from or args.destdir))
+        return
+    from metaseq_lm.data.benchmarks import find_benchmark
+    from metaseq_lm.data.benchmarks.preprocess import official_files, preprocess_benchmark
+
+    doubled = find_benchmark(args.benchmark).doubled
+    if args.no_double and not doubled:
+        raise UsageError(f"--no-double does not apply to {args.benchmark}: it is not doubled")
+    job = _inside(job, args.labelled or args.benchmark.split("/")[1])
+    if args.source is not None:
+        files = official_files(args.benchmark, Path(args.source))
+        job = replace(job, splits={**files, **job.splits})
+    elif not job.splits:
+        raise UsageError("--benchmark needs --source DIR, or files with --trainpref and the like")
+    tokenizer = load_tokenizer(args.tokenizer_from or args.destdir)
+    preprocess_benchmark(job, args.benchmark, tokenizer, not args.no_double)
+
+
+def _inside(job: Any, name: str) -> Any:
+    """Return the job for a labelled set NAME in the folder of a corpus."""
+    from dataclasses import replace
+
+    if not NAME.fullmatch(name):
+        raise UsageError(f"--labelled {name!r}: letters, digits, '_' and '-' only")
+    return replace(job, destdir=job.destdir / name)
 
 
 def _listed(text: str | None) -> tuple[str, ...] | None:

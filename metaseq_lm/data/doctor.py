@@ -11,7 +11,7 @@ import numpy as np
 
 from metaseq_lm.data.indexed import IndexedDataset, prefix_path
 from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import LABELLED, MANIFEST_FILE, Manifest, check_sizes, verify
+from metaseq_lm.data.manifest import CORPUS, LABELLED, MANIFEST_FILE, Manifest, check_sizes, verify
 from metaseq_lm.data.tokenizer import load_tokenizer
 from metaseq_lm.data.tokenizer_base import Tokenizer
 from metaseq_lm.errors import MetaseqError
@@ -101,7 +101,7 @@ def examine(folder: Path, full: bool) -> Iterator[Finding]:
             yield Finding(ERROR, str(error))
     else:
         yield Finding(WARNING, f"{folder}: no {MANIFEST_FILE} to compare the files with")
-    if manifest is not None and manifest.kind == LABELLED:
+    if manifest is not None and manifest.kind != CORPUS:
         yield from labelled_set(folder, None, full)
         return
     if manifest is not None:
@@ -211,8 +211,13 @@ def labelled_set(folder: Path, tokenizer: Tokenizer | None, full: bool) -> Itera
     """Yield the findings on a labelled set; `tokenizer` is that of the corpus, if there is one."""
     try:
         manifest = Manifest.load(folder)
+        if manifest.kind != LABELLED:  # of a kind that has a reader of its own
+            yield from files(folder, full)
+            return
         splits = sorted(manifest.splits, key=lambda name: (name != "train", name))
         sets = {split: LabelledSet(folder, split) for split in splits}
+        for content in sets.values():
+            content.read_rows()  # a damaged file is an error here, not at the end of a run
     except MetaseqError as error:
         yield Finding(ERROR, str(error))
         return
@@ -245,6 +250,8 @@ def empty_rows(data: IndexedDataset) -> Iterator[Finding]:
 
 def distribution(content: LabelledSet) -> str:
     """Return in words how the labels of a split are spread."""
+    if content.labels is None:
+        return "no labels"
     if content.regression:
         values = content.labels
         return f"labels {values.min():g} to {values.max():g}, mean {values.mean():.3g}"
@@ -257,7 +264,7 @@ def distribution(content: LabelledSet) -> str:
 
 def unseen_labels(content: LabelledSet, train: LabelledSet | None) -> Iterator[Finding]:
     """Yield a warning for classes of a split that train has no example of."""
-    if content.regression or train is None:
+    if content.regression or content.labels is None or train is None or train.labels is None:
         return
     seen = set(train.labels.tolist())
     if content is train:

@@ -37,8 +37,14 @@ class TokenLabels:
             raise UsageError(
                 f"{folder} has {len(names) or 'real-valued'} labels; label tokens exist for 1 to 3 classes"
             )
+        if self.data.labels is None or self.data.form not in ("single", "pair"):
+            raise UsageError(
+                f"{folder}: '{split}' is of form {self.data.form} "
+                f"{'without' if self.data.labels is None else 'with'} labels; rows of one or two "
+                "texts with labels are needed"
+            )
         self.class_tokens = self.class_tokens[: len(names)]
-        self.labels = np.asarray(self.data.labels)
+        self.labels = self.data.labels
         columns = self.data.inputs
         self.lengths = np.sum([column.sizes + 1 for column in columns], axis=0) + 1
         if len(self) and self.lengths.max() > tokens_per_sample:

@@ -5,23 +5,25 @@ otherwise they raise MetaseqError with both lengths.
 """
 
 from collections.abc import Callable, Sequence
+from math import nan
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from metaseq_lm.errors import MetaseqError
 
 # scikit-learn and scipy are imported where they are used: they take a second, training needs none.
 
 
-def accuracy(gold: Sequence[Any], predicted: Sequence[Any]) -> float:
+def accuracy(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     """Return the fraction of items whose predicted label is the gold one."""
     gold_n, predicted_n = checked(gold, predicted)
     return float(np.mean(gold_n == predicted_n))
 
 
 def f1_macro(
-    gold: Sequence[Any], predicted: Sequence[Any], labels: Sequence[Any] | None = None
+    gold: npt.ArrayLike, predicted: npt.ArrayLike, labels: Sequence[Any] | None = None
 ) -> float:
     """Return the unweighted mean of the F1 of each label.
 
@@ -34,37 +36,48 @@ def f1_macro(
     return float(f1_score(gold_n, predicted_n, labels=chosen, average="macro", zero_division=0))
 
 
-def f1_binary(gold: Sequence[Any], predicted: Sequence[Any], positive: Any = 1) -> float:
+def f1_binary(gold: npt.ArrayLike, predicted: npt.ArrayLike, positive: Any = 1) -> float:
     """Return the F1 of the label `positive`; 0 if it is never rightly predicted."""
     return f1_macro(gold, predicted, [positive])
 
 
-def matthews(gold: Sequence[Any], predicted: Sequence[Any]) -> float:
+def matthews(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     """Return Matthews' correlation, in [-1, 1]; 0 if either side has one label only."""
     from sklearn.metrics import matthews_corrcoef
 
-    return float(matthews_corrcoef(*checked(gold, predicted)))
+    pair = checked(gold, predicted)
+    if len(np.unique(np.concatenate(pair))) < 2:  # scikit-learn's 0 comes with a warning
+        return 0.0
+    return float(matthews_corrcoef(*pair))
 
 
-def pearson(gold: Sequence[float], predicted: Sequence[float]) -> float:
+def pearson(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     """Return Pearson's correlation, in [-1, 1]; nan if either side is constant."""
     from scipy.stats import pearsonr
 
-    return float(pearsonr(*checked_scores(gold, predicted)).statistic)
+    pair = checked_scores(gold, predicted)
+    return nan if _constant(pair) else float(pearsonr(*pair).statistic)
 
 
-def spearman(gold: Sequence[float], predicted: Sequence[float]) -> float:
+def spearman(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     """Return Spearman's rank correlation, in [-1, 1]; nan if either side is constant."""
     from scipy.stats import spearmanr
 
-    return float(spearmanr(*checked_scores(gold, predicted)).statistic)
+    pair = checked_scores(gold, predicted)
+    return nan if _constant(pair) else float(spearmanr(*pair).statistic)
 
 
-def pearson_spearman(gold: Sequence[float], predicted: Sequence[float]) -> float:
+def _constant(pair: tuple[np.ndarray, np.ndarray]) -> bool:
+    # What scipy finds too, but with a warning, which the user of a run can do nothing about.
+    return any((side == side[0]).all() for side in pair)
+
+
+def pearson_spearman(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     """Return the mean of Pearson's and Spearman's correlation, GLUE's score of STS-B."""
     return (pearson(gold, predicted) + spearman(gold, predicted)) / 2
 
 
+# By name, for sets that belong to no benchmark.
 METRICS: dict[str, Callable[..., float]] = {
     "accuracy": accuracy,
     "f1_macro": f1_macro,
@@ -76,7 +89,7 @@ METRICS: dict[str, Callable[..., float]] = {
 }
 
 
-def checked(gold: Sequence[Any], predicted: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+def checked(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Return both sides as arrays, (items,) each; raises MetaseqError if they do not pair up."""
     pair = np.asarray(gold), np.asarray(predicted)
     if pair[0].ndim != 1 or pair[0].shape != pair[1].shape or not len(pair[0]):
@@ -87,7 +100,7 @@ def checked(gold: Sequence[Any], predicted: Sequence[Any]) -> tuple[np.ndarray, 
     return pair
 
 
-def checked_scores(gold: Sequence[Any], predicted: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+def checked_scores(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Return both sides as float arrays of at least two items; correlation needs two."""
     gold_n, predicted_n = checked(gold, predicted)
     if len(gold_n) < 2:

@@ -114,7 +114,7 @@ class TokenLabelsTask(Task):
         self, engine: Engine, model: nn.Module, split: str, passes: Passes
     ) -> Sequence[dict[str, Any]]:
         """Return text, gold and predicted label and class scores of each row."""
-        data = self.labelled(split).data
+        data, labels = self.labelled(split).data, self.labelled(split).labels
         tokenizer = load_tokenizer(self.data)
         rows = []
         for stream in passes.values():
@@ -128,7 +128,7 @@ class TokenLabelsTask(Task):
                         {
                             "index": sample,
                             "text": text,
-                            "gold": data.label_names[int(data.labels[sample])],
+                            "gold": data.label_names[int(labels[sample])],
                             "predicted": data.label_names[int(np.argmax(row))],
                             "scores": row,
                         }

@@ -1,0 +1,144 @@
+"""The tasks of GLUE and SuperGLUE: official files, columns, labels, metrics, leaderboard files.
+
+Sources: Wang et al. 2019, "GLUE" and "SuperGLUE", and the files these benchmarks distribute. The
+order of the labels is the alphabetical one of ELECTRA's fine-tuning code.
+"""
+
+from dataclasses import dataclass, field
+
+from metaseq_lm.errors import UsageError
+from metaseq_lm.registry import nearest
+
+SINGLE_FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
+JSON_FILES = {"train": "train.jsonl", "valid": "val.jsonl", "test": "test.jsonl"}
+BINARY = ("0", "1")
+TRUTH = ("false", "true")
+TWO_WAY = ("entailment", "not_entailment")
+THREE_WAY = ("contradiction", "entailment", "neutral")
+MAIN_TWO = ("mean", "f1", "accuracy")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One task.
+
+    `labels` in order, none for numbers; `metrics` as evaluation.benchmarks computes them, the main
+    one first; `files` and `leaderboard` map splits to file names. Of GLUE's TSV files: the names of
+    the `texts` and `label` columns, `header` for train and dev files without one, the `index`
+    column. `doubled`: train rows are repeated with their texts swapped; `skip_malformed`: rows
+    with a wrong number of fields are counted and passed over; `diagnostic`: not part of the average
+    of the benchmark.
+    """
+
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...] = ("accuracy",)
+    files: dict[str, str] = field(default_factory=lambda: SINGLE_FILES)
+    leaderboard: dict[str, str] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
+    label: str = "label"
+    header: tuple[str, ...] | None = None
+    index: str = "index"
+    form: str = "pair"
+    doubled: bool = False
+    skip_malformed: bool = False
+    diagnostic: bool = False
+
+
+MNLI_FILES = {
+    "train": "train.tsv",
+    "valid": "dev_matched.tsv",
+    "valid_mismatched": "dev_mismatched.tsv",
+    "test": "test_matched.tsv",
+    "test_mismatched": "test_mismatched.tsv",
+    "diagnostic": "diagnostic.tsv",
+}
+# Not in the folder of the task in GLUE's own download, so that its absence is no news.
+OPTIONAL_SPLITS = ("diagnostic",)
+
+GLUE = {
+    "CoLA": Benchmark(
+        BINARY,
+        ("matthews",),
+        texts=("sentence",),
+        header=("source", "label", "mark", "sentence"),
+        form="single",
+    ),
+    "SST-2": Benchmark(BINARY, texts=("sentence",), form="single"),
+    "MRPC": Benchmark(
+        BINARY, MAIN_TWO, texts=("#1 String", "#2 String"), label="Quality", doubled=True
+    ),
+    "STS-B": Benchmark(
+        (),
+        ("mean", "pearson", "spearman"),
+        texts=("sentence1", "sentence2"),
+        label="score",
+        doubled=True,
+    ),
+    "QQP": Benchmark(
+        BINARY,
+        MAIN_TWO,
+        texts=("question1", "question2"),
+        label="is_duplicate",
+        index="id",
+        skip_malformed=True,
+    ),
+    "MNLI": Benchmark(
+        THREE_WAY,
+        files=MNLI_FILES,
+        leaderboard={
+            "test": "MNLI-m.tsv",
+            "test_mismatched": "MNLI-mm.tsv",
+            "diagnostic": "AX.tsv",
+        },
+        texts=("sentence1", "sentence2"),
+        label="gold_label",
+    ),
+    "QNLI": Benchmark(TWO_WAY, texts=("question", "sentence")),
+    "RTE": Benchmark(TWO_WAY, texts=("sentence1", "sentence2")),
+    "WNLI": Benchmark(BINARY, texts=("sentence1", "sentence2")),
+    "AX": Benchmark(
+        THREE_WAY,
+        ("matthews",),
+        files={"test": "diagnostic.tsv"},
+        texts=("sentence1", "sentence2"),
+        diagnostic=True,
+    ),
+}
+
+SUPERGLUE = {
+    "BoolQ": Benchmark(TRUTH, files=JSON_FILES),
+    "CB": Benchmark(THREE_WAY, MAIN_TWO, files=JSON_FILES),
+    "COPA": Benchmark(BINARY, files=JSON_FILES, form="choices"),
+    "MultiRC": Benchmark(BINARY, ("mean", "f1a", "em"), files=JSON_FILES),
+    "ReCoRD": Benchmark(BINARY, ("mean", "f1", "em"), files=JSON_FILES),
+    "RTE": Benchmark(TWO_WAY, files=JSON_FILES),
+    "WiC": Benchmark(TRUTH, files=JSON_FILES, form="spans"),
+    "WSC": Benchmark(TRUTH, files=JSON_FILES, form="spans"),
+    "AX-b": Benchmark(TWO_WAY, ("matthews",), files={"test": "AX-b.jsonl"}, diagnostic=True),
+    "AX-g": Benchmark(
+        TWO_WAY, ("accuracy", "gender_parity"), files={"test": "AX-g.jsonl"}, diagnostic=True
+    ),
+}
+
+BENCHMARKS = {
+    **{f"glue/{name}": task for name, task in GLUE.items()},
+    **{f"superglue/{name}": task for name, task in SUPERGLUE.items()},
+}
+
+
+def find_benchmark(name: str) -> Benchmark:
+    """Return the task of a name such as "glue/CoLA"; an unknown one is a UsageError."""
+    if name not in BENCHMARKS:
+        raise UsageError(
+            f"no benchmark '{name}'.{nearest(name, list(BENCHMARKS))} There are: "
+            f"{', '.join(BENCHMARKS)}"
+        )
+    return BENCHMARKS[name]
+
+
+def leaderboard_file(name: str, split: str) -> str:
+    """Return the name the leaderboard wants for the predictions of a split, as "MNLI-mm.tsv"."""
+    suite, _, task = name.partition("/")
+    files = find_benchmark(name).leaderboard
+    own = f"{task}.{'tsv' if suite == 'glue' else 'jsonl'}"
+    return files.get(split.replace("valid", "test", 1), files.get("test", own))

@@ -1,0 +1,254 @@
+"""Official SuperGLUE files (JSON lines) to rows.
+
+Texts of each task: BoolQ passage, question; CB, RTE, AX-g premise, hypothesis; AX-b sentence1,
+sentence2; COPA premise with its question, and the two choices; MultiRC one row per answer:
+paragraph, question with the answer; ReCoRD one row per entity: passage, query with the entity in
+it; WiC two sentences with one span each; WSC a text with two spans.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.data.labelled_files import Row, json_objects, label_word, without_surrogates
+from metaseq_lm.errors import MetaseqError
+
+PLACEHOLDER = "@placeholder"
+# The wording of COPA's own questions (Roemmele et al. 2011).
+COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
+
+
+class Record:
+    """A JSON object of a file; each look-up complains with file, line and the name of the field."""
+
+    def __init__(self, fields: dict[str, Any], where: str, name: str = "") -> None:
+        self.fields = fields
+        self.where = where
+        self.name = name
+
+    def get(self, key: str, kind: type) -> Any:
+        """Return a field of type `kind`."""
+        name = f"{self.name}.{key}" if self.name else key
+        if key not in self.fields:
+            raise MetaseqError(f"{self.where}: no field '{name}'")
+        value = self.fields[key]
+        if type(value) is not kind:
+            raise MetaseqError(f"{self.where}: field '{name}' is not {_NAMES[kind]}")
+        return value
+
+    def text(self, key: str) -> str:
+        """Return a text."""
+        return without_surrogates(self.get(key, str))
+
+    def number(self, key: str) -> int:
+        """Return a whole number."""
+        return self.get(key, int)
+
+    def record(self, key: str) -> "Record":
+        """Return an object."""
+        return Record(self.get(key, dict), self.where, f"{self.name}.{key}".lstrip("."))
+
+    def records(self, key: str) -> list["Record"]:
+        """Return a list of objects."""
+        name = f"{self.name}.{key}".lstrip(".")
+        items = self.get(key, list)
+        for item in items:
+            if type(item) is not dict:
+                raise MetaseqError(f"{self.where}: field '{name}' does not hold objects only")
+        return [Record(item, self.where, f"{name}[{i}]") for i, item in enumerate(items)]
+
+    def label(self) -> str | None:
+        """Return the label as JSON writes it, None if there is none."""
+        if "label" not in self.fields:
+            return None
+        return label_word(self.fields["label"], self.where)
+
+
+_NAMES = {str: "a text", int: "a whole number", list: "a list", dict: "an object"}
+
+
+class SuperglueReader:
+    """Iterates over the rows of the file of a task; `counts` are remarkable lines, by reason."""
+
+    def __init__(self, task: str, path: Path, policy: str, required: bool) -> None:
+        self.path = path
+        self.policy = policy
+        self.required = required
+        self.counts: Counter[str] = Counter()
+        self._examples = EXAMPLES[task]
+        self._seen: set[Any] = set()
+
+    def __iter__(self) -> Iterator[Row]:
+        for line, fields, bad in json_objects(self.path, self.policy, self.counts):
+            record = Record(fields, f"{self.path}:{line}")
+            for texts, label, spans, facts in self._examples(record, self.counts):
+                if label is None and self.required:
+                    raise MetaseqError(f"{record.where}: no field 'label'")
+                self._once(record, facts)
+                yield Row(line, texts, label, bad, spans, facts)
+
+    def _once(self, record: Record, facts: dict[str, Any]) -> None:
+        """Complain of an example that occurs twice: the leaderboard knows it by its numbers."""
+        names = ("passage", "question", "idx", "entity")
+        key = tuple(facts[name] for name in names if name in facts)
+        if key in self._seen:
+            shown = ", ".join(f"{name} {facts[name]}" for name in names if name in facts)
+            raise MetaseqError(f"{record.where}: {shown} occurs twice")
+        self._seen.add(key)
+
+
+Span = tuple[int, int, int]
+Example = tuple[tuple[str, ...], str | None, tuple[Span, ...], dict[str, Any]]
+
+
+def _pair(first: str, second: str) -> Callable[[Record, Counter[str]], Iterator[Example]]:
+    def examples(record: Record, counts: Counter[str]) -> Iterator[Example]:
+        facts = {"idx": record.number("idx")}
+        if "pair_id" in record.fields:
+            facts["pair_id"] = record.number("pair_id")
+        yield (record.text(first), record.text(second)), record.label(), (), facts
+
+    return examples
+
+
+def _boolq(record: Record, counts: Counter[str]) -> Iterator[Example]:
+    passage = record.text("passage")
+    # In BoolQ's own train file the title stands apart; SuperGLUE's passages begin with it.
+    if "title" in record.fields and not passage.startswith(record.text("title")):
+        passage = f"{record.text('title')} -- {passage}"
+    texts = (passage, record.text("question"))
+    yield texts, record.label(), (), {"idx": record.number("idx")}
+
+
+def _copa(record: Record, counts: Counter[str]) -> Iterator[Example]:
+    question = record.text("question")
+    if question not in COPA_QUESTIONS:
+        raise MetaseqError(f"{record.where}: question {question!r} is not 'cause' or 'effect'")
+    context = f"{record.text('premise')} {COPA_QUESTIONS[question]}"
+    texts = (context, record.text("choice1"), record.text("choice2"))
+    yield texts, record.label(), (), {"idx": record.number("idx")}
+
+
+def _multirc(record: Record, counts: Counter[str]) -> Iterator[Example]:
+    passage = record.record("passage")
+    text = passage.text("text")
+    for question in passage.records("questions"):
+        for answer in question.records("answers"):
+            facts = {
+                "passage": record.number("idx"),
+                "question": question.number("idx"),
+                "idx": answer.number("idx"),
+            }
+            asked = f"{question.text('question')} {answer.text('text')}"
+            yield (text, asked), answer.label(), (), facts
+
+
+def _record(record: Record, counts: Counter[str]) -> Iterator[Example]:
+    passage = record.record("passage")
+    text = passage.text("text")
+    entities: dict[str, None] = {}
+    for entity in passage.records("entities"):
+        start, last = entity.number("start"), entity.number("end")
+        if not 0 <= start <= last < len(text):
+            raise MetaseqError(
+                f"{record.where}: {entity.name} from {start} to {last}, but the passage has "
+                f"{len(text)} characters"
+            )
+        entities[text[start : last + 1]] = None
+    for query in record.records("qas"):
+        asked = query.text("query")
+        if PLACEHOLDER not in asked:
+            raise MetaseqError(f"{record.where}: {query.name}.query has no {PLACEHOLDER}")
+        facts: dict[str, Any] = {"passage": record.number("idx"), "idx": query.number("idx")}
+        answers = None
+        if "answers" in query.fields:
+            answers = [answer.text("text") for answer in query.records("answers")]
+            facts["answers"] = list(dict.fromkeys(answers))
+        for entity_text in entities:
+            label = None if answers is None else str(int(entity_text in answers))
+            filled = asked.replace(PLACEHOLDER, entity_text)
+            yield (text, filled), label, (), {**facts, "entity": entity_text}
+
+
+def _wic(record: Record, counts: Counter[str]) -> Iterator[Example]:
+    texts, spans = [], []
+    for i, number in enumerate("12"):
+        text = record.text(f"sentence{number}")
+        start, end = record.number(f"start{number}"), record.number(f"end{number}")
+        if not 0 <= start < end <= len(text) or not text[start:end].strip():
+            raise MetaseqError(
+                f"{record.where}: no word from character {start} to {end} of sentence{number}, "
+                f"which has {len(text)} characters"
+            )
+        texts.append(text)
+        spans.append((i, start, end))
+    yield tuple(texts), record.label(), tuple(spans), {"idx": record.number("idx")}
+
+
+def _wsc(record: Record, counts: Counter[str]) -> Iterator[Example]:
+    text, target = record.text("text"), record.record("target")
+    spans = []
+    for number in "12":
+        wanted, index = target.text(f"span{number}_text"), target.number(f"span{number}_index")
+        start, end, remark = find_words(text, wanted, index)
+        if start == end:
+            raise MetaseqError(f"{record.where}: target.span{number}_index {index}: {remark}")
+        if remark:
+            counts["span_text_elsewhere"] += 1
+            print(f"{record.where}: target.span{number}_index {index}: {remark}", flush=True)
+        spans.append((0, start, end))
+    yield (text,), record.label(), tuple(spans), {"idx": record.number("idx")}
+
+
+def find_words(text: str, wanted: str, index: int) -> tuple[int, int, str]:
+    """Return (first character, character after the last, remark) of the `wanted` words of WSC.
+
+    They stand at word `index` of `text`, as white space separates words; case, punctuation and a
+    possessive 's do not matter. If they do not, the nearest place where they do is taken, else the
+    words at `index` as they are, and the remark says so. An index outside the text gives (0, 0).
+    """
+    words = [match.span() for match in re.finditer(r"\S+", text)]
+    count = len(wanted.split())
+    if not count or not 0 <= index < len(words):
+        return 0, 0, f"the text has {len(words)} words, the span {count}"
+
+    def at(place: int) -> tuple[int, int]:
+        return words[place][0], words[min(place + count, len(words)) - 1][1]
+
+    def found(place: int) -> bool:
+        start, end = at(place)
+        return _plain(text[start:end]) == _plain(wanted)
+
+    remark, place = "", index
+    if not found(index):
+        shown = text[slice(*at(index))]
+        places = [i for i in range(len(words)) if found(i)]
+        place = min(places, key=lambda i: (abs(i - index), i), default=index)
+        done = f"the nearest is word {place}" if places else "these are taken"
+        remark = f"the words there are {shown!r}, not {wanted!r}; {done}"
+    start, end = at(place)
+    if text[start : start + len(wanted)].lower() == wanted.lower():
+        # Without the punctuation or 's that the last word has in the text.
+        end = start + len(wanted)
+    return start, end, remark
+
+
+def _plain(words: str) -> str:
+    kept = re.sub(r"['’]s\b", "", words.lower())
+    return "".join(c for c in kept if c.isalnum())
+
+
+EXAMPLES: dict[str, Callable[[Record, Counter[str]], Iterator[Example]]] = {
+    "BoolQ": _boolq,
+    "CB": _pair("premise", "hypothesis"),
+    "COPA": _copa,
+    "MultiRC": _multirc,
+    "ReCoRD": _record,
+    "RTE": _pair("premise", "hypothesis"),
+    "WiC": _wic,
+    "WSC": _wsc,
+    "AX-b": _pair("sentence1", "sentence2"),
+    "AX-g": _pair("premise", "hypothesis"),
+}

@@ -1,0 +1,279 @@
+"""The official metrics of GLUE and SuperGLUE and the files their leaderboards take.
+
+Scores are float arrays: (rows, K) for K classes or candidates, the greatest one wins and the first
+of equal ones; (rows,) or (rows, 1) for regression, on the scale of the labels. `rows` are the facts
+that `LabelledSet.rows` gives, `label_names` the classes in order. All metrics are fractions, not per
+cent.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from math import nan
+from typing import Any
+
+import numpy as np
+
+from metaseq_lm.data.benchmarks import BENCHMARKS, Benchmark, find_benchmark, leaderboard_file
+from metaseq_lm.errors import MetaseqError
+from metaseq_lm.evaluation.answers import exact_match, token_f1
+from metaseq_lm.evaluation.classification import (
+    accuracy,
+    f1_binary,
+    f1_macro,
+    matthews,
+    pearson,
+    spearman,
+)
+
+Facts = Sequence[dict[str, Any]]
+
+
+def metrics(
+    benchmark: str,
+    gold: Any,
+    scores: Any,
+    rows: Facts | None,
+    label_names: Sequence[str],
+) -> dict[str, float]:
+    """Return the official metrics of a task, the main one first.
+
+    Where a task has two metrics the first entry is their "mean", as the leaderboards count it.
+    `gold` (rows,) are places in `label_names`, or numbers; of ReCoRD the answers in `rows` count.
+    All are nan if a score is not finite, for then nothing can be ranked. MetaseqError if the parts
+    do not belong together or the facts that the task needs are missing.
+    """
+    task = find_benchmark(benchmark)
+    gold_n, scores_n = np.asarray(gold), checked_scores(benchmark, task, scores, label_names)
+    if len(gold_n) != len(scores_n):
+        raise MetaseqError(
+            f"{benchmark}: {len(gold_n)} gold labels and {len(scores_n)} scores do not pair up"
+        )
+    if not np.isfinite(scores_n).all():
+        return dict.fromkeys(task.metrics, nan)
+    return SCORERS.get(benchmark, _accuracy)(gold_n, scores_n, rows, list(label_names))
+
+
+def average(results: Mapping[str, Mapping[str, float]]) -> float:
+    """Return the score of a benchmark: the mean over its tasks of each task's main metric.
+
+    Keys are "glue/MNLI" or, for one of several splits, "glue/MNLI/valid_mismatched"; splits of a
+    task are averaged first. Diagnostic sets do not count. nan if no task is left.
+    """
+    tasks: dict[str, list[float]] = {}
+    for key, values in results.items():
+        name = "/".join(key.split("/")[:2])
+        if not find_benchmark(name).diagnostic:
+            tasks.setdefault(name, []).append(next(iter(values.values())))
+    return float(np.mean([np.mean(values) for values in tasks.values()])) if tasks else nan
+
+
+def checked_scores(
+    benchmark: str, task: Benchmark, scores: Any, label_names: Sequence[str]
+) -> np.ndarray:
+    """Return scores as float64, (rows,) for regression, else (rows, K); MetaseqError if they are not.
+
+    Every task but those with candidates has as many columns as labels.
+    """
+    values = np.asarray(scores, np.float64)
+    if not task.labels and (values.ndim == 1 or values.ndim == 2 and values.shape[1] == 1):
+        return values.reshape(len(values))
+    columns = values.shape[1] if values.ndim == 2 else 0
+    if columns < 2 or not task.labels or (task.form != "choices" and columns != len(label_names)):
+        wanted = f"(rows, {len(label_names)})" if task.labels else "(rows,)"
+        raise MetaseqError(f"{benchmark}: scores of shape {values.shape}, expected {wanted}")
+    return values
+
+
+def facts_of(benchmark: str, rows: Facts | None, count: int, names: Sequence[str]) -> Facts:
+    """Return `rows` if there are `count` of them and each has the facts `names`; else MetaseqError."""
+    if rows is None or len(rows) != count:
+        raise MetaseqError(
+            f"{benchmark}: {0 if rows is None else len(rows)} rows of facts for {count} scores; make "
+            f"the set with 'metaseq-lm preprocess --benchmark {benchmark}'"
+        )
+    for i, row in enumerate(rows):
+        if missing := [name for name in names if name not in row]:
+            raise MetaseqError(f"{benchmark}: row {i + 1} has no '{missing[0]}'")
+    return rows
+
+
+def _place(label_names: list[str], name: str) -> int:
+    if name not in label_names:
+        raise MetaseqError(f"no label '{name}' among {', '.join(label_names)}")
+    return label_names.index(name)
+
+
+def _two(first: str, a: float, second: str, b: float) -> dict[str, float]:
+    return {"mean": (a + b) / 2, first: a, second: b}
+
+
+def _accuracy(
+    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
+) -> dict[str, float]:
+    return {"accuracy": accuracy(gold, scores.argmax(1))}
+
+
+def _matthews(
+    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
+) -> dict[str, float]:
+    return {"matthews": matthews(gold, scores.argmax(1))}
+
+
+def _f1_accuracy(
+    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
+) -> dict[str, float]:
+    predicted = scores.argmax(1)
+    f1 = f1_binary(gold, predicted, _place(names, "1"))
+    return _two("f1", f1, "accuracy", accuracy(gold, predicted))
+
+
+def _macro_f1_accuracy(
+    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
+) -> dict[str, float]:
+    predicted = scores.argmax(1)
+    f1 = f1_macro(gold, predicted, range(len(names)))
+    return _two("f1", f1, "accuracy", accuracy(gold, predicted))
+
+
+def _correlations(
+    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
+) -> dict[str, float]:
+    return _two("pearson", pearson(gold, scores), "spearman", spearman(gold, scores))
+
+
+def _multirc(
+    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
+) -> dict[str, float]:
+    """Return F1 over all answers, and the share of questions whose answers are all right."""
+    facts = facts_of("superglue/MultiRC", rows, len(gold), ("passage", "question"))
+    predicted = scores.argmax(1)
+    right: dict[Any, bool] = {}
+    for row, correct in zip(facts, predicted == gold):
+        key = row["passage"], row["question"]
+        right[key] = right.get(key, True) and bool(correct)
+    f1a = f1_binary(gold, predicted, _place(names, "1"))
+    return _two("f1a", f1a, "em", sum(right.values()) / len(right))
+
+
+def best_entities(scores: np.ndarray, rows: Facts, names: list[str]) -> dict[int, dict[str, Any]]:
+    """Return the row of the entity that ReCoRD's scores (rows, 2) like best, by query number."""
+    positive = _place(names, "1")
+    liking = scores[:, positive] - scores[:, 1 - positive]
+    best: dict[int, int] = {}
+    for i, row in enumerate(rows):
+        if row["idx"] not in best or liking[i] > liking[best[row["idx"]]]:
+            best[row["idx"]] = i
+    return {query: rows[i] for query, i in best.items()}
+
+
+def _record(
+    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
+) -> dict[str, float]:
+    """Return F1 and EM of the best entity of each query, the maximum over its gold answers."""
+    facts = facts_of("superglue/ReCoRD", rows, len(gold), ("idx", "entity", "answers"))
+    f1s, ems = [], []
+    for row in best_entities(scores, facts, names).values():
+        entity, answers = row["entity"], row["answers"]
+        f1s.append(max((token_f1(answer, entity) for answer in answers), default=0.0))
+        ems.append(max((exact_match(answer, entity) for answer in answers), default=0.0))
+    if not f1s:
+        raise MetaseqError("superglue/ReCoRD: no rows")
+    return _two("f1", float(np.mean(f1s)), "em", float(np.mean(ems)))
+
+
+def _gender_parity(
+    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
+) -> dict[str, float]:
+    """Return accuracy, and the share of pairs (one word of gender changed) with one prediction."""
+    facts = facts_of("superglue/AX-g", rows, len(gold), ("pair_id",))
+    predicted = scores.argmax(1)
+    pairs: dict[Any, set[int]] = {}
+    for row, label in zip(facts, predicted.tolist()):
+        pairs.setdefault(row["pair_id"], set()).add(label)
+    same = [len(labels) == 1 for labels in pairs.values()]
+    return {"accuracy": accuracy(gold, predicted), "gender_parity": float(np.mean(same))}
+
+
+Scorer = Callable[[np.ndarray, np.ndarray, Facts | None, list[str]], dict[str, float]]
+SCORERS: dict[str, Scorer] = {
+    "glue/CoLA": _matthews,
+    "glue/MRPC": _f1_accuracy,
+    "glue/QQP": _f1_accuracy,
+    "glue/STS-B": _correlations,
+    "glue/AX": _matthews,
+    "superglue/CB": _macro_f1_accuracy,
+    "superglue/MultiRC": _multirc,
+    "superglue/ReCoRD": _record,
+    "superglue/AX-b": _matthews,
+    "superglue/AX-g": _gender_parity,
+}
+
+
+# ------------------------------------------------------------------------ leaderboard files
+
+
+def submission(
+    benchmark: str,
+    split: str,
+    scores: Any,
+    rows: Facts | None,
+    label_names: Sequence[str],
+) -> tuple[str, str]:
+    """Return the name and the content of the file a leaderboard takes for a split.
+
+    Numbers of STS-B are cut to 0 to 5. MetaseqError if a score is not finite, or as of `metrics`.
+    """
+    task = find_benchmark(benchmark)
+    values = checked_scores(benchmark, task, scores, label_names)
+    if not np.isfinite(values).all():
+        raise MetaseqError(f"{benchmark}: scores that are not finite rank nothing")
+    facts, name = facts_of(benchmark, rows, len(values), ("idx",)), leaderboard_file(
+        benchmark, split
+    )
+    if not task.labels:
+        written = [f"{value:.3f}" for value in np.clip(values, 0.0, 5.0)]
+    else:
+        written = [label_names[place] for place in values.argmax(1)]
+    if benchmark.startswith("glue/"):
+        lines = [f"{row['idx']}\t{label}" for row, label in zip(facts, written)]
+        return name, "\n".join(["index\tprediction", *lines, ""])
+    if benchmark == "superglue/MultiRC":
+        answers = _nested(facts_of(benchmark, facts, len(facts), ("passage", "question")), written)
+    elif benchmark == "superglue/ReCoRD":
+        best = best_entities(
+            values, facts_of(benchmark, facts, len(facts), ("entity",)), list(label_names)
+        )
+        answers = [{"idx": query, "label": row["entity"]} for query, row in best.items()]
+    else:
+        convert = LEADERBOARD_LABELS.get(benchmark, str)
+        answers = [{"idx": row["idx"], "label": convert(word)} for row, word in zip(facts, written)]
+    return name, "".join(json.dumps(answer) + "\n" for answer in answers)
+
+
+# COPA's labels are numbers; WSC's, unlike those of the other tasks, begin with a capital letter
+# (as the benchmark's own tool jiant 1 writes them).
+LEADERBOARD_LABELS: dict[str, Callable[[str], Any]] = {
+    "superglue/COPA": int,
+    "superglue/WSC": str.capitalize,
+}
+
+
+def _nested(rows: Facts, labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Return MultiRC's answers under their questions and passages, in the order of the rows."""
+    passages: dict[int, dict[int, list[dict[str, int]]]] = {}
+    for row, label in zip(rows, labels):
+        questions = passages.setdefault(row["passage"], {})
+        answers = questions.setdefault(row["question"], [])
+        answers.append({"idx": row["idx"], "label": int(label)})
+    return [
+        {
+            "idx": passage,
+            "passage": {
+                "questions": [{"idx": q, "answers": answers} for q, answers in questions.items()]
+            },
+        }
+        for passage, questions in passages.items()
+    ]
+
+
+assert set(SCORERS) <= set(BENCHMARKS)
