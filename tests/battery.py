@@ -30,12 +30,9 @@ TINY = [
 ]
 META = ["task=meta_pseudo_label", "task.labelled=[which_moon_20]", "task.valid_size=16"]
 TEXT = ["task.sample_break_mode=eos", "task.tokens_per_sample=34", "task.batch_size=16"]
-<<<<<<< ours
 PACKED = ["task.tokens_per_sample=34", "task.batch_size=16", "model.segments=2"]
 ROUNDED = ["task.sample_break_mode=segments", "task.mask_rounding=nearest"]
-=======
 SENTENCES = ["task=sentence_prediction", "task.batch_size=10", "task.tokens_per_sample=12"]
->>>>>>> theirs
 # A registered criterion that has no case here fails test_battery.
 CASES: dict[str, list[list[str]]] = {
     "masked_lm": [

@@ -42,8 +42,8 @@ def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = "which_moon_20"
     files = [f"--{s}pref={text}/{name}/{s}.tsv" for s in ("train", "valid", "test")]
     assert main(["preprocess", "--labelled", name, *files, "--destdir", str(data)]) == 0
-<<<<<<< ours
     binarise_documents(text, data.parent / "documents")
+    add_pairs(text, data)
     return data
 
 
@@ -60,9 +60,6 @@ def binarise_documents(text: Path, data: Path) -> None:
     files = [f"--{split}pref={text}/documents.{split}" for split in ("train", "valid")]
     options = ["--documents", "blank", "--tokenizer", "word", "--destdir", str(data)]
     assert main(["preprocess", *files, *options]) == 0
-=======
-    add_pairs(text, data)
-    return data
 
 
 def add_pairs(text: Path, data: Path) -> None:
@@ -82,4 +79,3 @@ def add_pairs(text: Path, data: Path) -> None:
         more = ["--regression"] if name == "scores" else []
         set_of = ["preprocess", "--labelled", name, *files, *more]
         assert main([*set_of, "--destdir", str(data)]) == 0
->>>>>>> theirs

@@ -13,24 +13,14 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-<<<<<<< ours
-
-from metaseq_lm.errors import UsageError
-
-HELP = "score a checkpoint on a split; writes predictions"
-=======
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.errors import UsageError
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-    from metaseq_lm.checkpoint import Checkpoint
     from metaseq_lm.run import Run
 
 HELP = "score a checkpoint, or several as an ensemble, on a split; writes predictions"
->>>>>>> theirs
 OVERRIDES = True
 
 
@@ -61,26 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-<<<<<<< ours
-    """Load the checkpoint, score each split, print one JSON line per split."""
+    """Score each split with the checkpoint or the ensemble, print one JSON line per split."""
     from metaseq_lm import checkpoint
     from metaseq_lm.data.manifest import FILE_NAME
-    from metaseq_lm.evaluation.predictions import write_predictions
-    from metaseq_lm.files import write_atomic
     from metaseq_lm.opened import open_run
-=======
-    """Score each split with the checkpoint or the ensemble, print one JSON line per split."""
-    from metaseq_lm import checkpoint, plugins
-    from metaseq_lm.data.manifest import FILE_NAME
->>>>>>> theirs
 
     for split in args.split:
         if not FILE_NAME.fullmatch(split):
             raise UsageError(f"--split {split!r}: a name of letters, digits, '_', '-' and '.'")
-<<<<<<< ours
-    path = checkpoint.resolve(args.checkpoint, prefer="best")
-    scorer = open_run(str(path), args.data, args.user_dir, args.overrides)
-=======
     # argparse takes key=value for one more checkpoint where it stands beside them.
     given = [name for name in args.checkpoint if "=" not in name or Path(name).exists()]
     overrides = [name for name in args.checkpoint if name not in given] + args.overrides
@@ -92,38 +70,14 @@ def run(args: argparse.Namespace) -> int:
         )
     if not args.ensemble and (args.best is not None or args.metric is not None):
         raise UsageError("--best and --metric choose the runs of an ensemble; give --ensemble too")
-    plugins.load_all(args.user_dir)
     paths = [checkpoint.resolve(name, prefer="best") for name in given]
     if args.ensemble:
         return run_ensemble(args, paths, overrides)
-    scorer = scorer_of(paths[0], args, overrides)
+    scorer = open_run(str(paths[0]), args.data, args.user_dir, overrides)
     for split in args.split:
         metrics, rows = scorer.score(split)
         report(args, scorer, split, {"checkpoint": str(paths[0])}, metrics, rows)
     return 0
-
-
-def scorer_of(path: Path, args: argparse.Namespace, overrides: Sequence[str]) -> "Run":
-    """Return a run with the weights of the checkpoint at `path`, to score splits with."""
-    from metaseq_lm import checkpoint
-    from metaseq_lm.config import check_names
-    from metaseq_lm.run import Run
-
-    found = checkpoint.load(path)
-    config = stored_config(found)
-    if config.user_dir and not args.user_dir:
-        # Code is run only when the person in front of the screen names it, not because a file does.
-        raise UsageError(f"this run used a plug-in; repeat --user-dir {config.user_dir} to load it")
-    check_names(config)
-    try:
-        config.merge_with_dotlist(list(overrides))
-    except Exception as error:
-        raise UsageError(str(error).split("\n")[0]) from error
-    config.data = args.data or config.data
-    config.init_from = None
-    scorer = Run(config, dry_run=True)
-    checkpoint.load_into(scorer.model, found.weights, path)
-    return scorer
 
 
 def report(
@@ -149,12 +103,14 @@ def report(
 
 def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Sequence[str]) -> int:
     """Score the checkpoints, or the best of them, as one."""
+    from metaseq_lm.opened import open_run
+
     if args.best is not None:
         paths = best_of(paths, args.best, args.metric)
     members: dict[str, list[Sequence[dict]]] = {split: [] for split in args.split}
     tasks = []
     for path in paths:
-        scorer = scorer_of(path, args, overrides)
+        scorer = open_run(str(path), args.data, args.user_dir, overrides)
         task = scorer.config.task
         tasks.append((task._name, task.get("labelled", "")))
         if tasks[-1] != tasks[0]:
@@ -162,14 +118,11 @@ def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Seq
             raise UsageError(f"{path} is of {shown[1]}, {paths[0]} of {shown[0]}; give runs of one")
         for split in args.split:
             members[split].append(scorer.score(split)[1])
->>>>>>> theirs
     for split in args.split:
         metrics, rows = scorer.task.ensemble(split, members[split])
         about = {"checkpoints": [str(path) for path in paths]}
         report(args, scorer, split, about, metrics, rows)
     return 0
-<<<<<<< ours
-=======
 
 
 def best_of(paths: Sequence[Path], most: int, metric: str | None) -> list[Path]:
@@ -191,24 +144,3 @@ def best_of(paths: Sequence[Path], most: int, metric: str | None) -> list[Path]:
             )
     values = [float(of_one[name]) for of_one in valid]
     return [paths[i] for i in best(values, most, Metric.of(name, values).lower_is_better)]
-
-
-def stored_config(found: "Checkpoint") -> "DictConfig":
-    """Return the configuration that a checkpoint was trained with; CheckpointError if it is none."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from metaseq_lm.checkpoint import CheckpointError
-    from metaseq_lm.config import RunConfig, without_environment
-
-    try:
-        with without_environment():
-            config = OmegaConf.structured(RunConfig)
-            config.merge_with(found.manifest.get("config"))
-            OmegaConf.resolve(config)
-    except (OmegaConfBaseException, ValueError, RecursionError) as error:
-        reason = str(error).split("\n")[0]
-        raise CheckpointError(f"{found.path}: its config cannot be used: {reason}") from error
-    OmegaConf.set_struct(config, True)
-    return config
->>>>>>> theirs

@@ -150,17 +150,12 @@ class LabelledSet:
     def rows(self) -> list[dict[str, Any]] | None:
         """What scorers and leaderboard files need of each row (ids, answers), or None.
 
-<<<<<<< ours
-        Read when first asked for. MetaseqError with file and line if the file is damaged.
-        """
-=======
         Read when first asked for, then kept. MetaseqError as of `read_rows`.
         """
         return self.read_rows()
 
     def read_rows(self) -> list[dict[str, Any]] | None:
         """Read `rows` from the disk; MetaseqError with file and line if the file is damaged."""
->>>>>>> theirs
         if rows_name(self.split) not in self._files:
             return None
         path = self.folder / rows_name(self.split)

@@ -75,18 +75,37 @@ def text_lines(path: Path, policy: str, counts: Counter[str]) -> Iterator[tuple[
             counts["blank"] += 1
 
 
+def json_object(text: str, where: str) -> dict[str, Any]:
+    """Return the JSON object that `text` is; otherwise a MetaseqError that begins with `where`."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MetaseqError(f"{where}: not valid JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise MetaseqError(f"{where}: not a JSON object but {text[:60]!r}")
+    return fields
+
+
+def text_field(fields: dict[str, Any], name: str, where: str) -> str:
+    """Return the text of a field; a MetaseqError that begins with `where` if it has none."""
+    if name not in fields:
+        raise MetaseqError(f"{where}: no field '{name}'")
+    if not isinstance(fields[name], str):
+        raise MetaseqError(f"{where}: field '{name}' is not a text")
+    return without_surrogates(fields[name])
+
+
+def without_surrogates(text: str) -> str:
+    """Replace halves of characters, which JSON can spell ("\\ud800") but no UTF-8 text can hold."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
 def json_objects(
     path: Path, policy: str, counts: Counter[str]
 ) -> Iterator[tuple[int, dict[str, Any], bool]]:
     """Yield (line, object, held bad UTF-8); MetaseqError with file and line for anything else."""
     for number, text, bad in text_lines(path, policy, counts):
-        try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise MetaseqError(f"{path}:{number}: not valid JSON: {error}") from error
-        if not isinstance(fields, dict):
-            raise MetaseqError(f"{path}:{number}: not a JSON object but {text[:60]!r}")
-        yield number, fields, bad
+        yield number, json_object(text, f"{path}:{number}"), bad
 
 
 def label_word(value: Any, where: str) -> str:
@@ -144,13 +163,8 @@ class RowReader:
             yield self._row(number, dict(zip(names, fields)), bad)
 
     def _json_rows(self) -> Iterator[Row]:
-<<<<<<< ours
-        for number, text, bad in self._lines():
-            yield self._row(number, json_object(text, f"{self.path}:{number}"), bad)
-=======
         for number, fields, bad in json_objects(self.path, self.policy, self.counts):
             yield self._row(number, fields, bad)
->>>>>>> theirs
 
     def _resolve(self, names: tuple[str, ...], number: int) -> tuple[str, ...]:
         """Decide on the columns once, from the names of the header or first object."""
@@ -178,16 +192,9 @@ class RowReader:
         for name in (*used, *([label] if self.labelled else [])):
             if name not in fields:
                 raise MetaseqError(f"{self.path}:{number}: no field '{name}'")
-<<<<<<< ours
-        texts = tuple(text_field(fields, name, f"{self.path}:{number}") for name in used)
-        return Row(number, texts, self._label(number, fields[self.columns.label]), bad)
-=======
         if not self.labelled and label in fields:
             raise MetaseqError(f"{self.path}:{number}: a label, but the rows before have none")
-        for name in used:
-            if not isinstance(fields[name], str):
-                raise MetaseqError(f"{self.path}:{number}: field '{name}' is not a text")
-        texts = tuple(without_surrogates(fields[name]) for name in used)
+        texts = tuple(text_field(fields, name, f"{self.path}:{number}") for name in used)
         value = self._label(number, fields[label]) if self.labelled else None
         return Row(number, texts, value, bad, facts=self._facts(number, fields))
 
@@ -205,7 +212,6 @@ class RowReader:
             raise MetaseqError(f"{self.path}:{number}: {self.columns.index} {index} occurs twice")
         self._seen.add(index)
         return {"idx": index}
->>>>>>> theirs
 
     def _label(self, number: int, value: Any) -> str | float:
         word = label_word(value, f"{self.path}:{number}")
@@ -220,33 +226,6 @@ class RowReader:
         return label
 
 
-<<<<<<< ours
-def json_object(text: str, where: str) -> dict[str, Any]:
-    """Return the JSON object that `text` is; otherwise a MetaseqError that begins with `where`."""
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise MetaseqError(f"{where}: not valid JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise MetaseqError(f"{where}: not a JSON object but {text[:60]!r}")
-    return fields
-
-
-def text_field(fields: dict[str, Any], name: str, where: str) -> str:
-    """Return the text of a field; a MetaseqError that begins with `where` if it has none."""
-    if name not in fields:
-        raise MetaseqError(f"{where}: no field '{name}'")
-    if not isinstance(fields[name], str):
-        raise MetaseqError(f"{where}: field '{name}' is not a text")
-    # JSON can spell half a character ("\\ud800"), which no UTF-8 text can hold.
-    return fields[name].encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-=======
 def _misspelt(label: str, names: tuple[str, ...]) -> bool:
     # "labl" is a mistake to point out, not a file without labels.
     return bool(difflib.get_close_matches(label, names, n=1, cutoff=0.8))
-
-
-def without_surrogates(text: str) -> str:
-    """Replace halves of characters, which JSON can spell ("\\ud800") but no UTF-8 text can hold."""
-    return re.sub("[\ud800-\udfff]", "\ufffd", text)
->>>>>>> theirs

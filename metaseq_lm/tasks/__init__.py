@@ -25,20 +25,13 @@ Passes = dict[str, Iterable[list[Batch]]]
 class Task:
     """Base class; a method overrides what differs.
 
-<<<<<<< ours
-    `config` is the whole resolved config of the run, `self.options` its task node. Before an
-    unlabelled text stands [CLSn], n being `text_token`.
-    """
-
-    text_token = 0
-=======
     `config` is the whole resolved config of the run, `self.options` its task node. `fresh` are
     beginnings of the names of weights that start fresh where `pretrained` has none for them; all
-    others must be there.
+    others must be there. Before an unlabelled text stands [CLSn], n being `text_token`.
     """
 
     fresh: tuple[str, ...] = ()
->>>>>>> theirs
+    text_token = 0
 
     def __init__(self, config: DictConfig) -> None:
         self.config = config
@@ -100,11 +93,10 @@ class Task:
         """Return one dict per example of a labelled split; tasks without predictions return none."""
         return []
 
-<<<<<<< ours
     def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the log-probability of each token of a micro-batch, (B, S), see Criterion."""
         return self.criterion.token_log_probs(model, batch)
-=======
+
     def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
         """Return files for a leaderboard, name to text, made of the predictions of a whole split."""
         return {}
@@ -117,7 +109,6 @@ class Task:
         Raises UsageError if the task has no way to put predictions together.
         """
         raise UsageError(f"task '{self.options._name}' cannot put predictions of runs together")
->>>>>>> theirs
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Choose from a checkpoint's `weights` those that this task's model starts from."""

@@ -39,37 +39,26 @@ class MaskedLMConfig:
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)")
 
 
-<<<<<<< ours
-def build_transformer(config: DictConfig, vocabulary: Vocabulary, **kwargs: object) -> nn.Module:
-    """Build the configured model for a vocabulary; `kwargs` go to its constructor.
-
-    Raises UsageError if the task's rows are longer than the model or have more kinds of segments.
-    """
-=======
-def check_longest(config: DictConfig) -> None:
-    """Raise UsageError if the task's rows are longer than the model."""
->>>>>>> theirs
+def check_rows(config: DictConfig) -> None:
+    """Raise UsageError if the task's rows are longer than the model or have more kinds of segments."""
     longest, room = config.task.get("tokens_per_sample", 0), config.model.get("max_positions", 0)
     if room and longest > room:
         raise UsageError(
             f"task.tokens_per_sample is {longest} but model.max_positions is {room}; "
             "a row would not fit the model, make one of them equal the other"
         )
-<<<<<<< ours
     if config.task.get("sample_break_mode") == SEGMENTS and config.model.get("segments") == 1:
         raise UsageError(
             "model.segments is 1, but rows have 2 segments; use 2, or 0 for no embedding"
         )
-=======
 
 
 def build_transformer(config: DictConfig, vocabulary: Vocabulary, **kwargs: object) -> nn.Module:
     """Build the configured model for a vocabulary; `kwargs` go to its constructor.
 
-    Raises UsageError if the task's rows are longer than the model.
+    Raises UsageError if the task's rows do not fit the model.
     """
-    check_longest(config)
->>>>>>> theirs
+    check_rows(config)
     entry = MODELS.entry(config.model._name)
     assert entry.dataclass is not None
     sizes = entry.dataclass(**options_of(config.model))

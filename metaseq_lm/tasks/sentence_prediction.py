@@ -33,7 +33,7 @@ from metaseq_lm.models.sentence_prediction import SentencePredictor
 from metaseq_lm.models.transformer import TransformerConfig
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Passes, Task, with_epochs
-from metaseq_lm.tasks.masked_lm import check_longest, first
+from metaseq_lm.tasks.masked_lm import check_rows, first
 
 HEAD = "heads.sentence."
 # The metrics of a set that is of no benchmark, the main one first.
@@ -60,7 +60,7 @@ def encoder_sizes(config: DictConfig) -> TransformerConfig:
 
     Raises UsageError for a model without a Transformer encoder, and for rows longer than it.
     """
-    check_longest(config)
+    check_rows(config)
     names = [field.name for field in fields(TransformerConfig)]
     lacking = [name for name in names if name not in config.model]
     if lacking:

@@ -186,7 +186,8 @@ NEAREST = {"mask": 1, "random": 0.0, "keep": 0.15, "rounding": "nearest"}
 
 
 @pytest.mark.parametrize(
-    ("rate", "length", "most"), [(0.15, 128, 19), (0.15, 512, 79), (0.25, 512, 130), (0.25, 128, 32)]
+    ("rate", "length", "most"),
+    [(0.15, 128, 19), (0.15, 512, 79), (0.25, 512, 130), (0.25, 128, 32)],
 )
 def test_nearest_takes_the_published_number(rate: float, length: int, most: int) -> None:
     """Rate times all real tokens, [CLS] and [SEP] too, rounded, 1 to int((rate + 0.005) * length)."""

@@ -102,9 +102,7 @@ def unpacked(corpus: Packed, samples: np.ndarray, width: int = 0) -> list[tuple[
         first = row.index(SEP)
         a, b = row[1:first], row[first + 1 : length - 1]
         assert row.count(SEP) == 1 + bool(b) and a
-        assert segment == [0] * (first + 1) + [1] * (length - first - 1) + [0] * (
-            len(row) - length
-        )
+        assert segment == [0] * (first + 1) + [1] * (length - first - 1) + [0] * (len(row) - length)
         found.append((a, b))
     return found
 

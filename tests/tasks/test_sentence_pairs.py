@@ -36,6 +36,7 @@ def configure(data: Path, save: Path, *more: str):
 
 def test_it_learns_which_sentence_follows(topics: Path, tmp_path: Path) -> None:
     import time
+
     t = time.process_time()
     size = ["model.encoder_embed_dim=32", "model.encoder_ffn_embed_dim=64", "optimizer.lr=0.003"]
     calm = ["trainer.log_interval=100", "schedule=constant", "model.dropout=0"]
