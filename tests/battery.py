@@ -33,6 +33,14 @@ TEXT = ["task.sample_break_mode=eos", "task.tokens_per_sample=34", "task.batch_s
 PACKED = ["task.tokens_per_sample=34", "task.batch_size=16", "model.segments=2"]
 ROUNDED = ["task.sample_break_mode=segments", "task.mask_rounding=nearest"]
 SENTENCES = ["task=sentence_prediction", "task.batch_size=10", "task.tokens_per_sample=12"]
+QUESTIONS = [
+    "task=squad",
+    "task.labelled=squad",
+    "task.tokens_per_sample=34",
+    "task.doc_stride=9",
+    "task.beam=4",
+    "task.batch_size=8",
+]
 # A registered criterion that has no case here fails test_battery.
 CASES: dict[str, list[list[str]]] = {
     "masked_lm": [
@@ -58,6 +66,10 @@ CASES: dict[str, list[list[str]]] = {
         [*SENTENCES, "task.labelled=pairs", "model.segments=2", "optimizer.layer_decay=0.8"],
         [*SENTENCES, "task.labelled=scores", "optimizer.decay_norms_and_biases=false"],
         [*SENTENCES, "task.labelled=pairs", "criterion.batch_sum=false", "task.pooled=true"],
+    ],
+    "squad": [
+        [*QUESTIONS, "optimizer.clip_norm=1"],
+        [*QUESTIONS, "task.joint=false", "task.answerability=false", "criterion.batch_sum=false"],
     ],
     "span_weighted_lm": [["task=span_masking", *TEXT, "criterion.power=0.5"]],
 }

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import squad_data
 import torch
 
 from metaseq_lm import plugins
@@ -28,7 +29,7 @@ def registered() -> None:
 
 @pytest.fixture(scope="session")
 def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A binarised Two Moons folder: 600 + 100 lines and the labelled set which_moon_20."""
+    """A binarised Two Moons folder: 600 + 100 lines, the labelled set which_moon_20, questions."""
     text = tmp_path_factory.mktemp("text")
     command = [sys.executable, str(ROOT / "examples/meta_pseudo_label/two_moons.py"), str(text)]
     subprocess.run(command, check=True)
@@ -44,6 +45,7 @@ def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["preprocess", "--labelled", name, *files, "--destdir", str(data)]) == 0
     binarise_documents(text, data.parent / "documents")
     add_pairs(text, data)
+    squad_data.binarise(data, "squad", {"train": 6, "valid": 2})
     return data
 
 

@@ -13,7 +13,13 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from metaseq_lm.data.tokenizer_base import Tokenizer, check_vocab_size
+from metaseq_lm.data.tokenizer_base import (
+    Offsets,
+    Tokenizer,
+    after_space,
+    characters_of_bytes,
+    check_vocab_size,
+)
 from metaseq_lm.data.vocabulary import TASK_TOKENS, Vocabulary, special_symbols
 from metaseq_lm.registry import register_tokenizer
 
@@ -41,6 +47,10 @@ BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in SYMBOL_OF_BYTE.items()}
 def is_object(value: Any) -> bool:
     """Return whether a piece of JSON is an object."""
     return isinstance(value, dict)
+
+
+def _symbols(piece: str) -> str:
+    return piece.encode("utf-8", "replace").decode("latin-1").translate(SYMBOL_OF_BYTE)
 
 
 class _Cache(dict):
@@ -116,6 +126,21 @@ class ByteBpe(Tokenizer):
         sizes = np.fromiter(map(len, packed), np.int64, len(packed)) // self._dtype.itemsize
         return np.frombuffer(b"".join(packed), self._dtype), sizes
 
+    def encode_with_offsets(self, text: str) -> Offsets:
+        """Return ids and character offsets; every part of a split character covers all of it."""
+        ids, starts, ends = [], [], []
+        for _, (first, last) in self._split(text):
+            piece = text[first:last]
+            characters = first + characters_of_bytes(piece)
+            at = 0
+            for token in self._model.tokenize(_symbols(piece)):
+                start, end = characters[at], characters[at + len(token.value) - 1] + 1
+                at += len(token.value)
+                ids.append(token.id)
+                starts.append(after_space(text, int(start), int(end)))
+                ends.append(int(end))
+        return ids, starts, ends
+
     def _line(self, line: str) -> bytes:
         # The pattern starts a new piece at every single space, so a line whose only white space
         # is single spaces can be cut there. Any other white space is not "printable".
@@ -133,8 +158,7 @@ class ByteBpe(Tokenizer):
         return b"".join(map(self._pieces.__getitem__, pieces))
 
     def _merge(self, piece: str) -> bytes:
-        symbols = piece.encode("utf-8", "replace").decode("latin-1").translate(SYMBOL_OF_BYTE)
-        ids = [token.id for token in self._model.tokenize(symbols)]
+        ids = [token.id for token in self._model.tokenize(_symbols(piece))]
         return np.array(ids, self._dtype).tobytes()
 
     def decode(self, ids: Iterable[int]) -> str:

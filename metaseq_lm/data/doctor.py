@@ -12,6 +12,7 @@ import numpy as np
 from metaseq_lm.data.indexed import IndexedDataset, prefix_path
 from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.data.manifest import CORPUS, LABELLED, MANIFEST_FILE, Manifest, check_sizes, verify
+from metaseq_lm.data.squad import SQUAD, SquadSet
 from metaseq_lm.data.tokenizer import load_tokenizer
 from metaseq_lm.data.tokenizer_base import Tokenizer
 from metaseq_lm.errors import MetaseqError
@@ -215,6 +216,9 @@ def labelled_set(folder: Path, tokenizer: Tokenizer | None, full: bool) -> Itera
             yield from files(folder, full)
             return
         splits = sorted(manifest.splits, key=lambda name: (name != "train", name))
+        if manifest.kind == SQUAD:
+            yield from questions(folder, {split: SquadSet(folder, split) for split in splits})
+            splits = []
         sets = {split: LabelledSet(folder, split) for split in splits}
         for content in sets.values():
             content.read_rows()  # a damaged file is an error here, not at the end of a run
@@ -237,6 +241,23 @@ def labelled_set(folder: Path, tokenizer: Tokenizer | None, full: bool) -> Itera
             column = document_hashes(data) * GOLDEN ** np.uint64(i)
             hashes[split] = hashes[split] + column if i else column
     yield from overlaps(folder, {split: np.sort(h) for split, h in hashes.items()})
+
+
+def questions(folder: Path, sets: dict[str, SquadSet]) -> Iterator[Finding]:
+    """Yield the size of each split of a SQuAD set, answers that were not found, shared contexts."""
+    for split, data in sets.items():
+        contexts, _ = data.texts  # read now: a damaged file is an error here, not in a run
+        impossible, lost = data.impossible, ~data.impossible & (data.first < 0)
+        yield Finding(
+            OK,
+            f"{folder}: {split} has {len(data):,} questions on {len(contexts):,} paragraphs; "
+            f"{100 * impossible.mean():.1f} % impossible",
+        )
+        if lost.any():
+            text = f"{lost.sum():,} answers are not in their context and cannot be trained on"
+            yield Finding(WARNING, f"{folder}: {split}: {text}")
+    hashes = {split: np.sort(document_hashes(data.contexts)) for split, data in sets.items()}
+    yield from overlaps(folder, hashes)
 
 
 def empty_rows(data: IndexedDataset) -> Iterator[Finding]:

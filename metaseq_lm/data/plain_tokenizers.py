@@ -1,5 +1,6 @@
 """Words and characters as they stand; `dict.txt` is the whole model."""
 
+import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -7,7 +8,7 @@ from typing import Any
 
 import regex
 
-from metaseq_lm.data.tokenizer_base import Tokenizer, check_vocab_size
+from metaseq_lm.data.tokenizer_base import Offsets, Tokenizer, after_space, check_vocab_size
 from metaseq_lm.data.vocabulary import TASK_TOKENS, UNK, Vocabulary, special_symbols
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import register_tokenizer
@@ -29,6 +30,18 @@ class PlainTokenizer(Tokenizer):
     @abstractmethod
     def units(self, line: str) -> Iterable[str]:
         """Return the words or characters of a line."""
+
+    @abstractmethod
+    def spans(self, line: str) -> Iterable[tuple[int, int]]:
+        """Return where each of the `units` of a line starts and ends."""
+
+    def encode_with_offsets(self, text: str) -> Offsets:
+        """Return ids and character offsets."""
+        unk = self.vocabulary.unk
+        assert unk is not None
+        spans = list(self.spans(text))
+        ids = [self._ids.get(text[start:end], unk) for start, end in spans]
+        return ids, [after_space(text, *span) for span in spans], [end for _, end in spans]
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each line; unknown units are [UNK]."""
@@ -95,6 +108,12 @@ class WordTokenizer(PlainTokenizer):
         """Return the words of a line."""
         return self._split(line)
 
+    def spans(self, line: str) -> Iterable[tuple[int, int]]:
+        """Return where the words of a line stand."""
+        if self.pattern is None:  # \S of re, not of regex, is what str.split leaves
+            return (match.span() for match in re.finditer(r"\S+", line))
+        return (match.span() for match in regex.finditer(self.pattern, line) if match.group())
+
     @classmethod
     def train(
         cls,
@@ -146,6 +165,10 @@ class CharTokenizer(PlainTokenizer):
     def units(self, line: str) -> Iterable[str]:
         """Return the characters of a line."""
         return line
+
+    def spans(self, line: str) -> Iterable[tuple[int, int]]:
+        """Return where the characters of a line stand."""
+        return ((at, at + 1) for at in range(len(line)))
 
     @classmethod
     def train(

@@ -4,9 +4,16 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import sentencepiece
 
-from metaseq_lm.data.tokenizer_base import Tokenizer, check_vocab_size
+from metaseq_lm.data.tokenizer_base import (
+    Offsets,
+    Tokenizer,
+    after_space,
+    characters_of_bytes,
+    check_vocab_size,
+)
 from metaseq_lm.data.vocabulary import PAD, TASK_TOKENS, UNK, Vocabulary, special_symbols
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.registry import register_tokenizer
@@ -14,6 +21,7 @@ from metaseq_lm.registry import register_tokenizer
 # A fixed number: the sums of unigram training depend on how the text is shared among threads.
 TRAIN_THREADS = 4
 LONGEST_LINE = 1 << 20
+SPACE = "\u2581"  # what stands for a space in a piece
 
 
 class SentencePiece(Tokenizer):
@@ -85,6 +93,34 @@ class SentencePiece(Tokenizer):
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each line; text that looks like a special symbol stays text."""
         return self._processor.encode(list(lines), out_type=int, num_threads=1)
+
+    def encode_with_offsets(self, text: str) -> Offsets:
+        """Return ids and character offsets.
+
+        All pieces of a character that normalisation spells out cover it; characters that
+        normalisation drops are in no token, or in the one before them.
+        """
+        processor = self._processor
+        ids = self.encode_batch([text])[0]
+        pieces = processor.encode(text, out_type=str, num_threads=1)
+        normal, source = processor.Normalize(text, with_offsets=True)
+        characters = characters_of_bytes(normal)
+        # A piece of the byte fallback is one byte, under a longer name.
+        sizes = [1 if processor.is_byte(i) else len(p.encode()) for i, p in zip(ids, pieces)]
+        # Where the source of each character ends: at the next larger offset.
+        after = np.searchsorted(source, source, side="right")
+        limits = np.append(source, len(text))[after]
+        starts, ends, at = [], [], 0
+        for size in sizes:
+            first, last = int(characters[at]), int(characters[at + size - 1])
+            at += size
+            spaces = len(normal[first : last + 1]) - len(normal[first : last + 1].lstrip(SPACE))
+            blank = spaces > last - first
+            start = int(source[first if blank else first + spaces])
+            ends.append(int(source[last + 1] if blank else limits[last]))
+            starts.append(start if blank else after_space(text, start, ends[-1]))
+        # The space inside a character that is spelled out comes after pieces that cover it.
+        return ids, starts, np.maximum.accumulate(np.array(ends, np.int64)).tolist()
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids` without special symbols; [UNK] shows as the library's sign."""

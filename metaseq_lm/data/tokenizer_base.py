@@ -18,6 +18,9 @@ OPTIONS_FILE = "tokenizer_options.json"
 DICT_FILE = "dict.txt"
 OPTIONS_VERSION = 1
 
+# Token ids, and where each token starts and ends in the original text.
+Offsets = tuple[list[int], list[int], list[int]]
+
 
 class Tokenizer(ABC):
     """Text to ids and back; subclasses are registered with `register_tokenizer(name)`."""
@@ -43,6 +46,16 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each line, without any special symbol except [UNK]."""
+
+    @abstractmethod
+    def encode_with_offsets(self, text: str) -> Offsets:
+        """Return the ids of `text`, as `encode_batch` gives them, and where each token stands.
+
+        The second and third list are the start and the end (exclusive) of each token, counted in
+        characters of `text`; neither ever falls. Leading white space is left out of a token that
+        has more; a token of a part of a character covers that character; a token that stands for no
+        character of the text (a mark of a word's beginning) is empty, start = end.
+        """
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -99,6 +112,18 @@ class Tokenizer(ABC):
             return [OPTIONS_FILE, DICT_FILE]
         write_atomic(folder / self.model_file, self.model_bytes())
         return [OPTIONS_FILE, DICT_FILE, self.model_file]
+
+
+def characters_of_bytes(text: str) -> np.ndarray:
+    """Return the number of the character that each byte of the UTF-8 form of `text` belongs to."""
+    widths = [len(character.encode("utf-8", "replace")) for character in text]
+    return np.repeat(np.arange(len(text)), widths)
+
+
+def after_space(text: str, start: int, end: int) -> int:
+    """Return where text[start:end] begins without its leading white space, `start` if it is all."""
+    words = text[start:end].lstrip()
+    return end - len(words) if words else start
 
 
 def check_vocab_size(name: str, vocab_size: int, least: int, why: str) -> None:

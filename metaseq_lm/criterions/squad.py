@@ -1,0 +1,56 @@
+"""Pointing at the answer of a question: cross-entropy of its start and end, and answerability.
+
+Shapes: B rows, S length, D width.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.registry import register_criterion
+
+
+@dataclass
+class SquadConfig:
+    """Weights of the parts of the loss (defaults: Clark et al. 2020, code)."""
+
+    batch_sum: bool = option(
+        True, "sum of the batch's losses, which clipping sees; false takes their mean"
+    )
+    answerability_weight: float = option(0.5, "of the answerability head, if there is one")
+
+
+@register_criterion("squad", dataclass=SquadConfig)
+class SquadCriterion(Criterion):
+    """Mean of the start's and the end's cross-entropy, plus that of "there is no answer" or is.
+
+    A question without an answer has both at position 0. The sum over the batch is what the
+    authors of ELECTRA clip to a norm of 1. An evaluation has no batch: there it is the mean.
+    """
+
+    def __init__(self, batch_sum: bool = True, answerability_weight: float = 0.5) -> None:
+        self.batch_sum = batch_sum
+        self.answerability_weight = answerability_weight
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        x = model(batch["tokens"], batch["padding"], batch["segments"])
+        return self.terms(model, x, batch)
+
+    def terms(self, model: nn.Module, x: Tensor, batch: Batch) -> Terms:
+        """Return the terms for states x (B, S, D) of the rows of `batch`."""
+        per = None if self.batch_sum and model.training else "rows"
+        heads: nn.ModuleDict = model.heads  # type: ignore[assignment]
+        starts, ends = heads["span"](x, batch["answer_mask"], batch["starts"])
+        losses = cross_entropy(starts, batch["starts"]) + cross_entropy(ends, batch["ends"])
+        terms = {"span": Term(losses.sum() / 2, per)}
+        if "answerability" in heads:
+            logits = heads["answerability"](x, starts)
+            wrong = F.binary_cross_entropy_with_logits(
+                logits, batch["impossible"].to(logits.dtype), reduction="sum"
+            )
+            terms["answerability"] = Term(wrong, per, self.answerability_weight)
+        return terms

@@ -1,0 +1,139 @@
+"""The official scores of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), in percent.
+
+`golds` maps the id of each question to its gold answers, none for a question without an answer;
+`predictions` maps ids to texts, "" for "there is no answer". Version 1.1 also scores MRQA.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from metaseq_lm.errors import MetaseqError
+
+Golds = Mapping[str, Sequence[str]]
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalize_answer(text: str) -> str:
+    """Lower-case, drop ASCII punctuation, then articles, then surplus white space, in this order."""
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+
+
+def exact_match(gold: str, predicted: str) -> float:
+    """Return 1 if both texts are the same once normalised, else 0."""
+    return float(normalize_answer(gold) == normalize_answer(predicted))
+
+
+def token_f1(gold: str, predicted: str) -> float:
+    """Return the F1 of the two bags of normalised words; 0 if either is empty, as version 1.1 has it."""
+    first, second = normalize_answer(gold).split(), normalize_answer(predicted).split()
+    shared = sum((Counter(first) & Counter(second)).values())
+    return 2 * shared / (len(first) + len(second)) if shared else 0.0
+
+
+def token_f1_or_empty(gold: str, predicted: str) -> float:
+    """Return `token_f1`, but 1 if both are empty once normalised, as version 2.0 has it."""
+    empty = not normalize_answer(gold) and not normalize_answer(predicted)
+    return 1.0 if empty else token_f1(gold, predicted)
+
+
+def best_of(
+    score: Callable[[str, str], float], golds: Golds, predictions: Mapping[str, str]
+) -> dict[str, float]:
+    """Return the score of each predicted question against the gold answer that suits it best."""
+    return {
+        question: max(score(gold, predictions[question]) for gold in answers)
+        for question, answers in golds.items()
+        if question in predictions
+    }
+
+
+def squad_v1(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
+    """Return "exact" and "f1" over all questions, their "total", and how many are "missing".
+
+    A question without a prediction counts as 0. Raises MetaseqError if there are no questions, or
+    one without gold answer.
+    """
+    if not golds or not all(golds.values()):
+        raise MetaseqError("version 1.1 needs at least one question, and gold answers for each")
+    exact = best_of(exact_match, golds, predictions)
+    f1 = best_of(token_f1, golds, predictions)
+    return {
+        "exact": 100 * sum(exact.values()) / len(golds),
+        "f1": 100 * sum(f1.values()) / len(golds),
+        "total": len(golds),
+        "missing": len(golds) - len(exact),
+    }
+
+
+def squad_v2(
+    golds: Golds,
+    predictions: Mapping[str, str],
+    null_odds: Mapping[str, float],
+    threshold: float,
+) -> dict[str, float]:
+    """Return the scores of version 2.0: over all, HasAns, NoAns, and with the best threshold.
+
+    A question whose `null_odds` are above `threshold` counts as predicted to have no answer. Gold
+    answers that normalise to nothing are left out; a question with none left has the answer "". As
+    in the official script a question without a prediction is left out of all means; "missing"
+    counts them, and best_exact and best_f1 take the threshold that suits the gold answers best.
+    Raises MetaseqError if no question has a prediction, or a prediction no odds.
+    """
+    kept = {q: [a for a in answers if normalize_answer(a)] or [""] for q, answers in golds.items()}
+    exact = best_of(exact_match, kept, predictions)
+    f1 = best_of(token_f1_or_empty, kept, predictions)
+    if not exact or not exact.keys() <= null_odds.keys():
+        raise MetaseqError("version 2.0 needs predictions, and the odds of no answer for each")
+    answerable = {question: bool(golds[question]) for question in exact}
+    odds = {question: null_odds[question] for question in null_odds if question in exact}
+    scores: dict[str, float] = {}
+    for name, raw in (("exact", exact), ("f1", f1)):
+        final = {
+            q: float(not answerable[q]) if odds[q] > threshold else score
+            for q, score in raw.items()
+        }
+        scores[name] = mean(final.values())
+        for group, wanted in (("HasAns", True), ("NoAns", False)):
+            chosen = [score for q, score in final.items() if answerable[q] is wanted]
+            if chosen:
+                scores[f"{group}_{name}"] = mean(chosen)
+    for name, raw in (("exact", exact), ("f1", f1)):
+        best = best_threshold(raw, predictions, odds, answerable)
+        scores[f"best_{name}"], scores[f"best_{name}_thresh"] = best
+    counts = {"total": len(exact), "missing": len(golds) - len(exact)}
+    groups = {"HasAns_total": sum(answerable.values())}
+    groups["NoAns_total"] = len(exact) - groups["HasAns_total"]
+    return scores | counts | groups
+
+
+def mean(scores: Iterable[float]) -> float:
+    """Return 100 times the mean."""
+    values = list(scores)
+    return 100 * sum(values) / len(values)
+
+
+def best_threshold(
+    scores: Mapping[str, float],
+    predictions: Mapping[str, str],
+    odds: Mapping[str, float],
+    answerable: Mapping[str, bool],
+) -> tuple[float, float]:
+    """Return the best mean score of any threshold on the odds of no answer, and that threshold.
+
+    The sweep begins with "no question has an answer" (threshold 0 if nothing is better) and lets
+    questions through by rising odds, equal odds in the order of `odds`: the official script may
+    stop between them, at a score that no threshold reaches.
+    """
+    current = best = float(sum(not has for has in answerable.values()))
+    threshold = 0.0
+    for question in sorted(odds, key=odds.__getitem__):
+        if answerable[question]:
+            current += scores[question]
+        elif predictions[question]:
+            current -= 1
+        if current > best:
+            best, threshold = current, odds[question]
+    return 100 * best / len(scores), threshold

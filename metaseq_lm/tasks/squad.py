@@ -1,0 +1,269 @@
+"""Fine-tuning on extractive question answering: SQuAD 1.1 and 2.0, and sets of their form (MRQA).
+
+Windows, head and decoding follow the code of ELECTRA (Clark et al. 2020). Shapes: B rows, S length,
+D width, K beam.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from metaseq_lm import distributed
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.criterions.squad import SquadCriterion
+from metaseq_lm.data.squad import SquadSet, squad_manifest
+from metaseq_lm.data.squad_windows import SquadWindows, WindowOptions
+from metaseq_lm.data.streams import Sequential, Shuffled, Stream
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import UsageError
+from metaseq_lm.evaluation.spans import Answers, WindowAnswers, merged, window_texts
+from metaseq_lm.evaluation.squad import squad_v1, squad_v2
+from metaseq_lm.models.span_head import SpanModel
+from metaseq_lm.models.transformer import TransformerConfig
+from metaseq_lm.registry import register_task
+from metaseq_lm.tasks import Passes, Task, with_epochs
+from metaseq_lm.tasks.masked_lm import check_rows
+
+POSITIONS = "encoder.embeddings.positions.weight"
+
+
+@dataclass
+class SquadConfig:
+    """Windows, head and decoding (defaults: Clark et al. 2020, code)."""
+
+    labelled: str = option("", "SQuAD set in DATA")
+    batch_size: int = option(32, "windows of a batch")
+    epochs: float = option(0.0, "sets trainer.max_update from the training set (0 = it is given)")
+    tokens_per_sample: int = option(512, "longest row, with its special tokens; longer are windows")
+    max_query_length: int = option(64, "tokens of a question; longer ones are cut")
+    doc_stride: int = option(128, "tokens from the start of a window to that of the next")
+    drop_unanswered: bool = option(
+        False, "leave out training windows without the answer; else they are labelled answerable"
+    )
+    joint: bool = option(True, "the end's score looks at the start; false is BERT's head")
+    answerability: bool = option(
+        True, "a head that tells impossible questions; false takes the span from [CLS0] to [CLS0]"
+    )
+    beam: int = option(20, "starts, and ends for each, that decoding looks at")
+    n_best: int = option(20, "texts that are kept of a question")
+    max_answer_length: int = option(30, "longest answer in tokens")
+    null_threshold: float = option(
+        -2.75, "odds of no answer above which the prediction is empty (SQuAD 2.0)"
+    )
+
+
+@register_task("squad", dataclass=SquadConfig)
+class SquadTask(Task):
+    """A pre-trained encoder and heads that point at the answer."""
+
+    criterion: SquadCriterion
+    fresh = ("heads.",)
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        if not isinstance(self.criterion, SquadCriterion):
+            raise UsageError(f"task 'squad' needs criterion=squad, not '{config.criterion._name}'")
+        squad_manifest(squad_folder(config))
+        self.vocabulary = Vocabulary.load(self.data / "dict.txt")
+        # Validation and prediction ask for the same split again and again.
+        self.windows = lru_cache(maxsize=4)(lambda split: windows_of(config, split))
+
+    @classmethod
+    def prepare(cls, config: DictConfig) -> DictConfig:
+        options = config.task
+        if not options.epochs:
+            return config
+        examples = len(windows_of(config, "train"))
+        return with_epochs(config, examples, options.batch_size, options.epochs)
+
+    # ---------------------------------------------------------------- data and model
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        seed, size = self.config.seed, self.options.batch_size
+        windows = self.windows(split)
+        if split == "train":
+            order = Shuffled(len(windows), size, seed, "train")
+            return {split: Stream(split, order, windows.batch, seed, windows.lengths)}
+        # Rows of one length together: no time goes into padding.
+        by_length = np.argsort(windows.lengths, kind="stable")
+
+        def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+            return windows.batch(by_length[samples], keys, width)
+
+        once = Sequential(len(windows), size)
+        return {split: Stream(split, once, collate, seed, windows.lengths[by_length])}
+
+    def build_model(self) -> nn.Module:
+        vocabulary, options = self.vocabulary, self.options
+        sizes = encoder_sizes(self.config)
+        flags = (options.joint, options.answerability)
+        return SpanModel(sizes, len(vocabulary), vocabulary.pad, *flags)
+
+    def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """Take the encoder of any model that calls it so; positions that no row reaches may differ.
+
+        Raises UsageError if it has fewer positions than the rows need.
+        """
+        chosen = {name: weight for name, weight in weights.items() if name.startswith("encoder.")}
+        if POSITIONS in chosen:
+            needed, room = self.options.tokens_per_sample, self.config.model.max_positions
+            chosen[POSITIONS] = with_positions(chosen[POSITIONS], needed, room)
+        return chosen
+
+    # ---------------------------------------------------------------- scores
+
+    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+        """Return the official scores, then the mean loss of a window and its parts."""
+        ((split, batches),) = passes.items()
+        found: list[WindowAnswers] = []
+
+        def loss(batch: Batch) -> Terms:
+            x = model(batch["tokens"], batch["padding"], batch["segments"])
+            found.extend(self._decode(split, model, x, batch))
+            return self.criterion.terms(model, x, batch)
+
+        everything = (micro for batch in batches for micro in batch)
+        logs = engine.evaluate(loss, everything, draw="validate")
+        return self._scores(split, self._together(split, found)) | logs
+
+    def predict(
+        self, engine: Engine, model: nn.Module, split: str, passes: Passes
+    ) -> Sequence[dict]:
+        """Return one row per question from the first replica: see `_row`."""
+
+        def decode(batch: Batch) -> list[WindowAnswers]:
+            x = model(batch["tokens"], batch["padding"], batch["segments"])
+            return self._decode(split, model, x, batch)
+
+        found = []
+        for micro in (micro for batches in passes[split] for micro in batches):
+            found += engine.map(decode, [micro])[0]
+        answers = self._together(split, found)
+        if distributed.rank():
+            return []
+        return [self._row(split, question, best) for question, best in sorted(answers.items())]
+
+    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+        """Return the files of the leaderboard by id: texts, odds of no answer, and n-best lists."""
+        files = {
+            "predictions": {row["id"]: row["predicted"] for row in rows},
+            "null_odds": {row["id"]: row["null_odds"] for row in rows},
+            "nbest": {row["id"]: row["nbest"] for row in rows},
+        }
+        if self.windows(split).data.answerable_only:
+            del files["null_odds"]
+        return {
+            f"{name}.{split}.json": json.dumps(content, ensure_ascii=False) + "\n"
+            for name, content in files.items()
+        }
+
+    def _decode(self, split: str, model: nn.Module, x: Tensor, batch: Batch) -> list[WindowAnswers]:
+        """Return what each window of a batch says, given its states x (B, S, D)."""
+        assert isinstance(model, SpanModel)
+        options, windows = self.options, self.windows(split)
+        beam = model.best_spans(x, batch["answer_mask"], options.beam)
+        scores = beam.start_scores.double().unsqueeze(-1) + beam.end_scores.double()
+        arrays = [t.cpu().numpy() for t in (beam.starts, beam.ends, scores)]
+        found = []
+        for row, (window, null) in enumerate(zip(batch["samples"].tolist(), beam.null.tolist())):
+            starts, ends, values = (array[row] for array in arrays)
+            best = window_texts(
+                windows, window, (starts, ends, values), options.n_best, options.max_answer_length
+            )
+            found.append(WindowAnswers(window, null, best))
+        return found
+
+    def _together(self, split: str, found: list[WindowAnswers]) -> dict[int, Answers]:
+        """Return the answers of all questions; a call of all replicas, windows may be anywhere."""
+        every = [answers for part in distributed.gather_objects(found) for answers in part]
+        return merged(self.windows(split), every, self.options.n_best)
+
+    def _odds(self, answers: Answers) -> float:
+        """Return the odds of no answer: its logit, or (BERT) its score less that of the best span."""
+        return answers.null - (0.0 if self.options.answerability else answers.best_score)
+
+    def _scores(self, split: str, answers: dict[int, Answers]) -> Logs:
+        data = self.windows(split).data
+        ids = [row["id"] for row in data.texts[1]]
+        texts = {ids[question]: best.best for question, best in answers.items()}
+        if data.answerable_only:
+            return squad_v1(data.golds(), texts)
+        odds = {ids[question]: self._odds(best) for question, best in answers.items()}
+        return squad_v2(data.golds(), texts, odds, self.options.null_threshold)
+
+    def _row(self, split: str, question: int, answers: Answers) -> dict[str, Any]:
+        """Return id, question, gold texts, predicted text ("" for no answer), odds, n-best list."""
+        data = self.windows(split).data
+        about, odds = data.texts[1][question], self._odds(answers)
+        empty = not data.answerable_only and odds > self.options.null_threshold
+        scored = zip(answers.texts, answers.probabilities)
+        return {
+            "index": question,
+            "id": about["id"],
+            "question": about["question"],
+            "gold": about["answers"],
+            "predicted": "" if empty else answers.best,
+            "null_odds": odds,
+            "nbest": [{"text": t, "score": s, "probability": p} for (s, t), p in scored],
+        }
+
+
+def squad_folder(config: DictConfig) -> Path:
+    """Return the folder of the configured set; UsageError if none is named."""
+    if not config.task.labelled:
+        raise UsageError("give task.labelled=NAME, a SQuAD set in DATA")
+    return Path(config.data) / config.task.labelled
+
+
+def windows_of(config: DictConfig, split: str) -> SquadWindows:
+    """Return the windows of a split of the configured set."""
+    options = config.task
+    cut = WindowOptions(
+        options.tokens_per_sample,
+        options.max_query_length,
+        options.doc_stride,
+        options.drop_unanswered,
+    )
+    vocabulary = Vocabulary.load(Path(config.data) / "dict.txt")
+    return SquadWindows(SquadSet(squad_folder(config), split), vocabulary, cut, split == "train")
+
+
+def encoder_sizes(config: DictConfig) -> TransformerConfig:
+    """Return the sizes of the encoder of the configured model, which may have more options.
+
+    Raises UsageError for a model without a Transformer encoder, and for rows longer than it.
+    """
+    check_rows(config)
+    names = [field.name for field in fields(TransformerConfig)]
+    lacking = [name for name in names if name not in config.model]
+    if lacking:
+        raise UsageError(
+            f"model '{config.model._name}' has no {lacking[0]}; this task needs a Transformer encoder"
+        )
+    return TransformerConfig(**{name: config.model[name] for name in names})
+
+
+def with_positions(table: Tensor, needed: int, room: int) -> Tensor:
+    """Return a position table (P, E) cut, or filled up with zeros, to `room` rows.
+
+    Raises UsageError if it has fewer than the `needed` rows that are used.
+    """
+    if len(table) < needed:
+        raise UsageError(
+            f"init_from was trained with {len(table)} positions but task.tokens_per_sample is "
+            f"{needed}; make it at most {len(table)} (longer contexts become windows)"
+        )
+    missing = table.new_zeros(max(room - len(table), 0), table.shape[1])
+    return torch.cat([table[:room], missing])

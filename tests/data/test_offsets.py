@@ -1,0 +1,96 @@
+"""Character offsets of tokens: every tokenizer, any text."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from metaseq_lm.data.tokenizer import tokenizer_class
+from metaseq_lm.data.tokenizer_base import Tokenizer
+
+KINDS = ["byte_bpe", "sentencepiece_bpe", "sentencepiece_unigram", "word", "word_pattern", "char"]
+TEXT = [
+    "It was the best of times, it was the worst of times; it wasn't 1984 yet.",
+    "She'd said: \"I'll go, they're late\" - but we've only 12 or 130 of them.",
+    "naïve café, 漢字 and ½ ² ﬁne, Ａ wide letter and a\tb   c \u00a0 d",
+] * 5
+strange = st.sampled_from(
+    [
+        *" \t\n\x1c\x85\u00a0\u2003\u3000\u200b\ufeff'aé½²ﬁ漢ﷺ´\u0e33\u0301\u1ebd\x01_.",
+        "😀",
+        "the",
+        " of",
+    ]
+)
+any_text = st.lists(strange, max_size=10).map("".join) | st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\u2581")
+)
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Tokenizer]:
+    """One small tokenizer of each kind."""
+    found = {}
+    for kind in KINDS:
+        name = "word" if kind == "word_pattern" else kind
+        options = {"pattern": r"\s?\w+|[^\w\s]"} if kind == "word_pattern" else {}
+        found[kind] = tokenizer_class(name).train(iter(TEXT), 400, 3, **options)
+    return found
+
+
+def normal(tokenizer: Tokenizer, text: str) -> str:
+    """The text in the form of the pieces: sentencepiece normalises it."""
+    if tokenizer.name.startswith("sentencepiece"):
+        text = tokenizer._processor.Normalize(text)
+    return "".join(text.replace("\u2581", " ").split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=any_text)
+@settings(deadline=None, max_examples=200)
+@example(text="  the  best ½x ﬁ e\u0301 漢字\x00z \u200b q")
+@example(text="ﷺ of times")
+@example(text="\u200b the")
+def test_offsets(trained: dict[str, Tokenizer], kind: str, text: str) -> None:
+    """The ids are those of encode_batch; spans rise, hold every word, and start at one."""
+    tokenizer = trained[kind]
+    ids, starts, ends = tokenizer.encode_with_offsets(text)
+    assert ids == tokenizer.encode_batch([text])[0]
+    assert all(type(n) is int for n in (*ids, *starts, *ends))
+    assert len(ids) == len(starts) == len(ends)
+    assert starts == sorted(starts) and ends == sorted(ends)
+    assert all(0 <= start <= end <= len(text) for start, end in zip(starts, ends))
+    covered = {at for start, end in zip(starts, ends) for at in range(start, end)}
+    kept = "".join(c for at, c in enumerate(text) if at in covered)
+    if kind == "word_pattern":  # what the pattern does not match has no token
+        assert normal(tokenizer, kept) == "".join(c for c in normal(tokenizer, text) if c in kept)
+    else:
+        assert normal(tokenizer, kept) == normal(tokenizer, text)
+    for start, end in zip(starts, ends):
+        word = text[start:end]
+        assert not word[:1].isspace() or not normal(tokenizer, word)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_offsets_of_plain_text(trained: dict[str, Tokenizer], kind: str) -> None:
+    """What a token says is what stands at its place; no text comes twice."""
+    tokenizer = trained[kind]
+    text = "It was  the worst, 1984 times"
+    ids, starts, ends = tokenizer.encode_with_offsets(text)
+    for i, start, end in zip(ids, starts, ends):
+        if i != tokenizer.vocabulary.unk:
+            said = tokenizer.decode([i]).strip()
+            assert said == text[start:end].strip(), (said, text[start:end])
+    assert sum(end - start for start, end in zip(starts, ends)) <= len(text)
+    parts = [text[start:end] for start, end in zip(starts, ends)]
+    assert "".join("".join(parts).split()) == "".join(text.split())
+
+
+def test_offsets_of_split_characters(trained: dict[str, Tokenizer]) -> None:
+    """Each byte token of a character, and each piece of a spelled-out one, covers all of it."""
+    _, starts, ends = trained["byte_bpe"].encode_with_offsets("a 😀b")
+    assert (starts[0], ends[0], starts[-1], ends[-1]) == (0, 1, 3, 4)
+    assert set(zip(starts[2:-1], ends[2:-1])) == {(2, 3)} and len(starts) > 4
+    ids, starts, ends = trained["sentencepiece_unigram"].encode_with_offsets("x ½")
+    assert len(ids) > 3 and (starts[-1], ends[-1]) == (2, 3)
+    symbols = [trained["sentencepiece_unigram"].vocabulary.symbols[i] for i in ids]
+    assert (2, 3) == (starts[symbols.index("⁄")], ends[symbols.index("⁄")])

@@ -1,0 +1,160 @@
+"""Windows of contexts: every token is in one, gold spans are where they should be, BERT's rules."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import squad_data
+
+from metaseq_lm.data.preprocess import Job
+from metaseq_lm.data.squad import SquadSet, preprocess_squad
+from metaseq_lm.data.squad_windows import SquadWindows, WindowOptions
+from metaseq_lm.data.tokenizer import tokenizer_class
+from metaseq_lm.data.tokenizer_base import Tokenizer
+from metaseq_lm.errors import MetaseqError, UsageError
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Words as they stand: one token per number."""
+    numbers = " ".join(map(str, range(100, 1000)))
+    return tokenizer_class("word").train([f"after ? {numbers}"], 2000, 2)
+
+
+@pytest.fixture(scope="module")
+def data(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> SquadSet:
+    """5 contexts of 40 tokens, one empty and one short; one answer that is not in its context."""
+    folder = tmp_path_factory.mktemp("squad")
+    content = squad_data.official("w", 5)
+    answer = {"answers": [{"text": "999", "answer_start": 0}], "is_impossible": False}
+    for number, context in enumerate(("", "101 102")):
+        node = {"id": f"x{number}", "question": "?", **answer}
+        content["data"][0]["paragraphs"].append({"context": context, "qas": [node]})
+    path = squad_data.write(folder / "in.json", content)
+    preprocess_squad(Job(folder / "out", {"train": [path]}), "v2.0", tokenizer)
+    return SquadSet(folder / "out", "train")
+
+
+def pieces(size: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """(start, length) of the windows, by BERT's loop; one empty window for no tokens."""
+    found, start = [], 0
+    while True:
+        length = min(size - start, room)
+        found.append((start, length))
+        if start + length == size:
+            return found
+        start += min(length, stride)
+
+
+CUTS = [(12, 64, 3), (12, 64, 100), (10, 2, 1), (60, 64, 128), (9, 64, 5), (7, 0, 2)]
+
+
+@pytest.mark.parametrize(("longest", "question", "stride"), CUTS)
+@pytest.mark.parametrize("training", [False, True])
+def test_rows(
+    data: SquadSet, tokenizer: Tokenizer, longest: int, question: int, stride: int, training: bool
+) -> None:
+    """Rows, masks and targets against a loop over questions and windows."""
+    vocabulary = tokenizer.vocabulary
+    windows = SquadWindows(data, vocabulary, WindowOptions(longest, question, stride), training)
+    batch = windows.batch(np.arange(len(windows)), width=longest)
+    at = 0
+    for number in range(len(data)):
+        lost = data.first[number] < 0 and not data.impossible[number]
+        if training and lost:
+            continue
+        query = data.questions[number].tolist()[:question]
+        context = data.contexts[data.paragraph[number]].tolist()
+        room = longest - 3 - len(query)
+        covered, held = set(), 0
+        for start, length in pieces(len(context), room, stride):
+            inside = range(start, start + length)
+            covered |= set(inside)
+            row = [vocabulary.cls(0), *query, 2, *context[start : start + length], 2]
+            begin = len(query) + 2
+            assert batch["tokens"][at].tolist() == row + [0] * (longest - len(row))
+            wanted = [int(begin <= i < len(row)) for i in range(longest)]
+            assert batch["segments"][at].tolist() == wanted
+            assert batch["answer_mask"][at].tolist() == [True, *map(bool, wanted[1:])]
+            if batch["padding"] is not None:
+                assert batch["padding"][at].tolist() == [i >= len(row) for i in range(longest)]
+            first, last = data.first[number], data.last[number]
+            target = int(batch["starts"][at]), int(batch["ends"][at])
+            if first in inside and last in inside:
+                held += 1
+                assert batch["tokens"][at][target[0] : target[1] + 1].tolist() == (
+                    context[first : last + 1]
+                )
+                assert target == (first - start + begin, last - start + begin)
+            else:
+                assert target == (0, 0)
+            assert batch["impossible"][at] == data.impossible[number]
+            assert windows.question[at] == number and windows.lengths[at] == len(row)
+            at += 1
+        assert covered == set(range(len(context)))
+        assert held or data.first[number] < 0 or stride > room - 3
+    assert at == len(windows) and windows.skipped == (2 if training else 0)
+    assert batch["sizes"] == {"rows": len(windows)}
+
+
+@pytest.mark.parametrize(("longest", "question", "stride"), CUTS)
+def test_max_context(
+    data: SquadSet, tokenizer: Tokenizer, longest: int, question: int, stride: int
+) -> None:
+    """Each token has its most context in one window: BERT's score, the first of equals."""
+    options = WindowOptions(longest, question, stride)
+    windows = SquadWindows(data, tokenizer.vocabulary, options, False)
+    for number in range(len(data)):
+        own = np.flatnonzero(windows.question == number)
+        for token in range(len(data.contexts[data.paragraph[number]])):
+            best, wanted = -1.0, -1
+            for window in own:
+                start, length = int(windows.start[window]), int(windows.length[window])
+                if start <= token < start + length:
+                    score = min(token - start, start + length - 1 - token) + 0.01 * length
+                    if score > best:
+                        best, wanted = score, window
+            for window in own:
+                start, length = int(windows.start[window]), int(windows.length[window])
+                if start <= token < start + length:
+                    assert windows.max_context(window)[token - start] == (window == wanted)
+
+
+def test_a_batch_is_rows_of_the_whole(data: SquadSet, tokenizer: Tokenizer) -> None:
+    windows = SquadWindows(data, tokenizer.vocabulary, WindowOptions(20, 64, 7), True)
+    whole = windows.batch(np.arange(len(windows)))
+    chosen = np.array([5, 0, 5])
+    part = windows.batch(chosen, width=whole["tokens"].shape[1])
+    for name in ("tokens", "segments", "answer_mask", "starts", "ends", "impossible"):
+        assert np.array_equal(part[name], whole[name][chosen]), name
+
+
+def test_windows_without_the_answer_can_go(data: SquadSet, tokenizer: Tokenizer) -> None:
+    """By default they stay, labelled answerable, and point at the first position."""
+    kept = SquadWindows(data, tokenizer.vocabulary, WindowOptions(12, 64, 3), True)
+    left = SquadWindows(data, tokenizer.vocabulary, WindowOptions(12, 64, 3, True), True)
+    whole = kept.batch(np.arange(len(kept)))
+    lacking = (whole["starts"] == 0) & (whole["impossible"] == 0)
+    assert lacking.sum() > 20 and len(left) == len(kept) - lacking.sum()
+    again = left.batch(np.arange(len(left)))
+    assert ((again["starts"] > 0) | (again["impossible"] == 1)).all()
+
+
+def test_what_cannot_be_used(data: SquadSet, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="room for a question .of 3 tokens."):
+        SquadWindows(data, tokenizer.vocabulary, WindowOptions(6, 64, 3), False)
+    with pytest.raises(UsageError, match="the stride is at least 1"):
+        SquadWindows(data, tokenizer.vocabulary, WindowOptions(12, 64, 0), False)
+    small = tokenizer_class("word").train(["after"], 10, 2)
+    with pytest.raises(MetaseqError, match="out/train.context.bin holds token id .* has only 7"):
+        SquadWindows(data, small.vocabulary, WindowOptions(12, 64, 3), False)
+    content = squad_data.official("w", 1, 1)
+    content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [{"text": "q", "answer_start": 0}]
+    path = tmp_path / "in.json"
+    path.write_text(json.dumps(content))
+    preprocess_squad(Job(tmp_path / "out", {"train": [path]}), "v2.0", tokenizer)
+    lost = SquadSet(tmp_path / "out", "train")
+    with pytest.raises(MetaseqError, match="no window .* .1 questions skipped"):
+        SquadWindows(lost, tokenizer.vocabulary, WindowOptions(), True)
+    assert len(SquadWindows(lost, tokenizer.vocabulary, WindowOptions(), False)) == 1
