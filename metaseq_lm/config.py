@@ -31,7 +31,7 @@ def option(default: Any, help: str) -> Any:
 class TrainerConfig:
     """The calendar of a run."""
 
-    max_update: int = option(1000, "updates to make")
+    max_update: int = option(1000, "updates to make (0 = as many as max_flops pays for)")
     max_flops: float = option(0.0, "stop when this many FLOPs are spent (0 = no limit)")
     max_seconds: float = option(0.0, "stop after so many seconds of training (0 = no limit)")
     log_interval: int = option(50, "updates between lines of the log")

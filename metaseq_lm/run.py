@@ -20,7 +20,7 @@ from metaseq_lm.files import free_bytes, human_bytes
 from metaseq_lm.logging import Progress, TensorBoard
 from metaseq_lm.registry import TASKS
 from metaseq_lm.run_folder import RunFolder, code_hash, read_results
-from metaseq_lm.tasks import Task
+from metaseq_lm.tasks import Task, with_updates
 from metaseq_lm.trainer import Trainer
 
 
@@ -57,6 +57,31 @@ def prepared(config: DictConfig) -> DictConfig:
     return TASKS.entry(config.task._name).value.prepare(config)
 
 
+def paid_for(config: DictConfig) -> DictConfig:
+    """Return the config with as many updates as trainer.max_flops pays for, if trainer.max_update is 0.
+
+    The price is that of the first update, which is made to count it. A call of all replicas.
+    """
+    options = config.trainer
+    if options.max_update:
+        return config
+    if not options.max_flops:
+        raise UsageError(
+            "trainer.max_update is 0, which means as many updates as trainer.max_flops pays for; "
+            "give --max-flops, or a number of updates"
+        )
+    probe = with_updates(config, 1)
+    probe.trainer.valid_split = ""
+    trainer = Run(probe, dry_run=True).trainer
+    trainer.train(Progress(1, 0, "", False), TensorBoard(None))
+    price = sum(distributed.gather_objects(trainer.flops.total))
+    if price > options.max_flops:
+        raise UsageError(
+            f"one update costs {price:.3g} FLOPs, more than trainer.max_flops={options.max_flops:.3g}"
+        )
+    return with_updates(config, int(options.max_flops // price))
+
+
 def build_model(task: Task, config: DictConfig, device: str) -> nn.Module:
     """Build the task's nets from the seed and place them."""
     torch.manual_seed(config.seed)
@@ -69,11 +94,11 @@ class Run:
 
     def __init__(self, config: DictConfig, dry_run: bool = False) -> None:
         if dry_run:
-            config = config.copy()
+            config = config.copy() if config.trainer.max_update else with_updates(config, 1)
             config.trainer.max_update = 1
             config.trainer.final_splits = []
         else:
-            config = prepared(config)
+            config = paid_for(prepared(config))
         if config.engine.threads:
             torch.set_num_threads(config.engine.threads)
         if config.engine.keep_memory:

@@ -24,6 +24,8 @@ CORPUS_ONLY = (
     *("tokenizer", "vocab_size", "task_tokens", "min_frequency", "tokenizer_corpus"),
     *("word_pattern", "character_coverage"),
 )
+# What the command line adds to the options it parsed.
+NOT_OPTIONS = ("command", "run", "parser", "takes_overrides", "takes_words", "overrides", "argv")
 LABELLED_ONLY = ("columns", "text_columns", "label_column", "labels", "regression")
 BENCHMARK_ONLY = ("source", "no_double")
 # Folders and versions of the question answering sets, which have a reader of their own.
@@ -285,7 +287,7 @@ def command_line(args: argparse.Namespace) -> str:
     """Return a command that does what `args` say, quoted for a shell."""
     words = ["metaseq-lm", "preprocess"]
     for name, value in vars(args).items():
-        if name in ("command", "run") or value is None or value is False:
+        if name in NOT_OPTIONS or value is None or value is False:
             continue
         if name == "split":
             words += [word for text in value for word in ("--split", text)]

@@ -1,6 +1,6 @@
 """Reading text files of any size, with any bytes in them, in bounded memory.
 
-A document is a line; only "\\n" and "\\r\\n" end one. Files may be compressed (by suffix).
+Only "\\n" and "\\r\\n" end a line, which is a document or a sentence. Files may be compressed (by suffix).
 """
 
 import bz2

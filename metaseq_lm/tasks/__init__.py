@@ -118,8 +118,7 @@ class Task:
 def with_epochs(config: DictConfig, examples: int, batch_size: int, epochs: float) -> DictConfig:
     """Return `config` with trainer.max_update for so many `epochs` of `examples`; 0 changes nothing.
 
-    An epoch is the examples padded up to whole batches (Clark et al. 2020, code). A schedule whose
-    total_updates equals trainer.max_update, as it does by default, follows it. Raises UsageError
+    An epoch is the examples padded up to whole batches (Clark et al. 2020, code). Raises UsageError
     for less than one update.
     """
     if not epochs:
@@ -130,6 +129,11 @@ def with_epochs(config: DictConfig, examples: int, batch_size: int, epochs: floa
             f"task.epochs is {epochs}, which makes {updates} updates of {examples} examples in batches "
             f"of {batch_size}; it must make at least 1 (or be 0: trainer.max_update counts)"
         )
+    return with_updates(config, updates)
+
+
+def with_updates(config: DictConfig, updates: int) -> DictConfig:
+    """Return `config` with trainer.max_update, and a schedule that followed it, at `updates`."""
     config = config.copy()
     if config.schedule.get("total_updates") == config.trainer.max_update:
         config.schedule.total_updates = updates
