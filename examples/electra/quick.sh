@@ -2,12 +2,12 @@
 # ELECTRA, Electric and BERT at equal FLOPs on the documentation that every Python carries: pre-train,
 # fine-tune, score sentences, plot. No download; about 10 minutes on 2 cores.
 #
-#   quick.sh OUT             SEEDS="1 2" FLOPS=2e12 JOBS=2 quick.sh OUT
+#   quick.sh OUT                 SEEDS=1,2,3 FLOPS=1e12,4e12,1.6e13 JOBS=2 quick.sh OUT
 set -euo pipefail
 
 out=$(realpath -m "${1:?usage: quick.sh OUT}")
 here=$(cd "$(dirname "$0")" && pwd)
-flops=${FLOPS:-4e12} jobs=${JOBS:-2} seeds=${SEEDS:-1}
+flops=${FLOPS:-1e12,4e12} jobs=${JOBS:-2} seeds=${SEEDS:-1}
 data=$out/data
 export OMP_NUM_THREADS=1
 
@@ -25,14 +25,14 @@ if [ ! -f "$data/done" ]; then
 fi
 
 echo "== pre-training: $flops FLOPs each, then fine-tuning"
-metaseq sweep "$here/quick.yaml" "$data" --out "$out/runs" --seeds "${seeds// /,}" \
-    --max-parallel "$jobs" "pretrain:trainer.max_flops=$flops"
+metaseq sweep "$here/quick.yaml" "$data" --out "$out/runs" --grid "flops=$flops" --seeds "$seeds" \
+    --max-parallel "$jobs"
 
 echo "== which of two sentences is the real one? (pseudo-log-likelihood)"
-for method in bert electric; do
-    metaseq score "$out"/runs/pretrain/method=$method-seed=1 --pairs --input "$out/text/pairs.jsonl" \
-        | tee "$out/pairs.$method.json"
+for folder in "$out"/runs/pretrain/method={bert,electric}-*; do
+    echo "$(basename "$folder") $(metaseq score "$folder" --pairs --input "$out/text/pairs.jsonl" \
+        engine.threads=1 2> "$folder/score.log" | tee "$folder/pairs.json" | tr -d '\n')"
 done
 
 echo "== table and pictures in $out/report"
-metaseq report "$out/runs" --metric test.accuracy --baseline bert --out "$out/report"
+metaseq report "$out/runs" --metric test.accuracy --x flops --out "$out/report"
