@@ -1,12 +1,14 @@
 """`metaseq-lm <command>`: one module per command.
 
-A command module has `HELP` (one line), `add_arguments(parser)` and `run(args) -> int`.
+A command module has `HELP` (one line), `add_arguments(parser)` and `run(args) -> int`. A command that
+is a word of Python, such as `import`, has a module whose name ends in "_".
 """
 
 import argparse
 import contextlib
 import importlib
 import io
+import keyword
 import os
 import sys
 import traceback
@@ -16,15 +18,8 @@ from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.registry import nearest
 
 COMMANDS = (
-    "preprocess",
-    "train",
-    "sweep",
-    "evaluate",
-    "score",
-    "rerank",
-    "report",
-    "doctor",
-    "list",
+    *("preprocess", "train", "sweep", "evaluate", "score", "rerank", "report", "import", "export"),
+    *("doctor", "list"),
 )
 
 
@@ -51,7 +46,8 @@ def build_parser(only: str | None = None) -> Parser:
     for name in COMMANDS:
         if only is not None and name != only:
             continue
-        module = importlib.import_module(f"metaseq_lm.cli.{name}")
+        suffix = "_" if keyword.iskeyword(name) else ""
+        module = importlib.import_module(f"metaseq_lm.cli.{name}{suffix}")
         sub = commands.add_parser(
             name,
             help=module.HELP,

@@ -22,7 +22,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 PREFS = {"trainpref": "train", "validpref": "valid", "testpref": "test"}
 CORPUS_ONLY = (
     *("tokenizer", "vocab_size", "task_tokens", "min_frequency", "tokenizer_corpus"),
-    *("word_pattern", "character_coverage"),
+    *("word_pattern", "character_coverage", "cased"),
 )
 # What the command line adds to the options it parsed.
 NOT_OPTIONS = ("command", "run", "parser", "takes_overrides", "takes_words", "overrides", "argv")
@@ -68,7 +68,14 @@ def _add_tokenizer_arguments(add: Any) -> None:
     add(
         "--tokenizer",
         metavar="KIND",
-        help="byte_bpe, sentencepiece_bpe, sentencepiece_unigram, word or char (default: byte_bpe)",
+        help="byte_bpe, wordpiece, sentencepiece_bpe, sentencepiece_unigram, word or char "
+        "(default: byte_bpe)",
+    )
+    add(
+        "--cased",
+        action="store_true",
+        default=None,
+        help="wordpiece: keep capitals and accents (default: BERT's uncased)",
     )
     add("--vocab-size", type=int, metavar="N", help="at most this many symbols (default: 30000)")
     add("--task-tokens", type=int, metavar="N", help="symbols [CLS0] to [CLSN-1] (default: 30)")
@@ -215,6 +222,10 @@ def _kind_options(args: argparse.Namespace) -> dict[str, Any]:
         if kind != "word":
             raise UsageError(f"--word-pattern does not apply to --tokenizer {kind}, only to word")
         options["pattern"] = args.word_pattern
+    if args.cased is not None:
+        if kind != "wordpiece":
+            raise UsageError(f"--cased does not apply to --tokenizer {kind}, only to wordpiece")
+        options["cased"] = True
     if args.character_coverage is not None:
         if not kind.startswith("sentencepiece") or not 0 < args.character_coverage <= 1:
             raise UsageError(

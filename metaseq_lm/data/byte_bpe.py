@@ -6,8 +6,9 @@ into words here and only new words are merged by its BPE model. The ids are the 
 
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import tokenizers
@@ -44,7 +45,7 @@ SYMBOL_OF_BYTE = dict(enumerate(byte_symbols()))
 BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in SYMBOL_OF_BYTE.items()}
 
 
-def is_object(value: Any) -> bool:
+def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
     """Return whether a piece of JSON is an object."""
     return isinstance(value, dict)
 
@@ -53,7 +54,7 @@ def _symbols(piece: str) -> str:
     return piece.encode("utf-8", "replace").decode("latin-1").translate(SYMBOL_OF_BYTE)
 
 
-class _Cache(dict):
+class Cache(dict):
     """Text -> packed ids, computed on first sight; bounded, and long keys are not kept."""
 
     def __init__(self, compute: Callable[[str], bytes]) -> None:
@@ -69,8 +70,61 @@ class _Cache(dict):
         return packed
 
 
+class PackedTokenizer(Tokenizer):
+    """Common part of tokenizers that keep the ids of what they have seen as packed bytes."""
+
+    @abstractmethod
+    def _line(self, line: str) -> bytes:
+        """Return the ids of a line as the bytes of an array of `dtype`."""
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each line; text that looks like a special symbol stays text."""
+        return [np.frombuffer(self._line(line), self.dtype).tolist() for line in lines]
+
+    def encode_packed(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all lines end to end (in `dtype`) and int64 sizes (lines,)."""
+        packed = [self._line(line) for line in lines]
+        sizes = np.fromiter(map(len, packed), np.int64, len(packed)) // self.dtype.itemsize
+        return np.frombuffer(b"".join(packed), self.dtype), sizes
+
+
+def symbols_in_order(library: tokenizers.Tokenizer) -> list[str]:
+    """Return the symbols of a library tokenizer, added ones too; ValueError if ids have gaps."""
+    symbols = library.get_vocab(with_added_tokens=True)
+    by_id = sorted(symbols, key=symbols.__getitem__)
+    if [symbols[s] for s in by_id] != list(range(len(by_id))):
+        raise ValueError("its ids have gaps")
+    return by_id
+
+
+def json_parts(model: bytes) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return a `tokenizer.json`, its pre_tokenizer and its model; ValueError if one is no object."""
+    try:
+        content = json.loads(model)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if is_object(content):
+        split, part = content.get("pre_tokenizer"), content.get("model")
+        if is_object(split) and is_object(part):
+            return content, split, part
+    raise ValueError("not a JSON object with a pre_tokenizer and a model")
+
+
+def library_of(model: bytes) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer of a `tokenizer.json`; ValueError if it refuses the content.
+
+    Without what it would put around the ids: that is for the tasks to say.
+    """
+    try:
+        library = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
+        library.post_processor = None
+    except Exception as error:  # the library raises bare Exception for any malformed content
+        raise ValueError(str(error)) from error
+    return library
+
+
 @register_tokenizer("byte_bpe")
-class ByteBpe(Tokenizer):
+class ByteBpe(PackedTokenizer):
     """Byte-level BPE; every text can be written, so there is no [UNK]."""
 
     name = "byte_bpe"
@@ -78,17 +132,13 @@ class ByteBpe(Tokenizer):
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         self._library = library
-        symbols = library.get_vocab(with_added_tokens=True)
-        by_id = sorted(symbols, key=symbols.__getitem__)
-        if [symbols[s] for s in by_id] != list(range(len(by_id))):
-            raise ValueError("its ids have gaps")
-        self.vocabulary = Vocabulary(by_id)
+        self.vocabulary = Vocabulary(symbols_in_order(library))
         self._model = library.model
         self._split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
         self._dtype = self.dtype
-        self._pieces = _Cache(self._merge)
-        self._first = _Cache(self._pack)
-        self._later = _Cache(lambda word: self._pack(" " + word))
+        self._pieces = Cache(self._merge)
+        self._first = Cache(self._pack)
+        self._later = Cache(lambda word: self._pack(" " + word))
 
     @classmethod
     def train(
@@ -115,16 +165,6 @@ class ByteBpe(Tokenizer):
         )
         library.train_from_iterator(lines, trainer)
         return cls(library)
-
-    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line; text that looks like a special symbol stays text."""
-        return [np.frombuffer(self._line(line), self._dtype).tolist() for line in lines]
-
-    def encode_packed(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all lines end to end (in `dtype`) and int64 sizes (lines,)."""
-        packed = [self._line(line) for line in lines]
-        sizes = np.fromiter(map(len, packed), np.int64, len(packed)) // self._dtype.itemsize
-        return np.frombuffer(b"".join(packed), self._dtype), sizes
 
     def encode_with_offsets(self, text: str) -> Offsets:
         """Return ids and character offsets; every part of a split character covers all of it."""
@@ -163,8 +203,8 @@ class ByteBpe(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids` without special symbols; broken UTF-8 becomes U+FFFD."""
-        first = len(self.vocabulary.specials)
-        text = "".join(self.vocabulary.symbols[i] for i in ids if i >= first)
+        unwritten = self.vocabulary.unwritten
+        text = "".join(self.vocabulary.symbols[i] for i in ids if i not in unwritten)
         return bytes(map(BYTE_OF_SYMBOL.__getitem__, text)).decode("utf-8", "replace")
 
     def model_bytes(self) -> bytes:
@@ -176,25 +216,17 @@ class ByteBpe(Tokenizer):
         cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
     ) -> "ByteBpe":
         """Rebuild from `tokenizer.json`; ValueError if it is not a plain byte-level BPE."""
-        try:
-            content = json.loads(model)
-        except RecursionError as error:
-            raise ValueError("nested too deeply") from error
-        parts = [content.get(k) for k in ("pre_tokenizer", "model")] if is_object(content) else []
-        if not parts or not all(map(is_object, parts)):
-            raise ValueError("not a JSON object with a pre_tokenizer and a model")
-        split, bpe = parts
+        content, split, bpe = json_parts(model)
         plain = split.get("type") == "ByteLevel" and not split.get("add_prefix_space")
+        # Whole words looked up first could be special symbols; other words, another split.
+        plain &= not bpe.get("ignore_merges") and split.get("use_regex", True) is True
         # The library crashes on an affix that is longer than a symbol.
         affixes = bpe.get("continuing_subword_prefix") or bpe.get("end_of_word_suffix")
         if content.get("normalizer") or affixes or not plain:
             raise ValueError(
                 "it is not byte-level BPE without normaliser, prefix space and affixes"
             )
-        try:
-            library = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
-        except Exception as error:  # the library raises bare Exception for any malformed content
-            raise ValueError(str(error)) from error
+        library = library_of(model)
         if not isinstance(library.model, models.BPE) or library.model.dropout:
             raise ValueError("it is not BPE without dropout")
         return cls(library)

@@ -24,8 +24,8 @@ class PlainTokenizer(Tokenizer):
             raise ValueError(f"{UNK} is missing after the task tokens")
         self.vocabulary = vocabulary
         # A word of the text that looks like a special symbol must not become it.
-        first = len(vocabulary.specials)
-        self._ids = {s: i for i, s in enumerate(vocabulary.symbols[first:], first)}
+        specials = set(vocabulary.specials.tolist())
+        self._ids = {s: i for i, s in enumerate(vocabulary.symbols) if i not in specials}
 
     @abstractmethod
     def units(self, line: str) -> Iterable[str]:
@@ -51,9 +51,9 @@ class PlainTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the units of `ids` joined; special symbols except [UNK] are left out."""
-        unk = self.vocabulary.unk
-        assert unk is not None
-        return self.joiner.join(self.vocabulary.symbols[i] for i in ids if i >= unk)
+        vocabulary = self.vocabulary
+        written = (vocabulary.symbols[i] for i in ids if i not in vocabulary.unwritten)
+        return self.joiner.join(written)
 
     def model_bytes(self) -> bytes:
         """Return nothing: there is no file besides `dict.txt`."""

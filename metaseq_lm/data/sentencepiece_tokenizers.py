@@ -124,9 +124,8 @@ class SentencePiece(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids` without special symbols; [UNK] shows as the library's sign."""
-        unk = self.vocabulary.unk
-        assert unk is not None
-        return self._processor.decode([int(i) for i in ids if i >= unk])
+        unwritten = self.vocabulary.unwritten
+        return self._processor.decode([int(i) for i in ids if i not in unwritten])
 
     def model_bytes(self) -> bytes:
         """Return the serialised sentencepiece model."""

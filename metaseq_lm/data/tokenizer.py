@@ -1,19 +1,21 @@
 """Opening whichever tokenizer a folder holds; importing this module registers the built-in kinds.
 
-A folder holds `tokenizer_options.json` (the kind), the model file of that kind and `dict.txt`.
+A folder holds `tokenizer_options.json` (the kind), the model file of that kind and `dict.txt`; or,
+without the first, the files of a transformers tokenizer.
 """
 
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.data import byte_bpe, plain_tokenizers, sentencepiece_tokenizers
+from metaseq_lm.data import byte_bpe, plain_tokenizers, sentencepiece_tokenizers, wordpiece
+from metaseq_lm.data.foreign_tokenizers import Source, foreign_source
 from metaseq_lm.data.tokenizer_base import DICT_FILE, OPTIONS_FILE, OPTIONS_VERSION, Tokenizer
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.errors import MetaseqError
 from metaseq_lm.files import read_json
 from metaseq_lm.registry import TOKENIZERS
 
-BUILTIN = (byte_bpe, plain_tokenizers, sentencepiece_tokenizers)
+BUILTIN = (byte_bpe, plain_tokenizers, sentencepiece_tokenizers, wordpiece)
 
 
 def tokenizer_class(name: str) -> type[Tokenizer]:
@@ -21,26 +23,25 @@ def tokenizer_class(name: str) -> type[Tokenizer]:
     return TOKENIZERS.entry(name).value
 
 
-def _read_options(folder: Path) -> dict[str, Any]:
-    """Return the options file's content, or a guess from the model file if there is none."""
-    path = folder / OPTIONS_FILE
-    if path.is_file():
-        try:
-            options = read_json(path)
-            known = options["version"] == OPTIONS_VERSION and isinstance(options["tokenizer"], str)
-        except (ValueError, KeyError) as error:
-            raise MetaseqError(f"{path}: damaged ({error}); preprocess again") from error
-        if not known:
-            raise MetaseqError(f"{path}: made by another version; preprocess again")
-        return options
-    if (folder / "tokenizer.json").is_file():
-        return {"tokenizer": "byte_bpe"}
-    if (folder / "spm.model").is_file():
-        return {"tokenizer": "sentencepiece_unigram"}
-    raise MetaseqError(
-        f"{folder}: no tokenizer here ({OPTIONS_FILE}, tokenizer.json or spm.model); give the "
-        "folder that 'metaseq-lm preprocess --destdir' filled"
-    )
+def _read_options(path: Path) -> dict[str, Any]:
+    try:
+        options = read_json(path)
+        known = options["version"] == OPTIONS_VERSION and isinstance(options["tokenizer"], str)
+    except (ValueError, KeyError) as error:
+        raise MetaseqError(f"{path}: damaged ({error}); preprocess again") from error
+    if not known:
+        raise MetaseqError(f"{path}: made by another version; preprocess again")
+    return options
+
+
+def _own_source(folder: Path) -> Source:
+    """Return what the options file of a folder and the model file it asks for hold."""
+    options = _read_options(folder / OPTIONS_FILE)
+    name = tokenizer_class(options["tokenizer"]).model_file
+    path = folder / (name or DICT_FILE)
+    if not path.is_file():
+        raise MetaseqError(f"{path}: no such file, but {options['tokenizer']} needs it")
+    return Source(options["tokenizer"], path, path.read_bytes() if name else b"", options)
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
@@ -49,22 +50,17 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     The rows of `dict.txt` must be exactly the symbols of the model.
     """
     folder = Path(folder)
-    options = _read_options(folder)
-    kind = tokenizer_class(options["tokenizer"])
+    own = (folder / OPTIONS_FILE).is_file()
+    source = _own_source(folder) if own else foreign_source(folder)
     dictionary = folder / DICT_FILE
     vocabulary = Vocabulary.load(dictionary) if dictionary.is_file() else None
-    model = b""
-    path = folder / (kind.model_file or DICT_FILE)
-    if not path.is_file():
-        raise MetaseqError(f"{path}: no such file, but {options['tokenizer']} needs it")
-    if kind.model_file is not None:
-        model = path.read_bytes()
+    kind = tokenizer_class(source.kind)
     try:
-        tokenizer = kind.restore(model, vocabulary, options)
+        tokenizer = kind.restore(source.model, vocabulary, source.options)
     except ValueError as error:
-        raise MetaseqError(f"{path}: not usable as {options['tokenizer']}: {error}") from error
+        raise MetaseqError(f"{source.path}: not usable as {source.kind}: {error}") from error
     if vocabulary is not None:
-        _check_rows(dictionary, vocabulary, tokenizer.vocabulary, path)
+        _check_rows(dictionary, vocabulary, tokenizer.vocabulary, source.path)
         tokenizer.vocabulary = vocabulary
     return tokenizer
 

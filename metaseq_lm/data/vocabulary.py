@@ -1,6 +1,7 @@
 """Symbols, their ids and counts; `dict.txt` is their form on disk."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,24 @@ from metaseq_lm.files import write_atomic
 PAD, MASK, SEP, UNK = "[PAD]", "[MASK]", "[SEP]", "[UNK]"
 TASK_TOKENS = 30
 LONGEST_ROW = 1 << 20  # bytes of a row of dict.txt
+
+
+@dataclass(frozen=True)
+class Family:
+    """The special symbols of a known kind of foreign vocabulary."""
+
+    pad: str
+    mask: str
+    sep: str
+    cls: str
+    unk: str
+
+
+# Devlin et al. 2019 (and ELECTRA); Liu et al. 2019.
+FAMILIES = {
+    "bert": Family(PAD, MASK, SEP, "[CLS]", UNK),
+    "roberta": Family("<pad>", "<mask>", "</s>", "<s>", "<unk>"),
+}
 
 
 def special_symbols(task_tokens: int = TASK_TOKENS, unk: bool = False) -> list[str]:
@@ -30,23 +49,31 @@ def _unescape(text: str) -> str:
 class Vocabulary:
     """The symbols of a tokenizer in id order, with how often each occurs in the training text.
 
-    The special symbols come first. ValueError if two symbols are equal or the first three are
-    not [PAD], [MASK], [SEP].
+    In our own layout the special symbols come first: [PAD] [MASK] [SEP] [CLS0] ... and [UNK]. Else
+    the special symbols of exactly one family must all be there, at any ids; `layout` is then its
+    name and there is one task token. `specials` are the sorted ids of all of them, `unwritten` those
+    that no text shows: all but [UNK]. ValueError for equal symbols or another layout.
     """
-
-    pad, mask, sep = 0, 1, 2
 
     def __init__(self, symbols: Sequence[str], counts: Sequence[int] | None = None) -> None:
         self.symbols = list(symbols)
         self.counts = [0] * len(self.symbols) if counts is None else [int(c) for c in counts]
         if len(self.counts) != len(self.symbols):
             raise ValueError(f"{len(self.symbols)} symbols but {len(self.counts)} counts")
-        if self.symbols[:3] != [PAD, MASK, SEP]:
-            raise ValueError(f"the first symbols are {self.symbols[:3]}, not {[PAD, MASK, SEP]}")
         self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
         if len(self._ids) != len(self.symbols):
             twice = next(s for i, s in enumerate(self.symbols) if self._ids[s] != i)
             raise ValueError(f"the symbol {twice!r} occurs twice")
+        self.layout = "own"
+        self.unk: int | None
+        if self.symbols[:3] == [PAD, MASK, SEP]:
+            self._own_layout()
+        else:
+            self._foreign_layout()
+        self.unwritten = frozenset(self.specials.tolist()) - {self.unk}
+
+    def _own_layout(self) -> None:
+        self.pad, self.mask, self.sep, self._cls = 0, 1, 2, 3
         self.task_tokens = 0
         while self._ids.get(f"[CLS{self.task_tokens}]") == 3 + self.task_tokens:
             self.task_tokens += 1
@@ -54,6 +81,20 @@ class Vocabulary:
         # A word "[UNK]" further down would be a word of the text, not the special symbol.
         self.unk = after if self._ids.get(UNK) == after else None
         self.specials = np.arange(after + (self.unk is not None))
+
+    def _foreign_layout(self) -> None:
+        whole = [n for n, f in FAMILIES.items() if all(s in self._ids for s in astuple(f))]
+        if len(whole) != 1:
+            known = " or ".join(" ".join(astuple(family)) for family in FAMILIES.values())
+            raise ValueError(
+                f"the first symbols are {self.symbols[:3]}, not {[PAD, MASK, SEP]}, and of the special "
+                f"symbols {known} {'both sets are' if whole else 'neither set is'} complete"
+            )
+        self.layout = whole[0]
+        ids = [self._ids[symbol] for symbol in astuple(FAMILIES[self.layout])]
+        self.pad, self.mask, self.sep, self._cls, self.unk = ids
+        self.task_tokens = 1
+        self.specials = np.array(sorted(ids))
 
     def __len__(self) -> int:
         return len(self.symbols)
@@ -70,12 +111,17 @@ class Vocabulary:
 
     def cls(self, n: int = 0) -> int:
         """Return the id of `[CLSn]`; MetaseqError if the vocabulary has fewer task tokens."""
+        if n and self.layout != "own":
+            raise MetaseqError(
+                f"the vocabulary is {self.layout}'s and has one task token, {self.symbols[self._cls]}, "
+                f"which stands for [CLS0]; [CLS{n}] needs a tokenizer that preprocess trained"
+            )
         if not 0 <= n < self.task_tokens:
             raise MetaseqError(
                 f"the vocabulary has {self.task_tokens} task tokens, [CLS{n}] is not one of them; "
                 f"preprocess again with --task-tokens {max(n + 1, TASK_TOKENS)}"
             )
-        return 3 + n
+        return self._cls + n
 
     def with_counts(self, counts: Iterable[int]) -> "Vocabulary":
         """Return the same vocabulary with other counts."""

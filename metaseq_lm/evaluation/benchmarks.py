@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.data.benchmarks import BENCHMARKS, Benchmark, find_benchmark, leaderboard_file
+from metaseq_lm.data.benchmarks import Benchmark, find_benchmark, leaderboard_file
 from metaseq_lm.errors import MetaseqError
-from metaseq_lm.evaluation.answers import exact_match, token_f1
 from metaseq_lm.evaluation.classification import (
     accuracy,
     f1_binary,
@@ -24,6 +23,7 @@ from metaseq_lm.evaluation.classification import (
     pearson,
     spearman,
 )
+from metaseq_lm.evaluation.squad import exact_match, token_f1
 
 Facts = Sequence[dict[str, Any]]
 
@@ -274,6 +274,3 @@ def _nested(rows: Facts, labels: Sequence[str]) -> list[dict[str, Any]]:
         }
         for passage, questions in passages.items()
     ]
-
-
-assert set(SCORERS) <= set(BENCHMARKS)

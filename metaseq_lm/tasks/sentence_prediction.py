@@ -7,7 +7,7 @@ As Clark et al. 2020 (ELECTRA) do it: the pre-trained encoder, a fresh linear la
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,10 @@ from metaseq_lm.evaluation import classification
 from metaseq_lm.evaluation.ensemble import mean_scores
 from metaseq_lm.models.heads import SentenceHead, SpanHead
 from metaseq_lm.models.sentence_prediction import SentencePredictor
-from metaseq_lm.models.transformer import TransformerConfig
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Passes, Task, with_epochs
-from metaseq_lm.tasks.masked_lm import check_rows, first
+from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights
+from metaseq_lm.tasks.masked_lm import first
 
 HEAD = "heads.sentence."
 # The metrics of a set that is of no benchmark, the main one first.
@@ -53,21 +53,6 @@ class SentencePredictionConfig:
     head_dropout: float = option(0.1, "dropout before the linear layer")
     keep_head: bool = option(False, "start from the head of init_from too, not from a fresh one")
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)")
-
-
-def encoder_sizes(config: DictConfig) -> TransformerConfig:
-    """Return the sizes of the encoder of the configured model, which may have more options.
-
-    Raises UsageError for a model without a Transformer encoder, and for rows longer than it.
-    """
-    check_rows(config)
-    names = [field.name for field in fields(TransformerConfig)]
-    lacking = [name for name in names if name not in config.model]
-    if lacking:
-        raise UsageError(
-            f"model '{config.model._name}' has no {lacking[0]}; this task needs a Transformer encoder"
-        )
-    return TransformerConfig(**{name: config.model[name] for name in names})
 
 
 @register_task("sentence_prediction", dataclass=SentencePredictionConfig)
@@ -152,8 +137,10 @@ class SentencePredictionTask(Task):
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the encoder of any model that calls it so, and with task.keep_head the head."""
-        wanted = ("encoder.", HEAD) if self.options.keep_head else ("encoder.",)
-        return {name: weight for name, weight in weights.items() if name.startswith(wanted)}
+        chosen = encoder_weights(weights, self.config)
+        if self.options.keep_head:
+            chosen |= {name: weight for name, weight in weights.items() if name.startswith(HEAD)}
+        return chosen
 
     # ---------------------------------------------------------------- scores
 

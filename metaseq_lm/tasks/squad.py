@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
@@ -31,10 +30,9 @@ from metaseq_lm.errors import UsageError
 from metaseq_lm.evaluation.spans import Answers, WindowAnswers, merged, window_texts
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
 from metaseq_lm.models.span_head import SpanModel
-from metaseq_lm.models.transformer import TransformerConfig
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Passes, Task, with_epochs
-from metaseq_lm.tasks.masked_lm import check_rows
+from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights
 
 POSITIONS = "encoder.embeddings.positions.weight"
 
@@ -112,15 +110,8 @@ class SquadTask(Task):
         return SpanModel(sizes, len(vocabulary), vocabulary.pad, *flags)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder of any model that calls it so; positions that no row reaches may differ.
-
-        Raises UsageError if it has fewer positions than the rows need.
-        """
-        chosen = {name: weight for name, weight in weights.items() if name.startswith("encoder.")}
-        if POSITIONS in chosen:
-            needed, room = self.options.tokens_per_sample, self.config.model.max_positions
-            chosen[POSITIONS] = with_positions(chosen[POSITIONS], needed, room)
-        return chosen
+        """Take the encoder of any model that calls it so."""
+        return encoder_weights(weights, self.config)
 
     # ---------------------------------------------------------------- scores
 
@@ -238,32 +229,3 @@ def windows_of(config: DictConfig, split: str) -> SquadWindows:
     )
     vocabulary = Vocabulary.load(Path(config.data) / "dict.txt")
     return SquadWindows(SquadSet(squad_folder(config), split), vocabulary, cut, split == "train")
-
-
-def encoder_sizes(config: DictConfig) -> TransformerConfig:
-    """Return the sizes of the encoder of the configured model, which may have more options.
-
-    Raises UsageError for a model without a Transformer encoder, and for rows longer than it.
-    """
-    check_rows(config)
-    names = [field.name for field in fields(TransformerConfig)]
-    lacking = [name for name in names if name not in config.model]
-    if lacking:
-        raise UsageError(
-            f"model '{config.model._name}' has no {lacking[0]}; this task needs a Transformer encoder"
-        )
-    return TransformerConfig(**{name: config.model[name] for name in names})
-
-
-def with_positions(table: Tensor, needed: int, room: int) -> Tensor:
-    """Return a position table (P, E) cut, or filled up with zeros, to `room` rows.
-
-    Raises UsageError if it has fewer than the `needed` rows that are used.
-    """
-    if len(table) < needed:
-        raise UsageError(
-            f"init_from was trained with {len(table)} positions but task.tokens_per_sample is "
-            f"{needed}; make it at most {len(table)} (longer contexts become windows)"
-        )
-    missing = table.new_zeros(max(room - len(table), 0), table.shape[1])
-    return torch.cat([table[:room], missing])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from metaseq_lm.cli import main
 from metaseq_lm.data import doctor
 from metaseq_lm.data.indexed import IndexedDataset, IndexedWriter
+from metaseq_lm.data.manifest import Manifest
 
 
 @pytest.fixture
@@ -159,3 +160,13 @@ def test_hashes_are_equal_for_equal_documents_only(tmp_path, monkeypatch, docume
     hashes = doctor.document_hashes(IndexedDataset(tmp_path / "a")).tolist()
     expected = [documents.index(document) for document in documents]
     assert [hashes.index(h) for h in hashes] == expected
+
+
+def test_a_set_of_another_kind_is_compared_with_its_manifest(data, look):
+    manifest = Manifest.load(data / "set")
+    manifest.kind = "squad"
+    manifest.save(data / "set")
+    assert look(data, "--verify")[0] == look(data / "set")[0] == 0
+    os.truncate(data / "set/test.label.bin", 1)
+    code, lines = look(data)
+    assert code == 1 and has(lines, "error", "test.label.bin: 1 bytes instead of 4")

@@ -437,6 +437,11 @@ def test_find_words(wanted, index, found, remark):
     assert said.endswith(remark) and bool(said) == bool(remark)
 
 
+def test_the_nearest_of_several_places_is_taken():
+    assert find_words("it saw us and he saw it run", "it", 5)[:2] == (21, 23)
+    assert find_words("it saw us and he saw it run", "it", 2)[:2] == (0, 2)
+
+
 def test_span_text_elsewhere_is_a_remark_with_its_place(run):
     target = {"span1_text": "dog", "span1_index": 2, "span2_text": "she", "span2_index": 3}
     record = changed("WSC", target=target)

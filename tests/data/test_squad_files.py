@@ -53,6 +53,7 @@ def run(tmp_path: Path, tokenizer: Tokenizer, content: Any, version: str = "v1.1
         ("Zoë Ray", 18, "Zoë  Ray"),  # white space runs are equal
         ("Owner", 10, "Owner"),  # the start is a little off
         ("Owner", 9, "Owner"),
+        ("Owner", 6, None),  # the place ends at the space before it
         ("3.50", 34, "3.50"),
         ("1998", 41, "1998"),
         ("naïve", 51, "naïve"),

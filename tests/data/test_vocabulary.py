@@ -93,3 +93,51 @@ def test_damaged_dict(tmp_path, content, message):
     (tmp_path / "dict.txt").write_bytes(content)
     with pytest.raises(MetaseqError, match="dict.txt.*" + message):
         Vocabulary.load(tmp_path / "dict.txt")
+
+
+BERT = ["a", "[PAD]", "[UNK]", "b", "[CLS]", "[SEP]", "c", "[MASK]"]
+ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "<mask>"]
+
+
+@pytest.mark.parametrize("symbols,layout", [(BERT, "bert"), (ROBERTA, "roberta")])
+def test_foreign_layouts(tmp_path, symbols, layout):
+    Vocabulary(symbols, range(len(symbols))).save(tmp_path / "dict.txt")
+    vocabulary = Vocabulary.load(tmp_path / "dict.txt")
+    assert vocabulary.symbols == symbols and vocabulary.counts == list(range(len(symbols)))
+    ids = (vocabulary.pad, vocabulary.mask, vocabulary.sep, vocabulary.cls(), vocabulary.unk)
+    assert ids == ((1, 7, 5, 4, 2) if layout == "bert" else (1, 6, 2, 0, 3))
+    assert vocabulary.specials.tolist() == sorted(ids)
+    assert vocabulary.unwritten == set(ids) - {vocabulary.unk}
+    assert (vocabulary.layout, vocabulary.task_tokens) == (layout, 1)
+    assert vocabulary.index("a") == symbols.index("a") and vocabulary.index("?") == ids[-1]
+    with pytest.raises(MetaseqError, match="has one task token"):
+        vocabulary.cls(1)
+
+
+def test_foreign_layouts_must_be_whole_and_the_only_one():
+    for lacking in BERT[1:3] + BERT[4:6] + BERT[7:]:
+        with pytest.raises(ValueError, match="neither set is complete"):
+            Vocabulary([s for s in BERT if s != lacking])
+    with pytest.raises(ValueError, match="both sets are complete"):
+        Vocabulary([*BERT, *(s for s in ROBERTA if s not in BERT)])
+    # Our own layout wins: what else is there are words of the text.
+    own = Vocabulary([*special_symbols(0), *ROBERTA, "[CLS]", "[UNK]"])
+    assert (own.layout, own.pad, own.task_tokens, own.unk) == ("own", 0, 0, None)
+
+
+@pytest.mark.parametrize("symbols", [BERT, ROBERTA])
+def test_masking_and_words_with_a_foreign_layout(symbols):
+    """Special symbols are neither hidden nor drawn, wherever they are."""
+    from omegaconf import OmegaConf
+
+    from metaseq_lm.data.plain_tokenizers import WordTokenizer
+    from metaseq_lm.tasks.masked_lm import MaskedLMConfig, masking_of
+
+    vocabulary = Vocabulary(symbols)
+    masking = masking_of(OmegaConf.structured(MaskedLMConfig), vocabulary)
+    ordinary = [i for i, s in enumerate(symbols) if s in "abc"]
+    assert masking.replacements.tolist() == ordinary and masking.mask == vocabulary.mask
+    words = WordTokenizer(vocabulary)
+    ids = words.encode_batch([" ".join(["a", *symbols])])[0]
+    assert [i for i in ids if i != vocabulary.unk] == [ordinary[0], *ordinary]
+    assert words.decode([vocabulary.cls(), *ids, vocabulary.sep]).split()[0] == "a"

@@ -15,8 +15,8 @@ from hypothesis.extra.numpy import arrays
 
 from metaseq_lm.data.benchmarks import BENCHMARKS
 from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.evaluation.answers import exact_match, normalized, token_f1
-from metaseq_lm.evaluation.benchmarks import average, metrics
+from metaseq_lm.evaluation.benchmarks import SCORERS, average, metrics
+from metaseq_lm.evaluation.squad import exact_match, normalize_answer, token_f1
 
 # Few values, so that ties, constant columns and one-sided predictions are common.
 score = st.sampled_from([-1.0, 0.0, 0.5, 2.0])
@@ -157,7 +157,7 @@ words = st.lists(
 
 @given(words.map(" ".join), words.map(" ".join))
 def test_answers(gold, predicted):
-    assert normalized(gold) == official_normalize(gold)
+    assert normalize_answer(gold) == official_normalize(gold)
     ours, theirs = official_normalize(predicted).split(), official_normalize(gold).split()
     assert exact_match(gold, predicted) == (ours == theirs)
     left, shared = list(theirs), 0
@@ -210,6 +210,7 @@ def test_gender_parity(case):
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_the_table_names_what_is_computed(name):
+    assert set(SCORERS) <= set(BENCHMARKS)
     task = BENCHMARKS[name]
     count = max(len(task.labels), 1)
     fact = {"idx": 0, "passage": 0, "question": 0, "entity": "a", "answers": ["a"], "pair_id": 0}

@@ -1,0 +1,54 @@
+"""Turn a checkpoint into a folder that the transformers library opens.
+
+examples:
+  metaseq-lm export runs/bert --out exported/bert --check
+  metaseq-lm export runs/electra --part generator --out exported/generator
+Post-LN encoders only: BERT, RoBERTa and ELECTRA have no other.
+"""
+
+import argparse
+from pathlib import Path
+
+HELP = "a checkpoint to a transformers folder"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "checkpoint", help="checkpoint, or run folder (its best one, else its last)"
+    )
+    parser.add_argument("--out", required=True, metavar="HF_DIR", help="folder to make")
+    parser.add_argument(
+        "--part",
+        choices=("main", "generator"),
+        default="main",
+        help="which net of ELECTRA (default: main)",
+    )
+    parser.add_argument(
+        "--data", metavar="DIR", help="folder of its tokenizer (default: where it was trained on)"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare with transformers, which must be installed"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export, and compare if asked."""
+    from metaseq_lm import checkpoint
+    from metaseq_lm.data.tokenizer import load_tokenizer
+    from metaseq_lm.interop.check import check, library
+    from metaseq_lm.interop.exporting import export_checkpoint, export_part, tokenizer_folder
+    from metaseq_lm.opened import stored_config
+
+    if args.check:
+        library()
+    found = checkpoint.load(checkpoint.resolve(args.checkpoint, prefer="best"))
+    config = stored_config(found)
+    data, out = Path(args.data) if args.data else None, Path(args.out)
+    export_checkpoint(found, config, out, args.part, data)
+    print(f"{out}: exported from {found.path}")
+    if args.check:
+        tokenizer = load_tokenizer(data or tokenizer_folder(found, config))
+        part = export_part(found, config, tokenizer.vocabulary, args.part)
+        print(check(part, tokenizer, out, args.part == "main"))
+    return 0

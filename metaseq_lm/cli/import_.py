@@ -1,0 +1,50 @@
+"""Turn a BERT, RoBERTa or ELECTRA folder of the transformers library into a run folder.
+
+examples:
+  metaseq-lm import bert-base-uncased --out imported/bert --check
+  metaseq-lm import electra-discriminator --generator electra-generator --out imported/electra
+Then: preprocess --tokenizer-from imported/bert, and train --init-from imported/bert.
+"""
+
+import argparse
+from pathlib import Path
+
+HELP = "a transformers folder to a run folder"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "source", metavar="HF_DIR", help="folder with config.json, weights and tokenizer files"
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="run folder to make")
+    parser.add_argument("--generator", metavar="HF_DIR", help="folder of ELECTRA's generator")
+    parser.add_argument(
+        "--check", action="store_true", help="compare with transformers, which must be installed"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Import, and compare if asked."""
+    from metaseq_lm import checkpoint, plugins
+    from metaseq_lm.data.tokenizer import load_tokenizer
+    from metaseq_lm.interop.check import check, library
+    from metaseq_lm.interop.exporting import export_part
+    from metaseq_lm.interop.importing import import_folder
+    from metaseq_lm.opened import stored_config
+
+    plugins.load_all()
+    if args.check:
+        library()
+    sources = {"main": Path(args.source)}
+    if args.generator:
+        sources["generator"] = Path(args.generator)
+    import_folder(sources["main"], Path(args.out), sources.get("generator"))
+    print(f"{args.out}: imported from {' and '.join(map(str, sources.values()))}")
+    if args.check:
+        found = checkpoint.load(checkpoint.resolve(args.out))
+        tokenizer = load_tokenizer(args.out)
+        for name, folder in sources.items():
+            part = export_part(found, stored_config(found), tokenizer.vocabulary, name)
+            print(check(part, tokenizer, folder, name == "main"))
+    return 0

@@ -1,0 +1,127 @@
+"""Proof that a model and its tokenizer do the same here and in the transformers library."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.data.tokenizer_base import Tokenizer
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.errors import MetaseqError
+from metaseq_lm.interop.parts import Part, build
+from metaseq_lm.models.transformer import Embeddings, TransformerLM, attention_mask
+
+LIMIT = 1e-5  # of logits, in fp32
+ROWS, LONGEST = 4, 64
+TEXT = (
+    "The quick brown fox, aged 12, jumps over the lazy dog's back.",
+    "She said: \"It's 3.50 (or more)!\" - and left; wasn't that naïve, Zoë?",
+    "Straße, crème brûlée, Łódź, Ελλάδα, Россия, 東京 and 서울",
+    "  two  spaces\tand a tab, e\u0301 and x\u00a0y",
+    "http://example.org/a_b?c=d&e=f #tag @name 100% \u20ac5 \U0001f600",
+    "",
+)
+
+
+def check(part: Part, tokenizer: Tokenizer, folder: Path, main: bool = True) -> str:
+    """Return a line with the largest difference; MetaseqError if it is above LIMIT or ids differ."""
+    transformers = library()
+    kind = getattr(transformers, part.foreign.architecture.name)
+    model, told = kind.from_pretrained(folder, output_loading_info=True)
+    absent = sorted(told["missing_keys"])
+    absent = [n for n in absent if ".pooler." not in f".{n}"]
+    if absent:
+        raise MetaseqError(f"{folder}: transformers finds no {', '.join(absent[:4])} in it")
+    own = build(part.foreign, part.weights, folder, main)
+    most = largest_difference(part, own, model.float().eval(), tokenizer.vocabulary)
+    if not most <= LIMIT:
+        raise MetaseqError(
+            f"{folder}: logits differ by up to {most:.2e} from those of transformers ({LIMIT:.0e} allowed)"
+        )
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    for line, ids in zip(TEXT, tokenizer.encode_batch(TEXT)):
+        if theirs(line, add_special_tokens=False)["input_ids"] != ids:
+            raise MetaseqError(f"{folder}: transformers cuts {line!r} into other tokens")
+    return f"{folder}: logits differ by at most {most:.2e}, tokens of {len(TEXT)} lines are equal"
+
+
+def library() -> Any:
+    """Return the transformers module, quiet; MetaseqError if it is not installed."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise MetaseqError("--check needs transformers: pip install transformers") from error
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+@torch.no_grad()
+def largest_difference(
+    part: Part, own: nn.Module, other: nn.Module, vocabulary: Vocabulary
+) -> float:
+    """Return the largest difference of all outputs on random rows, with and without padding."""
+    most = 0.0
+    for padded in (False, True):
+        rows, padding, segments = random_rows(part, vocabulary, padded)
+        ours = own_outputs(own, rows, padding if padded else None, segments)
+        theirs = foreign_outputs(other, rows, padding, segments)
+        for name, mine in ours.items():
+            difference = (mine - theirs[name]).abs()
+            if name != "next_sentence":
+                difference = difference[~padding]
+            most = max(most, float(difference.max().nan_to_num(torch.inf)))
+    return most
+
+
+def random_rows(
+    part: Part, vocabulary: Vocabulary, padded: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return ids (B, S), where they are padding (B, S), and segments (B, S) if there are any."""
+    length = min(LONGEST, part.foreign.model.max_positions)
+    random = np.random.default_rng(1)
+    usual = np.setdiff1d(np.arange(len(vocabulary)), vocabulary.specials)
+    rows = torch.tensor(random.choice(usual, (ROWS, length)))
+    if vocabulary.task_tokens:
+        rows[:, 0] = vocabulary.cls()
+    sizes = random.integers(1, length, ROWS) if padded else np.full(ROWS, length)
+    padding = torch.arange(length) >= torch.tensor(sizes)[:, None]
+    rows[padding] = vocabulary.pad
+    kinds = part.foreign.model.segments
+    segments = torch.tensor(random.integers(0, kinds, (ROWS, length))) if kinds else None
+    return rows, padding, segments
+
+
+def own_outputs(
+    net: nn.Module, rows: Tensor, padding: Tensor | None, segments: Tensor | None
+) -> dict[str, Tensor]:
+    """Return what a net of `parts.assemble` says, by the name of the head, "hidden" without heads."""
+    if not isinstance(net, TransformerLM):
+        assert isinstance(net, nn.ModuleDict)
+        parts = net["generator"]
+        assert isinstance(parts, nn.ModuleDict)
+        embeddings = parts["embeddings"]
+        assert isinstance(embeddings, Embeddings)
+        states = parts["stack"](embeddings(rows, segments), attention_mask(padding))
+        return {"lm": parts["head"](states, embeddings.tokens.weight)}
+    states = net.encoder(rows, padding, segments)
+    said = {name: head(states) for name, head in net.heads.items() if name != "lm"}
+    if "lm" in net.heads:
+        said["lm"] = net.predict(states, head="lm")
+    return said or {"hidden": states}
+
+
+def foreign_outputs(
+    model: nn.Module, rows: Tensor, padding: Tensor, segments: Tensor | None
+) -> dict[str, Tensor]:
+    """Return what a model of the transformers library says, by our names of its heads."""
+    said = model(input_ids=rows, attention_mask=(~padding).long(), token_type_ids=segments)
+    names = {
+        "lm": "prediction_logits" if "prediction_logits" in said else "logits",
+        "rtd": "logits",
+        "next_sentence": "seq_relationship_logits",
+        "hidden": "last_hidden_state",
+    }
+    return {own: said[name] for own, name in names.items() if name in said}

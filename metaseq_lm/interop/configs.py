@@ -1,0 +1,190 @@
+"""Sizes and options: a `config.json` of the transformers library, ours, and one from the other."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from metaseq_lm.config import load_config
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.errors import MetaseqError
+from metaseq_lm.interop.names import ARCHITECTURES, Architecture
+from metaseq_lm.models.transformer import TransformerConfig
+from metaseq_lm.registry import TASKS
+
+# In config.json: what the foreign options cannot say of a model of ours.
+OWN_KEY = "metaseq_lm"
+SIZES = {
+    "num_hidden_layers": "encoder_layers",
+    "hidden_size": "encoder_embed_dim",
+    "intermediate_size": "encoder_ffn_embed_dim",
+    "num_attention_heads": "encoder_attention_heads",
+}
+RATES = {
+    "hidden_dropout_prob": ("dropout", 0.1),
+    "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+    "layer_norm_eps": ("norm_eps", 1e-12),
+}
+MOST = 1000  # layers, and kinds of segments
+# Options that must have this value, if they are there at all, for our encoder to be the same.
+FIXED = {
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "is_encoder_decoder": False,
+    "pruned_heads": {},
+}
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """What a `config.json` says of a model."""
+
+    architecture: Architecture
+    model: TransformerConfig
+    vocab_size: int
+    pad: int
+    tied: bool
+    segments: bool  # False: its segment embedding stands for none
+
+    @property
+    def offset(self) -> int:
+        """The rows of the position table before the first position."""
+        return self.pad + 1 if self.architecture.base == "roberta" else 0
+
+
+def read_config(config: dict[str, Any], place: object) -> Foreign:
+    """Understand the content of a `config.json`; MetaseqError that names `place` if it cannot be."""
+
+    def number(key: str, kind: type, default: Any = None) -> Any:
+        value = config.get(key, default)
+        fits = isinstance(value, (int, kind)) and not isinstance(value, bool)
+        if not fits or not 0 <= value < 1 << 31:
+            raise MetaseqError(f"{place}: {key} is {str(value)[:40]!r}, not a number that can be")
+        return kind(value)
+
+    architecture = architecture_of(config, place)
+    for key, value in FIXED.items():
+        if config.get(key, value) != value:
+            raise MetaseqError(
+                f"{place}: {key} is {str(config[key])[:40]!r}; only models with {value!r} can be used"
+            )
+    pad = number("pad_token_id", int, 1 if architecture.base == "roberta" else 0)
+    options: dict[str, Any] = {own: number(key, int) for key, own in SIZES.items()}
+    options |= {own: number(key, float, usual) for key, (own, usual) in RATES.items()}
+    own = config.get(OWN_KEY)
+    segments = not (isinstance(own, dict) and own.get("segments") == 0)
+    kinds = number("type_vocab_size", int, 2)
+    options["segments"] = kinds if segments else 0
+    offset = pad + 1 if architecture.base == "roberta" else 0
+    options["max_positions"] = number("max_position_embeddings", int) - offset
+    width = options["encoder_embed_dim"]
+    if architecture.base == "electra":
+        embed = number("embedding_size", int, 128)
+        options["token_embed_dim"] = embed if embed != width else 0
+    least = min(*(options[own] for own in SIZES.values()), options["max_positions"])
+    # A config of a few bytes must not ask for the work of thousands of layers.
+    most = max(options["encoder_layers"], kinds)
+    if least < 1 or most > MOST or width % options["encoder_attention_heads"]:
+        raise MetaseqError(f"{place}: there is no model with {options}")
+    model = TransformerConfig(encoder_normalize_before=False, init="truncated_normal", **options)
+    tied = config.get("tie_word_embeddings", True) is not False
+    return Foreign(architecture, model, number("vocab_size", int), pad, tied, segments)
+
+
+def architecture_of(config: dict[str, Any], place: object) -> Architecture:
+    """Return the architecture that a `config.json` names; MetaseqError for one that is not known."""
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise MetaseqError(
+            f"{place}: architectures is {str(named)[:60]}; one of {', '.join(ARCHITECTURES)} can be used"
+        )
+    found = ARCHITECTURES[name]
+    if config.get("model_type", found.base) != found.base:
+        raise MetaseqError(f"{place}: model_type is {config['model_type']!r} but it is a {name}")
+    return found
+
+
+def write_config(
+    architecture: Architecture, model: TransformerConfig, vocabulary: Vocabulary, tied: bool
+) -> dict[str, Any]:
+    """Return the `config.json` of a model; post-LN only."""
+    base, pad = architecture.base, vocabulary.pad
+    values: dict[str, Any] = {"architectures": [architecture.name], "model_type": base}
+    values |= {key: getattr(model, own) for key, own in SIZES.items()}
+    values |= {key: getattr(model, own) for key, (own, _) in RATES.items()}
+    if base == "electra":
+        values["embedding_size"] = model.embed_dim
+    positions = model.max_positions + (pad + 1 if base == "roberta" else 0)
+    segments = model.segments or (1 if base == "roberta" else 2)
+    return values | {
+        "vocab_size": len(vocabulary),
+        "max_position_embeddings": positions,
+        "type_vocab_size": segments,
+        "hidden_act": "gelu",
+        "pad_token_id": pad,
+        "bos_token_id": vocabulary.cls() if base == "roberta" else None,
+        "eos_token_id": vocabulary.sep if base == "roberta" else None,
+        "tie_word_embeddings": tied,
+        **({} if model.segments else {OWN_KEY: {"segments": 0}}),
+    }
+
+
+def model_options(config: DictConfig, place: object) -> TransformerConfig:
+    """Return the sizes that a run's config has for its encoder; MetaseqError if it is no such model."""
+    node = config.model if OmegaConf.is_dict(config.model) else {}
+    usual = {item.name: item.default for item in fields(TransformerConfig)}
+    options = {name: node[name] for name in usual if name in node}
+    wrong = {*SIZES.values(), "max_positions"} - options.keys()
+    for name, value in options.items():
+        kinds = (int, float) if isinstance(usual[name], float) else type(usual[name])
+        wrong |= set() if isinstance(value, kinds) else {name}
+    if wrong:
+        raise MetaseqError(
+            f"{place}: its model is {node.get('_name')!r}, not an encoder like ours "
+            f"({', '.join(sorted(wrong))})"
+        )
+    return TransformerConfig(**options)
+
+
+def run_config(
+    foreign: Foreign, generator: Foreign | None, sharing: str, folder: str
+) -> DictConfig:
+    """Return the configuration of a run that goes on from an imported model.
+
+    The discriminator of ELECTRA gets its own task; whatever else there is, masked_lm.
+    """
+    model = {item.name: getattr(foreign.model, item.name) for item in fields(TransformerConfig)}
+    config = load_config(["task=masked_lm", "criterion=masked_lm", "model=transformer"])
+    OmegaConf.set_struct(config, False)
+    heads = foreign.architecture.heads
+    if "rtd" in heads:
+        width = foreign.model.encoder_embed_dim
+        size = generator.model.encoder_embed_dim / width if generator else 0.25
+        model |= {"generator_size": size, "sharing": sharing}
+        if generator and generator.model.encoder_layers != foreign.model.encoder_layers:
+            share = generator.model.encoder_layers / foreign.model.encoder_layers
+            model["generator_layers"] = share
+        config = _renamed(
+            config, {"task": "electra", "criterion": "electra_rtd", "model": "electra"}
+        )
+    elif "next_sentence" in heads:
+        config = _renamed(config, {"task": "sentence_pairs", "criterion": "bert_pretraining"})
+    config.model = {**config.model, **model}
+    config.task.tokens_per_sample = foreign.model.max_positions
+    config.data = config.save_dir = folder
+    config.label = foreign.architecture.name
+    return config
+
+
+def _renamed(config: DictConfig, names: dict[str, str]) -> DictConfig:
+    """Return `config` with other choices of groups; plain names where none is registered yet."""
+    if names["task"] in TASKS.entries:
+        config = load_config([f"{group}={name}" for group, name in names.items()])
+        OmegaConf.set_struct(config, False)
+        return config
+    for group, name in names.items():
+        config[group] = {**config[group], "_name": name} if group == "task" else {"_name": name}
+    return config

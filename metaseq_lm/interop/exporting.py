@@ -1,0 +1,171 @@
+"""A checkpoint to a folder of the transformers library."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from torch import Tensor
+
+from metaseq_lm.checkpoint import Checkpoint
+from metaseq_lm.data.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizer_base import DICT_FILE
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.interop.configs import model_options, read_config, write_config
+from metaseq_lm.interop.folders import copy_tokenizer, new_folder, write_model
+from metaseq_lm.interop.importing import EMBEDDINGS, ORIGINALS
+from metaseq_lm.interop.names import ARCHITECTURES, COPIES, GENERATOR, MAIN, Architecture
+from metaseq_lm.interop.parts import KEY, Part, build, names_of, write_part
+from metaseq_lm.interop.tokenizer_files import write_tokenizer
+from metaseq_lm.models.transformer import TransformerConfig
+
+SIZE_OF_GENERATOR = "generator.stack.layers.0.fc1.weight"
+
+
+def export_checkpoint(
+    found: Checkpoint, config: DictConfig, out: Path, name: str, data: Path | None = None
+) -> None:
+    """Fill the new folder `out` with config.json, weights and tokenizer of part `name` of a checkpoint.
+
+    `data` is the folder of its tokenizer; by default the run folder if it has one, else the data
+    folder of its config. MetaseqError if the library has no such model.
+    """
+    folder = data or tokenizer_folder(found, config)
+    tokenizer = load_tokenizer(folder)
+    part = export_part(found, config, tokenizer.vocabulary, name)
+    with new_folder(out) as target:
+        names = names_of(part.foreign, MAIN if name == "main" else GENERATOR)
+        write_model(target, part.config, write_part(part, names))
+        originals = found.path.parent.parent / ORIGINALS
+        if not (KEY in found.manifest and data is None and copy_tokenizer(originals, target)):
+            write_tokenizer(tokenizer, target, part.foreign.model)
+
+
+def tokenizer_folder(found: Checkpoint, config: DictConfig) -> Path:
+    """Return the folder that has the tokenizer of a checkpoint."""
+    run = found.path.parent.parent
+    return run if (run / DICT_FILE).is_file() else Path(config.data)
+
+
+def export_part(found: Checkpoint, config: DictConfig, vocabulary: Vocabulary, name: str) -> Part:
+    """Return the net `name` of a checkpoint as a model of the transformers library.
+
+    UsageError if there is no such net, MetaseqError if it has no counterpart.
+    """
+    weights = {
+        n: w for n, w in found.weights.items() if n.startswith("generator.") == (name != "main")
+    }
+    if not weights:
+        raise UsageError(f"{found.path}: it has no generator; leave --part away")
+    ours, theirs = EMBEDDINGS
+    if name != "main" and not any(n.startswith(theirs) for n in weights):
+        shared = [n for n in found.weights if n.startswith(ours)]
+        weights |= {n.replace(ours, theirs): found.weights[n] for n in shared}
+    places = MAIN if name == "main" else GENERATOR
+    tokens = weights.get(f"{places.embeddings}.tokens.weight")
+    if tokens is None:
+        raise MetaseqError(f"{found.path}: it has no {places.embeddings}.tokens; not our encoder")
+    if len(tokens) != len(vocabulary):
+        raise MetaseqError(
+            f"{found.path}: it has {len(tokens)} symbols, but the tokenizer {len(vocabulary)}; give "
+            "the folder of the tokenizer it was trained with by --data"
+        )
+    known = found.manifest.get(KEY)
+    if known is not None:
+        part = _remembered(found, known, name, weights)
+    else:
+        part = _new(found, config, vocabulary, name, weights)
+    build(part.foreign, part.weights, found.path, name == "main")
+    return part
+
+
+def _remembered(found: Checkpoint, known: Any, name: str, weights: dict[str, Tensor]) -> Part:
+    """Return an imported model as it was."""
+    place = f"{found.path / 'manifest.json'}: {KEY}"
+    try:
+        about, rest = known[name], found.state[KEY][name]
+        texts = [
+            text for key in ("names", "copies") for pair in about[key].items() for text in pair
+        ]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("not a table of names")
+        config, names, copies = dict(about["config"]), dict(about["names"]), dict(about["copies"])
+        rest = {str(n): tensor for n, tensor in rest.items() if isinstance(tensor, Tensor)}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise MetaseqError(f"{place}: damaged ({error!r})") from error
+    part = Part(read_config(config, place), config, weights, names, copies, rest)
+    written = {
+        n
+        for group in names_of(part.foreign, MAIN if name == "main" else GENERATOR).values()
+        for n in group
+    }
+    if not set(copies.values()) <= written:
+        raise MetaseqError(f"{place}: damaged (copies of what is not there)")
+    return part
+
+
+def _new(
+    found: Checkpoint,
+    config: DictConfig,
+    vocabulary: Vocabulary,
+    name: str,
+    weights: dict[str, Tensor],
+) -> Part:
+    """Return a model that was trained here as the nearest class of the transformers library."""
+    model = model_options(config, found.path)
+    if model.encoder_normalize_before:
+        raise MetaseqError(
+            f"{found.path}: a pre-LN encoder, and BERT, RoBERTa and ELECTRA are post-LN; train with "
+            "model.encoder_normalize_before=false (e.g. --model bert_small) to export it"
+        )
+    if name == "main":
+        architecture = choose(set(weights), model, vocabulary)
+    else:
+        architecture = ARCHITECTURES["ElectraForMaskedLM"]
+        if SIZE_OF_GENERATOR not in weights:
+            raise MetaseqError(f"{found.path}: its generator is no masked language model of ours")
+        model = generator_sizes(model, weights)
+    head = "heads.lm.weight" if name == "main" else "generator.head.weight"
+    values = write_config(architecture, model, vocabulary, head not in weights)
+    part = Part(read_config(values, found.path), values, weights)
+    names = names_of(part.foreign, MAIN if name == "main" else GENERATOR)
+    bias = next((n for group in names.values() for n in group if n in COPIES), None)
+    part.copies = {} if bias is None else {COPIES[bias]: bias}
+    for what, wrong in (
+        ("a {} has no place for its", weights.keys() - names.keys()),
+        ("a {} has more than it, such as", names.keys() - weights.keys()),
+    ):
+        if wrong:
+            told = f"{what.format(architecture.name)} {', '.join(sorted(wrong)[:4])}"
+            raise MetaseqError(f"{found.path}: {told}")
+    return part
+
+
+def choose(names: set[str], model: TransformerConfig, vocabulary: Vocabulary) -> Architecture:
+    """Return the class whose parameters have these names."""
+    heads = {name.split(".")[1] for name in names if name.startswith("heads.")}
+    if "rtd" in heads:
+        return ARCHITECTURES["ElectraForPreTraining"]
+    base = "Electra" if model.token_embed_dim not in (0, model.encoder_embed_dim) else "Bert"
+    if base == "Bert" and "next_sentence" in heads:
+        return ARCHITECTURES["BertForPreTraining"]
+    if base == "Bert" and vocabulary.layout == "roberta" and model.segments < 2:
+        base = "Roberta"
+    return ARCHITECTURES[base + ("ForMaskedLM" if "lm" in heads else "Model")]
+
+
+def generator_sizes(model: TransformerConfig, weights: dict[str, Tensor]) -> TransformerConfig:
+    """Return the sizes of ELECTRA's generator; heads as in its code, 64 wide."""
+    fc1 = weights[SIZE_OF_GENERATOR]
+    width, embed = fc1.shape[1], weights["generator.embeddings.tokens.weight"].shape[1]
+    layers = {n for n in weights if re.fullmatch(r"generator\.stack\.layers\.\d+\.fc1\.bias", n)}
+    return replace(
+        model,
+        encoder_layers=len(layers),
+        encoder_embed_dim=width,
+        encoder_ffn_embed_dim=fc1.shape[0],
+        encoder_attention_heads=max(1, width // 64),
+        token_embed_dim=embed if embed != width else 0,
+    )

@@ -1,0 +1,114 @@
+"""A folder of the transformers library to a run folder that training goes on from."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from metaseq_lm import checkpoint
+from metaseq_lm.data.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizer_base import Tokenizer
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.files import write_atomic
+from metaseq_lm.interop.configs import read_config, run_config
+from metaseq_lm.interop.folders import (
+    CONFIG_FILE,
+    copy_tokenizer,
+    new_folder,
+    read_folder_config,
+    read_weights,
+)
+from metaseq_lm.interop.parts import KEY, Part, build, read_part
+
+ORIGINALS = "transformers"  # folder of the tokenizer files as they were
+EMBEDDINGS = ("encoder.embeddings.", "generator.embeddings.")
+
+
+def import_folder(source: Path, out: Path, generator: Path | None = None) -> None:
+    """Fill the new folder `out` with tokenizer, config.yaml and a checkpoint of `source`.
+
+    `generator` is the folder of ELECTRA's generator. MetaseqError for a folder that cannot be used;
+    then `out` is not there.
+    """
+    tokenizer = load_tokenizer(source)
+    part = load_part(source, tokenizer)
+    parts, weights, sharing = {"main": part}, dict(part.weights), "embeddings"
+    if generator is not None:
+        other = load_part(generator, tokenizer, main=False)
+        check_generator(part, other, generator)
+        parts["generator"] = other
+        weights, sharing = join(part, other)
+    config = run_config(
+        part.foreign, parts["generator"].foreign if generator else None, sharing, str(out)
+    )
+    about = {
+        "config": OmegaConf.to_container(config),
+        "valid": {},
+        "data": {},
+        KEY: {name: one.about for name, one in parts.items()},
+    }
+    state: dict[str, Any] = {KEY: {name: one.rest for name, one in parts.items()}}
+    with new_folder(out) as folder:
+        tokenizer.save(folder)
+        (folder / ORIGINALS).mkdir()
+        copy_tokenizer(source, folder / ORIGINALS)
+        write_atomic(folder / "config.yaml", OmegaConf.to_yaml(config).encode())
+        checkpoint.save(folder / "checkpoints", 0, weights, state, about)
+
+
+def load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
+    """Read one model; MetaseqError if it is none that we have, or of another vocabulary."""
+    config = read_folder_config(folder)
+    foreign = read_config(config, folder / CONFIG_FILE)
+    vocabulary = tokenizer.vocabulary
+    for what, theirs, ours in (
+        ("vocab_size", foreign.vocab_size, len(vocabulary)),
+        ("pad_token_id", foreign.pad, vocabulary.pad),
+    ):
+        if theirs != ours:
+            raise MetaseqError(
+                f"{folder / CONFIG_FILE}: {what} is {theirs} but the tokenizer's is {ours}"
+            )
+    part = read_part(foreign, config, read_weights(folder), folder, main)
+    build(foreign, part.weights, folder, main)
+    return part
+
+
+def check_generator(main: Part, other: Part, folder: Path) -> None:
+    """Raise if `other` cannot be the generator of `main`; sizes as in Clark et al. 2020, section 3."""
+    if main.foreign.architecture.heads != ("rtd",):
+        raise UsageError(
+            f"--generator belongs to an ElectraForPreTraining, not to a {main.foreign.architecture.name}"
+        )
+    if other.foreign.architecture.name != "ElectraForMaskedLM":
+        raise MetaseqError(
+            f"{folder / CONFIG_FILE}: a generator is an ElectraForMaskedLM, not a "
+            f"{other.foreign.architecture.name}"
+        )
+    first, second = main.foreign.model, other.foreign.model
+    width = second.encoder_embed_dim
+    for what, has, wants in (
+        ("intermediate_size", second.encoder_ffn_embed_dim, 4 * width),
+        ("num_attention_heads", second.encoder_attention_heads, max(1, width // 64)),
+        ("max_position_embeddings", second.max_positions, first.max_positions),
+        ("type_vocab_size", second.segments, first.segments),
+        ("layer_norm_eps", second.norm_eps, first.norm_eps),
+    ):
+        if has != wants:
+            raise MetaseqError(
+                f"{folder / CONFIG_FILE}: {what} is {has}; the generator of this discriminator, "
+                f"{width} wide, has {wants}"
+            )
+
+
+def join(main: Part, other: Part) -> tuple[dict[str, torch.Tensor], str]:
+    """Return the weights of both, and "embeddings" if they share those, "none" if not."""
+    ours, theirs = EMBEDDINGS
+    own = {n: w for n, w in other.weights.items() if n.startswith(theirs)}
+    shared = all(
+        torch.equal(weight, main.weights[name.replace(theirs, ours)])
+        for name, weight in own.items()
+    )
+    kept = {n: w for n, w in other.weights.items() if not shared or n not in own}
+    return {**main.weights, **kept}, "embeddings" if shared else "none"

@@ -1,0 +1,158 @@
+"""Which foreign tensors hold which of our parameters."""
+
+import re
+from dataclasses import dataclass
+
+# Our parameter -> the foreign ones whose rows, one after the other, are its rows.
+Mapping = dict[str, tuple[str, ...]]
+
+LAYER = {
+    "attention.in_proj": tuple(f"attention.self.{part}" for part in ("query", "key", "value")),
+    "attention.out_proj": ("attention.output.dense",),
+    "attention_norm": ("attention.output.LayerNorm",),
+    "fc1": ("intermediate.dense",),
+    "fc2": ("output.dense",),
+    "ffn_norm": ("output.LayerNorm",),
+}
+# Heads below "heads." (ours) and below nothing (theirs); a name without a dot is one parameter.
+HEADS = {
+    "bert": {
+        "lm": {
+            "dense": "cls.predictions.transform.dense",
+            "norm": "cls.predictions.transform.LayerNorm",
+            ".bias": "cls.predictions.bias",
+            ".weight": "cls.predictions.decoder.weight",
+        },
+        "next_sentence": {"pooler": "bert.pooler.dense", "out": "cls.seq_relationship"},
+    },
+    "roberta": {
+        "lm": {
+            "dense": "lm_head.dense",
+            "norm": "lm_head.layer_norm",
+            ".bias": "lm_head.bias",
+            ".weight": "lm_head.decoder.weight",
+        },
+        "pooler": {"dense": "roberta.pooler.dense"},
+    },
+    "electra": {
+        "lm": {
+            "dense": "generator_predictions.dense",
+            "norm": "generator_predictions.LayerNorm",
+            ".bias": "generator_lm_head.bias",
+            ".weight": "generator_lm_head.weight",
+        },
+        "rtd": {
+            "dense": "discriminator_predictions.dense",
+            "out": "discriminator_predictions.dense_prediction",
+        },
+    },
+}
+# Copies of other tensors, and constants, that some folders hold as well.
+COPIES = {
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+    "lm_head.decoder.bias": "lm_head.bias",
+}
+# Without tied weights the head's bias is the other one of the two.
+TWINS = COPIES | {original: copy for copy, original in COPIES.items()}
+CONSTANTS = re.compile(r"\w+\.embeddings\.(position_ids|token_type_ids)")
+BASE_PARTS = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A class of the transformers library: its name, `model_type`, and which heads it has."""
+
+    name: str
+    base: str
+    heads: tuple[str, ...] = ()
+
+
+ARCHITECTURES = {
+    a.name: a
+    for a in (
+        Architecture("BertModel", "bert"),
+        Architecture("BertForMaskedLM", "bert", ("lm",)),
+        Architecture("BertForPreTraining", "bert", ("lm", "next_sentence")),
+        Architecture("RobertaModel", "roberta"),
+        Architecture("RobertaForMaskedLM", "roberta", ("lm",)),
+        Architecture("ElectraModel", "electra"),
+        Architecture("ElectraForMaskedLM", "electra", ("lm",)),
+        Architecture("ElectraForPreTraining", "electra", ("rtd",)),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the parts of a model are among our parameters."""
+
+    embeddings: str = "encoder.embeddings"
+    stack: str = "encoder.stack"
+    heads: str = "heads."
+    lm: str = "heads.lm"
+
+
+MAIN = Places()
+GENERATOR = Places("generator.embeddings", "generator.stack", "generator.", "generator.head")
+
+
+def mapping(
+    architecture: Architecture,
+    layers: int,
+    project: bool,
+    segments: bool,
+    tied: bool,
+    places: Places = MAIN,
+) -> Mapping:
+    """Return where each of our parameters is in a model with so many layers.
+
+    `project`: the embeddings have another width; `segments`: they have segments; `tied`: the output
+    weights of the language-model head are the token embedding.
+    """
+    base = architecture.base
+    found: Mapping = {}
+    modules: Mapping = {f"{places.embeddings}.norm": (f"{base}.embeddings.LayerNorm",)}
+    if project:
+        modules[f"{places.stack}.project"] = (f"{base}.embeddings_project",)
+    for n in range(layers):
+        for own, theirs in LAYER.items():
+            modules[f"{places.stack}.layers.{n}.{own}"] = tuple(
+                f"{base}.encoder.layer.{n}.{name}" for name in theirs
+            )
+    for head in architecture.heads:
+        own = places.lm if head == "lm" else f"{places.heads}{head}"
+        for part, name in HEADS[base][head].items():
+            if not part.startswith("."):
+                modules[f"{own}.{part}"] = (name,)
+            elif not tied:
+                found[own + part] = (TWINS.get(name, name),)
+            elif part != ".weight":
+                found[own + part] = (name,)
+    tables = {"tokens": "word", "positions": "position"} | (
+        {"segments": "token_type"} if segments else {}
+    )
+    for own, name in tables.items():
+        found[f"{places.embeddings}.{own}.weight"] = (
+            f"{base}.embeddings.{name}_embeddings.weight",
+        )
+    for own, theirs in modules.items():
+        for kind in ("weight", "bias"):
+            found[f"{own}.{kind}"] = tuple(f"{name}.{kind}" for name in theirs)
+    return found
+
+
+def canonical(name: str, base: str) -> str:
+    """Return the present name of a tensor that an older version, or a base model, calls otherwise."""
+    name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
+    name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
+    return f"{base}.{name}" if name.startswith(BASE_PARTS) else name
+
+
+def known(base: str) -> set[str]:
+    """Return the names, besides the backbone's, that a folder of this kind may hold."""
+    found = {copy for copy in COPIES}
+    for head in HEADS[base].values():
+        for part, name in head.items():
+            single = part.startswith(".")
+            found |= {name} if single else {f"{name}.weight", f"{name}.bias"}
+    return found

@@ -1,0 +1,168 @@
+"""The tokenizer files of the transformers library for a tokenizer of ours."""
+
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from metaseq_lm.data.byte_bpe import PackedTokenizer
+from metaseq_lm.data.plain_tokenizers import PlainTokenizer
+from metaseq_lm.data.sentencepiece_tokenizers import SentencePiece
+from metaseq_lm.data.tokenizer_base import Tokenizer
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.errors import MetaseqError
+from metaseq_lm.files import write_atomic
+from metaseq_lm.interop.folders import write_json
+from metaseq_lm.models.transformer import TransformerConfig
+
+# What str.split() takes for white space; the library's own idea of it is a little smaller.
+WHITE_SPACE = (
+    "[\\x{09}-\\x{0d}\\x{1c}-\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}"
+    "\\x{202f}\\x{205f}\\x{3000}]+"
+)
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, model: TransformerConfig) -> None:
+    """Write files that AutoTokenizer opens, and ours beside them, so that nothing is lost.
+
+    Text that looks like a special symbol becomes one there, as is usual. MetaseqError for a kind
+    that the library cannot hold.
+    """
+    library = library_tokenizer(tokenizer)
+    vocabulary = tokenizer.vocabulary
+    library.add_special_tokens([vocabulary.symbols[i] for i in vocabulary.specials])
+    library.post_processor = template(vocabulary)
+    tokenizer.save(folder)
+    write_atomic(folder / "tokenizer.json", (library.to_str(pretty=True) + "\n").encode("utf-8"))
+    write_json(folder / "tokenizer_config.json", settings(vocabulary, model))
+
+
+def settings(vocabulary: Vocabulary, model: TransformerConfig) -> dict[str, Any]:
+    """Return the content of `tokenizer_config.json`."""
+    ids = {"pad": vocabulary.pad, "mask": vocabulary.mask, "sep": vocabulary.sep}
+    ids |= {"cls": vocabulary.cls()} if vocabulary.task_tokens else {}
+    ids |= {} if vocabulary.unk is None else {"unk": vocabulary.unk}
+    if vocabulary.layout == "roberta":
+        ids |= {"bos": vocabulary.cls(), "eos": vocabulary.sep}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    if model.segments < 2:
+        inputs.remove("token_type_ids")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.max_positions,
+        "model_input_names": inputs,
+        "clean_up_tokenization_spaces": False,
+        **{f"{name}_token": vocabulary.symbols[i] for name, i in ids.items()},
+    }
+
+
+def template(vocabulary: Vocabulary) -> processors.PostProcessor:
+    """Return what puts the special symbols around one text or two, as each layout has it."""
+    sep = vocabulary.symbols[vocabulary.sep]
+    specials = [(sep, vocabulary.sep)]
+    first = "$A"
+    if vocabulary.task_tokens:
+        cls = vocabulary.symbols[vocabulary.cls()]
+        specials.append((cls, vocabulary.cls()))
+        first = f"{cls} $A"
+    between = f"{sep} {sep} $B {sep}" if vocabulary.layout == "roberta" else f"{sep} $B:1 {sep}:1"
+    return processors.TemplateProcessing(f"{first} {sep}", f"{first} {between}", specials)
+
+
+def library_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    """Return the same tokenizer as one of the `tokenizers` library; MetaseqError if it has none."""
+    if isinstance(tokenizer, PackedTokenizer):
+        return tokenizers.Tokenizer.from_str(tokenizer.model_bytes().decode("utf-8"))
+    if isinstance(tokenizer, SentencePiece):
+        return _sentencepiece(tokenizer)
+    if isinstance(tokenizer, PlainTokenizer) and not tokenizer.options.get("pattern"):
+        vocabulary = tokenizer.vocabulary
+        assert vocabulary.unk is not None
+        ids = {symbol: i for i, symbol in enumerate(vocabulary.symbols)}
+        library = tokenizers.Tokenizer(
+            models.WordLevel(ids, unk_token=vocabulary.symbols[vocabulary.unk])
+        )
+        one = tokenizer.name == "char"
+        cut = tokenizers.Regex("[\\s\\S]" if one else WHITE_SPACE)
+        library.pre_tokenizer = pre_tokenizers.Split(cut, "isolated" if one else "removed")
+        if one:
+            library.decoder = decoders.Fuse()
+        return library
+    raise MetaseqError(
+        f"the transformers library has no tokenizer of the kind {tokenizer.name} with these options"
+    )
+
+
+def _sentencepiece(tokenizer: SentencePiece) -> tokenizers.Tokenizer:
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.LoadFromSerializedProto(tokenizer.model_bytes())
+    symbols = tokenizer.vocabulary.symbols
+    scores = [processor.get_score(i) for i in range(len(symbols))]
+    unk = processor.unk_id()
+    model: models.Model
+    if tokenizer.model_type == "unigram":
+        model = models.Unigram(list(zip(symbols, scores)), unk_id=unk)
+    else:
+        normal = [i for i in range(len(symbols)) if i > tokenizer.vocabulary.specials[-1]]
+        merges = _merges({symbols[i]: scores[i] for i in normal})
+        ids = {symbol: i for i, symbol in enumerate(symbols)}
+        model = models.BPE(ids, merges, unk_token=symbols[unk], fuse_unk=True)
+    library = tokenizers.Tokenizer(model)
+    library.normalizer = normalizers.Sequence(
+        [
+            normalizers.Precompiled(_charsmap(tokenizer.model_bytes())),
+            normalizers.Strip(),
+            normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
+        ]
+    )
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
+    return library
+
+
+def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
+    """Return the pairs that make a piece, best score first: what sentencepiece merges first."""
+    found = [
+        (-score, at, piece[:at], piece[at:])
+        for piece, score in scores.items()
+        for at in range(1, len(piece))
+        if piece[:at] in scores and piece[at:] in scores
+    ]
+    return [(left, right) for _, _, left, right in sorted(found)]
+
+
+def _charsmap(model: bytes) -> bytes:
+    """Return normalizer_spec.precompiled_charsmap (fields 3 and 2) of a sentencepiece model.
+
+    Read from the wire format of protocol buffers, so that its library is not needed.
+    """
+    return _field(_field(model, 3), 2)
+
+
+def _field(message: bytes, wanted: int) -> bytes:
+    """Return the last field `wanted` of a message if it is a string of bytes, else b""."""
+    found, at = b"", 0
+
+    def varint() -> int:
+        nonlocal at
+        end = at
+        while message[end] & 0x80:
+            end += 1
+        digits = message[at : end + 1]
+        at = end + 1
+        return sum((byte & 0x7F) << (7 * i) for i, byte in enumerate(digits))
+
+    while at < len(message):
+        number, kind = divmod(varint(), 8)
+        if kind == 2:
+            size = varint()
+            if number == wanted:
+                found = message[at : at + size]
+            at += size
+        elif kind == 0:
+            varint()
+        else:
+            at += {1: 8, 5: 4}[kind]
+    return found
