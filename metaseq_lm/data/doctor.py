@@ -212,7 +212,7 @@ def labelled_set(folder: Path, tokenizer: Tokenizer | None, full: bool) -> Itera
     """Yield the findings on a labelled set; `tokenizer` is that of the corpus, if there is one."""
     try:
         manifest = Manifest.load(folder)
-        if manifest.kind != LABELLED:  # of a kind that has a reader of its own
+        if manifest.kind not in (LABELLED, SQUAD):  # of a kind that has a reader of its own
             yield from files(folder, full)
             return
         splits = sorted(manifest.splits, key=lambda name: (name != "train", name))

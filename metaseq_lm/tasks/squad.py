@@ -34,8 +34,6 @@ from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Passes, Task, with_epochs
 from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights
 
-POSITIONS = "encoder.embeddings.positions.weight"
-
 
 @dataclass
 class SquadConfig:

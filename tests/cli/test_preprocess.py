@@ -279,7 +279,7 @@ def test_fifo_and_unreadable_file(run, tmp_path):
         (["--tokenizer", "word", "--word-pattern", "("], "--word-pattern '('"),
         (["--character-coverage", "0.9"], "of sentencepiece only"),
         (["--on-bad-utf8", "ignore"], "invalid choice: 'ignore'"),
-        (["--vocab-sise", "300"], "Did you mean '--vocab-size'?"),
+        (["--vocab-sise", "300"], "Did you mean '--vocab-size'"),
     ],
 )
 def test_wrong_usage(run, options, message):

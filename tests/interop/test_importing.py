@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
-from metaseq_lm.cli.evaluate import stored_config
 from metaseq_lm.data.tokenizer import load_tokenizer
 from metaseq_lm.interop.check import foreign_outputs, own_outputs, random_rows
 from metaseq_lm.interop.exporting import export_part
 from metaseq_lm.interop.parts import assemble
+from metaseq_lm.opened import stored_config
 
 pytest.importorskip("transformers")
 from hf_folders import make  # noqa: E402
