@@ -55,9 +55,12 @@ class Sizes:
         """Return the forward FLOPs of the embeddings of one row, and of their projection."""
         e, s = self.embed, self.length
         per_token = 2 * e * self.vocab + 2 * e * (s + 2) + 2 * e + (DROPOUT + NORM) * e
-        if e != self.width:
-            per_token += 2 * self.width * e + self.width
-        return s * per_token
+        return s * per_token + self.projection()
+
+    def projection(self) -> int:
+        """Return the forward FLOPs of projecting the embeddings of one row, if they are."""
+        e, h = self.embed, self.width
+        return self.length * (2 * h * e + h) if e != h else 0
 
     def softmax_head(self, share: float = OUTPUT_SHARE) -> float:
         """Return the forward FLOPs of a language-model head on `share` of one row's positions."""
@@ -89,9 +92,9 @@ def electra(discriminator: Sizes, generator: Sizes) -> float:
 def two_towers(tower: Sizes) -> float:
     """Return the training FLOPs of one row of two causal towers with a softmax at every position.
 
-    The authors' script does not model them; the embeddings are read once.
+    The authors' script does not model them; the embeddings are read once, projected twice.
     """
     joined = Sizes(
         0, 2 * tower.width, 0, tower.heads, tower.embed, tower.vocab, tower.length
     ).softmax_head(1.0)
-    return 2 * (2 * tower.blocks() + tower.inputs() + joined)
+    return 2 * (2 * tower.blocks() + tower.inputs() + tower.projection() + joined)

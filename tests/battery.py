@@ -33,6 +33,8 @@ TEXT = ["task.sample_break_mode=eos", "task.tokens_per_sample=34", "task.batch_s
 PACKED = ["task.tokens_per_sample=34", "task.batch_size=16", "model.segments=2"]
 ROUNDED = ["task.sample_break_mode=segments", "task.mask_rounding=nearest"]
 SENTENCES = ["task=sentence_prediction", "task.batch_size=10", "task.tokens_per_sample=12"]
+ELECTRA = ["task=electra", "model=electra", "model.generator_size=0.5", *TEXT]
+TOWERS = [*ELECTRA, "model.noise=two_tower"]
 QUESTIONS = [
     "task=squad",
     "task.labelled=squad",
@@ -71,6 +73,18 @@ CASES: dict[str, list[list[str]]] = {
         [*QUESTIONS, "optimizer.clip_norm=1"],
         [*QUESTIONS, "task.joint=false", "task.answerability=false", "criterion.batch_sum=false"],
     ],
+    "electra_rtd": [
+        ELECTRA,
+        TOWERS,
+        [*ELECTRA, "criterion.contrast=0.3", "criterion.disc_positions=random"],
+        [*ELECTRA, "model.sharing=none"],
+        [*ELECTRA, "model.sharing=all", "model.generator_size=1"],
+    ],
+    "electric_nce": [TOWERS, [*ELECTRA, "model.noise=unigram", "criterion.exact_counts=true"]],
+    "two_tower_cloze": [TOWERS],
+    "replace_mlm": [ELECTRA],
+    "all_tokens_mlm": [ELECTRA],
+    "electra_adversarial": [ELECTRA],
     "span_weighted_lm": [["task=span_masking", *TEXT, "criterion.power=0.5"]],
 }
 ALL = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]

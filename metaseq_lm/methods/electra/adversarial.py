@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Term, Terms
-from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.electra.criterion import (
     Corrupting,
     NoiseConfig,
@@ -20,8 +19,8 @@ from metaseq_lm.methods.electra.criterion import (
     generator_terms,
     real_tokens,
 )
-from metaseq_lm.methods.electra.model import Electra
-from metaseq_lm.methods.electra.noise import MaskedGenerator, replaced, sample
+from metaseq_lm.methods.electra.model import Electra, check_noise
+from metaseq_lm.methods.electra.noise import replaced, sample
 from metaseq_lm.registry import register_criterion
 
 
@@ -42,6 +41,7 @@ class AdversarialElectra(Corrupting):
     """
 
     heads = ("rtd", "baseline")
+    noises = ("mlm",)
 
     def __init__(self, discriminator_weight: float, baseline_weight: float, **noise: float) -> None:
         super().__init__(**noise)  # type: ignore[arg-type]
@@ -50,10 +50,7 @@ class AdversarialElectra(Corrupting):
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         assert isinstance(model, Electra)
-        if not isinstance(model.generator, MaskedGenerator):
-            raise UsageError(
-                "electra_adversarial trains a masked-LM generator; set model.noise=mlm"
-            )
+        check_noise("electra_adversarial", self.noises, model.noise)
         targets = batch["targets"]
         slots, states = model.masked_noise(batch)
         never = targets if self.disallow_correct else None

@@ -21,7 +21,7 @@ from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.errors import UsageError
-from metaseq_lm.methods.electra.model import Electra
+from metaseq_lm.methods.electra.model import NOISES, Electra
 from metaseq_lm.methods.electra.noise import FixedNoise, TwoTowers, replaced, sample
 from metaseq_lm.models.transformer import select
 from metaseq_lm.randomness import current_pass
@@ -60,6 +60,7 @@ class Corrupting(Criterion):
     """What all share that train on rows with sampled tokens; `heads` are those of the main encoder."""
 
     heads: tuple[str, ...] = ("rtd",)
+    noises: tuple[str, ...] = NOISES
 
     def __init__(
         self,
@@ -70,6 +71,10 @@ class Corrupting(Criterion):
     ) -> None:
         if temperature <= 0:
             raise UsageError(f"criterion.temperature must be above 0, got {temperature}")
+        if not 0 < noise_rate < 1:
+            raise UsageError(
+                f"task.mask_prob (criterion.noise_rate) must be above 0 and below 1, got {noise_rate}"
+            )
         self.generator_weight = generator_weight
         self.temperature = temperature
         self.disallow_correct = disallow_correct
@@ -191,6 +196,8 @@ class ReplacedTokenDetection(Corrupting):
         ):
             if value not in known:
                 raise UsageError(f"criterion.{name} is '{value}'; it is one of {', '.join(known)}")
+        if not 0 <= contrast < 1:
+            raise UsageError(f"criterion.contrast must be from 0 to below 1, got {contrast}")
         self.weight = discriminator_weight
         self.disc_positions = disc_positions
         self.contrast = contrast

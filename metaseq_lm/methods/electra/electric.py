@@ -17,13 +17,14 @@ from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.electra.criterion import (
     Corrupting,
     NoiseConfig,
+    Noised,
     binary_losses,
     cloze_log_probs,
     cloze_term,
     detection_terms,
     real_tokens,
 )
-from metaseq_lm.methods.electra.model import Electra
+from metaseq_lm.methods.electra.model import Electra, check_noise
 from metaseq_lm.registry import register_criterion
 
 
@@ -42,8 +43,10 @@ class Electric(Corrupting):
 
     Even if the sample is the original: at the optimum exp(-E) is then the data's probability of the
     token given the others, normalised by itself (Clark 2021, section 5.1.3). The noise must see all
-    tokens but its own: model.noise two_tower, unigram or uniform.
+    tokens but its own.
     """
+
+    noises = ("two_tower", "unigram", "uniform")
 
     def __init__(
         self,
@@ -64,14 +67,11 @@ class Electric(Corrupting):
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         assert isinstance(model, Electra)
+        check_noise("electric_nce", self.noises, model.noise)
         noised = self.corrupt(model, batch)
-        if noised.log_q is None:
-            raise UsageError(
-                "electric_nce needs the noise's probability of every token; set "
-                "model.noise=two_tower (or unigram, uniform)"
-            )
+        assert noised.log_q is not None
         energy = model.heads["rtd"](model.hidden(noised.tokens, batch))  # (B, S)
-        logits = energy + noised.log_q + self.log_odds(batch, noised.chosen)
+        logits = energy + noised.log_q + self.log_odds(batch, noised)
         taken, size = batch["candidates"], "candidates"
         if self.legacy_specials:
             taken, size = real_tokens(batch), "tokens"
@@ -79,13 +79,15 @@ class Electric(Corrupting):
         terms = noised.terms | {"discriminator": Term(losses.sum(), size, self.weight)}
         return terms | detection_terms(logits, noised.chosen, real_tokens(batch))
 
-    def log_odds(self, batch: Batch, chosen: Tensor) -> float | Tensor:
+    def log_odds(self, batch: Batch, noised: Noised) -> float | Tensor:
         """Return log(k / (n - k)): a number, or (B, 1) of each row's own counts."""
         if not self.exact_counts:
             return math.log(self.noise_rate / (1 - self.noise_rate))
-        k = chosen.sum(-1, keepdim=True)
+        k = noised.chosen.sum(-1, keepdim=True)
         n = batch["candidates"].sum(-1, keepdim=True)
-        return torch.log(k / (n - k).clamp(min=1))
+        # A row without either is no evidence, and log 0 would be NaN.
+        odds = torch.log(k.clamp(min=1).double() / (n - k).clamp(min=1))
+        return odds if noised.log_q is None else odds.to(noised.log_q)
 
     @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -100,9 +102,11 @@ class TwoTowerCloze(Criterion):
     """The two towers trained alone on every token given all others (Clark 2021, section 5.4.5)."""
 
     heads: tuple[str, ...] = ()
+    noises = ("two_tower",)
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         assert isinstance(model, Electra)
+        check_noise("two_tower_cloze", self.noises, model.noise)
         log_probs = cloze_log_probs(model, batch)
         with torch.no_grad():
             right = (log_probs.argmax(-1) == batch["tokens"]) & batch["candidates"]

@@ -6,6 +6,7 @@ generator's hidden width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Optional
 
@@ -49,20 +50,40 @@ class ElectraConfig(TransformerConfig):
                 "model.sharing=all makes generator and discriminator one encoder; it needs "
                 "model.noise=mlm, model.generator_size=1 and model.generator_layers=1"
             )
+        for name, size in (
+            ("generator_size", round(self.encoder_embed_dim * self.generator_size)),
+            ("generator_layers", round(self.encoder_layers * self.generator_layers)),
+        ):
+            if size < 1:
+                raise UsageError(
+                    f"model.{name} is {getattr(self, name)}, which makes a width or depth of {size}; "
+                    "make it larger"
+                )
         if self.freeze_generator and self.sharing != "none":
             raise UsageError("model.freeze_generator needs model.sharing=none: a copy of its own")
 
     def generator(self) -> TransformerConfig:
         """Return the sizes of the noise model: width, heads and feed-forward width scale, depth apart."""
-        width = round(self.encoder_embed_dim * self.generator_size)
+        whole = self.encoder_embed_dim
+        width = round(whole * self.generator_size)
+        # An embedding of its own is as wide as the noise model, but a frozen one is a copy of what
+        # the first stage trained.
+        own = self.sharing == "none" and not self.freeze_generator
         return replace(
             self,
             encoder_layers=round(self.encoder_layers * self.generator_layers),
             encoder_embed_dim=width,
-            encoder_ffn_embed_dim=4 * width,
-            encoder_attention_heads=max(1, width // 64),
-            token_embed_dim=0 if self.sharing == "none" else self.embed_dim,
+            encoder_ffn_embed_dim=round(self.encoder_ffn_embed_dim * width / whole),
+            encoder_attention_heads=max(1, width // (whole // self.encoder_attention_heads)),
+            token_embed_dim=0 if own else self.embed_dim,
         )
+
+
+def check_noise(criterion: str, known: Sequence[str], noise: str) -> None:
+    """Raise UsageError if a criterion cannot train with a kind of noise."""
+    if noise not in known:
+        choices = " or ".join(f"model.noise={name}" for name in known)
+        raise UsageError(f"{criterion} cannot be trained with model.noise={noise}; set {choices}")
 
 
 @register_model("electra", dataclass=ElectraConfig)
@@ -83,7 +104,7 @@ class Electra(nn.Module):
     ) -> None:
         super().__init__()
         config.check()
-        self.shares_all = config.sharing == "all"
+        self.noise = config.noise
         small = config.generator()
         width, embed = config.encoder_embed_dim, config.embed_dim
         self.encoder = Encoder(config, vocab_size, padding_idx) if heads else None
@@ -100,7 +121,7 @@ class Electra(nn.Module):
         sizes = (small, vocab_size, padding_idx)
         self.generator: MaskedGenerator | TwoTowers | FixedNoise
         if config.noise == "mlm":
-            self.generator = MaskedGenerator(*sizes, own, stack=not self.shares_all)
+            self.generator = MaskedGenerator(*sizes, own, stack=config.sharing != "all")
         elif config.noise == "two_tower":
             self.generator = TwoTowers(*sizes, own)
         else:

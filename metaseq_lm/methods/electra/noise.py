@@ -78,6 +78,9 @@ class TwoTowers(nn.Module):
         x = embeddings(batch["tokens"], batch.get("segments"))
         before, after = causal_masks(batch["padding"], x.shape[-2], x.device)
         left, right = self.left(x, before), self.right(x, after)
+        if batch["padding"] is not None:
+            # What follows the last token of a padded row is no state either.
+            right = right.masked_fill(batch["padding"].unsqueeze(-1), 0.0)
         edge = torch.zeros_like(left[:, :1])
         joined = torch.cat(
             [torch.cat([edge, left[:, :-1]], 1), torch.cat([right[:, 1:], edge], 1)], -1

@@ -23,6 +23,9 @@ from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
+from metaseq_lm.methods.electra.criterion import Corrupting
+from metaseq_lm.methods.electra.electric import TwoTowerCloze
+from metaseq_lm.methods.electra.model import check_noise
 from metaseq_lm.randomness import mix, uniforms
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Passes, Task
@@ -50,16 +53,20 @@ class ElectraTaskConfig:
 class ElectraTask(Task):
     """One stream of rows with chosen positions; the criterion says which heads the model has."""
 
+    fresh = ("heads.",)  # of the second of two stages
+
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
-        if not hasattr(self.criterion, "heads"):
+        if not isinstance(self.criterion, (Corrupting, TwoTowerCloze)):
             raise UsageError(
                 f"task electra cannot train criterion {config.criterion._name}; use electra_rtd, "
                 "electric_nce, two_tower_cloze, replace_mlm, all_tokens_mlm or electra_adversarial"
             )
         if config.model._name != "electra":
             raise UsageError(f"task electra needs model=electra, not {config.model._name}")
+        self.heads = self.criterion.heads
+        check_noise(config.criterion._name, self.criterion.noises, config.model.noise)
 
     # ---------------------------------------------------------------- data and nets
 
@@ -112,8 +119,10 @@ class ElectraTask(Task):
     def build_model(self) -> nn.Module:
         counts = torch.tensor(self.vocabulary.counts, dtype=torch.get_default_dtype())
         counts[self.vocabulary.specials] = 0.0
-        heads = self.criterion.heads  # type: ignore[attr-defined]
-        return build_transformer(self.config, self.vocabulary, heads=heads, frequencies=counts)
+        if self.vocabulary.unk is not None:
+            counts[self.vocabulary.unk] = self.vocabulary.counts[self.vocabulary.unk]
+        nets = {"heads": self.heads, "frequencies": counts}
+        return build_transformer(self.config, self.vocabulary, **nets)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the weights of a run of this task, or start both nets from a masked LM (two-stage).

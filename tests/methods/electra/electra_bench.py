@@ -1,0 +1,145 @@
+"""Tiny nets, batches written down by hand, and the noise of one pass, for the tests of ELECTRA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.means import weighted_loss
+from metaseq_lm.methods.electra.model import Electra, ElectraConfig
+from metaseq_lm.randomness import Noise, Pass, entered
+from metaseq_lm.registry import CRITERIONS
+
+PAD, MASK, SEP, CLS = 0, 1, 2, 3
+FIRST = 4  # the first symbol that is a word
+VOCABULARY = 13
+RATE = 0.25
+SIZES: dict[str, Any] = {
+    "encoder_layers": 2,
+    "encoder_embed_dim": 8,
+    "encoder_ffn_embed_dim": 32,
+    "encoder_attention_heads": 1,
+    "max_positions": 16,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "generator_size": 0.5,
+}
+
+
+def build(heads: tuple[str, ...] = ("rtd",), large: float = 0.5, **options: Any) -> Electra:
+    """Return a float64 model with weights of size `large`, so that mistakes are large too."""
+    torch.manual_seed(3)
+    frequencies = torch.zeros(VOCABULARY)
+    frequencies[FIRST:] = torch.arange(1.0, VOCABULARY - FIRST + 1)
+    config = ElectraConfig(**(SIZES | options))
+    model = Electra(config, VOCABULARY, PAD, heads, frequencies).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * large)
+    return model
+
+
+def criterion(name: str, **options: Any) -> Any:
+    """Return a criterion with its defaults, a noise rate of RATE, and `options`."""
+    made: dict[str, Any] = {"noise_rate": RATE}
+    entry = CRITERIONS.entry(name).dataclass
+    if entry is None:
+        return CRITERIONS.build(name)
+    for one in fields(entry):
+        if one.name not in made:
+            made[one.name] = one.default if one.default is not MISSING else None
+    return CRITERIONS.build(name, **(made | options))
+
+
+def make_batch(
+    lengths: tuple[int, ...] = (9, 7, 5),
+    chosen: Optional[list[list[int]]] = None,
+    seed: int = 0,
+    width: int = 0,
+) -> Batch:
+    """Return rows [CLS] words [SEP] of `lengths`; of the `chosen` positions the first stays visible."""
+    g = torch.Generator().manual_seed(seed)
+    chosen = [[1, 3], [5, 2], [3]] if chosen is None else chosen
+    width = max(*lengths, width)
+    tokens = torch.full((len(lengths), width), PAD)
+    for row, length in enumerate(lengths):
+        tokens[row, :length] = torch.randint(FIRST, VOCABULARY, (length,), generator=g)
+        tokens[row, 0], tokens[row, length - 1] = CLS, SEP
+    masked = tokens.clone()
+    most = max(1, *map(len, chosen))
+    positions = torch.zeros(len(lengths), most, dtype=torch.long)
+    targets = torch.full_like(positions, -1)
+    for row, places in enumerate(chosen):
+        for slot, place in enumerate(places):
+            positions[row, slot], targets[row, slot] = place, tokens[row, place]
+            if slot:
+                masked[row, place] = MASK
+    padding = torch.arange(width) >= torch.tensor(lengths)[:, None]
+    candidates = ~padding & (tokens >= FIRST)
+    subset = ~padding & (torch.rand(padding.shape, generator=g) < 0.4)
+    return {
+        "tokens": tokens,
+        "masked": masked,
+        "padding": padding if padding.any() else None,
+        "segments": None,
+        "positions": positions,
+        "targets": targets,
+        "candidates": candidates,
+        "subset": subset,
+        "scored": candidates,
+        "rows": np.arange(len(lengths)),
+        "sizes": {
+            "targets": sum(map(len, chosen)),
+            "tokens": sum(lengths),
+            "candidates": int(candidates.sum()),
+            "rows": len(lengths),
+            "subset": int(subset.sum()),
+        },
+    }
+
+
+@contextmanager
+def noise(root: int = 1, rows: Any = (0, 1, 2)) -> Iterator[None]:
+    """Draw the random numbers of one pass of `rows`, as the engine does for an update."""
+    with entered(Pass(Noise(root, np.asarray(rows)))):
+        yield
+
+
+class Seen:
+    """A model's answers in one pass of a criterion: `tokens` it was shown, `terms` and the `loss`."""
+
+    def __init__(self, model: Electra, how: Any, batch: Batch, root: int = 1) -> None:
+        self.tokens: Tensor = batch["tokens"]
+        original = model.hidden
+
+        def spy(tokens: Tensor, batch: Batch) -> Tensor:
+            self.tokens = tokens
+            return original(tokens, batch)
+
+        model.hidden = spy  # type: ignore[method-assign]
+        try:
+            with noise(root, batch["rows"]):
+                self.terms: Terms = how(model, batch)
+        finally:
+            del model.hidden
+        self.logs: dict[str, Any] = {}
+        self.loss = weighted_loss(self.terms, batch["sizes"], self.logs)
+
+
+def chosen_positions(batch: Batch, row: int) -> list[int]:
+    """Return the chosen positions of a row."""
+    slots = range(batch["positions"].shape[1])
+    return [int(batch["positions"][row, s]) for s in slots if batch["targets"][row, s] >= 0]
+
+
+def length(batch: Batch, row: int) -> int:
+    """Return how many tokens of a row are no padding."""
+    width = batch["tokens"].shape[1]
+    return width if batch["padding"] is None else width - int(batch["padding"][row].sum())

@@ -1,0 +1,167 @@
+"""Parameter counts of the published sizes, part by part, and FLOPs by the paper's rules."""
+
+import pytest
+import torch
+from torch import nn
+
+from metaseq_lm import flops_rules
+from metaseq_lm.config import load_config
+from metaseq_lm.flops_rules import Sizes
+from metaseq_lm.methods.electra.model import Electra, ElectraConfig
+from metaseq_lm.models.transformer import TransformerConfig, TransformerLM
+from metaseq_lm.tasks import options_of
+
+SYMBOLS = 30522
+# Computed from the shapes of the authors' code.
+PARTS = {
+    "embeddings": (3_972_864, 23_837_184, 31_782_912),
+    "projection": (33_024, 0, 0),
+    "layers": (9_477_120, 85_054_464, 302_309_376),
+    "encoder": (13_483_008, 108_891_648, 334_092_288),
+    "head": (66_049, 591_361, 1_050_625),
+    "generator_width": (64, 256, 256),
+    "generator_heads": (1, 4, 4),
+    "generator_layers": (12, 12, 24),
+    "generator_projection": (8_256, 196_864, 262_400),
+    "generator_stack": (599_808, 9_477_120, 18_954_240),
+    "generator_head": (39_098, 229_434, 295_738),
+    "electra": (14_196_219, 119_386_427, 354_655_291),
+    "bert": (13_546_682, 109_514_298, 335_174_458),
+    "two_towers": (1_263_418, 19_774_010, 38_991_162),
+}
+NAMES = ("small", "base", "large")
+
+
+def options(size: str, *more: str) -> ElectraConfig:
+    config = load_config([f"model=electra_{size}", "task=electra", "criterion=electra_rtd", *more])
+    return ElectraConfig(**options_of(config.model))
+
+
+def build(size: str, *more: str) -> Electra:
+    with torch.device("meta"):
+        return Electra(options(size, *more), SYMBOLS)
+
+
+def count(*modules: nn.Module | None) -> int:
+    return sum(p.numel() for m in modules if m is not None for p in m.parameters())
+
+
+@pytest.mark.parametrize("size", NAMES)
+def test_parts(size: str) -> None:
+    model, number = build(size), NAMES.index(size)
+    encoder, generator = model.encoder, model.generator
+    first = generator.stack.layers[0].attention
+    found = {
+        "embeddings": count(encoder.embeddings),
+        "projection": count(encoder.stack.project),
+        "layers": count(encoder.stack.layers),
+        "encoder": count(encoder),
+        "head": count(model.heads["rtd"]),
+        "generator_width": first.out_proj.in_features,
+        "generator_heads": first.heads,
+        "generator_layers": len(generator.stack.layers),
+        "generator_projection": count(generator.stack.project),
+        "generator_stack": count(generator.stack.layers),
+        "generator_head": count(generator.head),
+        "electra": count(model),
+    }
+    assert found == {name: PARTS[name][number] for name in found}
+
+
+@pytest.mark.parametrize("size", NAMES)
+def test_two_towers(size: str) -> None:
+    model = build(size, "model.noise=two_tower")
+    assert count(model.generator) == PARTS["two_towers"][NAMES.index(size)]
+
+
+@pytest.mark.parametrize("size", NAMES)
+def test_masked_lm_of_the_same_size(size: str) -> None:
+    config = load_config([f"model=bert_{size}"])
+    with torch.device("meta"):
+        model = TransformerLM(TransformerConfig(**options_of(config.model)), SYMBOLS)
+    assert count(model) == PARTS["bert"][NAMES.index(size)]
+
+
+@pytest.mark.parametrize("size", NAMES)
+def test_other_ways_of_sharing(size: str) -> None:
+    """Without sharing the generator's own embeddings have its width, and there is no projection."""
+    number = NAMES.index(size)
+    width = PARTS["generator_width"][number]
+    own = build(size, "model.sharing=none")
+    assert own.generator.stack.project is None
+    assert count(own.generator.embeddings) == (SYMBOLS + 512 + 2 + 2) * width
+    whole = build(size, "model.sharing=all", "model.generator_size=1")
+    wanted = PARTS["electra"][number] - sum(
+        PARTS[f"generator_{part}"][number] for part in ("projection", "stack", "head")
+    )
+    assert count(whole.generator) == count(whole.generator.head)
+    assert count(whole) == wanted + count(whole.generator.head)
+    bert = PARTS["bert"][number] - PARTS["encoder"][number]
+    assert count(whole.generator.head) == bert
+
+
+def flops(size: str, length: int, *more: str) -> tuple[Sizes, Sizes]:
+    config = options(size, *more)
+    return Sizes.of(config, SYMBOLS, length), Sizes.of(config.generator(), SYMBOLS, length)
+
+
+ELECTRA = [
+    (("small", 128), 128, 1_000_000, 1.294e18),
+    (("small", 128, "model.generator_size=0.5"), 128, 1_000_000, 1.424e18),
+    (("base", 512), 256, 766_000, 6.425e19),
+    (("large", 512), 2048, 400_000, 7.118e20),
+    (("large", 512), 2048, 1_750_000, 3.114e21),
+]
+BERT = [
+    (("small", 128), 128, 1_450_000, 1.419e18),
+    (("base", 512), 256, 1_000_000, 6.43e19),
+    (("large", 512), 256, 1_000_000, 1.917e20),
+]
+INFERENCE = [("small", 3.68e9), ("base", 2.86e10), ("large", 8.75e10)]
+
+
+@pytest.mark.parametrize("sizes, rows, updates, wanted", ELECTRA)
+def test_pretraining_flops(sizes: tuple, rows: int, updates: int, wanted: float) -> None:
+    found = flops_rules.electra(*flops(*sizes)) * rows * updates
+    assert found == pytest.approx(wanted, rel=1e-3)
+
+
+@pytest.mark.parametrize("sizes, rows, updates, wanted", BERT)
+def test_masked_lm_flops(sizes: tuple, rows: int, updates: int, wanted: float) -> None:
+    found = flops_rules.masked_lm(flops(*sizes)[0]) * rows * updates
+    assert found == pytest.approx(wanted, rel=1e-3)
+
+
+@pytest.mark.parametrize("size, wanted", INFERENCE)
+def test_inference_flops(size: str, wanted: float) -> None:
+    assert flops_rules.classifier(flops(size, 128)[0]) == pytest.approx(wanted, rel=2e-3)
+
+
+TOYS = [
+    ((4, 128, 64, 64, 64), 0.5, 3.7e10),
+    ((4, 256, 128, 128, 128), 0.25, 4.0e11),
+]
+
+
+@pytest.mark.parametrize("toy, share, wanted", TOYS)
+def test_flops_of_a_step_of_a_toy(toy: tuple, share: float, wanted: float) -> None:
+    layers, width, embed, longest, rows = toy
+    config = ElectraConfig(
+        encoder_layers=layers,
+        encoder_embed_dim=width,
+        encoder_ffn_embed_dim=4 * width,
+        encoder_attention_heads=max(1, width // 64),
+        token_embed_dim=embed,
+        generator_size=share,
+    )
+    sizes = (Sizes.of(config, 8000, longest), Sizes.of(config.generator(), 8000, longest))
+    assert flops_rules.electra(*sizes) * rows == pytest.approx(wanted, rel=0.02)
+
+
+def test_two_tower_flops() -> None:
+    """Two stacks with a projection each, and a softmax at every position."""
+    tower = flops("small", 128)[1]
+    h, e, s = tower.width, tower.embed, tower.length
+    head = s * (2 * e * SYMBOLS + 2 * (2 * h) * e + e + 13 * e + 7 * SYMBOLS)
+    wanted = 2 * (2 * tower.blocks() + tower.inputs() + s * (2 * h * e + h) + head)
+    assert flops_rules.two_towers(tower) == pytest.approx(wanted, rel=1e-9)
