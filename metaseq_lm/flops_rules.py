@@ -74,9 +74,9 @@ class Sizes:
         return self.length * (2 * h * h + (ACTIVATION + 3) * h)
 
 
-def masked_lm(sizes: Sizes) -> float:
-    """Return the training FLOPs of one row of a masked LM."""
-    return 2 * (sizes.blocks() + sizes.inputs() + sizes.softmax_head())
+def masked_lm(sizes: Sizes, share: float = OUTPUT_SHARE) -> float:
+    """Return the training FLOPs of one row of a masked LM that predicts a `share` of its tokens."""
+    return 2 * (sizes.blocks() + sizes.inputs() + sizes.softmax_head(share))
 
 
 def classifier(sizes: Sizes) -> float:

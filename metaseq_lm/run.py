@@ -209,6 +209,7 @@ class Run:
         trainer, config = self.trainer, self.config
         own = (trainer.flops.total, peak_memory(self.device))
         every = distributed.gather_objects(own) if status != "failed" else [own]
+        by_rule = self.task.flops_by_rule()
         if self.folder is None:
             return
         self.folder.write_results(
@@ -223,6 +224,7 @@ class Run:
                 "max_update": config.trainer.max_update,
                 "seconds": trainer.seconds,
                 "flops": sum(flops for flops, _ in every),
+                "flops_by_rule": None if by_rule is None else by_rule * trainer.update,
                 "peak_memory": max(memory for _, memory in every),
                 "parameters": count_parameters(self.model),
                 "metrics": metrics or {},

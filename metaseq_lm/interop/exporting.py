@@ -157,7 +157,7 @@ def choose(names: set[str], model: TransformerConfig, vocabulary: Vocabulary) ->
 
 
 def generator_sizes(model: TransformerConfig, weights: dict[str, Tensor]) -> TransformerConfig:
-    """Return the sizes of ELECTRA's generator; heads as in its code, 64 wide."""
+    """Return the sizes of ELECTRA's generator, whose heads are as wide as the main encoder's."""
     fc1 = weights[SIZE_OF_GENERATOR]
     width, embed = fc1.shape[1], weights["generator.embeddings.tokens.weight"].shape[1]
     layers = {n for n in weights if re.fullmatch(r"generator\.stack\.layers\.\d+\.fc1\.bias", n)}
@@ -166,6 +166,6 @@ def generator_sizes(model: TransformerConfig, weights: dict[str, Tensor]) -> Tra
         encoder_layers=len(layers),
         encoder_embed_dim=width,
         encoder_ffn_embed_dim=fc1.shape[0],
-        encoder_attention_heads=max(1, width // 64),
+        encoder_attention_heads=model.heads_for(width),
         token_embed_dim=embed if embed != width else 0,
     )

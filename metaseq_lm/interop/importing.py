@@ -87,10 +87,14 @@ def check_generator(main: Part, other: Part, folder: Path) -> None:
             f"{other.foreign.architecture.name}"
         )
     first, second = main.foreign.model, other.foreign.model
-    width = second.encoder_embed_dim
+    width, whole = second.encoder_embed_dim, first.encoder_embed_dim
     for what, has, wants in (
-        ("intermediate_size", second.encoder_ffn_embed_dim, 4 * width),
-        ("num_attention_heads", second.encoder_attention_heads, max(1, width // 64)),
+        (
+            "intermediate_size",
+            second.encoder_ffn_embed_dim,
+            round(first.encoder_ffn_embed_dim * width / whole),
+        ),
+        ("num_attention_heads", second.encoder_attention_heads, first.heads_for(width)),
         ("max_position_embeddings", second.max_positions, first.max_positions),
         ("type_vocab_size", second.segments, first.segments),
         ("layer_norm_eps", second.norm_eps, first.norm_eps),

@@ -97,6 +97,10 @@ class Task:
         """Return the log-probability of each token of a micro-batch, (B, S), see Criterion."""
         return self.criterion.token_log_probs(model, batch)
 
+    def flops_by_rule(self) -> float | None:
+        """Return the FLOPs of an update by the rules of flops_rules.py; None where there is no rule."""
+        return None
+
     def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
         """Return files for a leaderboard, name to text, made of the predictions of a whole split."""
         return {}

@@ -14,6 +14,8 @@ from metaseq_lm.data.packing import SEGMENTS, open_corpus
 from metaseq_lm.data.streams import Collate, Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.errors import UsageError
+from metaseq_lm.flops_rules import Sizes, masked_lm
+from metaseq_lm.models.transformer import TransformerConfig
 from metaseq_lm.registry import MODELS, register_task
 from metaseq_lm.tasks import Task, options_of
 
@@ -121,3 +123,10 @@ class MaskedLMTask(Task):
 
     def build_model(self) -> nn.Module:
         return build_transformer(self.config, self.vocabulary)
+
+    def flops_by_rule(self) -> float | None:
+        if self.config.model._name != "transformer":
+            return None
+        sizes = TransformerConfig(**options_of(self.config.model))
+        row = Sizes.of(sizes, len(self.vocabulary), self.options.tokens_per_sample)
+        return self.options.batch_size * masked_lm(row)

@@ -225,7 +225,10 @@ class SentencePredictionTask(Task):
         return rows
 
     def _metrics(self, split: str, samples: np.ndarray, scores: np.ndarray) -> Logs:
-        """Return the metrics of samples (N,) with scores (N, K), the main one first."""
+        """Return the metrics of samples (N,) with scores (N, K), the main one first and as "score".
+
+        So that one report can hold sets whose main metrics differ.
+        """
         data = self.labelled(split).data
         assert data.labels is not None
         gold = data.labels[samples]
@@ -234,10 +237,12 @@ class SentencePredictionTask(Task):
             from metaseq_lm.evaluation.benchmarks import metrics
 
             about = chosen_rows(data, samples.tolist())
-            return metrics(data.benchmark, gold, scores, about, data.label_names)
-        predicted = scores if data.regression else scores.argmax(1)
-        names = REGRESSION if data.regression else CLASSES
-        return {name: classification.METRICS[name](gold, predicted) for name in names}
+            found = metrics(data.benchmark, gold, scores, about, data.label_names)
+        else:
+            predicted = scores if data.regression else scores.argmax(1)
+            names = REGRESSION if data.regression else CLASSES
+            found = {name: classification.METRICS[name](gold, predicted) for name in names}
+        return {"score": next(iter(found.values())), **found}
 
 
 def labelled_folder(config: DictConfig) -> Path:

@@ -74,7 +74,7 @@ class ElectraConfig(TransformerConfig):
             encoder_layers=round(self.encoder_layers * self.generator_layers),
             encoder_embed_dim=width,
             encoder_ffn_embed_dim=round(self.encoder_ffn_embed_dim * width / whole),
-            encoder_attention_heads=max(1, width // (whole // self.encoder_attention_heads)),
+            encoder_attention_heads=self.heads_for(width),
             token_embed_dim=0 if own else self.embed_dim,
         )
 

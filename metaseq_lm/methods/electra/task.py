@@ -14,6 +14,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
+from metaseq_lm import flops_rules
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.corpus import Samples, padding_of
@@ -25,10 +26,10 @@ from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.electra.criterion import Corrupting
 from metaseq_lm.methods.electra.electric import TwoTowerCloze
-from metaseq_lm.methods.electra.model import check_noise
+from metaseq_lm.methods.electra.model import ElectraConfig, check_noise
 from metaseq_lm.randomness import mix, uniforms
 from metaseq_lm.registry import register_task
-from metaseq_lm.tasks import Passes, Task
+from metaseq_lm.tasks import Passes, Task, options_of
 from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_stream
 
 
@@ -123,6 +124,22 @@ class ElectraTask(Task):
             counts[self.vocabulary.unk] = self.vocabulary.counts[self.vocabulary.unk]
         nets = {"heads": self.heads, "frequencies": counts}
         return build_transformer(self.config, self.vocabulary, **nets)
+
+    def flops_by_rule(self) -> float | None:
+        model, vocab = ElectraConfig(**options_of(self.config.model)), len(self.vocabulary)
+        length = self.options.tokens_per_sample
+        main = flops_rules.Sizes.of(model, vocab, length)
+        small = flops_rules.Sizes.of(model.generator(), vocab, length)
+        noise = {
+            "mlm": flops_rules.masked_lm(small),
+            "two_tower": flops_rules.two_towers(small),
+        }.get(model.noise, 0.0)
+        row = {
+            (): 0.0,
+            ("lm",): flops_rules.masked_lm(main),
+            ("lm", "copy"): flops_rules.masked_lm(main, share=1.0),
+        }.get(self.heads, 2 * flops_rules.classifier(main))
+        return self.options.batch_size * (noise + row)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the weights of a run of this task, or start both nets from a masked LM (two-stage).

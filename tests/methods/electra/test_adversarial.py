@@ -76,8 +76,11 @@ def test_there_is_no_masked_lm_loss_and_nothing_leaks() -> None:
     ):
         found = gradient(model, terms[name].sum, "")
         reached = {n for n, g in found.items() if g is not None and g.abs().max() > 0}
-        assert {p for p in ("encoder", "generator", "heads.rtd", "heads.baseline")
-                if any(n.startswith(p) for n in reached)} == prefixes, name
+        assert {
+            p
+            for p in ("encoder", "generator", "heads.rtd", "heads.baseline")
+            if any(n.startswith(p) for n in reached)
+        } == prefixes, name
 
 
 def test_policy_gradient_is_that_of_the_expected_reward() -> None:

@@ -41,7 +41,9 @@ def test_embeddings_shared(kind: str, before: bool) -> None:
     batch = make_batch()
     batch["segments"] = torch.arange(batch["tokens"].shape[1]).expand_as(batch["tokens"]) // 5
     terms = Seen(model, criterion("electra_rtd"), batch).terms
-    generator, discriminator = (reached(model, terms[n].sum) for n in ("generator", "discriminator"))
+    generator, discriminator = (
+        reached(model, terms[n].sum) for n in ("generator", "discriminator")
+    )
     tables = {n for n, _ in model.named_parameters() if n.startswith(TABLES)}
     kinds = {"tokens.weight", "positions.weight", "segments.weight"}
     kinds |= set() if before else {"norm.weight", "norm.bias"}

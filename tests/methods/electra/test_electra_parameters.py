@@ -1,5 +1,8 @@
 """Parameter counts of the published sizes, part by part, and FLOPs by the paper's rules."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +12,7 @@ from metaseq_lm.config import load_config
 from metaseq_lm.flops_rules import Sizes
 from metaseq_lm.methods.electra.model import Electra, ElectraConfig
 from metaseq_lm.models.transformer import TransformerConfig, TransformerLM
+from metaseq_lm.run import Run
 from metaseq_lm.tasks import options_of
 
 SYMBOLS = 30522
@@ -165,3 +169,25 @@ def test_two_tower_flops() -> None:
     head = s * (2 * e * SYMBOLS + 2 * (2 * h) * e + e + 13 * e + 7 * SYMBOLS)
     wanted = 2 * (2 * tower.blocks() + tower.inputs() + s * (2 * h * e + h) + head)
     assert flops_rules.two_towers(tower) == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "more", "wanted"),
+    [
+        ("electra_rtd", [], lambda m, g: flops_rules.electra(m, g)),
+        ("electra_rtd", ["model.noise=uniform"], lambda m, g: 2 * flops_rules.classifier(m)),
+        ("replace_mlm", [], lambda m, g: flops_rules.masked_lm(m) + flops_rules.masked_lm(g)),
+    ],
+    ids=["electra", "uniform", "replace_mlm"],
+)
+def test_flops_by_rule_of_a_run(
+    criterion: str, more: list[str], wanted: Callable, moons: Path, tmp_path: Path
+) -> None:
+    """What results.json has beside the measured FLOPs."""
+    options = ["task=electra", "model=electra_small", "model.encoder_layers=1", "task.batch_size=3"]
+    options += [f"criterion={criterion}", *more, f"data={moons}", f"save_dir={tmp_path}"]
+    run = Run(load_config(options), dry_run=True)
+    vocab = len(run.task.vocabulary)
+    main = flops_rules.Sizes(1, 256, 1024, 4, 128, vocab, 128)
+    generator = flops_rules.Sizes(1, 64, 256, 1, 128, vocab, 128)
+    assert run.task.flops_by_rule() == pytest.approx(3 * wanted(main, generator), rel=1e-12)

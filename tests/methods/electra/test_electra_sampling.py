@@ -144,9 +144,7 @@ def test_fixed_noise_is_not_trained(kind: str) -> None:
 
 def test_temperature_leaves_the_generators_loss_alone() -> None:
     model, batch = build(), make_batch()
-    cold, hot = (
-        Seen(model, criterion("electra_rtd", temperature=t), batch) for t in (0.01, 100.0)
-    )
+    cold, hot = (Seen(model, criterion("electra_rtd", temperature=t), batch) for t in (0.01, 100.0))
     assert cold.logs["generator"] == hot.logs["generator"]
     assert not torch.equal(cold.tokens, hot.tokens)
     with torch.no_grad():

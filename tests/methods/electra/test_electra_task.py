@@ -37,13 +37,19 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus of lines of 1 to 20 words, one in ten words unknown; some lines of those only."""
     folder, rng = tmp_path_factory.mktemp("ragged"), random.Random(2)
     lines = [" ".join(rng.choices(WORDS, k=rng.randint(1, 20))) for _ in range(80)]
-    rare = [" ".join(w if rng.random() < 0.9 else f"r{rng.random()}" for w in x.split()) for x in lines]
+    rare = [
+        " ".join(w if rng.random() < 0.9 else f"r{rng.random()}" for w in x.split()) for x in lines
+    ]
     rare[3] = rare[4] = "unknown1 unknown2"
     (folder / "learn.txt").write_text("\n".join(lines))
     (folder / "train.txt").write_text("\n".join(rare))
     (folder / "valid.txt").write_text("\n".join(lines[:20]))
     command = ["preprocess", "--tokenizer", "word", "--destdir", str(folder / "data")]
-    for name, key in (("learn", "tokenizer-corpus"), ("train", "trainpref"), ("valid", "validpref")):
+    for name, key in (
+        ("learn", "tokenizer-corpus"),
+        ("train", "trainpref"),
+        ("valid", "validpref"),
+    ):
         command += [f"--{key}", str(folder / f"{name}.txt")]
     assert main(command) == 0
     return folder / "data"
@@ -68,7 +74,9 @@ def test_a_batch_holds_what_the_losses_need(ragged: Path, tmp_path: Path) -> Non
         sizes = dict.fromkeys(("targets", "tokens", "candidates", "subset"), 0)
         for row in range(len(tokens)):
             last = int((tokens[row] == 2).nonzero()[0, 0])
-            places = {int(p) for p, t in zip(batch["positions"][row], batch["targets"][row]) if t >= 0}
+            places = {
+                int(p) for p, t in zip(batch["positions"][row], batch["targets"][row]) if t >= 0
+            }
             sizes["targets"] += int((batch["targets"][row] >= 0).sum())
             assert len(places) == int((batch["targets"][row] >= 0).sum())
             for t in range(tokens.shape[1]):
@@ -89,7 +97,9 @@ def test_a_batch_holds_what_the_losses_need(ragged: Path, tmp_path: Path) -> Non
 
 def test_an_unknown_word_is_a_word(ragged: Path, tmp_path: Path) -> None:
     """[UNK] is maskable, a candidate and a unigram; of a row of nothing else one is chosen."""
-    run = run_of(ragged, tmp_path, "criterion=electra_rtd", "model.noise=unigram", "task.batch_size=80")
+    run = run_of(
+        ragged, tmp_path, "criterion=electra_rtd", "model.noise=unigram", "task.batch_size=80"
+    )
     unk = run.task.vocabulary.unk  # type: ignore[attr-defined]
     assert run.model.generator.log_probs[unk] > -100  # type: ignore[union-attr,index]
     seen = 0
@@ -120,7 +130,9 @@ CUT = [
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("name, options", CUT, ids=lambda x: x if isinstance(x, str) else "".join(x))
+@pytest.mark.parametrize(
+    "name, options", CUT, ids=lambda x: x if isinstance(x, str) else "".join(x)
+)
 def test_cuts_of_ragged_rows(
     name: str, options: list[str], dropout: float, ragged: Path, tmp_path: Path
 ) -> None:
