@@ -1,7 +1,7 @@
 """Electric and ELECTRA on a Markov chain whose conditionals p(x_t | all others) are known exactly.
 
-  python toy.py OUT            all parts, three seeds: minutes on one core
-  python toy.py OUT --quick    one seed, 700 updates
+  python toy.py OUT            all parts, three seeds: ten minutes on one core
+  python toy.py OUT --quick    one seed, 550 updates
   python toy.py OUT --exact    without the Transformers: seconds
 
 (a) A table of energies under the naive estimator (Clark 2021, algorithm 1) against -log p.
@@ -47,7 +47,7 @@ from metaseq_lm import plugins  # noqa: E402
 from metaseq_lm.cli import main as command  # noqa: E402
 from metaseq_lm.config import load_config  # noqa: E402
 from metaseq_lm.criterions import Batch, Term, Terms  # noqa: E402
-from metaseq_lm.methods.electra.criterion import cloze_log_probs, cloze_term  # noqa: E402
+from metaseq_lm.methods.electra.criterion import noise_log_probs, cloze_term  # noqa: E402
 from metaseq_lm.methods.electra.electric import Electric, ElectricConfig  # noqa: E402
 from metaseq_lm.methods.electra.noise import TwoTowers, sample  # noqa: E402
 from metaseq_lm.models.transformer import select  # noqa: E402
@@ -100,7 +100,7 @@ class NaiveElectric(Electric):
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         net: Any = model
         tokens, positions = batch["tokens"], batch["positions"]
-        log_probs = cloze_log_probs(net, batch)
+        log_probs = noise_log_probs(net, batch)
         slots = select(log_probs, positions).detach()
         samples = sample(slots)  # (B, M)
         log_q = log_probs.detach().gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
@@ -306,7 +306,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, help="folder for toy.json and toy.png")
-    parser.add_argument("--quick", action="store_true", help="one seed, 700 updates")
+    parser.add_argument("--quick", action="store_true", help="one seed, 550 updates")
     parser.add_argument("--exact", action="store_true", help="no Transformers")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=2500)
@@ -315,7 +315,7 @@ def main() -> None:
     parser.add_argument("override", nargs="*", help="options of the Transformers' training")
     options = parser.parse_args()
     if options.quick:
-        options.seeds, options.updates = 1, 700
+        options.seeds, options.updates = 1, 550
     options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     chain = Chain(options.symbols, options.length, sharpness=1.5)

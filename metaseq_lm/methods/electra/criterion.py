@@ -22,7 +22,13 @@ from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.electra.model import NOISES, Electra
-from metaseq_lm.methods.electra.noise import FixedNoise, TwoTowers, replaced, sample
+from metaseq_lm.methods.electra.noise import (
+    FixedNoise,
+    MaskedGenerator,
+    TwoTowers,
+    replaced,
+    sample,
+)
 from metaseq_lm.models.transformer import select
 from metaseq_lm.randomness import current_pass
 from metaseq_lm.registry import register_criterion
@@ -88,7 +94,7 @@ class Corrupting(Criterion):
             slots = generator(positions)
             weight, everywhere = 0.0, generator.log_probs
         elif isinstance(generator, TwoTowers):
-            everywhere = cloze_log_probs(model, batch)
+            everywhere = noise_log_probs(model, batch)
             slots, weight = select(everywhere, positions), self.generator_weight
         else:
             slots, _ = model.masked_noise(batch)
@@ -101,21 +107,28 @@ class Corrupting(Criterion):
         if everywhere is not None and isinstance(generator, TwoTowers):
             terms["generator"] = cloze_term(everywhere, batch, weight)
         if everywhere is not None:
-            table = everywhere.expand(*tokens.shape, -1)
-            log_q = table.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).detach()
+            log_q = log_prob_of(everywhere, tokens).detach()
         return Noised(tokens, chosen, terms, log_q)
 
 
-def cloze_log_probs(model: Electra, batch: Batch) -> Tensor:
-    """Return the two towers' log-probabilities (B, S, V) of every position given all others."""
+def noise_log_probs(model: Electra, batch: Batch) -> Tensor:
+    """Return log-probabilities of noise that needs no mask: (B, S, V) of two towers, (V,) if fixed."""
+    if isinstance(model.generator, FixedNoise):
+        return model.generator.log_probs
     logits = model.cloze_noise(batch)
     low = logits.dtype in (torch.bfloat16, torch.float16)
     return (logits.float() if low else logits).log_softmax(-1)
 
 
+def log_prob_of(log_probs: Tensor, tokens: Tensor) -> Tensor:
+    """Return the entries of `log_probs` (B, S, V) or (V,) at `tokens` (B, S)."""
+    table = log_probs.expand(*tokens.shape, -1)
+    return table.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
 def cloze_term(log_probs: Tensor, batch: Batch, weight: float) -> Term:
     """Return the loss of the towers at every candidate, not only at the chosen positions."""
-    right = log_probs.gather(-1, batch["tokens"].unsqueeze(-1)).squeeze(-1)
+    right = log_prob_of(log_probs, batch["tokens"])
     return Term(-(right * batch["candidates"]).sum(), "candidates", weight)
 
 
@@ -246,24 +259,23 @@ class ReplacedTokenDetection(Corrupting):
         """Return log p of each token given the others, (B, S), from P(fake) and the towers' log q.
 
         With labels by equality the best discriminator has odds real : fake = p (1 - m + m q) :
-        m q (1 - p) at noise rate m, which `corrected` solves for p. The formula of Clark 2021,
-        section 5.4.5, log q + log m - logit, holds where all chosen tokens count as fake.
+        m q (1 - p) at noise rate m, which `corrected` solves for p. `dissertation` is log q +
+        log(m / (1 - m)) - logit (Clark 2021, section 5.4.5, with Electric's constant), which holds
+        where all chosen tokens count as fake.
         """
         assert isinstance(model, Electra)
-        if not isinstance(model.generator, TwoTowers):
+        if isinstance(model.generator, MaskedGenerator):
             raise UsageError(
                 "an ELECTRA whose noise is a masked LM gives no token probabilities in one pass; "
                 "train it with model.noise=two_tower (ELECTRA-TT), or use electric_nce"
             )
-        log_probs = cloze_log_probs(model, batch)
-        log_q = log_probs.gather(-1, batch["tokens"].unsqueeze(-1)).squeeze(-1)
+        log_q = log_prob_of(noise_log_probs(model, batch), batch["tokens"])
         logits = model.heads["rtd"](model.hidden(batch["tokens"], batch)).to(log_q.dtype)
-        rate = self.noise_rate
-        log_ratio = log_q + math.log(rate) - logits
-        if self.pll_formula == "corrected":
-            log_ratio = log_ratio - torch.log(1 - rate + rate * log_q.exp())
-            log_ratio = -F.softplus(-log_ratio)
-        return log_ratio * batch["scored"]
+        m = self.noise_rate
+        if self.pll_formula == "dissertation":
+            return (log_q + math.log(m / (1 - m)) - logits) * batch["scored"]
+        log_odds = log_q + math.log(m) - logits - torch.log(1 - m + m * log_q.exp())
+        return F.logsigmoid(log_odds) * batch["scored"]
 
 
 @register_criterion("replace_mlm", dataclass=NoiseConfig)

@@ -19,9 +19,10 @@ from metaseq_lm.methods.electra.criterion import (
     NoiseConfig,
     Noised,
     binary_losses,
-    cloze_log_probs,
     cloze_term,
     detection_terms,
+    log_prob_of,
+    noise_log_probs,
     real_tokens,
 )
 from metaseq_lm.methods.electra.model import Electra, check_noise
@@ -107,7 +108,7 @@ class TwoTowerCloze(Criterion):
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         assert isinstance(model, Electra)
         check_noise("two_tower_cloze", self.noises, model.noise)
-        log_probs = cloze_log_probs(model, batch)
+        log_probs = noise_log_probs(model, batch)
         with torch.no_grad():
             right = (log_probs.argmax(-1) == batch["tokens"]) & batch["candidates"]
         return {
@@ -119,6 +120,4 @@ class TwoTowerCloze(Criterion):
     def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return log q of each token given the others, (B, S), in one pass."""
         assert isinstance(model, Electra)
-        log_probs = cloze_log_probs(model, batch)
-        right = log_probs.gather(-1, batch["tokens"].unsqueeze(-1)).squeeze(-1)
-        return right * batch["scored"]
+        return log_prob_of(noise_log_probs(model, batch), batch["tokens"]) * batch["scored"]

@@ -116,6 +116,7 @@ class Electra(nn.Module):
             "baseline": lambda: Linear(small.encoder_embed_dim, 1),
         }
         self.heads = nn.ModuleDict({name: made[name]() for name in heads})
+        self.glorot = [head for head in self.heads.values() if isinstance(head, Linear)]
         # With tied embeddings the generator reads the main encoder's table.
         own = self.encoder is None or config.sharing == "none"
         sizes = (small, vocab_size, padding_idx)

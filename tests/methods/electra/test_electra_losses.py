@@ -274,8 +274,8 @@ def test_probabilities_of_electra_with_two_towers(
 ) -> None:
     """From the best discriminator of labels by equality, at a noise rate of 15 %.
 
-    The dissertation's formula with odds of m / (1 - m) gives the `biased` numbers, with k / n = m,
-    as it is printed, (1 - m) times those.
+    The dissertation's formula gives the `biased` numbers, with odds of m / (1 - m); as it is
+    printed, with k / n = m, it would give (1 - m) times those.
     """
     m = 0.15
     logit = math.log(m * q * (1 - p) / (p * (1 - m + m * q)))
@@ -285,7 +285,7 @@ def test_probabilities_of_electra_with_two_towers(
     scores = torch.full((*batch["tokens"].shape, VOCABULARY), (1 - q) / (VOCABULARY - 1)).double()
     scores.scatter_(-1, batch["tokens"].unsqueeze(-1), q)
     model.cloze_noise = lambda b: scores.log()  # type: ignore[method-assign]
-    for formula, wanted in (("dissertation", (1 - m) * biased), ("corrected", exact)):
+    for formula, wanted in (("dissertation", biased), ("corrected", exact)):
         how = criterion("electra_rtd", pll_formula=formula, noise_rate=m)
         found = how.token_log_probs(model, batch)
         assert found[0, 2].exp().item() == pytest.approx(wanted, rel=5e-3)

@@ -121,6 +121,7 @@ def test_masks_are_drawn_again_for_every_batch(ragged: Path, tmp_path: Path) -> 
 CUT = [
     ("electra_rtd", []),
     ("electra_rtd", ["criterion.contrast=0.4"]),
+    ("electra_rtd", ["criterion.disc_positions=random"]),
     ("electra_rtd", ["model.noise=two_tower"]),
     ("electric_nce", ["model.noise=two_tower"]),
     ("replace_mlm", []),
