@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -277,4 +278,4 @@ def test_a_snapshot_is_named_by_its_content(tmp_path: Path) -> None:
 def test_the_wrapper_does_without_torch() -> None:
     """It stays beside the training all the time, and must start fast."""
     code = "import metaseq_lm.launch, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([shutil.which("python") or "python3", "-c", code]).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

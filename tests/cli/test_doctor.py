@@ -164,7 +164,7 @@ def test_hashes_are_equal_for_equal_documents_only(tmp_path, monkeypatch, docume
 
 def test_a_set_of_another_kind_is_compared_with_its_manifest(data, look):
     manifest = Manifest.load(data / "set")
-    manifest.kind = "squad"
+    manifest.kind = "another"
     manifest.save(data / "set")
     assert look(data, "--verify")[0] == look(data / "set")[0] == 0
     os.truncate(data / "set/test.label.bin", 1)

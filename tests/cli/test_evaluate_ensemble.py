@@ -44,7 +44,7 @@ def test_the_mean_of_what_the_runs_say(
     assert [row["gold"] for row in rows] == [row["gold"] for row in alone[0]]
     assert len(rows) == 20
     if name == "scores":
-        assert list(metrics) == ["pearson_spearman", "pearson", "spearman"]
+        assert list(metrics) == ["score", "pearson_spearman", "pearson", "spearman"]
         return
     labels = [["less", "more"][i] for i in scores.argmax(1)]
     assert [row["predicted"] for row in rows] == labels

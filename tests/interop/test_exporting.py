@@ -64,8 +64,13 @@ def write_run(folder, tokenizer, model, names=(), task="masked_lm"):
     weights = dict(net.state_dict())
     if any(name.startswith("generator.") for name in names):
         other = TransformerConfig(
-            **{**model, "encoder_embed_dim": 64, "encoder_attention_heads": 1}
-            | {"encoder_ffn_embed_dim": 256, "token_embed_dim": options.embed_dim}
+            **{**model, "encoder_embed_dim": 64, "encoder_attention_heads": options.heads_for(64)}
+            | {
+                "encoder_ffn_embed_dim": options.encoder_ffn_embed_dim
+                * 64
+                // options.encoder_embed_dim,
+                "token_embed_dim": options.embed_dim,
+            }
         )
         found = assemble(other, size, pad, {"generator.head.bias"}, generator=True).state_dict()
         weights |= {n: w for n, w in found.items() if ".embeddings." not in n}

@@ -29,8 +29,8 @@ HEADS = ["BertForPreTraining", "RobertaForMaskedLM", "ElectraForPreTraining", "E
 GENERATOR = {
     "hidden_size": 64,
     "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "intermediate_size": 256,
+    "num_attention_heads": 8,
+    "intermediate_size": 96,
 }
 
 

@@ -71,7 +71,8 @@ def test_an_easy_rule_is_learnt(form: str, data: Path, tmp_path: Path) -> None:
     Run(configure(data, tmp_path, f"task.labelled={form}", *more)).train()
     results = json.loads((tmp_path / "results.json").read_text())
     metrics = results["metrics"]["test"]
-    assert next(iter(metrics)) == ("pearson_spearman" if form == "regression" else "accuracy")
+    main = "pearson_spearman" if form == "regression" else "accuracy"
+    assert list(metrics)[:2] == ["score", main] and metrics["score"] == metrics[main]
     assert metrics["pearson" if form == "regression" else "accuracy"] > 0.95
     rows = [json.loads(r) for r in (tmp_path / "predictions.test.jsonl").read_text().splitlines()]
     assert [row["index"] for row in rows] == list(range(256))
@@ -297,7 +298,7 @@ def test_a_benchmark_scores_and_writes_its_file(
     Run(configure(tmp_path / "data", tmp_path / "run", *more)).train()
     assert asked[-1] == ("glue/CoLA", gold, (6, 2), None, ["0", "1"])
     valid = json.loads((tmp_path / "run" / "results.json").read_text())["metrics"]["valid"]
-    assert list(valid) == ["matthews", "cross_entropy", "accuracy", "loss"]
+    assert list(valid) == ["score", "matthews", "cross_entropy", "accuracy", "loss"]
     written = (tmp_path / "run" / "CoLA.tsv").read_text()
     assert written == "glue/CoLA test (6, 2) (None, ['0', '1'])"
 
