@@ -73,6 +73,9 @@ CASES: dict[str, list[list[str]]] = {
         [*QUESTIONS, "optimizer.clip_norm=1"],
         [*QUESTIONS, "task.joint=false", "task.answerability=false", "criterion.batch_sum=false"],
     ],
+    "wnli": [
+        ["task=wnli", "task.labelled=WNLI", "task.tokens_per_sample=34", "task.batch_size=8"],
+    ],
     "electra_rtd": [
         ELECTRA,
         TOWERS,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import squad_data
 import torch
+import wnli_data
 
 from metaseq_lm import plugins
 from metaseq_lm.cli import main
@@ -29,7 +30,7 @@ def registered() -> None:
 
 @pytest.fixture(scope="session")
 def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A binarised Two Moons folder: 600 + 100 lines, the labelled set which_moon_20, questions."""
+    """A binarised Two Moons folder: 600 + 100 lines, which_moon_20, questions, WNLI."""
     text = tmp_path_factory.mktemp("text")
     command = [sys.executable, str(ROOT / "examples/meta_pseudo_label/two_moons.py"), str(text)]
     subprocess.run(command, check=True)
@@ -46,6 +47,7 @@ def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
     binarise_documents(text, data.parent / "documents")
     add_pairs(text, data)
     squad_data.binarise(data, "squad", {"train": 6, "valid": 2})
+    assert main(wnli_data.arguments(wnli_data.write(text / "wnli", 15), data)) == 0
     return data
 
 

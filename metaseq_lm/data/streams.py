@@ -127,7 +127,10 @@ class Stream:
         for rows in shard.parts(len(samples)):
             arrays = self.collate(samples[rows], randomness.row_keys(root, rows), width)
             about = {"rows": noise_rows(self.name, rows), "samples": samples[rows]}
-            # A collater that knows better which samples these are has the last word.
+            # A collater that knows better which samples these are, or whose samples are several
+            # rows each, has the last word.
+            if "rows" in arrays:
+                about["rows"] = arrays.pop("rows")
             batches.append({"stream": self.name, **about, **tensors(arrays)})
         return batches
 

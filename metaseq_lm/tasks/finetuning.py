@@ -1,18 +1,31 @@
-"""What fine-tuning tasks share: the encoder of whatever model was pre-trained."""
+"""What fine-tuning tasks share: the encoder of whatever was pre-trained; scores of labelled sets.
 
+Shapes: N samples, K classes or candidates.
+"""
+
+from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from metaseq_lm.data.labelled import LabelledSet
+from metaseq_lm.engine import Logs
 from metaseq_lm.errors import UsageError
+from metaseq_lm.evaluation import classification
+from metaseq_lm.evaluation.ensemble import mean_scores
 from metaseq_lm.models.transformer import TransformerConfig
 from metaseq_lm.tasks.masked_lm import check_rows
 
 ENCODER = "encoder."
 POSITIONS = "encoder.embeddings.positions.weight"
+# The metrics of a set that is of no benchmark, the main one first.
+CLASSES = ("accuracy", "f1_macro")
+REGRESSION = ("pearson_spearman", "pearson", "spearman")
 
 
 def encoder_sizes(config: DictConfig) -> TransformerConfig:
@@ -55,3 +68,87 @@ def with_positions(table: Tensor, needed: int, room: int) -> Tensor:
         )
     missing = table.new_zeros(max(room - len(table), 0), table.shape[1])
     return torch.cat([table[:room], missing])
+
+
+# ------------------------------------------------------------------------ labelled sets
+
+
+def labelled_folder(config: DictConfig) -> Path:
+    """Return the folder of the labelled set; UsageError if none is named."""
+    if not config.task.labelled:
+        raise UsageError("give task.labelled=NAME, a labelled set in DATA")
+    return Path(config.data) / config.task.labelled
+
+
+def chosen_rows(data: LabelledSet, samples: Sequence[int]) -> list[dict] | None:
+    """Return what scorers need of some rows, None if the set has nothing of the kind."""
+    return None if data.rows is None else [data.rows[sample] for sample in samples]
+
+
+def listed(samples: Tensor, outputs: Tensor) -> list[tuple[int, list[float]]]:
+    """Return (sample, its outputs) of a batch as plain numbers."""
+    return list(zip(samples.tolist(), outputs.tolist()))
+
+
+def labelled_metrics(data: LabelledSet, samples: np.ndarray, scores: np.ndarray) -> Logs:
+    """Return the metrics of samples (N,) with scores (N, K), the main one first and as "score".
+
+    So that one report can hold sets whose main metrics differ.
+    """
+    assert data.labels is not None
+    gold = data.labels[samples]
+    scores = scores[:, 0] if data.regression else scores
+    if data.benchmark:
+        from metaseq_lm.evaluation.benchmarks import metrics
+
+        about = chosen_rows(data, samples.tolist())
+        found = metrics(data.benchmark, gold, scores, about, data.label_names)
+    else:
+        predicted = scores if data.regression else scores.argmax(1)
+        names = REGRESSION if data.regression else CLASSES
+        found = {name: classification.METRICS[name](gold, predicted) for name in names}
+    return {"score": next(iter(found.values())), **found}
+
+
+def prediction_rows(data: LabelledSet, found: Sequence[tuple[int, list[float]]]) -> list[dict]:
+    """Return "index", "gold", "predicted" and "scores" of samples with their outputs.
+
+    Labels are names, "gold" None where the split has none; scores are the probabilities of the
+    classes or candidates, or the one real value.
+    """
+    rows = []
+    for sample, row in found:
+        gold: Any = None if data.labels is None else data.labels[sample].item()
+        predicted: Any = row[0] if data.regression else int(np.argmax(row))
+        if not data.regression:
+            gold = None if gold is None else data.label_names[gold]
+            predicted = data.label_names[predicted]
+        rows.append({"index": sample, "gold": gold, "predicted": predicted, "scores": row})
+    return rows
+
+
+def leaderboard_files(data: LabelledSet, split: str, rows: Sequence[dict]) -> dict[str, str]:
+    """Return the file that the benchmark's leaderboard wants for a test or diagnostic split.
+
+    `rows` are those of `prediction_rows`; there is no file for other sets and splits.
+    """
+    if not data.benchmark or split.partition("_")[0] in ("train", "valid"):
+        return {}
+    from metaseq_lm.evaluation.benchmarks import submission
+
+    ordered = sorted(rows, key=lambda row: row["index"])
+    scores = np.array([row["scores"] for row in ordered])
+    if data.regression:
+        scores = scores[:, 0]
+    about = chosen_rows(data, [row["index"] for row in ordered])
+    name, text = submission(data.benchmark, split, scores, about, data.label_names)
+    return {name: text}
+
+
+def ensemble_of(
+    data: LabelledSet, members: Sequence[Sequence[dict]]
+) -> tuple[Logs, Sequence[dict]]:
+    """Return metrics and predictions of the mean of the runs' probabilities (or real values)."""
+    samples, scores = mean_scores(members)
+    metrics = {} if data.labels is None else labelled_metrics(data, samples, scores)
+    return metrics, prediction_rows(data, list(zip(samples.tolist(), scores.tolist())))

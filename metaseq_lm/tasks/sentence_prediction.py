@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,19 +25,23 @@ from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.evaluation import classification
-from metaseq_lm.evaluation.ensemble import mean_scores
 from metaseq_lm.models.heads import SentenceHead, SpanHead
 from metaseq_lm.models.sentence_prediction import SentencePredictor
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Passes, Task, with_epochs
-from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights
+from metaseq_lm.tasks.finetuning import (
+    encoder_sizes,
+    encoder_weights,
+    ensemble_of,
+    labelled_folder,
+    labelled_metrics,
+    leaderboard_files,
+    listed,
+    prediction_rows,
+)
 from metaseq_lm.tasks.masked_lm import first
 
 HEAD = "heads.sentence."
-# The metrics of a set that is of no benchmark, the main one first.
-CLASSES = ("accuracy", "f1_macro")
-REGRESSION = ("pearson_spearman", "pearson", "spearman")
 
 
 @dataclass
@@ -147,7 +150,8 @@ class SentencePredictionTask(Task):
     def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
         """Return the metrics of the set, the main one first, then the loss; none without labels."""
         ((split, batches),) = passes.items()
-        if self.labelled(split).data.labels is None:
+        data = self.labelled(split).data
+        if data.labels is None:
             return {}
         kept: list[tuple[Tensor, Tensor]] = []
 
@@ -161,102 +165,33 @@ class SentencePredictionTask(Task):
         mine = [pair for part in kept for pair in listed(*part)]
         every = sorted(pair for part in distributed.gather_objects(mine) for pair in part)
         samples = np.array([sample for sample, _ in every])
-        metrics = self._metrics(split, samples, np.array([scores for _, scores in every]))
+        metrics = labelled_metrics(data, samples, np.array([scores for _, scores in every]))
         return metrics | {name: value for name, value in logs.items() if name not in metrics}
 
     def predict(
         self, engine: Engine, model: nn.Module, split: str, passes: Passes
     ) -> Sequence[dict]:
-        """Return gold and predicted label, and scores, of each row: see `_rows`."""
+        """Return gold and predicted label, and scores, of each row: see `prediction_rows`."""
         found = []
         for micro in (micro for batches in passes[split] for micro in batches):
             (outputs,) = engine.map(
                 lambda b: self._outputs(model, self.criterion.scores(model, b)), [micro]
             )
             found += listed(micro["samples"], outputs)
-        return self._rows(split, found)
+        return prediction_rows(self.labelled(split).data, found)
 
     def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
         """Return the file that the benchmark's leaderboard wants for a test or diagnostic split."""
-        data = self.labelled(split).data
-        if not data.benchmark or split.partition("_")[0] in ("train", "valid"):
-            return {}
-        from metaseq_lm.evaluation.benchmarks import submission
-
-        ordered = sorted(rows, key=lambda row: row["index"])
-        scores = np.array([row["scores"] for row in ordered])
-        if data.regression:
-            scores = scores[:, 0]
-        about = chosen_rows(data, [row["index"] for row in ordered])
-        name, text = submission(data.benchmark, split, scores, about, data.label_names)
-        return {name: text}
+        return leaderboard_files(self.labelled(split).data, split, rows)
 
     def ensemble(
         self, split: str, members: Sequence[Sequence[dict]]
     ) -> tuple[Logs, Sequence[dict]]:
         """Return metrics and predictions of the mean of the runs' probabilities (or real values)."""
-        samples, scores = mean_scores(members)
-        metrics = {}
-        if self.labelled(split).data.labels is not None:
-            metrics = self._metrics(split, samples, scores)
-        return metrics, self._rows(split, list(zip(samples.tolist(), scores.tolist())))
+        return ensemble_of(self.labelled(split).data, members)
 
     def _outputs(self, model: nn.Module, scores: Tensor) -> Tensor:
         """Return probabilities (B, K), or values on the scale of the labels (B, 1), as float64."""
         if isinstance(model.label_range, Tensor):
             return model.unscaled(scores.double())  # type: ignore[operator]
         return scores.double().softmax(-1)
-
-    def _rows(self, split: str, found: Sequence[tuple[int, list[float]]]) -> list[dict]:
-        """Return "index", "gold", "predicted" and "scores" of samples with their outputs.
-
-        Labels are names, "gold" None where the split has none; scores are the probabilities of the
-        classes or candidates, or the one real value.
-        """
-        data = self.labelled(split).data
-        rows = []
-        for sample, row in found:
-            gold: Any = None if data.labels is None else data.labels[sample].item()
-            predicted: Any = row[0] if data.regression else int(np.argmax(row))
-            if not data.regression:
-                gold = None if gold is None else data.label_names[gold]
-                predicted = data.label_names[predicted]
-            rows.append({"index": sample, "gold": gold, "predicted": predicted, "scores": row})
-        return rows
-
-    def _metrics(self, split: str, samples: np.ndarray, scores: np.ndarray) -> Logs:
-        """Return the metrics of samples (N,) with scores (N, K), the main one first and as "score".
-
-        So that one report can hold sets whose main metrics differ.
-        """
-        data = self.labelled(split).data
-        assert data.labels is not None
-        gold = data.labels[samples]
-        scores = scores[:, 0] if data.regression else scores
-        if data.benchmark:
-            from metaseq_lm.evaluation.benchmarks import metrics
-
-            about = chosen_rows(data, samples.tolist())
-            found = metrics(data.benchmark, gold, scores, about, data.label_names)
-        else:
-            predicted = scores if data.regression else scores.argmax(1)
-            names = REGRESSION if data.regression else CLASSES
-            found = {name: classification.METRICS[name](gold, predicted) for name in names}
-        return {"score": next(iter(found.values())), **found}
-
-
-def labelled_folder(config: DictConfig) -> Path:
-    """Return the folder of the labelled set; UsageError if none is named."""
-    if not config.task.labelled:
-        raise UsageError("give task.labelled=NAME, a labelled set in DATA")
-    return Path(config.data) / config.task.labelled
-
-
-def chosen_rows(data: LabelledSet, samples: Sequence[int]) -> list[dict] | None:
-    """Return what scorers need of some rows, None if the set has nothing of the kind."""
-    return None if data.rows is None else [data.rows[sample] for sample in samples]
-
-
-def listed(samples: Tensor, outputs: Tensor) -> list[tuple[int, list[float]]]:
-    """Return (sample, its outputs) of a batch as plain numbers."""
-    return list(zip(samples.tolist(), outputs.tolist()))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from metaseq_lm.cli import main
 from metaseq_lm.data.benchmarks import BENCHMARKS, GLUE, leaderboard_file
 from metaseq_lm.data.benchmarks.superglue import find_words
+from metaseq_lm.data.benchmarks.wnli import facts_of
 from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.data.manifest import Manifest, verify
 from metaseq_lm.data.preprocess_labelled import token_span
@@ -205,7 +206,10 @@ def test_glue_columns(run, corpus, task):
             assert data.labels.tolist() == expected
             assert data.label_names == list(GLUE[task].labels)
         first = 10 if "index" in header(task, kind) or "id" in header(task, kind) else 0
-        assert data.rows == [{"idx": first + i} for i in range(3)]
+        facts = [{"idx": first + i} for i in range(3)]
+        if task == "WNLI":
+            facts = [row | facts_of(*both) for row, both in zip(facts, texts(data, corpus))]
+        assert data.rows == facts
     assert verify(folder) == []
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from metaseq_lm.data.benchmarks import OPTIONAL_SPLITS, Benchmark, find_benchmark
 from metaseq_lm.data.benchmarks.superglue import SuperglueReader
+from metaseq_lm.data.benchmarks.wnli import CoreferenceRows
 from metaseq_lm.data.labelled_files import Columns, Row, RowReader, is_json, may_lack_labels
 from metaseq_lm.data.manifest import Manifest
 from metaseq_lm.data.preprocess import Job
@@ -74,6 +75,8 @@ def preprocess_benchmark(
         if suite == "superglue":
             return SuperglueReader(task, path, job.on_bad_utf8, required)
         reader = RowReader(path, _columns(benchmark, split, path), job.on_bad_utf8, required)
+        if name == "glue/WNLI":
+            return CoreferenceRows(reader)
         return Doubled(reader) if benchmark.doubled and double and split == "train" else reader
 
     details = {"doubled": benchmark.doubled and double, "text_columns": list(benchmark.texts)}

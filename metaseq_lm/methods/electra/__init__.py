@@ -6,4 +6,5 @@ from metaseq_lm.methods.electra import (  # noqa: F401  (fill the registries)
     electric,
     model,
     task,
+    wnli,
 )

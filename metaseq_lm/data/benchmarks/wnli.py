@@ -1,0 +1,290 @@
+"""WNLI as a choice between antecedents: the pronoun of a sentence and what it may stand for, by rule.
+
+A row of WNLI is a sentence with a pronoun, and a hypothesis that repeats a clause of it with a noun
+phrase, the query, in place of the pronoun. Nothing in the files says which pronoun it is, nor what
+else it could stand for; Clark 2021, section 5.2.4, extracts that by rules, which he does not give.
+Those here:
+
+1. The pronoun is the one around which most words of sentence and hypothesis agree; what the
+   hypothesis has in its place, cut down to its last noun phrase, is the query.
+2. A noun phrase is a name (words in capitals, two joined by "and" too), or a determiner and up to
+   MOST_WORDS words, or a run of as many words without one, none of them a function word; "of" and
+   one more word may follow, and a name with "'s" goes before like a determiner. Where a phrase ends
+   and a verb begins cannot be told by lists alone, so every beginning of such a run counts, cut
+   before a word that looks like a verb or an adverb.
+3. The candidates are those phrases without the pronoun and without what overlaps the query.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from metaseq_lm.data.labelled_files import Row
+from metaseq_lm.data.preprocess_labelled import Rows
+
+POSSESSIVE = frozenset("his her hers its their theirs".split())
+PRONOUNS = POSSESSIVE | frozenset(
+    "he she it they him them himself herself itself themselves".split()
+)
+DETERMINERS = frozenset(
+    "a an the this these those my your his her its our their some any no every each another "
+    "all both many several few two three".split()
+)
+# What may stand inside a noun phrase, between its words.
+LINKS = frozenset("of in and with on at for under from".split())
+FUNCTION_WORDS = LINKS | frozenset(
+    "or but so because since although though while when where if as than then that which who whom "
+    "whose what how why to by without over into onto out off up down about after before behind "
+    "below above through against between during around near across along until unless till "
+    "is are was were be been being am do does did don doesn didn isn wasn weren aren have has had "
+    "hadn hasn haven will won would wouldn can could couldn cannot shall should shouldn may might "
+    "must not n there here just only very too also still yet again ever never now later soon even "
+    "enough more most much almost back away together instead "
+    "i you he she it we they me him us them himself herself itself myself themselves".split()
+)
+VERB_ENDING = re.compile(r"(?<=..)(ed|ing|ly)$")
+ENDINGS = ("'s", "’s", "'", "’")
+MOST_WORDS = 3
+MOST_QUERY_WORDS = 6
+WORD = re.compile(r"(?:Mr|Mrs|Ms|Dr|St)\.|\w+(?:-\w+)*|['’]\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Coreference:
+    """What the hypothesis of a row says about its sentence.
+
+    `pronoun` are its first character and the one after the last; `query` and the `candidates` are
+    texts to put in its place: with "'s" for a possessive pronoun, their first word written as the
+    pronoun is. The query is not among the candidates.
+    """
+
+    pronoun: tuple[int, int]
+    query: str
+    candidates: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word or a punctuation mark and where it stands in its text."""
+
+    text: str
+    start: int
+    end: int
+
+    @property
+    def lower(self) -> str:
+        """The word in small letters, which lists and comparisons use."""
+        return self.text.lower()
+
+
+def words_of(text: str) -> list[Word]:
+    """Return the words and punctuation marks of a text; "'s" is a word of its own."""
+    return [Word(found.group(), *found.span()) for found in WORD.finditer(text)]
+
+
+def find_coreference(sentence: str, hypothesis: str) -> Coreference | None:
+    """Return pronoun, query and candidates of a row, or None if no clause can be aligned."""
+    words = words_of(sentence)
+    found = align(words, words_of(hypothesis))
+    if found is None:
+        return None
+    at, query = found
+    pronoun = words[at]
+    possessive = pronoun.lower in POSSESSIVE and (pronoun.lower != "her" or is_possessive(query))
+    wanted = key([word.text for word in query])
+    texts: dict[tuple[str, ...], str] = {}
+    for first, end in noun_phrases(words):
+        name = key([word.text for word in words[first:end]])
+        if not first <= at < end and name and not overlap(name, wanted):
+            texts.setdefault(name, sentence[words[first].start : words[end - 1].end])
+
+    def fitted(text: str) -> str:
+        return _as_pronoun(_with_s(text) if possessive else text, pronoun.text)
+
+    whole = hypothesis[query[0].start : query[-1].end]
+    candidates = tuple(map(fitted, texts.values()))
+    return Coreference((pronoun.start, pronoun.end), fitted(whole), candidates)
+
+
+def align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, list[Word]] | None:
+    """Return the number of the word that the hypothesis replaces and what it has there, or None.
+
+    Of all pronouns the one with the most equal words before it (up to the beginning of the
+    hypothesis) and after it (up to its end) is taken, at least one; of equal ones the one with more
+    before it, then the first.
+    """
+    words = [word.lower for word in sentence]
+    claim = [word.lower for word in hypothesis]
+    while claim and not claim[-1][0].isalnum() and not claim[-1].startswith(("'", "’")):
+        claim.pop()
+    best: tuple[int, int] = (0, 0)
+    found = None
+    for at, word in enumerate(words):
+        if word not in PRONOUNS:
+            continue
+        rest = words[at + 1 :]
+        after = [n for n in range(len(claim)) if claim[len(claim) - n :] == rest[:n]]
+        for before in range(min(at, len(claim) - 1) + 1):
+            if words[at - before : at] != claim[:before]:
+                continue
+            most = max(n for n in after if before + n < len(claim))
+            if (before + most, before) > best:
+                best = before + most, before
+                found = at, list(hypothesis[before : len(claim) - most])
+    if found is None:
+        return None
+    at, claimed = found
+    for place in range(len(claimed) - 2, -1, -1):
+        # The clauses differ further up, but the word before the pronoun stands here too.
+        if at and claimed[place].lower == words[at - 1] and words[at - 1] not in LINKS:
+            claimed = claimed[place + 1 :]
+            break
+    query = last_phrase(claimed)
+    return (at, query) if query else None
+
+
+def last_phrase(words: list[Word]) -> list[Word]:
+    """Return the noun phrase at the end of `words`, empty if there is none of a fair length.
+
+    A hypothesis may begin with words of its own: "She saw that Janie" is about Janie.
+    """
+    for at in range(len(words) - 1, -1, -1):
+        lower = words[at].lower
+        inner = lower in LINKS and 0 < at < len(words) - 1
+        if lower in FUNCTION_WORDS and not inner or not lower[0].isalnum() and lower[0] not in "'’":
+            words = words[at + 1 :]
+            break
+        if lower in DETERMINERS and at and words[at - 1].lower not in LINKS:
+            words = words[at:]
+            break
+    while words and words[0].lower in LINKS:
+        words = words[1:]
+    good = 0 < len(words) <= MOST_QUERY_WORDS and key([word.text for word in words])
+    return words if good else []
+
+
+def noun_phrases(words: Sequence[Word]) -> Iterator[tuple[int, int]]:
+    """Yield the first word and the word after the last of each noun phrase by rule 2."""
+    at = 0
+    while at < len(words):
+        if _is_name(words[at]):
+            end = at + 1
+            while end < len(words) and _is_name(words[end]):
+                end += 1
+            yield at, end
+            if end + 1 < len(words) and words[end].lower == "and" and _is_name(words[end + 1]):
+                yield at, end + 2
+            if end < len(words) and words[end].lower in ENDINGS:
+                yield from _runs(words, at, end + 1)
+            at = end
+        else:
+            first = at + (words[at].lower in DETERMINERS)
+            if first > at or not VERB_ENDING.search(words[at].lower):
+                yield from _runs(words, at, first)
+            at = first + 1 if _belongs(words, first, first) else max(first, at + 1)
+
+
+def _runs(words: Sequence[Word], start: int, first: int) -> Iterator[tuple[int, int]]:
+    """Yield phrases that begin at `start` and whose words begin at `first`, from short to long."""
+    end = first
+    while end - first < MOST_WORDS and _belongs(words, first, end):
+        end += 1
+        yield start, end
+    if end > first and end < len(words) and words[end].lower == "of":
+        inner = end + 1 + (end + 1 < len(words) and words[end + 1].lower in DETERMINERS)
+        if _belongs(words, inner, inner):
+            yield start, inner + 1
+
+
+def _belongs(words: Sequence[Word], first: int, at: int) -> bool:
+    """Return whether a word may be part of the noun phrase whose words begin with `first`."""
+    if at >= len(words) or not _is_content(words[at]):
+        return False
+    return at == first or not VERB_ENDING.search(words[at].lower)
+
+
+def _is_content(word: Word) -> bool:
+    return word.text[0].isalpha() and word.lower not in FUNCTION_WORDS | DETERMINERS
+
+
+def _is_name(word: Word) -> bool:
+    return _is_content(word) and word.text[0].isupper()
+
+
+# ------------------------------------------------------------------------ the set
+
+
+class CoreferenceRows:
+    """The rows of a file, each with what `find_coreference` finds in its facts, see `facts_of`."""
+
+    def __init__(self, reader: Rows) -> None:
+        self.reader = reader
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What the file's own reader counted."""
+        return self.reader.counts
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in self.reader:
+            yield replace(row, facts={**(row.facts or {}), **facts_of(*row.texts)})
+
+
+def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
+    """Return what a set keeps of a row: sentence, pronoun, query, candidates.
+
+    The pronoun is [first character, character after the last]; it is None, and there is no query,
+    where no clause can be aligned.
+    """
+    found = find_coreference(sentence, hypothesis)
+    about: dict[str, Any] = {"sentence": sentence, "pronoun": None}
+    if found is not None:
+        about |= {"pronoun": list(found.pronoun), "query": found.query}
+        about["candidates"] = list(found.candidates)
+    return about
+
+
+# ------------------------------------------------------------------------ comparing phrases
+
+
+def key(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words by which two phrases are the same: small, no determiner first, no "'s" last."""
+    lower = [word.lower().replace("’", "'") for word in words]
+    while lower and lower[0] in DETERMINERS:
+        lower = lower[1:]
+    while lower and lower[-1] in ("'s", "'"):
+        lower = lower[:-1]
+    return tuple(lower)
+
+
+def phrase_key(text: str) -> tuple[str, ...]:
+    """Return the `key` of a text."""
+    return key([word.text for word in words_of(text)])
+
+
+def overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Return whether the shorter of two keys stands within the longer."""
+    short, long = sorted((one, other), key=len)
+    size = len(short)
+    return any(long[at : at + size] == short for at in range(len(long) - size + 1))
+
+
+def is_possessive(words: Sequence[Word]) -> bool:
+    """Return whether a phrase ends as in "Ann's" or "the boys'"."""
+    return words[-1].lower in ENDINGS
+
+
+def _with_s(text: str) -> str:
+    if is_possessive(words_of(text)):
+        return text
+    return text + ("'" if text.endswith("s") else "'s")
+
+
+def _as_pronoun(text: str, pronoun: str) -> str:
+    """Begin with a capital where the pronoun does, and a determiner small where it does not."""
+    if pronoun[0].isupper():
+        return text[0].upper() + text[1:]
+    small = text.split()[0].lower() in DETERMINERS
+    return text[0].lower() + text[1:] if small else text
