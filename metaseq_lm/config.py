@@ -41,7 +41,7 @@ class TrainerConfig:
     save_interval_updates: int = option(500, "updates between checkpoints (0 = only at the end)")
     keep_last: int = option(2, "checkpoints to keep besides the best one")
     best_checkpoint_metric: str = option(
-        "loss", "validation metric that chooses the best checkpoint"
+        "loss", "validation metric that chooses the best checkpoint ('' = none is kept)"
     )
     maximize_best_checkpoint_metric: bool = option(False, "whether a larger metric is better")
     patience: int = option(

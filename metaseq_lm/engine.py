@@ -73,6 +73,16 @@ class Engine:
         self._update, self._calls, self._losses = update, 0, 0.0
         self.nonfinite = []
 
+    @contextlib.contextmanager
+    def outside_updates(self) -> Iterator[None]:
+        """Make the random numbers inside follow from the seed alone: validation, prediction."""
+        kept = self._update, self._calls
+        self._update, self._calls = -1, 0
+        try:
+            yield
+        finally:
+            self._update, self._calls = kept
+
     # ---------------------------------------------------------------- verbs on batches
 
     def gradients(

@@ -9,7 +9,7 @@ from metaseq_lm import checkpoint, plugins
 from metaseq_lm.checkpoint import Checkpoint, CheckpointError
 from metaseq_lm.config import RunConfig, check_names, without_environment
 from metaseq_lm.errors import UsageError
-from metaseq_lm.run import Run
+from metaseq_lm.run import Run, check_tokenizer
 
 
 def open_run(
@@ -35,6 +35,7 @@ def open_run(
         raise UsageError(str(error).split("\n")[0]) from error
     config.data = data or config.data
     config.init_from = None
+    check_tokenizer(found, config.data)
     run = Run(config, dry_run=True)
     checkpoint.load_into(run.model, found.weights, place)
     return run

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm import checkpoint, distributed
+from metaseq_lm.data.manifest import tokenizer_hash
 from metaseq_lm.engine import PRECISIONS, Engine
 from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.evaluation.predictions import write_predictions
@@ -127,6 +128,7 @@ class Run:
 
     def _initialise(self, source: str) -> None:
         found = checkpoint.load(checkpoint.resolve(source))
+        check_source(found, self.config)
         chosen = self.task.pretrained(found.weights)
         if not chosen:
             raise checkpoint.CheckpointError(
@@ -199,7 +201,8 @@ class Run:
         trainer = self.trainer
         metrics = trainer.validate(split)
         self.model.eval()
-        mine = self.task.predict(trainer.engine, self.model, split, trainer.passes(split))
+        with trainer.engine.outside_updates():
+            mine = self.task.predict(trainer.engine, self.model, split, trainer.passes(split))
         return metrics, [row for part in distributed.gather_objects(list(mine)) for row in part]
 
     def record(
@@ -233,6 +236,32 @@ class Run:
                 "replicas": distributed.world_size(),
                 "pretraining": self.pretraining,
             }
+        )
+
+
+# What makes other hidden states of the same weights, and leaves no trace in their shapes.
+UNSEEN = ("encoder_attention_heads", "encoder_normalize_before", "norm_eps")
+
+
+def check_source(found: checkpoint.Checkpoint, config: DictConfig) -> None:
+    """Raise UsageError if a run cannot start from a checkpoint: another tokenizer or other layers."""
+    check_tokenizer(found, config.data)
+    model = found.manifest["config"].get("model") or {}
+    for key in UNSEEN:
+        if key in model and key in config.model and model[key] != config.model[key]:
+            raise UsageError(
+                f"{found.path} was trained with model.{key}={model[key]}, this run has "
+                f"{config.model[key]}; its weights would compute something else"
+            )
+
+
+def check_tokenizer(found: checkpoint.Checkpoint, data: str) -> None:
+    """Raise UsageError if a checkpoint was trained on the tokens of another tokenizer than `data`'s."""
+    then, now = found.manifest.get("tokenizer"), tokenizer_hash(data)
+    if then and now and then != now:
+        raise UsageError(
+            f"{found.path} was trained with another tokenizer than {data} has ({then} and {now}); "
+            "binarise the data with its tokenizer: preprocess --tokenizer-from FOLDER"
         )
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from metaseq_lm import checkpoint, distributed, stopping
 from metaseq_lm.checkpoint import Checkpoint, CheckpointError
-from metaseq_lm.data.manifest import fingerprint
+from metaseq_lm.data.manifest import fingerprint, tokenizer_hash
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine import Engine, copied
 from metaseq_lm.errors import DivergedError, Interrupted, UsageError
@@ -178,7 +178,8 @@ class Trainer:
     def validate(self, split: str) -> dict[str, float]:
         """Return the task's metrics on a split, in evaluation mode."""
         self.model.eval()
-        logs = self.task.validate(self.engine, self.model, self.passes(split))
+        with self.engine.outside_updates():
+            logs = self.task.validate(self.engine, self.model, self.passes(split))
         self.model.train()
         return {name: float(value) for name, value in logs.items()}
 
@@ -195,6 +196,8 @@ class Trainer:
     def _better(self, values: dict[str, float]) -> bool:
         """Return whether this validation is the best so far, and remember it."""
         metric = self.options.best_checkpoint_metric
+        if not metric:
+            return False
         if metric not in values:
             raise UsageError(
                 f"trainer.best_checkpoint_metric is '{metric}' but validation gives "
@@ -322,6 +325,7 @@ class Trainer:
                 "config": OmegaConf.to_container(self.config),
                 "valid": self.last_valid,
                 "data": self.data,
+                "tokenizer": tokenizer_hash(self.config.data),
             }
             checkpoint.save(folder, self.update, weights, state, about)
         if is_best:

@@ -28,12 +28,6 @@ CORPUS_ONLY = (
 NOT_OPTIONS = ("command", "run", "parser", "takes_overrides", "takes_words", "overrides", "argv")
 LABELLED_ONLY = ("columns", "text_columns", "label_column", "labels", "regression")
 BENCHMARK_ONLY = ("source", "no_double")
-# Folders and versions of the question answering sets, which have a reader of their own.
-SQUAD = {
-    "squad/v1.1": ("SQuAD-1", "v1.1"),
-    "squad/v2.0": ("SQuAD-2", "v2.0"),
-    "squad/mrqa": ("MRQA", "mrqa"),
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -255,6 +249,7 @@ def _run_labelled(args: argparse.Namespace, job: Any) -> None:
 def _run_benchmark(args: argparse.Namespace, job: Any) -> None:
     from dataclasses import replace
 
+    from metaseq_lm.data.benchmarks import SQUAD
     from metaseq_lm.data.tokenizer import load_tokenizer
 
     if args.benchmark in SQUAD:

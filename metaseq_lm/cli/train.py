@@ -144,11 +144,11 @@ def prepare(args: argparse.Namespace) -> int:
 def train(config: DictConfig, dry_run: bool = False) -> int:
     """Train the configured run in this process; returns the exit code, raises MetaseqError."""
     from metaseq_lm import distributed
-    from metaseq_lm.run import Run
+    from metaseq_lm.run import Run, prepared
 
     run = None
     try:
-        run = Run(config, dry_run)
+        run = Run(prepared(config) if dry_run else config, dry_run)
         run.train()
     except Exception as error:
         known = error if isinstance(error, MetaseqError) else MetaseqError(repr(error))

@@ -32,7 +32,12 @@ Terms = dict[str, Term]
 
 
 class Criterion:
-    """Turns the outputs of a model on one batch into terms; it has no optimizer, collective or memory."""
+    """Turns the outputs of a model on one batch into terms; it has no optimizer, collective or memory.
+
+    `tasks` names the tasks whose batches and models it needs; empty if any will do.
+    """
+
+    tasks: tuple[str, ...] = ()
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         """Return the terms of one micro-batch by name."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.models.layers import full_precision
 from metaseq_lm.registry import register_criterion
 
 IGNORE = -1
@@ -23,7 +24,7 @@ def copy_sums(items: Tensor, batch: Batch) -> Tensor:
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the loss of each position, 0 where the target is -1; logits (..., V), targets (...)."""
     losses = F.cross_entropy(
-        logits.flatten(0, -2).float() if logits.dtype == torch.bfloat16 else logits.flatten(0, -2),
+        full_precision(logits.flatten(0, -2)),
         targets.flatten(),
         ignore_index=IGNORE,
         reduction="none",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.models.layers import full_precision
 from metaseq_lm.registry import register_criterion
 
 
@@ -31,6 +32,8 @@ class SentencePrediction(Criterion):
     step has that norm. An evaluation has no batch: there it is the mean over samples.
     """
 
+    tasks = ("sentence_prediction",)
+
     def __init__(self, batch_sum: bool = True) -> None:
         self.batch_sum = batch_sum
 
@@ -41,7 +44,7 @@ class SentencePrediction(Criterion):
         """Return the scores (B, K) of a batch, in full precision; -inf for what is not there."""
         spans = batch.get("spans")
         scores = model(batch["tokens"], batch["padding"], batch["segments"], spans)
-        scores = scores.float() if scores.dtype == torch.bfloat16 else scores
+        scores = full_precision(scores)
         return scores.masked_fill(batch["absent"], -torch.inf) if "absent" in batch else scores
 
     def terms(self, model: nn.Module, scores: Tensor, targets: Tensor) -> Terms:

@@ -32,6 +32,8 @@ class SquadCriterion(Criterion):
     authors of ELECTRA clip to a norm of 1. An evaluation has no batch: there it is the mean.
     """
 
+    tasks = ("squad",)
+
     def __init__(self, batch_sum: bool = True, answerability_weight: float = 0.5) -> None:
         self.batch_sum = batch_sum
         self.answerability_weight = answerability_weight

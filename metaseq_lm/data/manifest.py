@@ -175,6 +175,22 @@ def verify(folder: str | Path) -> list[str]:
     return faults
 
 
+def tokenizer_hash(folder: str | Path) -> str | None:
+    """Return the hash of the tokenizer of a data folder; None if the folder has no manifest."""
+    if not (Path(folder) / MANIFEST_FILE).is_file():
+        return None
+    return Manifest.load(folder).tokenizer["hash"]
+
+
+def require_tokenizer(folder: Path, own: str) -> None:
+    """Raise MetaseqError if a set inside a data folder has another tokenizer (`own`) than the folder."""
+    corpus = tokenizer_hash(folder.parent)
+    if corpus is not None and corpus != own:
+        raise MetaseqError(
+            f"{folder}: made with another tokenizer than {folder.parent}; preprocess it again"
+        )
+
+
 def fingerprint(folder: str | Path) -> str:
     """Return a short hash (16 hex digits) of the tokens and the tokenizer of a data folder.
 

@@ -44,6 +44,13 @@ class Masking:
                 f"task.mask_rounding must be one of {ROUNDINGS}, got '{self.rounding}'"
             )
 
+        shares = (self.rate, self.random, self.keep, self.random + self.keep)
+        if not all(0 <= share <= 1 for share in shares):
+            raise UsageError(
+                f"task.mask_prob {self.rate}, random_token_prob {self.random} and leave_unmasked_prob "
+                f"{self.keep} are shares from 0 to 1, the last two together too"
+            )
+
     @property
     def most_chosen(self) -> int | None:
         """The most tokens that "nearest" chooses of a row; None without tokens_per_sample."""

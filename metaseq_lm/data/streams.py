@@ -60,6 +60,8 @@ class Shuffled:
     """Epochs over `count` samples, each in a new random order; the last batch of an epoch may be short."""
 
     def __init__(self, count: int, batch_size: int, seed: int, name: str) -> None:
+        if batch_size < 1:
+            raise UsageError(f"task.batch_size must be at least 1, got {batch_size}")
         self.count = count
         self.batch_size = batch_size
         self.per_epoch = -(-count // batch_size)
@@ -141,7 +143,11 @@ class Stream:
 
     def once(self, shard: Shard) -> Iterator[list[Batch]]:
         """Yield all global batches of a Sequential order."""
-        assert isinstance(self.order, Sequential)
+        if not isinstance(self.order, Sequential):
+            raise UsageError(
+                f"stream '{self.name}' is the endless one of training and cannot be scored; binarise the "
+                "text as a further split (preprocess --split NAME=FILE) and name that"
+            )
         for number in range(len(self.order)):
             yield self.micro_batches(number, shard)
 

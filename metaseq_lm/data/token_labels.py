@@ -14,6 +14,7 @@ import numpy as np
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.corpus import padding_of
 from metaseq_lm.data.labelled import LabelledSet
+from metaseq_lm.data.manifest import require_tokenizer
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.errors import MetaseqError, UsageError
 
@@ -29,6 +30,7 @@ class TokenLabels:
         self, folder: Path, split: str, vocabulary: Vocabulary, number: int, tokens_per_sample: int
     ) -> None:
         self.data = LabelledSet(folder, split)
+        require_tokenizer(folder, self.data.tokenizer_hash)
         self.vocabulary = vocabulary
         self.cls = vocabulary.cls(number)
         self.class_tokens = np.array([vocabulary.sep, self.cls, vocabulary.mask])

@@ -17,6 +17,11 @@ from metaseq_lm.errors import UsageError
 from metaseq_lm.randomness import current_pass
 
 
+def full_precision(x: Tensor) -> Tensor:
+    """Return x in fp32 if it is in half precision, in which a softmax over many classes drowns."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
 class Linear(nn.Linear):
     """`nn.Linear` that also takes weights (C, out, in)."""
 

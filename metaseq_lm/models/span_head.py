@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.models.layers import Linear
+from metaseq_lm.models.layers import Linear, full_precision
 from metaseq_lm.models.transformer import Encoder, TransformerConfig, initialise, select
 
 HIDDEN = 512
@@ -31,7 +31,7 @@ class Beam(NamedTuple):
 
 def masked(logits: Tensor, mask: Tensor) -> Tensor:
     """Return logits, in full precision, less 1000 where the boolean `mask` is false."""
-    logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+    logits = full_precision(logits)
     return logits - MASKED * (~mask).to(logits.dtype)
 
 
@@ -120,7 +120,7 @@ class AnswerabilityHead(nn.Module):
         """Return logits (B,) of states (B, S, D) and start logits (or log-probabilities) (B, S)."""
         mixed = torch.einsum("bs,bsd->bd", starts.softmax(-1).to(x.dtype), x)
         logits = self.out(F.gelu(self.dense(torch.cat([x[:, 0], mixed], -1)))).squeeze(-1)
-        return logits.float() if logits.dtype == torch.bfloat16 else logits
+        return full_precision(logits)
 
 
 class SpanModel(nn.Module):

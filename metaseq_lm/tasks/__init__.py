@@ -38,6 +38,12 @@ class Task:
         self.options = config.task
         self.data = Path(config.data)
         self.criterion = self.build_criterion()
+        known = self.criterion.tasks
+        if known and self.options._name not in known:
+            raise UsageError(
+                f"criterion {config.criterion._name} is for task {' or '.join(known)}, not for "
+                f"{self.options._name}; give --task and --criterion that belong together"
+            )
 
     @classmethod
     def prepare(cls, config: DictConfig) -> DictConfig:

@@ -63,6 +63,11 @@ def build_transformer(config: DictConfig, vocabulary: Vocabulary, **kwargs: obje
     check_rows(config)
     entry = MODELS.entry(config.model._name)
     assert entry.dataclass is not None
+    if entry.value.forward is nn.Module.forward and not kwargs:
+        raise UsageError(
+            f"model {config.model._name} is several nets of another task and cannot be called alone; "
+            f"choose another --model for task {config.task._name}"
+        )
     sizes = entry.dataclass(**options_of(config.model))
     return entry.value(sizes, len(vocabulary), padding_idx=vocabulary.pad, **kwargs)
 

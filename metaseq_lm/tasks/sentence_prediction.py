@@ -19,7 +19,7 @@ from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.sentence_prediction import SentencePrediction
 from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import Manifest
+from metaseq_lm.data.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.sentence_rows import SentenceRows
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.vocabulary import Vocabulary
@@ -91,6 +91,7 @@ class SentencePredictionTask(Task):
         """Return the rows of a split, read once."""
         if split not in self._splits:
             data = LabelledSet(labelled_folder(self.config), split)
+            require_tokenizer(data.folder, data.tokenizer_hash)
             room = self.options.tokens_per_sample
             self._splits[split] = SentenceRows(data, self.vocabulary, room)
         return self._splits[split]

@@ -21,6 +21,7 @@ from metaseq_lm import distributed
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.squad import SquadCriterion
+from metaseq_lm.data.manifest import require_tokenizer
 from metaseq_lm.data.squad import SquadSet, squad_manifest
 from metaseq_lm.data.squad_windows import SquadWindows, WindowOptions
 from metaseq_lm.data.streams import Sequential, Shuffled, Stream
@@ -71,6 +72,9 @@ class SquadTask(Task):
         super().__init__(config)
         if not isinstance(self.criterion, SquadCriterion):
             raise UsageError(f"task 'squad' needs criterion=squad, not '{config.criterion._name}'")
+        for name in ("beam", "n_best", "max_answer_length"):
+            if self.options[name] < 1:
+                raise UsageError(f"task.{name} must be at least 1, got {self.options[name]}")
         squad_manifest(squad_folder(config))
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         # Validation and prediction ask for the same split again and again.
@@ -188,9 +192,12 @@ class SquadTask(Task):
         ids = [row["id"] for row in data.texts[1]]
         texts = {ids[question]: best.best for question, best in answers.items()}
         if data.answerable_only:
-            return squad_v1(data.golds(), texts)
-        odds = {ids[question]: self._odds(best) for question, best in answers.items()}
-        return squad_v2(data.golds(), texts, odds, self.options.null_threshold)
+            found = squad_v1(data.golds(), texts)
+        else:
+            odds = {ids[question]: self._odds(best) for question, best in answers.items()}
+            found = squad_v2(data.golds(), texts, odds, self.options.null_threshold)
+        # As a share, like the scores of other tasks in one report.
+        return {"score": found["f1"] / 100, **found}
 
     def _row(self, split: str, question: int, answers: Answers) -> dict[str, Any]:
         """Return id, question, gold texts, predicted text ("" for no answer), odds, n-best list."""
@@ -226,4 +233,6 @@ def windows_of(config: DictConfig, split: str) -> SquadWindows:
         options.drop_unanswered,
     )
     vocabulary = Vocabulary.load(Path(config.data) / "dict.txt")
-    return SquadWindows(SquadSet(squad_folder(config), split), vocabulary, cut, split == "train")
+    data = SquadSet(squad_folder(config), split)
+    require_tokenizer(data.folder, data.tokenizer_hash)
+    return SquadWindows(data, vocabulary, cut, split == "train")

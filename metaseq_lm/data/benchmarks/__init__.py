@@ -126,12 +126,20 @@ BENCHMARKS = {
 }
 
 
+# Of another form than the others: data/squad.py reads them.
+SQUAD = {
+    "squad/v1.1": ("SQuAD-1", "v1.1"),
+    "squad/v2.0": ("SQuAD-2", "v2.0"),
+    "squad/mrqa": ("MRQA", "mrqa"),
+}
+
+
 def find_benchmark(name: str) -> Benchmark:
     """Return the task of a name such as "glue/CoLA"; an unknown one is a UsageError."""
     if name not in BENCHMARKS:
         raise UsageError(
-            f"no benchmark '{name}'.{nearest(name, list(BENCHMARKS))} There are: "
-            f"{', '.join(BENCHMARKS)}"
+            f"no benchmark '{name}'.{nearest(name, [*BENCHMARKS, *SQUAD])} There are: "
+            f"{', '.join([*BENCHMARKS, *SQUAD])}"
         )
     return BENCHMARKS[name]
 

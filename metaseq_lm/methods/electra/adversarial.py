@@ -21,6 +21,7 @@ from metaseq_lm.methods.electra.criterion import (
 )
 from metaseq_lm.methods.electra.model import Electra, check_noise
 from metaseq_lm.methods.electra.noise import replaced, sample
+from metaseq_lm.models.layers import full_precision
 from metaseq_lm.registry import register_criterion
 
 
@@ -45,6 +46,7 @@ class AdversarialElectra(Corrupting):
 
     def __init__(self, discriminator_weight: float, baseline_weight: float, **noise: float) -> None:
         super().__init__(**noise)  # type: ignore[arg-type]
+        self.check_plain("electra_adversarial")
         self.weight = discriminator_weight
         self.baseline_weight = baseline_weight
 
@@ -53,8 +55,7 @@ class AdversarialElectra(Corrupting):
         check_noise("electra_adversarial", self.noises, model.noise)
         targets = batch["targets"]
         slots, states = model.masked_noise(batch)
-        never = targets if self.disallow_correct else None
-        samples = sample(slots.detach(), self.temperature, never)
+        samples = sample(slots.detach())
         noised = Noised(*replaced(batch, samples), generator_terms(slots, samples, batch, 0.0))
         logits = model.heads["rtd"](model.hidden(noised.tokens, batch))
         fake, real = noised.fake(batch), real_tokens(batch)
@@ -74,8 +75,7 @@ class AdversarialElectra(Corrupting):
     ) -> Terms:
         """Return the loss of the policy and of the baseline; `rewards` (B, M) and which of them count."""
         reward, counted = rewards
-        low = slots.dtype in (torch.bfloat16, torch.float16)
-        log_probs = (slots.float() if low else slots).log_softmax(-1)
+        log_probs = full_precision(slots).log_softmax(-1)
         chosen = log_probs.gather(-1, samples.unsqueeze(-1)).squeeze(-1)
         score = model.heads["baseline"](states.detach()).squeeze(-1).to(log_probs.dtype)
         advantage = (reward - F.softplus(-score)).detach()

@@ -29,6 +29,7 @@ from metaseq_lm.methods.electra.noise import (
     replaced,
     sample,
 )
+from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.transformer import select
 from metaseq_lm.randomness import current_pass
 from metaseq_lm.registry import register_criterion
@@ -65,6 +66,7 @@ class NoiseConfig:
 class Corrupting(Criterion):
     """What all share that train on rows with sampled tokens; `heads` are those of the main encoder."""
 
+    tasks = ("electra",)
     heads: tuple[str, ...] = ("rtd",)
     noises: tuple[str, ...] = NOISES
 
@@ -85,6 +87,14 @@ class Corrupting(Criterion):
         self.temperature = temperature
         self.disallow_correct = disallow_correct
         self.noise_rate = noise_rate
+
+    def check_plain(self, what: str) -> None:
+        """Raise UsageError if samples are not those of the noise model's own distribution."""
+        if self.temperature != 1 or self.disallow_correct:
+            raise UsageError(
+                f"{what} needs samples of the noise model as it is: criterion.temperature=1, "
+                "criterion.disallow_correct=false"
+            )
 
     def corrupt(self, model: Electra, batch: Batch) -> Noised:
         """Sample tokens for the chosen positions (steps 2 to 5 of section 2.1's procedure)."""
@@ -116,8 +126,7 @@ def noise_log_probs(model: Electra, batch: Batch) -> Tensor:
     if isinstance(model.generator, FixedNoise):
         return model.generator.log_probs
     logits = model.cloze_noise(batch)
-    low = logits.dtype in (torch.bfloat16, torch.float16)
-    return (logits.float() if low else logits).log_softmax(-1)
+    return full_precision(logits).log_softmax(-1)
 
 
 def log_prob_of(log_probs: Tensor, tokens: Tensor) -> Tensor:
@@ -153,8 +162,7 @@ def real_tokens(batch: Batch) -> Tensor:
 
 def binary_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the binary cross-entropy of each logit, in at least fp32."""
-    low = logits.dtype in (torch.bfloat16, torch.float16)
-    logits = logits.float() if low else logits
+    logits = full_precision(logits)
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
 
 
@@ -269,6 +277,7 @@ class ReplacedTokenDetection(Corrupting):
                 "an ELECTRA whose noise is a masked LM gives no token probabilities in one pass; "
                 "train it with model.noise=two_tower (ELECTRA-TT), or use electric_nce"
             )
+        self.check_plain("token probabilities of electra_rtd")
         log_q = log_prob_of(noise_log_probs(model, batch), batch["tokens"])
         logits = model.heads["rtd"](model.hidden(batch["tokens"], batch)).to(log_q.dtype)
         m = self.noise_rate
@@ -311,8 +320,7 @@ class AllTokensMLM(Corrupting):
         hidden = model.hidden(noised.tokens, batch)
         logits = model.heads["lm"](hidden, model.token_table())  # (B, S, V)
         gate = model.heads["copy"](hidden).squeeze(-1)
-        low = logits.dtype in (torch.bfloat16, torch.float16)
-        logits, gate = (logits.float(), gate.float()) if low else (logits, gate)
+        logits, gate = full_precision(logits), full_precision(gate)
         log_p = copied_log_probs(logits, gate, noised.tokens == batch["tokens"], batch["tokens"])
         with torch.no_grad():
             kept = ((gate > 0) & batch["candidates"]).sum().to(logits.dtype)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
-from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.electra.criterion import (
     Corrupting,
     NoiseConfig,
@@ -57,11 +56,7 @@ class Electric(Corrupting):
         **noise: float,
     ) -> None:
         super().__init__(**noise)  # type: ignore[arg-type]
-        if self.temperature != 1 or self.disallow_correct:
-            raise UsageError(
-                "electric_nce needs samples of the noise model as it is: criterion.temperature=1, "
-                "criterion.disallow_correct=false"
-            )
+        self.check_plain("electric_nce")
         self.weight = discriminator_weight
         self.exact_counts = exact_counts
         self.legacy_specials = legacy_specials
@@ -102,6 +97,7 @@ class Electric(Corrupting):
 class TwoTowerCloze(Criterion):
     """The two towers trained alone on every token given all others (Clark 2021, section 5.4.5)."""
 
+    tasks = ("electra",)
     heads: tuple[str, ...] = ()
     noises = ("two_tower",)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from metaseq_lm.criterions import Batch
 from metaseq_lm.errors import UsageError
 from metaseq_lm.models.heads import LMHead
+from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.transformer import (
     Embeddings,
     Encoder,
@@ -135,8 +136,7 @@ def sample(logits: Tensor, temperature: float = 1.0, never: Optional[Tensor] = N
     The token `never` (B, M), if given, is not drawn. In at least fp32, by inverting the cumulative
     distribution: one random number per position, where Gumbel noise takes V.
     """
-    scores = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-    scores = scores / temperature
+    scores = full_precision(logits) / temperature
     if never is not None:
         # Uncounted positions hold -1.
         scores = scores.scatter(-1, never.clamp(min=0).unsqueeze(-1), float("-inf"))

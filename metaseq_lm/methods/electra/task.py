@@ -32,6 +32,8 @@ from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Passes, Task, options_of
 from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_stream
 
+SUBSET = 0xE1EC  # names the draw among those of a row; masking.py counts its own from 1
+
 
 @dataclass
 class ElectraTaskConfig:
@@ -45,7 +47,7 @@ class ElectraTaskConfig:
     mask_prob: float = option(0.15, "share of the tokens that are chosen")
     random_token_prob: float = option(0.0, "share of those that become a random token")
     leave_unmasked_prob: float = option(0.15, "share of those that the generator sees as they are")
-    mask_rounding: str = option("nearest", "number of chosen tokens: nearest, or random")
+    mask_rounding: str = option("nearest", "number of chosen tokens: nearest")
     legacy_duplicates: bool = option(False, "choose with replacement, as the authors' code")
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)")
 
@@ -54,7 +56,8 @@ class ElectraTaskConfig:
 class ElectraTask(Task):
     """One stream of rows with chosen positions; the criterion says which heads the model has."""
 
-    fresh = ("heads.",)  # of the second of two stages
+    # The heads are so in the second of two stages; the frequencies are the corpus's own.
+    fresh = ("heads.", "generator.log_probs")
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
@@ -66,8 +69,23 @@ class ElectraTask(Task):
             )
         if config.model._name != "electra":
             raise UsageError(f"task electra needs model=electra, not {config.model._name}")
+        ElectraConfig(**options_of(config.model)).check()
+        if self.options.mask_rounding != "nearest":
+            raise UsageError(
+                "task electra needs task.mask_rounding=nearest: with a random number of chosen tokens "
+                "the samples would depend on how rows are cut into micro-batches"
+            )
         self.heads = self.criterion.heads
         check_noise(config.criterion._name, self.criterion.noises, config.model.noise)
+
+    @classmethod
+    def prepare(cls, config: DictConfig) -> DictConfig:
+        if config.model.get("freeze_generator") and not config.init_from:
+            raise UsageError(
+                "model.freeze_generator=true freezes what init_from brings; give the run of the first "
+                "stage as init_from"
+            )
+        return config
 
     # ---------------------------------------------------------------- data and nets
 
@@ -112,7 +130,7 @@ class ElectraTask(Task):
         }
         if getattr(self.criterion, "disc_positions", "all") == "random":
             # A sub-key of the row's, so that the draw depends on nothing else.
-            drawn = uniforms(mix(keys ^ np.uint64(5)), 0, rows.shape[1])
+            drawn = uniforms(mix(keys ^ np.uint64(SUBSET)), 0, rows.shape[1])
             batch["subset"] = real & (drawn < self.options.mask_prob)
             batch["sizes"]["subset"] = int(batch["subset"].sum())
         return batch
@@ -139,7 +157,8 @@ class ElectraTask(Task):
             ("lm",): flops_rules.masked_lm(main),
             ("lm", "copy"): flops_rules.masked_lm(main, share=1.0),
         }.get(self.heads, 2 * flops_rules.classifier(main))
-        return self.options.batch_size * (noise + row)
+        # A frozen one runs forward only, half of what training it costs by these rules.
+        return self.options.batch_size * (noise / (1 + model.freeze_generator) + row)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the weights of a run of this task, or start both nets from a masked LM (two-stage).
@@ -148,7 +167,7 @@ class ElectraTask(Task):
         same masked LM of equal size; the generator keeps its head, the discriminator's is fresh.
         """
         if any(name.startswith("generator.") for name in weights):
-            return weights
+            return {n: w for n, w in weights.items() if n != "generator.log_probs"}
         chosen = {n: w for n, w in weights.items() if n.startswith("encoder.")}
         own = {f"generator.{n.removeprefix('encoder.')}": w for n, w in chosen.items()}
         head = "heads.lm."

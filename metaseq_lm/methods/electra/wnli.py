@@ -23,7 +23,7 @@ from metaseq_lm import distributed
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import Manifest
+from metaseq_lm.data.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizer import load_tokenizer
 from metaseq_lm.engine import Engine, Logs
@@ -89,6 +89,8 @@ class Wnli(Criterion):
     For an entailment that is the query; otherwise the antecedent that another row of the same
     sentence tells, or, where none does, any but the query: minus log (1 - p(query)).
     """
+
+    tasks = ("wnli",)
 
     def __init__(self, batch_sum: bool = True) -> None:
         self.batch_sum = batch_sum
@@ -266,5 +268,6 @@ class WnliTask(Task):
 def candidate_rows(config: DictConfig, split: str) -> CandidateRows:
     """Return the rows of a split of the configured set."""
     data = LabelledSet(labelled_folder(config), split)
+    require_tokenizer(data.folder, data.tokenizer_hash)
     tokenizer = load_tokenizer(config.data)
     return CandidateRows(data, tokenizer, config.task.tokens_per_sample, split == "train")
