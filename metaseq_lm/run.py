@@ -246,7 +246,7 @@ UNSEEN = ("encoder_attention_heads", "encoder_normalize_before", "norm_eps")
 def check_source(found: checkpoint.Checkpoint, config: DictConfig) -> None:
     """Raise UsageError if a run cannot start from a checkpoint: another tokenizer or other layers."""
     check_tokenizer(found, config.data)
-    model = found.manifest["config"].get("model") or {}
+    model = (found.manifest.get("config") or {}).get("model") or {}
     for key in UNSEEN:
         if key in model and key in config.model and model[key] != config.model[key]:
             raise UsageError(

@@ -157,8 +157,6 @@ class WnliTask(Task):
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
-        if not isinstance(self.criterion, Wnli):
-            raise UsageError(f"task 'wnli' needs criterion=wnli, not '{config.criterion._name}'")
         self._splits: dict[str, CandidateRows] = {}
 
     @classmethod

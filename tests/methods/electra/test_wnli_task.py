@@ -298,7 +298,7 @@ def test_encoder_and_head_start_from_the_pretrained_run(data: Path, tmp_path: Pa
 
 
 def test_mistakes(data: Path, moons: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="needs criterion=wnli"):
+    with pytest.raises(UsageError, match="is for task sentence_prediction, not for wnli"):
         Run(configure(data, tmp_path / "a", "criterion=sentence_prediction"))
     with pytest.raises(UsageError, match="is not glue/WNLI; make the set with"):
         Run(configure(moons, tmp_path / "b", "task.labelled=pairs")).train()
