@@ -143,6 +143,7 @@ class Run:
     def train(self) -> None:
         """Train what is left of the run, score the final splits, write the results."""
         trainer = self.trainer
+        trainer.check_data()
         folder = Path(self.config.save_dir)
         done = None if self.dry_run else read_results(folder)
         complete = done is not None and is_complete(done, self.config.trainer)
@@ -199,6 +200,7 @@ class Run:
     def score(self, split: str) -> tuple[dict[str, float], list[dict]]:
         """Return metrics and predictions of the present weights on a split, over all replicas."""
         trainer = self.trainer
+        trainer.check_data()
         metrics = trainer.validate(split)
         self.model.eval()
         with trainer.engine.outside_updates():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
@@ -42,7 +43,6 @@ class Trainer:
         self.shard = Shard(
             distributed.rank(), distributed.world_size(), config.engine.micro_batch_size
         )
-        self.data = fingerprint(Path(config.data))
         self.flops = FlopMeter()
         self.update = 0
         self.positions: dict[str, int] = {}
@@ -53,6 +53,15 @@ class Trainer:
         self.stopped_by = ""  # the limit that ended the run
         self._refused = 0  # updates in a row, or rollbacks to one checkpoint
         self._validated_at = self._saved_at = -1
+
+    @cached_property
+    def data(self) -> str:
+        """The fingerprint of the data folder; MetaseqError if its files are not those it had."""
+        return fingerprint(Path(self.config.data))
+
+    def check_data(self) -> None:
+        """Raise MetaseqError now, not at the first save, if the data folder is damaged."""
+        _ = self.data
 
     # ---------------------------------------------------------------- the loop
 

@@ -146,6 +146,16 @@ def disjoint_windows(
     return starts[document] + offset, np.minimum(room, sizes[document] - offset)
 
 
+def cut_pair(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many tokens of each side of pairs (N,), (N,) are kept, together at most `room`.
+
+    The closed form of taking tokens away one by one from the end of the longer side, of the second
+    when both are equal (Devlin et al. 2019, code).
+    """
+    kept = np.minimum(first, np.maximum(-(-room // 2), room - second))
+    return kept, np.minimum(second, np.maximum(room // 2, room - first))
+
+
 def padding_of(lengths: np.ndarray, width: int) -> np.ndarray | None:
     """Return where rows of `lengths` are padding, boolean (B, width), or None where nowhere."""
     return None if (lengths == width).all() else np.arange(width) >= lengths[:, None]

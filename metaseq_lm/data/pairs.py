@@ -9,7 +9,7 @@ import numpy as np
 
 from metaseq_lm import randomness
 from metaseq_lm.criterions import Batch
-from metaseq_lm.data.corpus import check_ids, masked_rows, open_tokens
+from metaseq_lm.data.corpus import check_ids, cut_pair, masked_rows, open_tokens
 from metaseq_lm.data.masking import Masking
 from metaseq_lm.data.packing import (
     SHORTEST,
@@ -89,7 +89,7 @@ class Pairs:
         b = self._elsewhere(samples, self.targets[samples] - (a_end - a_start), draws[:, 2:])
         b_start = np.where(labels == NOT_NEXT, b[0], b_start)
         b_end = np.where(labels == NOT_NEXT, b[1], b_end)
-        first, second = shares(a_end - a_start, b_end - b_start, self.tokens_per_sample - 3)
+        first, second = cut_pair(a_end - a_start, b_end - b_start, self.tokens_per_sample - 3)
         lengths = first + second + 3
         rows = blank_rows(self.vocabulary, 0, first, lengths, width)
         at = np.arange(len(samples))
@@ -116,12 +116,6 @@ class Pairs:
     def check_vocabulary(self) -> None:
         """Raise MetaseqError if the first tokens hold an id that the vocabulary lacks."""
         check_ids(self.data, self.vocabulary)
-
-
-def shares(a: np.ndarray, b: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many tokens A and B keep if the longer one gives way until both fit `room`."""
-    first = np.minimum(a, np.maximum((room + 1) // 2, room - b))
-    return first, np.minimum(b, room - first)
 
 
 def pair_batch(

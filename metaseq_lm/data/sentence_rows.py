@@ -7,20 +7,10 @@ the batch.
 import numpy as np
 
 from metaseq_lm.criterions import Batch
-from metaseq_lm.data.corpus import padding_of
+from metaseq_lm.data.corpus import cut_pair, padding_of
 from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.errors import MetaseqError, UsageError
-
-
-def cut_pair(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many tokens of each side of pairs (N,), (N,) are kept, together at most `room`.
-
-    The closed form of taking tokens away one by one from the end of the longer side, of the second
-    when both are equal (Devlin et al. 2019, code).
-    """
-    kept = np.minimum(first, np.maximum(-(-room // 2), room - second))
-    return kept, np.minimum(second, np.maximum(room // 2, room - first))
 
 
 class SentenceRows:

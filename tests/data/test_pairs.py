@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from metaseq_lm import randomness
+from metaseq_lm.data.corpus import cut_pair
 from metaseq_lm.data.indexed import IndexedWriter
 from metaseq_lm.data.masking import Masking
-from metaseq_lm.data.pairs import IS_NEXT, NOT_NEXT, Pairs, pair_batch, shares
+from metaseq_lm.data.pairs import IS_NEXT, NOT_NEXT, Pairs, pair_batch
 from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.errors import UsageError
 
@@ -147,7 +148,7 @@ def test_the_longer_one_gives_way(a: int, b: int, room: int) -> None:
             first -= 1
         else:
             second -= 1
-    found = shares(np.array([a]), np.array([b]), room)
+    found = cut_pair(np.array([a]), np.array([b]), room)
     assert (found[0][0], found[1][0]) == (first, second) and min(first, second) >= 1
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaseq_lm.data.sentence_rows import SentenceRows, cut_pair
+from metaseq_lm.data.corpus import cut_pair
+from metaseq_lm.data.sentence_rows import SentenceRows
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.errors import MetaseqError, UsageError
 
