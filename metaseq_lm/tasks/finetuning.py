@@ -3,18 +3,20 @@
 Shapes: N samples, K classes or candidates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from metaseq_lm import distributed
+from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.engine import Logs
+from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
 from metaseq_lm.evaluation import classification
 from metaseq_lm.evaluation.ensemble import mean_scores
@@ -26,6 +28,9 @@ POSITIONS = "encoder.embeddings.positions.weight"
 # The metrics of a set that is of no benchmark, the main one first.
 CLASSES = ("accuracy", "f1_macro")
 REGRESSION = ("pearson_spearman", "pearson", "spearman")
+# What is known of some samples: (sample, its outputs).
+Outputs = list[tuple[int, list[float]]]
+T = TypeVar("T")
 
 
 def encoder_sizes(config: DictConfig) -> TransformerConfig:
@@ -80,14 +85,48 @@ def labelled_folder(config: DictConfig) -> Path:
     return Path(config.data) / config.task.labelled
 
 
+def judged(
+    engine: Engine, batches: Iterable[list[Batch]], judge: Callable[[Batch], tuple[Terms, list[T]]]
+) -> tuple[Logs, list[T]]:
+    """Return the mean loss over all `batches` of a split, and what `judge` finds, of all replicas.
+
+    `judge` returns the terms of a micro-batch and a list, which goes into the whole one.
+    """
+    found: list[T] = []
+
+    def loss(batch: Batch) -> Terms:
+        terms, more = judge(batch)
+        found.extend(more)
+        return terms
+
+    everything = (micro for batch in batches for micro in batch)
+    logs = engine.evaluate(loss, everything, draw="validate")
+    return logs, [item for part in distributed.gather_objects(found) for item in part]
+
+
+def mapped(
+    engine: Engine, batches: Iterable[list[Batch]], find: Callable[[Batch], list[T]]
+) -> list[T]:
+    """Return what `find` returns for this replica's `batches` of a split, without gradients."""
+    parts = (engine.map(find, [micro])[0] for batch in batches for micro in batch)
+    return [item for part in parts for item in part]
+
+
 def chosen_rows(data: LabelledSet, samples: Sequence[int]) -> list[dict] | None:
     """Return what scorers need of some rows, None if the set has nothing of the kind."""
     return None if data.rows is None else [data.rows[sample] for sample in samples]
 
 
-def listed(samples: Tensor, outputs: Tensor) -> list[tuple[int, list[float]]]:
+def listed(samples: Tensor, outputs: Tensor) -> Outputs:
     """Return (sample, its outputs) of a batch as plain numbers."""
     return list(zip(samples.tolist(), outputs.tolist()))
+
+
+def labelled_logs(data: LabelledSet, found: Outputs, logs: Logs) -> Logs:
+    """Return the metrics of a split of which all outputs are known, then the rest of `logs`."""
+    samples = np.array([sample for sample, _ in sorted(found)])
+    metrics = labelled_metrics(data, samples, np.array([scores for _, scores in sorted(found)]))
+    return metrics | {name: value for name, value in logs.items() if name not in metrics}
 
 
 def labelled_metrics(data: LabelledSet, samples: np.ndarray, scores: np.ndarray) -> Logs:
@@ -110,7 +149,7 @@ def labelled_metrics(data: LabelledSet, samples: np.ndarray, scores: np.ndarray)
     return {"score": next(iter(found.values())), **found}
 
 
-def prediction_rows(data: LabelledSet, found: Sequence[tuple[int, list[float]]]) -> list[dict]:
+def prediction_rows(data: LabelledSet, found: Outputs) -> list[dict]:
     """Return "index", "gold", "predicted" and "scores" of samples with their outputs.
 
     Labels are names, "gold" None where the split has none; scores are the probabilities of the

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm import distributed
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.sentence_prediction import SentencePrediction
@@ -30,13 +28,16 @@ from metaseq_lm.models.sentence_prediction import SentencePredictor
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Passes, Task, with_epochs
 from metaseq_lm.tasks.finetuning import (
+    Outputs,
     encoder_sizes,
     encoder_weights,
     ensemble_of,
+    judged,
     labelled_folder,
-    labelled_metrics,
+    labelled_logs,
     leaderboard_files,
     listed,
+    mapped,
     prediction_rows,
 )
 from metaseq_lm.tasks.masked_lm import first
@@ -154,32 +155,27 @@ class SentencePredictionTask(Task):
         data = self.labelled(split).data
         if data.labels is None:
             return {}
-        kept: list[tuple[Tensor, Tensor]] = []
 
-        def loss(batch: Batch) -> Terms:
+        def judge(batch: Batch) -> tuple[Terms, Outputs]:
             scores = self.criterion.scores(model, batch)
-            kept.append((batch["samples"], self._outputs(model, scores)))
-            return self.criterion.terms(model, scores, batch["targets"])
+            outputs = self._outputs(model, scores)
+            terms = self.criterion.terms(model, scores, batch["targets"])
+            return terms, listed(batch["samples"], outputs)
 
-        everything = (micro for batch in batches for micro in batch)
-        logs = engine.evaluate(loss, everything, draw="validate")
-        mine = [pair for part in kept for pair in listed(*part)]
-        every = sorted(pair for part in distributed.gather_objects(mine) for pair in part)
-        samples = np.array([sample for sample, _ in every])
-        metrics = labelled_metrics(data, samples, np.array([scores for _, scores in every]))
-        return metrics | {name: value for name, value in logs.items() if name not in metrics}
+        logs, found = judged(engine, batches, judge)
+        return labelled_logs(data, found, logs)
 
     def predict(
         self, engine: Engine, model: nn.Module, split: str, passes: Passes
     ) -> Sequence[dict]:
         """Return gold and predicted label, and scores, of each row: see `prediction_rows`."""
-        found = []
-        for micro in (micro for batches in passes[split] for micro in batches):
-            (outputs,) = engine.map(
-                lambda b: self._outputs(model, self.criterion.scores(model, b)), [micro]
+
+        def find(batch: Batch) -> Outputs:
+            return listed(
+                batch["samples"], self._outputs(model, self.criterion.scores(model, batch))
             )
-            found += listed(micro["samples"], outputs)
-        return prediction_rows(self.labelled(split).data, found)
+
+        return prediction_rows(self.labelled(split).data, mapped(engine, passes[split], find))
 
     def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
         """Return the file that the benchmark's leaderboard wants for a test or diagnostic split."""

@@ -33,7 +33,7 @@ from metaseq_lm.evaluation.squad import squad_v1, squad_v2
 from metaseq_lm.models.span_head import SpanModel
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Passes, Task, with_epochs
-from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights
+from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights, judged, mapped
 
 
 @dataclass
@@ -120,15 +120,12 @@ class SquadTask(Task):
     def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
         """Return the official scores, then the mean loss of a window and its parts."""
         ((split, batches),) = passes.items()
-        found: list[WindowAnswers] = []
 
-        def loss(batch: Batch) -> Terms:
+        def judge(batch: Batch) -> tuple[Terms, list[WindowAnswers]]:
             x = model(batch["tokens"], batch["padding"], batch["segments"])
-            found.extend(self._decode(split, model, x, batch))
-            return self.criterion.terms(model, x, batch)
+            return self.criterion.terms(model, x, batch), self._decode(split, model, x, batch)
 
-        everything = (micro for batch in batches for micro in batch)
-        logs = engine.evaluate(loss, everything, draw="validate")
+        logs, found = judged(engine, batches, judge)
         return self._scores(split, self._together(split, found)) | logs
 
     def predict(
@@ -140,10 +137,8 @@ class SquadTask(Task):
             x = model(batch["tokens"], batch["padding"], batch["segments"])
             return self._decode(split, model, x, batch)
 
-        found = []
-        for micro in (micro for batches in passes[split] for micro in batches):
-            found += engine.map(decode, [micro])[0]
-        answers = self._together(split, found)
+        found = distributed.gather_objects(mapped(engine, passes[split], decode))
+        answers = self._together(split, [window for part in found for window in part])
         if distributed.rank():
             return []
         return [self._row(split, question, best) for question, best in sorted(answers.items())]
@@ -179,9 +174,8 @@ class SquadTask(Task):
         return found
 
     def _together(self, split: str, found: list[WindowAnswers]) -> dict[int, Answers]:
-        """Return the answers of all questions; a call of all replicas, windows may be anywhere."""
-        every = [answers for part in distributed.gather_objects(found) for answers in part]
-        return merged(self.windows(split), every, self.options.n_best)
+        """Return the answers of all questions from those of all windows."""
+        return merged(self.windows(split), found, self.options.n_best)
 
     def _odds(self, answers: Answers) -> float:
         """Return the odds of no answer: its logit, or (BERT) its score less that of the best span."""

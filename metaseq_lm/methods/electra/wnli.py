@@ -34,13 +34,16 @@ from metaseq_lm.models.transformer import Encoder, TransformerConfig, initialise
 from metaseq_lm.registry import register_criterion, register_task
 from metaseq_lm.tasks import Passes, Task, with_epochs
 from metaseq_lm.tasks.finetuning import (
+    Outputs,
     encoder_sizes,
     encoder_weights,
     ensemble_of,
+    judged,
     labelled_folder,
-    labelled_metrics,
+    labelled_logs,
     leaderboard_files,
     listed,
+    mapped,
     prediction_rows,
 )
 
@@ -217,40 +220,34 @@ class WnliTask(Task):
         data = self.rows(split).data
         if data.labels is None:
             return {}
-        found: list[tuple[int, list[float]]] = []
 
-        def loss(batch: Batch) -> Terms:
+        def judge(batch: Batch) -> tuple[Terms, Outputs]:
             scores = self.criterion.scores(model, batch)
-            found.extend(listed(batch["samples"], label_probabilities(scores)))
-            return self.criterion.terms(model, scores, batch)
+            outputs = listed(batch["samples"], label_probabilities(scores))
+            return self.criterion.terms(model, scores, batch), outputs
 
-        everything = (micro for batch in batches for micro in batch)
-        logs = engine.evaluate(loss, everything, draw="validate")
-        found += self._without_choice(split, model)
-        every = sorted(pair for part in distributed.gather_objects(found) for pair in part)
-        samples = np.array([sample for sample, _ in every])
-        metrics = labelled_metrics(data, samples, np.array([scores for _, scores in every]))
-        return metrics | {name: value for name, value in logs.items() if name not in metrics}
+        logs, found = judged(engine, batches, judge)
+        return labelled_logs(data, found + self._without_choice(split, model), logs)
 
     def predict(
         self, engine: Engine, model: nn.Module, split: str, passes: Passes
     ) -> Sequence[dict]:
         """Return gold and predicted label, and probabilities: see `prediction_rows`."""
-        found = []
-        for micro in (micro for batches in passes[split] for micro in batches):
-            (outputs,) = engine.map(
-                lambda b: label_probabilities(self.criterion.scores(model, b)), [micro]
-            )
-            found += listed(micro["samples"], outputs)
-        found += self._without_choice(split, model)
+
+        def find(batch: Batch) -> Outputs:
+            scores = self.criterion.scores(model, batch)
+            return listed(batch["samples"], label_probabilities(scores))
+
+        found = mapped(engine, passes[split], find)
+        if not distributed.rank():
+            found += self._without_choice(split, model)
         return prediction_rows(self.rows(split).data, found)
 
-    def _without_choice(self, split: str, model: nn.Module) -> list[tuple[int, list[float]]]:
-        """Return the first replica's share of the rows that no batch holds, with the prior."""
+    def _without_choice(self, split: str, model: nn.Module) -> Outputs:
+        """Return the rows that no batch holds, with the prior."""
         assert isinstance(model.prior, Tensor)
         prior = model.prior.tolist()
-        rows = self.rows(split).unusable.tolist() if not distributed.rank() else []
-        return [(sample, prior) for sample in rows]
+        return [(sample, prior) for sample in self.rows(split).unusable.tolist()]
 
     def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
         """Return WNLI.tsv as GLUE's leaderboard wants it, for a test split."""
