@@ -150,7 +150,7 @@ def link(folder: Path, name: str, target: Path) -> None:
 
 def load(path: Path) -> Checkpoint:
     """Read and verify one checkpoint folder; raises CheckpointError naming the file and the fault."""
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
     contents = {}
     for name in ("model.safetensors", "state.pt"):
         if not (path / name).is_file():  # a device or a pipe would be read without an end
@@ -181,7 +181,7 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(path, weights, state, manifest)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
     try:
         if not file.is_file():

@@ -19,6 +19,7 @@ from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.evaluation.predictions import write_predictions
 from metaseq_lm.files import free_bytes, human_bytes
 from metaseq_lm.logging import Progress, TensorBoard
+from metaseq_lm.models.inherit import inherited
 from metaseq_lm.registry import TASKS
 from metaseq_lm.run_folder import RunFolder, code_hash, read_results
 from metaseq_lm.tasks import Task, with_updates
@@ -53,8 +54,9 @@ def build_task(config: DictConfig) -> Task:
 
 
 def prepared(config: DictConfig) -> DictConfig:
-    """Return the config as the task completes it from the data, which must be there."""
+    """Return the config as init_from and the task complete it; the data must be there."""
     check_data(config)
+    config = inherited(config)
     return TASKS.entry(config.task._name).value.prepare(config)
 
 

@@ -140,6 +140,39 @@ def test_an_intermediate_task_gives_its_encoder_only(
     assert all(same(kept, trained, ""))
 
 
+def inherit(data: Path, save: Path, *more: str) -> Run:
+    """Return a run that names no sizes of its own."""
+    plain = [option for option in SMALL if not option.startswith("model.")]
+    own = ["task.labelled=single", "trainer.max_update=2", "model=inherit"]
+    return Run(
+        load_config([*TASK, *plain, *ELECTRA, *own, f"data={data}", f"save_dir={save}", *more])
+    )
+
+
+def test_the_model_of_init_from_can_be_inherited(data: Path, other: Run, tmp_path: Path) -> None:
+    """With another dropout if asked; config.yaml has the sizes, so that the run needs no inheritance."""
+    start = f"init_from={other.folder.path}"
+    run = inherit(data, tmp_path / "a", start, "+model.dropout=0.25")
+    before, after = dict(other.config.model), dict(run.config.model)
+    assert after == before | {"dropout": 0.25} and before["dropout"] != 0.25
+    assert OmegaConf.load(run.folder.path / "config.yaml").model == after
+    assert all(same(run, weights(other), "encoder."))
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["init_from=null"], "takes the model of init_from"),
+        (["+model.widht=3"], "which has no such option"),
+    ],
+)
+def test_what_cannot_be_inherited(
+    options: list[str], words: str, data: Path, other: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        inherit(data, tmp_path, f"init_from={other.folder.path}", *options)
+
+
 def pretrained_folder(place: Path, own: dict[str, Tensor]) -> str:
     return str(checkpoint.save(place, 1, own, {"update": 1}, {}))
 

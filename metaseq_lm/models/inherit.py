@@ -1,0 +1,46 @@
+"""The model of the checkpoint that a run starts from, so that its sizes need not be given again."""
+
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from metaseq_lm import checkpoint
+from metaseq_lm.errors import UsageError
+from metaseq_lm.registry import register_model
+
+INHERIT = "inherit"
+
+
+@register_model(INHERIT)
+class Inherit(nn.Module):
+    """A name only: `inherited` puts the model of init_from in its place before anything is built."""
+
+
+def inherited(config: DictConfig) -> DictConfig:
+    """Return `config` with the model that init_from was trained with, if it asks for model=inherit.
+
+    Options given beside it (+model.dropout=0.2) replace those of the checkpoint. Raises UsageError
+    without init_from, or if the checkpoint does not say what its model was.
+    """
+    if config.model._name != INHERIT:
+        return config
+    if not config.init_from:
+        raise UsageError(
+            "model=inherit takes the model of init_from, which is not given; give init_from=RUN or "
+            "another model"
+        )
+    path = checkpoint.resolve(config.init_from)
+    model = (checkpoint.read_manifest(path).get("config") or {}).get("model")
+    if not model:
+        raise UsageError(f"{path} does not say what its model was; give --model")
+    given = {name: value for name, value in config.model.items() if name != "_name"}
+    unknown = [name for name in given if name not in model]
+    if unknown:
+        raise UsageError(
+            f"model.{unknown[0]}: {path} was trained with model {model['_name']}, which has no "
+            "such option"
+        )
+    config = config.copy()
+    OmegaConf.set_struct(config, False)
+    config.model = OmegaConf.create({**model, **given})
+    OmegaConf.set_struct(config, True)
+    return config
