@@ -182,6 +182,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint folder; CheckpointError if there is none or it is damaged."""
     file = path / "manifest.json"
     try:
         if not file.is_file():
