@@ -1,0 +1,93 @@
+"""Facts and spans beside the rows of a benchmark: what damage is called."""
+
+import os
+
+import numpy as np
+import pytest
+from benchmark_files import SUPERGLUE, changed, lines, without
+
+from metaseq_lm.cli import main
+from metaseq_lm.data.labelled import LabelledSet
+from metaseq_lm.data.manifest import Manifest
+from metaseq_lm.errors import MetaseqError
+
+
+@pytest.fixture
+def wsc(run):
+    """A set with spans and facts, split train of two rows."""
+    rows = [SUPERGLUE["WSC"], changed("WSC", idx=4)]
+    code, output, folder = run("superglue/WSC", {"train.jsonl": lines(*rows)})
+    assert code == 0, output
+    return folder
+
+
+def test_damaged_facts(wsc, capsys):
+    path = wsc / "train.rows.jsonl"
+    whole = path.read_bytes()
+    for content, message in (
+        (b"x" + whole[1:], "train.rows.jsonl:1: damaged"),
+        (whole.replace(b"}\n{", b"} {"), "train.rows.jsonl:1: damaged"),
+        (whole.replace(b"{", b"[").replace(b"}", b"]"), "train.rows.jsonl:1: damaged"),
+        (whole[:10] + b" " * 11 + b"\n", "1 lines but .* has 2"),
+    ):
+        path.write_bytes(content)
+        assert len(content) == len(whole)
+        data = LabelledSet(wsc, "train")  # facts are read when asked for
+        with pytest.raises(MetaseqError, match=message):
+            data.rows
+        assert main(["doctor", str(wsc)]) == 1
+    os.truncate(path, len(whole) - 1)
+    with pytest.raises(MetaseqError, match="train.rows.jsonl: .* bytes instead of"):
+        LabelledSet(wsc, "train")
+    path.unlink()
+    with pytest.raises(MetaseqError, match="train.rows.jsonl: missing"):
+        LabelledSet(wsc, "train")
+
+
+@pytest.mark.parametrize("values", [(0, 0, 99), (1, 0, 1), (0, 2, 2), (0, -1, 3), (-1, 0, 3)])
+def test_damaged_spans(wsc, values):
+    path = wsc / "train.spans.bin"
+    spans = np.fromfile(path, "<i4")
+    spans[6:9] = values
+    spans.tofile(path)
+    with pytest.raises(MetaseqError, match="train.spans.bin: row 2 has a span outside its text"):
+        LabelledSet(wsc, "train")
+
+
+def test_unknown_form(wsc):
+    manifest = Manifest.load(wsc)
+    for form, inputs in (("tree", 1), ("pair", 1), (3, 1), ("choices", 2), ("single", 0)):
+        manifest.details |= {"form": form, "inputs": inputs}
+        manifest.save(wsc)
+        with pytest.raises(MetaseqError, match="a set of form .* text columns"):
+            LabelledSet(wsc, "train")
+
+
+def test_a_replaced_set_leaves_nothing_behind(run, wsc):
+    code, _, folder = run("superglue/CB", {"train.jsonl": lines(SUPERGLUE["CB"])})
+    assert code == 0 and folder == wsc
+    assert not (folder / "train.spans.bin").exists()
+
+
+def test_some_rows_without_label(run):
+    code, output, _ = run(
+        "superglue/CB", {"test.jsonl": lines(SUPERGLUE["CB"], {**without("CB", "label"), "idx": 4})}
+    )
+    assert code == 1 and "test.jsonl:2: no label, but other rows of the split have one" in output
+
+
+def test_plain_files_without_labels(corpus, tmp_path, capsys):
+    """A generic test file without label column gives a split without labels; train must have one."""
+    (tmp_path / "train.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
+    (tmp_path / "test.tsv").write_text("text\tid\nc\t1\n")
+    (tmp_path / "test.jsonl").write_text(lines({"text": "c"}, {"text": "d", "label": "x"}))
+    call = ["preprocess", "--labelled", "plain", "--destdir", str(corpus), "--overwrite"]
+    call += ["--trainpref", f"{tmp_path}/train.tsv"]
+    assert main([*call, "--testpref", f"{tmp_path}/test.tsv"]) == 0
+    data = LabelledSet(corpus / "plain", "test")
+    assert data.labels is None and data.rows is None and data.spans is None and len(data) == 1
+    assert (data.form, data.benchmark) == ("single", "")
+    assert main([*call, "--testpref", f"{tmp_path}/test.jsonl"]) == 1
+    assert "test.jsonl:2: a label, but the rows before have none" in capsys.readouterr().err
+    assert main([*call, "--validpref", f"{tmp_path}/test.tsv"]) == 1
+    assert "test.tsv:1: no column 'label'" in capsys.readouterr().err

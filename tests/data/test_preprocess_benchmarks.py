@@ -1,0 +1,50 @@
+"""The options of preprocess --benchmark."""
+
+import sys
+import types
+
+import pytest
+from benchmark_files import SUPERGLUE, lines
+
+from metaseq_lm.cli import main
+from metaseq_lm.data.labelled import LabelledSet
+from metaseq_lm.data.tokenizer import load_tokenizer
+
+
+@pytest.mark.parametrize(
+    "name, version, folder",
+    [("v1.1", "v1.1", "SQuAD-1"), ("v2.0", "v2.0", "SQuAD-2"), ("mrqa", "mrqa", "MRQA")],
+)
+def test_question_answering_has_a_reader_of_its_own(corpus, monkeypatch, name, version, folder):
+    seen = []
+    module = types.ModuleType("metaseq_lm.data.squad")
+    monkeypatch.setattr(module, "preprocess_squad", lambda *call: seen.append(call), raising=False)
+    monkeypatch.setitem(sys.modules, "metaseq_lm.data.squad", module)
+    call = ["preprocess", "--benchmark", f"squad/{name}", "--destdir", str(corpus)]
+    assert main([*call, "--trainpref", "train.json"]) == 0
+    ((job, given_version, tokenizer),) = seen
+    assert given_version == version and job.destdir == corpus / folder
+    assert tokenizer.fingerprint == load_tokenizer(corpus).fingerprint
+    assert main([*call, "--source", "x"]) == 2
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--source", "x"], "--source only applies to benchmarks"),
+        (["--no-double"], "--no-double only applies to benchmarks"),
+        (["--benchmark", "glue/CoLA"], "--benchmark needs --source DIR"),
+        (["--benchmark", "glue/CoLA", "--labelled", "a/b", "--source", "x"], "--labelled 'a/b'"),
+    ],
+)
+def test_wrong_options(corpus, capsys, options, message):
+    assert main(["preprocess", "--destdir", str(corpus), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_folder_is_named_after_the_task(corpus, tmp_path):
+    (tmp_path / "train.jsonl").write_text(lines(SUPERGLUE["AX-g"]))
+    call = ["preprocess", "--benchmark", "superglue/CB", "--trainpref", f"{tmp_path}/train.jsonl"]
+    assert main([*call, "--destdir", str(corpus)]) == 0
+    assert len(LabelledSet(corpus / "CB", "train")) == 1
+    assert main([*call[:3], "--source", "/nowhere", "--destdir", str(corpus)]) == 1
