@@ -21,6 +21,12 @@ def signature(value: Any) -> Any:
     return None
 
 
+class Untracked(contextlib.nullcontext):
+    """Stands for torch's tracker of modules and knows of one place only."""
+
+    parents = {"Global"}
+
+
 class FlopMeter:
     """Adds up the FLOPs (2 per multiply-add, matrix products and attention) of repeated work."""
 
@@ -33,7 +39,11 @@ class FlopMeter:
         """Add the FLOPs of the with block, whose cost is a function of the shapes in `work`."""
         name = f"{key(repr(signature(work))):016x}"
         if name not in self.known:
-            with FlopCounterMode(display=False) as counter:
+            counter = FlopCounterMode(display=False)
+            # Nobody asks which module they belong to, and torch's hooks for that break second
+            # derivatives where a module is given a parameter.
+            counter.mod_tracker = Untracked()  # type: ignore[assignment]
+            with counter:
                 yield
             self.known[name] = float(counter.get_total_flops())
         else:

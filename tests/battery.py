@@ -35,6 +35,17 @@ ROUNDED = ["task.sample_break_mode=segments", "task.mask_rounding=nearest"]
 SENTENCES = ["task=sentence_prediction", "task.batch_size=10", "task.tokens_per_sample=12"]
 ELECTRA = ["task=electra", "model=electra", "model.generator_size=0.5", *TEXT]
 TOWERS = [*ELECTRA, "model.noise=two_tower"]
+# Instead of the sizes above.
+LSTM = ["model=bilstm_lm", "model.encoder_embed_dim=8", "model.encoder_hidden_dim=12"]
+TWO_STEPS = ["task.inner_steps=2"]
+SGD_STEPS = [*TWO_STEPS, "task.inner_optim=sgd", "task.inner_lr=0.1"]
+EXACT_STEPS = [*SGD_STEPS, "task.second_order=exact"]
+LABELLED_SETS = [
+    "task=meta_pretrain_pairs",
+    "task.labelled=[pairs,which_moon_20]",
+    "task.tokens_per_sample=12",
+    "model.segments=2",
+]
 QUESTIONS = [
     "task=squad",
     "task.labelled=squad",
@@ -49,8 +60,22 @@ CASES: dict[str, list[list[str]]] = {
         ["task=masked_lm", *TEXT],
         [*META, "task.reward_interval=16"],
         ["task=masked_lm", *PACKED, *ROUNDED],
+        ["task=meta_pretrain", *PACKED, *SGD_STEPS],
     ],
-    "bert_pretraining": [["task=sentence_pairs", *PACKED]],
+    "bert_pretraining": [
+        ["task=sentence_pairs", *PACKED],
+        ["task=meta_pretrain", *PACKED, *TWO_STEPS],
+        ["task=meta_pretrain", *PACKED, *EXACT_STEPS],
+    ],
+    "language_modeling": [
+        ["task=language_modeling", *TEXT, *LSTM],
+        ["task=meta_pretrain_lstm", *TEXT, *LSTM, *TWO_STEPS],
+        ["task=meta_pretrain_lstm", *TEXT, *LSTM, *EXACT_STEPS],
+    ],
+    "meta_pretrain_pairs": [
+        [*LABELLED_SETS, "task.batch_size=8", *TWO_STEPS],
+        [*LABELLED_SETS, "task.batch_size=8", *SGD_STEPS],
+    ],
     "meta_pseudo_label_hard": [
         META,
         [*META, "criterion.reward=dot", "criterion.inner_steps=0", "task.include_mlm_task=true"],
@@ -68,6 +93,7 @@ CASES: dict[str, list[list[str]]] = {
         [*SENTENCES, "task.labelled=pairs", "model.segments=2", "optimizer.layer_decay=0.8"],
         [*SENTENCES, "task.labelled=scores", "optimizer.decay_norms_and_biases=false"],
         [*SENTENCES, "task.labelled=pairs", "criterion.batch_sum=false", "task.pooled=true"],
+        [*SENTENCES, "task.labelled=pairs", *LSTM],
     ],
     "squad": [
         [*QUESTIONS, "optimizer.clip_norm=1"],
@@ -102,7 +128,11 @@ def configure(data: Path, save: Path, case: tuple[str, int], *more: str) -> Dict
     if set(PACKED) <= set(CASES[name][number]):
         data = data.parent / "documents"
     places = [f"data={data}", f"save_dir={save}", f"criterion={name}"]
-    return load_config([*CASES[name][number], *TINY, *places, *more])
+    settings = [*TINY, *places, *more]
+    if LSTM[0] in CASES[name][number]:
+        settings = [s for s in settings if not s.startswith("model.") or "dropout=" in s]
+        settings = [s for s in settings if "attention_dropout" not in s]
+    return load_config([*CASES[name][number], *settings])
 
 
 def exact(*more: str) -> list[str]:

@@ -47,7 +47,7 @@ from metaseq_lm import plugins  # noqa: E402
 from metaseq_lm.cli import main as command  # noqa: E402
 from metaseq_lm.config import load_config  # noqa: E402
 from metaseq_lm.criterions import Batch, Term, Terms  # noqa: E402
-from metaseq_lm.methods.electra.criterion import noise_log_probs, cloze_term  # noqa: E402
+from metaseq_lm.methods.electra.criterion import cloze_term, noise_log_probs  # noqa: E402
 from metaseq_lm.methods.electra.electric import Electric, ElectricConfig  # noqa: E402
 from metaseq_lm.methods.electra.noise import TwoTowers, sample  # noqa: E402
 from metaseq_lm.models.transformer import select  # noqa: E402

@@ -6,6 +6,7 @@ Shapes: B samples, K classes or candidates, S length.
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
 from metaseq_lm.models.transformer import Encoder, TransformerConfig, initialise
 
 
@@ -21,19 +22,27 @@ class SentencePredictor(nn.Module):
 
     def __init__(
         self,
-        config: TransformerConfig,
+        config: TransformerConfig | BiLSTMConfig,
         vocab_size: int,
         padding_idx: int,
         head: nn.Module,
         label_range: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
-        self.encoder = Encoder(config, vocab_size, padding_idx)
+        self.encoder: nn.Module
+        if isinstance(config, BiLSTMConfig):
+            self.encoder = BiLSTM(config, vocab_size, padding_idx)
+        else:
+            self.encoder = Encoder(config, vocab_size, padding_idx)
         self.heads = nn.ModuleDict({"sentence": head})
         self.register_buffer(
             "label_range", None if label_range is None else torch.tensor(label_range)
         )
-        initialise(self, config.init)
+        # A BiLSTM has initialised itself.
+        if isinstance(config, BiLSTMConfig):
+            initialise(self.heads, "truncated_normal")
+        else:
+            initialise(self, config.init)
 
     def forward(
         self,

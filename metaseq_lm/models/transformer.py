@@ -40,6 +40,11 @@ class TransformerConfig:
         """The width of the embeddings."""
         return self.token_embed_dim or self.encoder_embed_dim
 
+    @property
+    def width(self) -> int:
+        """The width of the states that a head sees."""
+        return self.encoder_embed_dim
+
     def heads_for(self, width: int) -> int:
         """Return how many heads of the same size a net of another width has, at least 1."""
         return max(1, width * self.encoder_attention_heads // self.encoder_embed_dim)

@@ -125,15 +125,22 @@ class Task:
         return weights
 
 
-def with_epochs(config: DictConfig, examples: int, batch_size: int, epochs: float) -> DictConfig:
+def with_epochs(
+    config: DictConfig, examples: int, batch_size: int, epochs: float, between: float = 0.0
+) -> DictConfig:
     """Return `config` with trainer.max_update for so many `epochs` of `examples`; 0 changes nothing.
 
-    An epoch is the examples padded up to whole batches (Clark et al. 2020, code). Raises UsageError
-    for less than one update.
+    An epoch is the examples padded up to whole batches (Clark et al. 2020, code). `between` are the
+    epochs between validations; 0 leaves trainer.validate_interval_updates as it is. Raises
+    UsageError for less than one update.
     """
+    per_epoch = -(-examples // batch_size)
+    if between:
+        config = config.copy()
+        config.trainer.validate_interval_updates = max(1, int(per_epoch * between))
     if not epochs:
         return config
-    updates = int(-(-examples // batch_size) * epochs)
+    updates = int(per_epoch * epochs)
     if updates < 1:
         raise UsageError(
             f"task.epochs is {epochs}, which makes {updates} updates of {examples} examples in batches "

@@ -20,7 +20,10 @@ from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
 from metaseq_lm.evaluation import classification
 from metaseq_lm.evaluation.ensemble import mean_scores
+from metaseq_lm.models.bilstm import BiLSTMConfig
 from metaseq_lm.models.transformer import TransformerConfig
+from metaseq_lm.registry import MODELS
+from metaseq_lm.tasks import options_of
 from metaseq_lm.tasks.masked_lm import check_rows
 
 ENCODER = "encoder."
@@ -46,6 +49,16 @@ def encoder_sizes(config: DictConfig) -> TransformerConfig:
             f"model '{config.model._name}' has no {lacking[0]}; this task needs a Transformer encoder"
         )
     return TransformerConfig(**{name: config.model[name] for name in names})
+
+
+def row_encoder_sizes(config: DictConfig) -> TransformerConfig | BiLSTMConfig:
+    """Return the sizes of the encoder for a task that needs states of rows only.
+
+    That is a Transformer's, as `encoder_sizes` has it, or those of model bilstm_lm.
+    """
+    if MODELS.entry(config.model._name).dataclass is BiLSTMConfig:
+        return BiLSTMConfig(**options_of(config.model))
+    return encoder_sizes(config)
 
 
 def encoder_weights(weights: dict[str, Any], config: DictConfig) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Fine-tuning on a labelled set of sentences or pairs: GLUE, SuperGLUE, and sets of the same forms.
 
 As Clark et al. 2020 (ELECTRA) do it: the pre-trained encoder, a fresh linear layer on the state of
-[CLS], no pooler. Shapes: N samples, K classes or candidates.
+[CLS], no pooler. The encoder is a Transformer or, with --model bilstm_lm, a BiLSTM, whose state of
+[CLS] is the last one of each direction. Shapes: N samples, K classes or candidates.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Passes, Task, with_epochs
 from metaseq_lm.tasks.finetuning import (
     Outputs,
-    encoder_sizes,
     encoder_weights,
     ensemble_of,
     judged,
@@ -39,6 +39,7 @@ from metaseq_lm.tasks.finetuning import (
     listed,
     mapped,
     prediction_rows,
+    row_encoder_sizes,
 )
 from metaseq_lm.tasks.masked_lm import first
 
@@ -52,6 +53,9 @@ class SentencePredictionConfig:
     labelled: str = option("", "labelled set in DATA")
     batch_size: int = option(32, "samples of a batch")
     epochs: float = option(0.0, "sets trainer.max_update from the training set (0 = it is given)")
+    validate_epochs: float = option(
+        0.0, "epochs between validations (0 = trainer.validate_interval_updates counts)"
+    )
     tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
     pooled: bool = option(False, "BERT's tanh layer before the linear one")
     head_dropout: float = option(0.1, "dropout before the linear layer")
@@ -83,10 +87,12 @@ class SentencePredictionTask(Task):
     @classmethod
     def prepare(cls, config: DictConfig) -> DictConfig:
         options = config.task
-        if not options.epochs:
+        # Runs from before this option have configs without it.
+        between = options.get("validate_epochs", 0.0)
+        if not (options.epochs or between):
             return config
         examples = len(LabelledSet(labelled_folder(config), "train"))
-        return with_epochs(config, examples, options.batch_size, options.epochs)
+        return with_epochs(config, examples, options.batch_size, options.epochs, between)
 
     def labelled(self, split: str) -> SentenceRows:
         """Return the rows of a split, read once."""
@@ -113,10 +119,10 @@ class SentencePredictionTask(Task):
         return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
 
     def build_model(self) -> nn.Module:
-        sizes, options = encoder_sizes(self.config), self.options
+        sizes, options = row_encoder_sizes(self.config), self.options
         about = Manifest.load(labelled_folder(self.config))
         some = LabelledSet(labelled_folder(self.config), sorted(about.splits)[0])
-        width, dropout = sizes.encoder_embed_dim, options.head_dropout
+        width, dropout = sizes.width, options.head_dropout
         outputs = 1 if some.regression or some.form == "choices" else len(some.label_names)
         head: nn.Module
         if some.form == "spans":

@@ -18,7 +18,7 @@ from metaseq_lm.config import load_config
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.models.transformer import TransformerConfig
 from metaseq_lm.run import Run
-from metaseq_lm.tasks.sentence_prediction import encoder_sizes
+from metaseq_lm.tasks.finetuning import encoder_sizes
 
 FORMS = ("single", "pair", "choices", "spans", "regression")
 SMALL = [

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Pre-training as meta-learning: data, sweep, the start without further pre-training, tables, pictures.
+#
+#   METASEQ_LM_DATA=FOLDER run.sh OUT              SEEDS=1,2,3,4,5 JOBS=2 run.sh OUT
+#
+# FOLDER holds english-novels, wikitext-2, sst-trees and glue-nli-paraphrase-10k. Everything is resumed
+# or reused when run again. JOBS processes run side by side, one thread each.
+set -euo pipefail
+
+out=$(realpath -m "${1:?usage: run.sh OUT}")
+here=$(cd "$(dirname "$0")" && pwd)
+source=${METASEQ_LM_DATA:?name the folder of the data sets}
+seeds=${SEEDS:-1,2,3,4,5} jobs=${JOBS:-2}
+data=$out/data text=$out/text
+export OMP_NUM_THREADS=1
+
+metaseq() { python -m metaseq_lm "$@"; }
+found() { if [ -f "$1" ]; then echo "$1"; else echo "$1.xz"; fi; }
+
+if [ ! -f "$data/done" ]; then
+    echo "== data: novels and Wikipedia for pre-training, SST-2, SST-5 and SNLI for fine-tuning"
+    rm -rf "$data"
+    python "$here/../electra/corpus.py" "$source" "$text"
+    python "$here/sentiment.py" "$source" "$text"
+    metaseq preprocess --trainpref "$text/train.txt" --validpref "$text/valid.txt" \
+        --documents blank --vocab-size 8000 --destdir "$data"
+    for name in SST-2 SST-5; do
+        metaseq preprocess --labelled $name --trainpref "$text/$name/train.tsv" \
+            --validpref "$text/$name/dev.tsv" --testpref "$text/$name/test.tsv" --destdir "$data"
+    done
+    for name in SNLI QQP QNLI; do
+        place=$source/glue-nli-paraphrase-10k/$name
+        metaseq preprocess --labelled $name --trainpref "$(found "$place.train.jsonl")" \
+            --validpref "$(found "$place.dev.jsonl")" --destdir "$data"
+    done
+    touch "$data/done"
+fi
+
+echo "== plain pre-training to begin with, then k inner steps and the baselines"
+metaseq sweep "$here/start_sweep.yaml" "$data" --out "$out/start" --seeds "$seeds" --max-parallel "$jobs"
+metaseq sweep "$here/sweep.yaml" "$data" --out "$out/meta" --seeds "$seeds" --max-parallel "$jobs" \
+    "init_from='$out/start/start/seed={seed}'"
+
+echo "== tables and pictures in $out/report"
+mkdir -p "$out/report"
+python "$here/epochs.py" "$out/start" "$out/meta" | tee "$out/report/epochs.md"
+tuned=("$out"/{start,meta}/{SST_2,SST_5,SNLI})
+metaseq report "${tuned[@]}" --metric valid.accuracy --curve valid.accuracy --columns task.labelled \
+    --out "$out/report"

@@ -1,0 +1,8 @@
+"""Pre-training as meta-learning (Lv et al. 2020): first-order MAML with k inner steps.
+
+  metaseq-lm train DATA --task meta_pretrain --criterion bert_pretraining task.inner_steps=5
+
+Read update.py (the order of an update), task.py (on what), criterion.py and model.py (labelled sets).
+"""
+
+from metaseq_lm.methods.meta_pretrain import criterion, task  # noqa: F401  (fill the registries)

@@ -1,0 +1,38 @@
+"""The sum of the losses of several labelled sets (Lv et al. 2020, supervised pre-training).
+
+On text the objectives are the core's own: bert_pretraining, masked_lm, language_modeling. Learning
+to learn is an order of updates, not an objective, so its options are the task's (see update.py).
+"""
+
+import torch
+from torch import nn
+
+from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.models.layers import full_precision
+from metaseq_lm.registry import register_criterion
+
+PAIRS = "meta_pretrain_pairs"  # the task, and its criterion
+
+
+@register_criterion(PAIRS)
+class LabelledSets(Criterion):
+    """The cross-entropy of each set, a mean over its rows in the batch, summed over the sets.
+
+    A micro-batch holds rows of one set; batch["set"] names the set, its head, and the size that
+    counts its rows.
+    """
+
+    tasks = (PAIRS,)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        name, targets = batch["set"], batch["targets"]
+        scores = full_precision(
+            model(batch["tokens"], batch["padding"], batch["segments"], name)
+        )  # (B, K)
+        with torch.no_grad():
+            right = (scores.argmax(-1) == targets).sum().to(scores.dtype)
+        return {
+            name: Term(cross_entropy(scores, targets).sum(), name),
+            f"{name}_accuracy": Term(right, name, weight=0.0),
+        }

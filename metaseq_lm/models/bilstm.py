@@ -1,0 +1,158 @@
+"""Language model of two stacks of LSTMs, one for each direction (ELMo, Peters et al. 2018, section 3.1).
+
+Shapes: B rows, S length, D width of the embeddings and of the states of one direction, V vocabulary.
+"""
+
+import contextlib
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.config import option
+from metaseq_lm.errors import UsageError
+from metaseq_lm.models.layers import Dropout, Embedding, Linear
+from metaseq_lm.models.transformer import select
+from metaseq_lm.randomness import current_pass
+from metaseq_lm.registry import register_model
+
+# Torch's own kernel is what we want: oneDNN's has neither projections nor a count of its FLOPs.
+warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
+
+
+@dataclass
+class BiLSTMConfig:
+    """Sizes and dropout; the defaults are ELMo's."""
+
+    encoder_layers: int = option(2, "LSTMs in the stack of each direction")
+    encoder_embed_dim: int = option(512, "width of embeddings and states of each direction")
+    encoder_hidden_dim: int = option(
+        4096, "cells of each LSTM, which are projected to encoder_embed_dim"
+    )
+    dropout: float = option(0.1, "of what goes into each LSTM and into the heads")
+
+    @property
+    def width(self) -> int:
+        """The width of the states that a head sees: those of both directions."""
+        return 2 * self.encoder_embed_dim
+
+
+class BiLSTM(nn.Module):
+    """Token embeddings and a stack of projected LSTMs for each direction, with separate weights.
+
+    From the second layer on the input of a layer is added to its output. Not done of what ELMo's
+    program does: characters as input, clipping of cells, states kept from batch to batch. Raises
+    UsageError if the cells are not more than the width they are projected to.
+    """
+
+    def __init__(self, config: BiLSTMConfig, vocab_size: int, padding_idx: int = 0) -> None:
+        super().__init__()
+        width, cells = config.encoder_embed_dim, config.encoder_hidden_dim
+        if not 0 < width < cells:
+            raise UsageError(
+                f"model.encoder_hidden_dim must be more than model.encoder_embed_dim, to which it is "
+                f"projected; got {cells} and {width}"
+            )
+        self.tokens = Embedding(vocab_size, width, padding_idx=padding_idx)
+        nn.init.normal_(self.tokens.weight, std=width**-0.5)
+        layers = range(config.encoder_layers)
+        self.ahead = nn.ModuleList(projected_lstm(width, cells) for _ in layers)
+        self.back = nn.ModuleList(projected_lstm(width, cells) for _ in layers)
+        self.dropout = Dropout(config.dropout)
+
+    def states(
+        self, tokens: Tensor, padding: Tensor | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the states (B, S, D) of the forward and of the backward direction, layer by layer.
+
+        Position t of the forward states knows the tokens up to t, of the backward ones those from
+        t on. The first of each list are the embeddings. What stands at padding means nothing.
+        """
+        lengths = lengths_of(tokens, padding)
+        x = self.tokens(tokens)
+        ahead = self._stack(self.ahead, x)
+        # Turned within the lengths: padding comes last for both directions, and changes nothing.
+        back = self._stack(self.back, reverse(x, lengths))
+        return ahead, [reverse(states, lengths) for states in back]
+
+    def _stack(self, layers: nn.ModuleList, x: Tensor) -> list[Tensor]:
+        found = [x]
+        for number, layer in enumerate(layers):
+            x = self.dropout(x)
+            with differentiable():
+                out, _ = layer(x)
+            x = out + x if number else out
+            found.append(x)
+        return found
+
+    def forward(
+        self, tokens: Tensor, padding: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
+        """Return the top states of both directions side by side, (..., S, 2D), of rows (..., S).
+
+        For heads that look at the first position: there the forward direction has seen nothing
+        but [CLS], so in its place stands its state at the row's last token. Segments are not used.
+        """
+        rows = tokens.reshape(-1, tokens.shape[-1])
+        padding = None if padding is None else padding.reshape(rows.shape)
+        ahead, back = (states[-1] for states in self.states(rows, padding))
+        last = (lengths_of(rows, padding) - 1).clamp(min=0).unsqueeze(1)
+        ahead = torch.cat([select(ahead, last), ahead[:, 1:]], dim=1)
+        return torch.cat([ahead, back], dim=-1).view(*tokens.shape, -1)
+
+
+def projected_lstm(width: int, cells: int) -> nn.LSTM:
+    """Return one LSTM layer that starts by remembering: the bias of its forget gate is 1."""
+    lstm = nn.LSTM(width, cells, batch_first=True, proj_size=width)
+    with torch.no_grad():
+        for name in ("bias_ih_l0", "bias_hh_l0"):
+            bias = getattr(lstm, name)
+            bias.zero_()
+            bias[cells : 2 * cells] = 0.5  # of the two biases, which are added
+    return lstm
+
+
+def differentiable() -> contextlib.AbstractContextManager:
+    """Return a context without cuDNN where second derivatives are wanted, which it does not have."""
+    if current_pass().double_backward:
+        return torch.backends.cudnn.flags(enabled=False)
+    return contextlib.nullcontext()
+
+
+def lengths_of(tokens: Tensor, padding: Tensor | None) -> Tensor:
+    """Return the lengths (B,) of rows (B, S) whose padding, at their ends, is true in `padding`."""
+    if padding is None:
+        return tokens.new_full(tokens.shape[:1], tokens.shape[1])
+    return (~padding).sum(-1)
+
+
+def reverse(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return x (B, S, D) with the first `lengths` (B,) positions of each row in reverse order."""
+    at = torch.arange(x.shape[1], device=x.device)
+    turned = lengths.unsqueeze(1) - 1 - at
+    return select(x, torch.where(turned >= 0, turned, at))
+
+
+@register_model("bilstm_lm", dataclass=BiLSTMConfig)
+class BiLSTMLM(nn.Module):
+    """A BiLSTM and a softmax that both directions share."""
+
+    def __init__(self, config: BiLSTMConfig, vocab_size: int, padding_idx: int = 0) -> None:
+        super().__init__()
+        self.encoder = BiLSTM(config, vocab_size, padding_idx)
+        width = config.encoder_embed_dim
+        head = Linear(width, vocab_size)
+        nn.init.normal_(head.weight, std=width**-0.5)
+        nn.init.zeros_(head.bias)
+        self.heads = nn.ModuleDict({"lm": head})
+
+    def directions(self, tokens: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the logits (B, S - 1, V) of the next and of the previous token.
+
+        Entry t of the first is for token t + 1, given those up to t; of the second for token t,
+        given those from t + 1 on.
+        """
+        ahead, back = (states[-1] for states in self.encoder.states(tokens, padding))
+        head, dropout = self.heads["lm"], self.encoder.dropout
+        return head(dropout(ahead[:, :-1])), head(dropout(back[:, 1:]))

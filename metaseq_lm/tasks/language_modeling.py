@@ -1,0 +1,82 @@
+"""Language modelling in both directions on a binarised corpus."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from omegaconf import DictConfig
+from torch import nn
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch
+from metaseq_lm.criterions.language_modeling import LanguageModeling
+from metaseq_lm.data.corpus import Corpus, padding_of
+from metaseq_lm.data.streams import Stream
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import UsageError
+from metaseq_lm.models.bilstm import BiLSTMLM
+from metaseq_lm.registry import MODELS, register_task
+from metaseq_lm.tasks import Passes, Task, options_of
+from metaseq_lm.tasks.masked_lm import text_stream
+
+
+@dataclass
+class LanguageModelingConfig:
+    """How the corpus is cut into rows."""
+
+    batch_size: int = option(32, "rows of an update")
+    tokens_per_sample: int = option(128, "longest row, with [CLS] and [SEP]")
+    sample_break_mode: str = option(
+        "none", "eos: a document is a row; none: windows of the stream, across documents"
+    )
+    valid_size: int = option(0, "rows of the validation split that are used (0 = all)")
+
+
+@register_task("language_modeling", dataclass=LanguageModelingConfig)
+class LanguageModelingTask(Task):
+    """One stream of rows `[CLS] x [SEP]`, a model of both directions, the default update."""
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        if not isinstance(self.criterion, LanguageModeling):
+            raise UsageError(
+                f"task '{self.options._name}' needs criterion=language_modeling, "
+                f"not '{config.criterion._name}'"
+            )
+        self.vocabulary = Vocabulary.load(self.data / "dict.txt")
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        options = self.options
+        longest, mode = options.tokens_per_sample, options.sample_break_mode
+        corpus = Corpus(self.data, split, self.vocabulary, longest, mode)
+        corpus.check_vocabulary()
+
+        def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+            return language_batch(corpus, samples, width)
+
+        return {split: text_stream(self.config, split, corpus.row_lengths, collate)}
+
+    def build_model(self) -> nn.Module:
+        entry = MODELS.entry(self.config.model._name)
+        if not issubclass(entry.value, BiLSTMLM) or entry.dataclass is None:
+            raise UsageError(
+                f"task {self.options._name} needs --model bilstm_lm, got {self.config.model._name}"
+            )
+        sizes = entry.dataclass(**options_of(self.config.model))
+        return entry.value(sizes, len(self.vocabulary), self.vocabulary.pad)
+
+    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+        """Return the losses per token, and the perplexity, of their mean over both directions."""
+        logs = super().validate(engine, model, passes)
+        # numpy: exp of a diverged loss is infinite, not an error.
+        return {**logs, "perplexity": float(np.exp(np.float64(logs["loss"])))} if logs else logs
+
+
+def language_batch(corpus: Corpus, samples: np.ndarray, width: int = 0) -> Batch:
+    """Return rows (B, S) and their padding; the size "targets" counts the tokens but the first."""
+    rows, lengths = corpus.rows(samples, width=width)
+    return {
+        "tokens": rows,
+        "padding": padding_of(lengths, rows.shape[1]),
+        "sizes": {"targets": int(lengths.sum()) - len(rows), "rows": len(rows)},
+    }

@@ -1,0 +1,200 @@
+"""Pre-training as meta-learning in whole runs: streams, equality with plain training, mistakes."""
+
+import json
+from pathlib import Path
+
+import battery
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch.nn import functional as F
+
+from metaseq_lm.config import load_config
+from metaseq_lm.criterions import Batch
+from metaseq_lm.data.streams import Shard
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import MetaseqError
+from metaseq_lm.run import Run
+from metaseq_lm.tasks import Batches, Task
+
+TEXT = ["task=meta_pretrain", "criterion=bert_pretraining", *battery.PACKED]
+PAIRS = [*battery.LABELLED_SETS, "criterion=meta_pretrain_pairs", "task.batch_size=8"]
+LSTM = ["task=meta_pretrain_lstm", "criterion=language_modeling", *battery.TEXT, *battery.LSTM]
+ELSEWHERE = [s for s in battery.TINY if not s.startswith("model.")]
+DROPOUT = ["model.dropout=0.2", "trainer.max_update=5", "optimizer.clip_norm=0.5"]
+
+
+def configure(moons: Path, save: Path, *more: str) -> DictConfig:
+    data = moons.parent / "documents" if "task=meta_pretrain" in more else moons
+    data = moons.parent / "documents" if "task=sentence_pairs" in more else data
+    sizes = ELSEWHERE if battery.LSTM[0] in more else battery.TINY
+    return load_config([*sizes, f"data={data}", f"save_dir={save}", *more])
+
+
+def trained(config: DictConfig) -> Run:
+    run = Run(config)
+    run.train()
+    return run
+
+
+def same(one: Run, other: Run) -> bool:
+    """Return whether weights, moments and schedule of two runs are equal bit for bit."""
+    states = [run.trainer.engine.optimizers["main"].local_state() for run in (one, other)]
+    weights = [run.model.state_dict() for run in (one, other)]
+    numbers = [[w for s in state["state"].values() for w in s.values()] for state in states]
+    return (
+        states[0]["updates"] == states[1]["updates"]
+        and all(torch.equal(w, weights[1][n]) for n, w in weights[0].items())
+        and all(torch.equal(a, b) for a, b in zip(*numbers, strict=True))
+    )
+
+
+PLAIN = {
+    "text": (TEXT, ["task=sentence_pairs", "criterion=bert_pretraining", *battery.PACKED]),
+    "lstm": (LSTM, ["task=language_modeling", *LSTM[1:]]),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(PLAIN))
+def test_without_inner_steps_it_is_the_plain_task(kind: str, moons: Path, tmp_path: Path) -> None:
+    """Weights, moments and schedule bit for bit, with dropout, clipping and a schedule."""
+    meta, plain = PLAIN[kind]
+    one = trained(configure(moons, tmp_path / "a", *meta, *DROPOUT, "task.inner_steps=0"))
+    other = trained(configure(moons, tmp_path / "b", *plain, *DROPOUT))
+    more = trained(configure(moons, tmp_path / "c", *meta, *DROPOUT))
+    assert same(one, other) and not same(more, other)
+
+
+def last_only(self: Task, engine: Engine, model: torch.nn.Module, batches: Batches) -> Logs:
+    """An ordinary update on the test batches."""
+    return Task.update(self, engine, model, {n: b[-1:] for n, b in batches.items()})
+
+
+@pytest.mark.parametrize("setting", [TEXT, PAIRS, LSTM], ids=["text", "pairs", "lstm"])
+@pytest.mark.parametrize("order", ["none", "exact"])
+def test_with_a_rate_of_zero_it_is_training_on_the_test_batches(
+    setting: list[str], order: str, moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = ["task.inner_steps=2", "task.inner_optim=sgd", "task.inner_lr=0"]
+    steps += [f"task.second_order={order}", *DROPOUT]
+    one = trained(configure(moons, tmp_path / "a", *setting, *steps))
+    task = type(one.task)
+    monkeypatch.setattr(task, "update", last_only)
+    other = trained(configure(moons, tmp_path / "b", *setting, *steps))
+    assert same(one, other)
+
+
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_an_update_takes_k_plus_one_batches_of_each_stream(
+    k: int, moons: Path, tmp_path: Path
+) -> None:
+    """In the order of the stream: inner ones first, then the test batch; all logged losses are there."""
+    seen: list[list[tuple[str, list[int]]]] = []
+    run = Run(configure(moons, tmp_path, *PAIRS, f"task.inner_steps={k}", "trainer.max_update=3"))
+    criterion = run.task.criterion
+
+    def watched(model: torch.nn.Module, batch: Batch) -> object:
+        if model.training:
+            seen.append((batch["set"], batch["samples"].tolist()))  # type: ignore[arg-type]
+        return criterion(model, batch)
+
+    run.task.criterion = watched  # type: ignore[assignment]
+    assert run.task.needs(7) == {"pairs": k + 1, "which_moon_20": k + 1}
+    run.train()
+    streams = run.task.build_streams("train")
+    expected = [
+        (name, streams[name].micro_batches(number, Shard())[0]["samples"].tolist())
+        for number in range(3 * (k + 1))
+        for name in ("pairs", "which_moon_20")
+    ]
+    assert seen == expected
+    lines = [json.loads(row) for row in (tmp_path / "log.jsonl").read_text().splitlines()]
+    names = [name for name in lines[0] if name.startswith("inner_loss_")]
+    assert names == [f"inner_loss_{j}" for j in range(k)]
+
+
+def test_the_loss_of_labelled_sets_is_the_sum_of_their_means(moons: Path, tmp_path: Path) -> None:
+    """With torch's own cross-entropy on each set's head, also over several micro-batches."""
+    more = ["model.dropout=0", "model.attention_dropout=0", "trainer.max_update=1"]
+    more.append("engine.micro_batch_size=3")
+    run = Run(configure(moons, tmp_path, *PAIRS, *more, "task.inner_steps=0"))
+    wanted = 0.0
+    for name, stream in run.task.build_streams("train").items():
+        (batch,) = stream.micro_batches(0, Shard())
+        assert len(batch["tokens"]) == 4 and batch["sizes"] == {name: 4}
+        states = run.model.encoder(batch["tokens"], batch["padding"], batch["segments"])
+        scores = run.model.heads[name].out(states[:, 0])
+        wanted += F.cross_entropy(scores, batch["targets"]).item()
+    run.train()
+    line = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
+    assert line["loss"] == pytest.approx(wanted, rel=1e-6)
+    assert line["pairs"] + line["which_moon_20"] == pytest.approx(line["loss"])
+    found = run.trainer.validate("valid")
+    assert found["pairs"] + found["which_moon_20"] == pytest.approx(found["loss"])
+    assert 0 <= found["pairs_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("steps", [[], ["task.inner_optim=sgd", "task.inner_lr=0.05"]])
+def test_labelled_sets_are_learnt(steps: list[str], moons: Path, tmp_path: Path) -> None:
+    """Inner steps and all: the meta-learned weights fit the sets better than the first ones."""
+    more = ["model.dropout=0", "optimizer.lr=0.01", "schedule=constant", "trainer.max_update=60"]
+    run = Run(configure(moons, tmp_path, *PAIRS, *more, *steps))
+    run.train()
+    lines = [json.loads(row) for row in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines[58]["loss"] < 0.7 * lines[0]["loss"]
+
+
+def test_a_run_starts_from_plain_pretraining(moons: Path, tmp_path: Path) -> None:
+    """From masked_lm or sentence_pairs on text; labelled sets take the encoder and fresh heads."""
+    plain = ["task=masked_lm", "criterion=masked_lm", *battery.PACKED]
+    data = f"data={moons.parent / 'documents'}"
+    before = Run(load_config([*battery.TINY, *plain, data, f"save_dir={tmp_path / 'lm'}"]))
+    before.config.trainer.max_update = 2
+    before.train()
+    known = before.model.state_dict()
+    run = Run(configure(moons, tmp_path / "meta", *TEXT, f"init_from={tmp_path / 'lm'}"))
+    own = run.model.state_dict()
+    assert all(torch.equal(own[n], w) for n, w in known.items())
+    assert {n for n in own if n not in known} == {
+        f"heads.next_sentence.{part}.{kind}"
+        for part in ("pooler", "out")
+        for kind in ("weight", "bias")
+    }
+
+
+def test_the_encoder_of_labelled_sets_is_taken_over(moons: Path, tmp_path: Path) -> None:
+    config = configure(moons, tmp_path / "sets", *PAIRS, "trainer.max_update=2")
+    known = trained(config).model.state_dict()
+    tuning = [*battery.SENTENCES, "criterion=sentence_prediction", "task.labelled=pairs"]
+    start = [*tuning, "model.segments=2", f"init_from={tmp_path / 'sets'}"]
+    own = Run(configure(moons, tmp_path / "tuned", *start)).model.state_dict()
+    assert all(torch.equal(w, known[n]) for n, w in own.items() if n.startswith("encoder."))
+    other = Run(configure(moons, tmp_path / "more", *PAIRS, f"init_from={tmp_path / 'sets'}"))
+    mine = other.model.state_dict()
+    assert all(
+        torch.equal(w, known[n]) == n.startswith("encoder.") or "bias" in n for n, w in mine.items()
+    )
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        ([*TEXT, "task.inner_steps=-1"], "inner_steps must be at least 0"),
+        ([*TEXT, "task.inner_optim=sgd"], "inner_lr is the rate of"),
+        ([*TEXT, "task.second_order=exact"], "second_order=exact needs"),
+        ([*TEXT, "task.sample_break_mode=eos"], "sample_break_mode=segments only"),
+        ([*TEXT, "criterion=meta_pretrain_pairs"], "is for task meta_pretrain_pairs"),
+        ([*PAIRS, "criterion=masked_lm"], "criterion=meta_pretrain_pairs"),
+        ([*PAIRS, "task.labelled=[]"], "different labelled sets"),
+        ([*PAIRS, "task.labelled=[pairs,pairs]"], "different labelled sets"),
+        ([*PAIRS, "task.labelled=[pairs,a.b]"], "without dots"),
+        ([*PAIRS, "task.batch_size=7"], "a multiple of 2"),
+        ([*PAIRS, "task.labelled=[pairs,scores]"], "holds real values"),
+        ([*PAIRS, "task.labelled=[pairs,nothing]"], "nothing"),
+        ([*LSTM, "model=transformer"], "needs --model bilstm_lm"),
+    ],
+)
+def test_mistakes(more: list[str], words: str, moons: Path, tmp_path: Path) -> None:
+    more = [s for s in more if "hidden_dim" not in s] if "model=transformer" in more else more
+    with pytest.raises(MetaseqError, match=words):
+        Run(configure(moons, tmp_path, *more)).train()
