@@ -44,6 +44,12 @@ class TrainerConfig:
         "loss", "validation metric that chooses the best checkpoint ('' = none is kept)"
     )
     maximize_best_checkpoint_metric: bool = option(False, "whether a larger metric is better")
+    ties: str = option(
+        "first", "of equally good validations the first counts as best; latest: the last of them"
+    )
+    validate_first: bool = option(
+        False, "validate before the first update too; what it starts from can then be the best"
+    )
     patience: int = option(
         0, "validations without a better metric before stopping (0 = never stop)"
     )
@@ -99,6 +105,7 @@ class RunConfig:
 # A folder of YAML only: it has no __init__.py, so `metaseq_lm.config` is this module.
 FOLDER = Path(__file__).parent / "config"
 CHOICES = {
+    "trainer.ties": ["first", "latest"],
     "trainer.on_nonfinite": ["stop", "skip", "rollback"],
     "trainer.on_save_error": ["stop", "continue"],
     "engine.device": ["auto", "cpu", "cuda"],

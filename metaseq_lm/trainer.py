@@ -155,6 +155,7 @@ class Trainer:
             self.raise_interrupted(asked)
         improved = False
         wanted = self.stopped_by or self._due(options.validate_interval_updates)
+        wanted = wanted or (options.validate_first and not self.update)
         if options.valid_split and wanted and self._validated_at != self.update:
             improved = self._validate()
             if 0 < options.patience <= self.best["waited"] and not self.stopped_by:
@@ -214,6 +215,8 @@ class Trainer:
             )
         sign = 1 if self.options.maximize_best_checkpoint_metric else -1
         value, before = values[metric], self.best["value"]
+        if before is not None and value == before and self.options.ties == "latest":
+            before = None
         if math.isfinite(value) and (before is None or sign * value > sign * before):
             self.best = {"value": value, "update": self.update, "waited": 0}
             return True

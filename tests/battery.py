@@ -46,6 +46,24 @@ LABELLED_SETS = [
     "task.tokens_per_sample=12",
     "model.segments=2",
 ]
+TARTAN = [
+    "task=tartan",
+    "task.labelled=which_moon_20",
+    "task.tokens_per_sample=34",
+    "task.batch_size=8",
+    "task.meta_head_batch_size=4",
+]
+IMAGES = [
+    "task=tartan_vision",
+    "task.target=[a,b]",
+    "task.batch_size=8",
+    "task.dev_batch_size=8",
+    "task.meta_head_batch_size=4",
+    "model=wide_resnet",
+    "model.depth=10",
+    "model.width=1",
+    "model.norm=group",
+]
 QUESTIONS = [
     "task=squad",
     "task.labelled=squad",
@@ -61,6 +79,7 @@ CASES: dict[str, list[list[str]]] = {
         [*META, "task.reward_interval=16"],
         ["task=masked_lm", *PACKED, *ROUNDED],
         ["task=meta_pretrain", *PACKED, *SGD_STEPS],
+        [*TARTAN, "task.auxiliary=[train,tapt]", "task.lines_per_example=2"],
     ],
     "bert_pretraining": [
         ["task=sentence_pairs", *PACKED],
@@ -99,6 +118,20 @@ CASES: dict[str, list[list[str]]] = {
         [*QUESTIONS, "optimizer.clip_norm=1"],
         [*QUESTIONS, "task.joint=false", "task.answerability=false", "criterion.batch_sum=false"],
     ],
+    "tartan_mt": [
+        TARTAN,
+        [*TARTAN, "task.auxiliary=[train,tapt]", "criterion.weights=[1,2,3]"],
+        [*TARTAN, "task.auxiliary=[train,tapt]", "task.own_lm_heads=true"],
+        IMAGES,
+    ],
+    "tartan_meta": [
+        TARTAN,
+        [*TARTAN, "task.auxiliary=[train,tapt]", "criterion.same_head=true"],
+        [*TARTAN, "criterion.meta_head_split=dev", "criterion.meta_head_reset=false"],
+        [*TARTAN, "criterion.similarity=dot", "criterion.similarity_over=body"],
+        [*TARTAN, "criterion.weight_update=before", "criterion.scale_heads=false"],
+        [*IMAGES, "criterion.meta_head_split=dev"],
+    ],
     "wnli": [
         ["task=wnli", "task.labelled=WNLI", "task.tokens_per_sample=34", "task.batch_size=8"],
     ],
@@ -125,14 +158,17 @@ def configure(data: Path, save: Path, case: tuple[str, int], *more: str) -> Dict
     `data` is the Two Moons folder; cases that need documents find theirs beside it.
     """
     name, number = case
-    if set(PACKED) <= set(CASES[name][number]):
+    own = CASES[name][number]
+    options = [*TINY, *more]
+    if set(PACKED) <= set(own):
         data = data.parent / "documents"
+    if set(IMAGES) <= set(own):
+        data = data.parent / "images"
+    if set(IMAGES) <= set(own) or set(LSTM) <= set(own):
+        # Of a Transformer's options these have only the dropout.
+        options = [o for o in options if not o.startswith("model.") or "model.dropout" in o]
     places = [f"data={data}", f"save_dir={save}", f"criterion={name}"]
-    settings = [*TINY, *places, *more]
-    if LSTM[0] in CASES[name][number]:
-        settings = [s for s in settings if not s.startswith("model.") or "dropout=" in s]
-        settings = [s for s in settings if "attention_dropout" not in s]
-    return load_config([*CASES[name][number], *settings])
+    return load_config([*own, *places, *options])
 
 
 def exact(*more: str) -> list[str]:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import image_data
 import pytest
 import squad_data
 import torch
@@ -46,6 +47,7 @@ def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["preprocess", "--labelled", name, *files, "--destdir", str(data)]) == 0
     binarise_documents(text, data.parent / "documents")
     add_pairs(text, data)
+    image_data.write(data.parent / "images")
     squad_data.binarise(data, "squad", {"train": 6, "valid": 2})
     assert main(wnli_data.arguments(wnli_data.write(text / "wnli", 15), data)) == 0
     return data

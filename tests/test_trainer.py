@@ -51,6 +51,42 @@ def test_best_is_the_best_and_patience_stops(moons: Path, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "results.json").read_text())["updates"] == 8
 
 
+def test_the_latest_of_equals_can_be_the_best(moons: Path, tmp_path: Path) -> None:
+    """Then patience begins anew with each of them."""
+    more = ["trainer.max_update=8", "trainer.validate_interval_updates=2", "trainer.patience=2"]
+    train(configure(moons, tmp_path, CASE, *more, "trainer.ties=latest", "optimizer.lr=0"))
+    assert [row["update"] for row in lines(tmp_path, "valid")] == [2, 4, 6, 8]
+    assert (tmp_path / "checkpoints" / "best").resolve().name == "update_000000008"
+
+
+def test_what_a_run_starts_from_can_be_the_best(moons: Path, tmp_path: Path) -> None:
+    """validate_first: one validation more, before the first update, which it does not change."""
+    more = ["trainer.max_update=6", "trainer.validate_interval_updates=2", "trainer.keep_last=1"]
+    worse = ["optimizer.lr=30", "schedule=constant", "trainer.validate_first=true"]
+    train(configure(moons, tmp_path / "first", CASE, *more, *worse))
+    assert [row["update"] for row in lines(tmp_path / "first", "valid")] == [0, 2, 4, 6]
+    best = tmp_path / "first" / "checkpoints" / "best"
+    assert best.resolve().name == "update_000000000" and (best / "manifest.json").exists()
+    weights = [
+        train(configure(moons, tmp_path / str(i), CASE, *more, f"trainer.validate_first={first}"))
+        for i, first in enumerate(("true", "false"))
+    ]
+    assert all((weights[0][n] == weights[1][n]).all() for n in weights[0])
+
+
+def test_a_run_killed_after_the_first_validation_resumes(moons: Path, tmp_path: Path) -> None:
+    """The validation at update 0 is not made twice."""
+    more = ["trainer.validate_first=true", "trainer.keep_last=3"]
+    train(configure(moons, tmp_path, CASE, *more, "trainer.max_update=2"))
+    for name in ("update_000000002", "last"):
+        path = tmp_path / "checkpoints" / name
+        path.unlink() if path.is_symlink() else shutil.rmtree(path)
+    (tmp_path / "results.json").unlink()
+    train(configure(moons, tmp_path, CASE, *more, "trainer.max_update=4"))
+    assert [row["update"] for row in lines(tmp_path, "valid")] == [0, 2, 4]
+    assert "at update 0" in lines(tmp_path, "event")[0]["message"]
+
+
 def test_a_longer_run_goes_on_from_a_finished_one(moons: Path, tmp_path: Path) -> None:
     train(configure(moons, tmp_path, CASE, "trainer.max_update=3"))
     train(configure(moons, tmp_path, CASE, "trainer.max_update=5"))

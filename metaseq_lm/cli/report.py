@@ -24,7 +24,9 @@ from metaseq_lm.reporting.plots import (
     draw_curves,
     draw_flops,
     draw_scores,
+    draw_together,
     has_flops,
+    is_pattern,
     require_logged,
 )
 from metaseq_lm.reporting.runs import Run
@@ -117,8 +119,9 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="METRIC",
-        help="draw these logged metrics over updates, e.g. train.loss (default: the valid "
-        "metric of the same name as --metric)",
+        help="draw these logged metrics over updates, e.g. train.loss; a pattern such as "
+        "'train.alpha_*' draws all it matches in one picture, a panel for each setting "
+        "(default: the valid metric of the same name as --metric)",
     )
 
 
@@ -213,7 +216,8 @@ def draw(
         )
     for curve in curves:
         paths.append(out / file_name("curves", curve))
-        notes += draw_curves(pictures, curve, paths[-1])
+        drawn = draw_together if is_pattern(curve) else draw_curves
+        notes += drawn(pictures, curve, paths[-1])
     if not any(setting.scored(metric.name) for setting in pictures.settings):
         notes.append("No picture of scores: no run has one.")
     elif pictures.along:

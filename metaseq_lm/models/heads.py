@@ -44,11 +44,22 @@ class BinaryHead(nn.Module):
 
 
 class SentenceHead(nn.Module):
-    """Dropout and a linear layer on the first state; with `pooled`, BERT's tanh layer between them."""
+    """Dropout and a linear layer on the first state; with `pooled`, BERT's tanh layer before them.
 
-    def __init__(self, width: int, outputs: int, dropout: float, pooled: bool) -> None:
+    `pooler_dropout` puts dropout before the tanh layer too, as RoBERTa's head has it.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        outputs: int,
+        dropout: float,
+        pooled: bool,
+        pooler_dropout: bool = False,
+    ) -> None:
         super().__init__()
         self.pooler = Linear(width, width) if pooled else None
+        self.pooler_dropout = pooler_dropout
         self.out = Linear(width, outputs)
         self.dropout = Dropout(dropout)
         self.glorot = [self.out]
@@ -57,6 +68,7 @@ class SentenceHead(nn.Module):
         """Return scores (..., K) of rows (..., S, D)."""
         first = x[..., 0, :]
         if self.pooler is not None:
+            first = self.dropout(first) if self.pooler_dropout else first
             first = torch.tanh(self.pooler(first))
         return self.out(self.dropout(first))
 

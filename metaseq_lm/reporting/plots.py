@@ -7,6 +7,7 @@ all pictures of a report. Each draw function writes one png and returns what a r
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -69,14 +70,46 @@ class Pictures:
         ]
 
 
-def require_logged(runs: Sequence[Run], metric: str) -> None:
-    """Raise UsageError naming what is logged unless some run has logged `metric`."""
+def is_pattern(metric: str) -> bool:
+    """Return whether a name stands for several logged metrics, such as train.alpha_*."""
+    return bool(set(metric) & set("*?["))
+
+
+def require_logged(runs: Sequence[Run], metric: str) -> list[str]:
+    """Return the logged metrics that `metric`, a name or a pattern, means, in natural order.
+
+    Raises UsageError naming what is logged if there are none.
+    """
     known = sorted({name for run in runs for name in run.logged}, key=natural)
-    if metric not in known:
+    found = [name for name in known if fnmatchcase(name, metric)] if is_pattern(metric) else []
+    found = found or [name for name in known if name == metric]
+    if not found:
         raise UsageError(
             f"no log has the metric '{metric}'.{nearest(metric, known)} "
             f"Logged: {', '.join(known) or 'nothing'}."
         )
+    return found
+
+
+def draw_together(pictures: Pictures, pattern: str, path: Path) -> list[str]:
+    """Draw all logged metrics that match a pattern over updates, a panel for each setting.
+
+    A line is a metric: centre and spread over the finished runs. Raises UsageError if nobody
+    logged one.
+    """
+    names = require_logged([run for s in pictures.settings for run in s.runs], pattern)
+    styles = {name.partition(".")[2]: style_of(i) for i, name in enumerate(names)}
+    settings = [s for s in pictures.settings if any(set(names) & set(r.logged) for r in s.runs)]
+    notes = []
+    with canvas(len(settings), path) as (figure, grid):
+        for axes, setting in zip(grid, settings):
+            axes.set(title=fill(setting.name, 44), xlabel="updates", ylabel=pattern)
+            thousands(axes)
+            for name, style in zip(names, styles.values()):
+                unit = Metric.of(name, [v for run in setting.runs for v in run.series(name)[1]])
+                notes += curve(axes, setting, unit, style, pictures.spread)
+        legend(figure, styles, "line and band: " + spread_words(pictures.spread))
+    return notes
 
 
 def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:

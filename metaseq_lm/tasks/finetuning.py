@@ -6,7 +6,7 @@ Shapes: N samples, K classes or candidates.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from metaseq_lm import distributed
 from metaseq_lm.criterions import Batch, Terms
-from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
 from metaseq_lm.evaluation import classification
@@ -28,8 +27,7 @@ from metaseq_lm.tasks.masked_lm import check_rows
 
 ENCODER = "encoder."
 POSITIONS = "encoder.embeddings.positions.weight"
-# The metrics of a set that is of no benchmark, the main one first.
-CLASSES = ("accuracy", "f1_macro")
+# The metrics of a set of real values that is of no benchmark, the main one first.
 REGRESSION = ("pearson_spearman", "pearson", "spearman")
 # What is known of some samples: (sample, its outputs).
 Outputs = list[tuple[int, list[float]]]
@@ -91,6 +89,30 @@ def with_positions(table: Tensor, needed: int, room: int) -> Tensor:
 # ------------------------------------------------------------------------ labelled sets
 
 
+class Labels(Protocol):
+    """What scores need of a labelled set: LabelledSet, or another with the same facts."""
+
+    @property
+    def regression(self) -> bool:
+        """Whether labels are real values."""
+
+    @property
+    def benchmark(self) -> str:
+        """The name of the benchmark, or empty."""
+
+    @property
+    def label_names(self) -> list[str]:
+        """The classes."""
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The labels (rows,), None for a split without."""
+
+    @property
+    def rows(self) -> list[dict[str, Any]] | None:
+        """What scorers need of each row, or None."""
+
+
 def labelled_folder(config: DictConfig) -> Path:
     """Return the folder of the labelled set; UsageError if none is named."""
     if not config.task.labelled:
@@ -125,7 +147,7 @@ def mapped(
     return [item for part in parts for item in part]
 
 
-def chosen_rows(data: LabelledSet, samples: Sequence[int]) -> list[dict] | None:
+def chosen_rows(data: Labels, samples: Sequence[int]) -> list[dict] | None:
     """Return what scorers need of some rows, None if the set has nothing of the kind."""
     return None if data.rows is None else [data.rows[sample] for sample in samples]
 
@@ -135,14 +157,14 @@ def listed(samples: Tensor, outputs: Tensor) -> Outputs:
     return list(zip(samples.tolist(), outputs.tolist()))
 
 
-def labelled_logs(data: LabelledSet, found: Outputs, logs: Logs) -> Logs:
+def labelled_logs(data: Labels, found: Outputs, logs: Logs) -> Logs:
     """Return the metrics of a split of which all outputs are known, then the rest of `logs`."""
     samples = np.array([sample for sample, _ in sorted(found)])
     metrics = labelled_metrics(data, samples, np.array([scores for _, scores in sorted(found)]))
     return metrics | {name: value for name, value in logs.items() if name not in metrics}
 
 
-def labelled_metrics(data: LabelledSet, samples: np.ndarray, scores: np.ndarray) -> Logs:
+def labelled_metrics(data: Labels, samples: np.ndarray, scores: np.ndarray) -> Logs:
     """Return the metrics of samples (N,) with scores (N, K), the main one first and as "score".
 
     So that one report can hold sets whose main metrics differ.
@@ -156,13 +178,61 @@ def labelled_metrics(data: LabelledSet, samples: np.ndarray, scores: np.ndarray)
         about = chosen_rows(data, samples.tolist())
         found = metrics(data.benchmark, gold, scores, about, data.label_names)
     else:
-        predicted = scores if data.regression else scores.argmax(1)
-        names = REGRESSION if data.regression else CLASSES
-        found = {name: classification.METRICS[name](gold, predicted) for name in names}
+        found = plain_metrics(gold, scores, 0 if data.regression else scores.shape[1])
     return {"score": next(iter(found.values())), **found}
 
 
-def prediction_rows(data: LabelledSet, found: Outputs) -> list[dict]:
+def plain_metrics(gold: np.ndarray, scores: np.ndarray, classes: int) -> Logs:
+    """Return accuracy and macro F1 of scores (N, K), or REGRESSION of values (N,) for 0 `classes`.
+
+    Every class counts in the macro-averaged F1, one that is neither gold nor predicted as 0. The
+    micro-averaged F1 of single labels is the accuracy.
+    """
+    if not classes:
+        return {name: classification.METRICS[name](gold, scores) for name in REGRESSION}
+    predicted = scores.argmax(1)
+    return {
+        "accuracy": classification.accuracy(gold, predicted),
+        "f1_macro": classification.f1_macro(gold, predicted, range(classes)),
+    }
+
+
+def labelled_scores(
+    engine: Engine,
+    data: Labels,
+    batches: Iterable[list[Batch]],
+    scored: Callable[[Batch], tuple[Tensor, Terms]],
+) -> Logs:
+    """Return the metrics of a split, the main one first, then its terms; none without labels.
+
+    `scored` returns the outputs (B, K) of a micro-batch and its terms. A call of all replicas.
+    """
+    if data.labels is None:
+        return {}
+
+    def judge(batch: Batch) -> tuple[Terms, Outputs]:
+        outputs, terms = scored(batch)
+        return terms, listed(batch["samples"], outputs)
+
+    logs, found = judged(engine, batches, judge)
+    return labelled_logs(data, found, logs)
+
+
+def labelled_predictions(
+    engine: Engine,
+    data: Labels,
+    batches: Iterable[list[Batch]],
+    outputs: Callable[[Batch], Tensor],
+) -> list[dict]:
+    """Return the `prediction_rows` of a split, given the outputs (B, K) of a micro-batch."""
+
+    def find(batch: Batch) -> Outputs:
+        return listed(batch["samples"], outputs(batch))
+
+    return prediction_rows(data, mapped(engine, batches, find))
+
+
+def prediction_rows(data: Labels, found: Outputs) -> list[dict]:
     """Return "index", "gold", "predicted" and "scores" of samples with their outputs.
 
     Labels are names, "gold" None where the split has none; scores are the probabilities of the
@@ -179,7 +249,7 @@ def prediction_rows(data: LabelledSet, found: Outputs) -> list[dict]:
     return rows
 
 
-def leaderboard_files(data: LabelledSet, split: str, rows: Sequence[dict]) -> dict[str, str]:
+def leaderboard_files(data: Labels, split: str, rows: Sequence[dict]) -> dict[str, str]:
     """Return the file that the benchmark's leaderboard wants for a test or diagnostic split.
 
     `rows` are those of `prediction_rows`; there is no file for other sets and splits.
@@ -197,9 +267,7 @@ def leaderboard_files(data: LabelledSet, split: str, rows: Sequence[dict]) -> di
     return {name: text}
 
 
-def ensemble_of(
-    data: LabelledSet, members: Sequence[Sequence[dict]]
-) -> tuple[Logs, Sequence[dict]]:
+def ensemble_of(data: Labels, members: Sequence[Sequence[dict]]) -> tuple[Logs, Sequence[dict]]:
     """Return metrics and predictions of the mean of the runs' probabilities (or real values)."""
     samples, scores = mean_scores(members)
     metrics = {} if data.labels is None else labelled_metrics(data, samples, scores)

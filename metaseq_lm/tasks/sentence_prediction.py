@@ -29,16 +29,12 @@ from metaseq_lm.models.sentence_prediction import SentencePredictor
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Passes, Task, with_epochs
 from metaseq_lm.tasks.finetuning import (
-    Outputs,
     encoder_weights,
     ensemble_of,
-    judged,
     labelled_folder,
-    labelled_logs,
+    labelled_predictions,
+    labelled_scores,
     leaderboard_files,
-    listed,
-    mapped,
-    prediction_rows,
     row_encoder_sizes,
 )
 from metaseq_lm.tasks.masked_lm import first
@@ -59,6 +55,7 @@ class SentencePredictionConfig:
     tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
     pooled: bool = option(False, "BERT's tanh layer before the linear one")
     head_dropout: float = option(0.1, "dropout before the linear layer")
+    pooler_dropout: bool = option(False, "dropout before the tanh layer too (RoBERTa)")
     keep_head: bool = option(False, "start from the head of init_from too, not from a fresh one")
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)")
 
@@ -128,7 +125,9 @@ class SentencePredictionTask(Task):
         if some.form == "spans":
             head = SpanHead(width, outputs, dropout)
         else:
-            head = SentenceHead(width, outputs, dropout, options.pooled)
+            # Runs from before this option have configs without it.
+            twice = options.get("pooler_dropout", False)
+            head = SentenceHead(width, outputs, dropout, options.pooled, twice)
         known = self._label_range("train" in about.splits) if some.regression else None
         return SentencePredictor(sizes, len(self.vocabulary), self.vocabulary.pad, head, known)
 
@@ -158,30 +157,24 @@ class SentencePredictionTask(Task):
     def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
         """Return the metrics of the set, the main one first, then the loss; none without labels."""
         ((split, batches),) = passes.items()
-        data = self.labelled(split).data
-        if data.labels is None:
-            return {}
 
-        def judge(batch: Batch) -> tuple[Terms, Outputs]:
+        def scored(batch: Batch) -> tuple[Tensor, Terms]:
             scores = self.criterion.scores(model, batch)
-            outputs = self._outputs(model, scores)
             terms = self.criterion.terms(model, scores, batch["targets"])
-            return terms, listed(batch["samples"], outputs)
+            return self._outputs(model, scores), terms
 
-        logs, found = judged(engine, batches, judge)
-        return labelled_logs(data, found, logs)
+        return labelled_scores(engine, self.labelled(split).data, batches, scored)
 
     def predict(
         self, engine: Engine, model: nn.Module, split: str, passes: Passes
     ) -> Sequence[dict]:
         """Return gold and predicted label, and scores, of each row: see `prediction_rows`."""
-
-        def find(batch: Batch) -> Outputs:
-            return listed(
-                batch["samples"], self._outputs(model, self.criterion.scores(model, batch))
-            )
-
-        return prediction_rows(self.labelled(split).data, mapped(engine, passes[split], find))
+        return labelled_predictions(
+            engine,
+            self.labelled(split).data,
+            passes[split],
+            lambda batch: self._outputs(model, self.criterion.scores(model, batch)),
+        )
 
     def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
         """Return the file that the benchmark's leaderboard wants for a test or diagnostic split."""

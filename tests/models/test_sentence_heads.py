@@ -115,3 +115,14 @@ def test_real_values_are_scaled_by_the_range_of_training() -> None:
     found = SentencePrediction().terms(net, scores, labels)["squared_error"].sum
     assert found.item() == pytest.approx(0.25 + 0.0 + 0.04)
     assert "label_range" in net.state_dict()
+
+
+def test_dropout_before_the_pooler_too() -> None:
+    """Of states of ones, zeros and 1 / (1 - p) reach the tanh layer, or all ones."""
+    for twice in (False, True):
+        head = SentenceHead(64, 2, 0.5, True, pooler_dropout=twice)
+        seen = []
+        assert head.pooler is not None
+        head.pooler.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+        head(torch.ones(8, 3, 64))
+        assert set(seen[0].unique().tolist()) == ({0.0, 2.0} if twice else {1.0})

@@ -6,7 +6,15 @@ from PIL import Image
 from synthetic import make_run
 
 from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.reporting.plots import Pictures, beside, draw_curves, draw_flops, draw_scores
+from metaseq_lm.reporting.plots import (
+    Pictures,
+    beside,
+    draw_curves,
+    draw_flops,
+    draw_scores,
+    draw_together,
+    require_logged,
+)
 from metaseq_lm.reporting.runs import find_runs
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.table import choose_metric
@@ -55,6 +63,26 @@ def test_pictures_are_written_with_both_colours_and_are_not_blank(settings, tmp_
         assert has_colour(image, "#0072B2") and has_colour(image, "#D55E00"), name
     with Image.open(tmp_path / "curves.png") as picture:
         assert round(picture.info["dpi"][0]) == 150
+
+
+def test_metrics_of_a_pattern_share_one_picture(settings, tmp_path):
+    """A panel for each setting, a line for each metric: train.loss and train.lr_main."""
+    pictures = Pictures(settings)
+    assert require_logged([r for s in settings for r in s.runs], "train.l*") == [
+        "train.loss",
+        "train.lr_main",
+    ]
+    assert draw_together(pictures, "train.l*", tmp_path / "together.png") == []
+    image = pixels(tmp_path / "together.png")
+    assert has_colour(image, "#0072B2") and has_colour(image, "#D55E00")
+    assert image.shape[1] > pixels_of_one_panel(pictures, tmp_path)
+    with pytest.raises(UsageError, match="no log has the metric 'train.x_\\*'"):
+        draw_together(pictures, "train.x_*", tmp_path / "none.png")
+
+
+def pixels_of_one_panel(pictures, tmp_path):
+    draw_curves(pictures, "train.loss", tmp_path / "one.png")
+    return pixels(tmp_path / "one.png").shape[1]
 
 
 def test_without_a_common_key_each_setting_is_a_series(settings):

@@ -1,0 +1,107 @@
+"""Labelled images as one npz file: `SPLIT_images`, uint8 (N, H, W, C), `SPLIT_labels` (N,), `names`.
+
+A data folder of images holds it as `images.npz`, and `manifest.json` of the kind "images".
+Shapes: N images, H height, W width, C channels (1 or 3), K classes.
+"""
+
+import io
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm.data.manifest import FILE_NAME, Manifest
+from metaseq_lm.errors import MetaseqError
+from metaseq_lm.files import write_atomic
+
+IMAGES = "images"
+FILE = "images.npz"
+# A file that is not what it says fails in one of these, whatever reads it.
+DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError)
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images uint8 (N, H, W, C) and their labels int64 (N,), numbers of `names`."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, chosen: np.ndarray) -> "Images":
+        """Return the images with these numbers."""
+        return Images(self.images[chosen], self.labels[chosen], self.names)
+
+    def check(self, place: object) -> None:
+        """Raise MetaseqError, beginning with `place`, if types, shapes or labels are wrong."""
+        images, labels = self.images, self.labels
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
+            raise MetaseqError(
+                f"{place}: images of type {images.dtype} and shape {images.shape}; they must be uint8 "
+                "(N, H, W, C) with 1 or 3 channels"
+            )
+        if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or not len(labels):
+            raise MetaseqError(
+                f"{place}: {len(images)} images and labels of type {labels.dtype} and shape "
+                f"{labels.shape}; there must be one whole number for each image, and one image at least"
+            )
+        if not 0 <= labels.min() <= labels.max() < len(self.names):
+            raise MetaseqError(
+                f"{place}: labels from {labels.min()} to {labels.max()}, but there are "
+                f"{len(self.names)} names of classes"
+            )
+
+
+def load_images(folder: str | Path, split: str) -> Images:
+    """Read a split of a data folder of images; MetaseqError if it is missing or damaged."""
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise MetaseqError(f"{path}: no such file; make it with examples/tartan/images.py")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            names = sorted(n.removesuffix("_images") for n in file if n.endswith("_images"))
+            if split not in names:
+                raise MetaseqError(
+                    f"{path}: no split '{split}'; there are {', '.join(names) or 'none'}"
+                )
+            images, labels = file[f"{split}_images"], file[f"{split}_labels"]
+            classes = tuple(str(name) for name in file["names"])
+    except DAMAGED as error:
+        raise MetaseqError(f"{path}: damaged, or not such a file: {error}") from error
+    found = Images(images, labels, classes)
+    found.check(f"{path}: {split}")
+    return Images(images, labels.astype(np.int64), classes)
+
+
+def save_images(
+    folder: str | Path, splits: Mapping[str, Images], names: Sequence[str], command: str = ""
+) -> None:
+    """Write a data folder of images with its manifest; MetaseqError if a split is not sound."""
+    folder = Path(folder)
+    arrays: dict[str, np.ndarray] = {"names": np.array(list(names), dtype=np.str_)}
+    for split, part in splits.items():
+        if not FILE_NAME.fullmatch(split):
+            raise MetaseqError(f"split {split!r}: a name of letters, digits, '_', '-' and '.'")
+        part.check(split)
+        arrays |= {f"{split}_images": part.images, f"{split}_labels": part.labels}
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)  # type: ignore[arg-type]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / FILE, content.getvalue())
+    sizes = {split: {"rows": len(part)} for split, part in splits.items()}
+    manifest = Manifest(IMAGES, {"name": "none", "hash": "", "size": 0}, sizes, command)
+    manifest.add_files(folder, [FILE])
+    manifest.save(folder)
+
+
+def normalised(images: np.ndarray, mean: Sequence[float], sd: Sequence[float]) -> np.ndarray:
+    """Return images uint8 (B, H, W, C) as float32 (B, C, H, W), (x / 255 - mean) / sd by channel."""
+    scaled = images.astype(np.float32) / 255 - np.asarray(mean, np.float32)
+    scaled /= np.asarray(sd, np.float32)
+    return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))

@@ -1,0 +1,100 @@
+"""The rows of the tasks: texts of the end task's own training set, drawn lines of a corpus, labels.
+
+Shapes: B rows, S length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from metaseq_lm import randomness
+from metaseq_lm.criterions import Batch
+from metaseq_lm.data.corpus import Corpus, masked_batch, masked_rows
+from metaseq_lm.data.masking import Masking
+from metaseq_lm.data.sentence_rows import SentenceRows
+from metaseq_lm.data.streams import Collate, draw_below
+from metaseq_lm.errors import UsageError
+
+
+class Drawn:
+    """Batches of different samples out of `count`, each drawn anew, as the authors' code does.
+
+    With replacement where a batch is larger than the set.
+    """
+
+    def __init__(self, count: int, batch_size: int, seed: int, name: str) -> None:
+        if batch_size < 1:
+            raise UsageError(f"the batches of '{name}' must have at least 1 row, got {batch_size}")
+        self.count, self.seed, self.name = count, seed, name
+        self.smallest = batch_size
+
+    def batch(self, number: int) -> np.ndarray:
+        """Return the sample numbers of global batch `number`."""
+        if self.smallest > self.count:
+            root = randomness.key(self.seed, self.name, "drawn", number)
+            return draw_below(root, np.arange(self.smallest), self.count)
+        generator = randomness.generator(self.seed, self.name, "drawn", number)
+        return generator.choice(self.count, self.smallest, replace=False)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a stream needs of a source: the tokens of each sample's row, and its collater."""
+
+    lengths: np.ndarray
+    collate: Collate
+
+
+def finished(
+    collate: Collate,
+    head: str,
+    attend_to_padding: bool,
+    samples: np.ndarray,
+    keys: np.ndarray,
+    width: int = 0,
+) -> Batch:
+    """Return a batch with the name of its head; `attend_to_padding` takes the mask of padding away."""
+    batch = collate(samples, keys, width) | {"head": head}
+    return batch | {"padding": None} if attend_to_padding else batch
+
+
+def masked_texts(rows: SentenceRows, how: Masking) -> Rows:
+    """Return the texts of a labelled set, one sample a row, masked; the labels are left out."""
+
+    def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+        batch = rows.batch(samples, keys, width)
+        return masked_rows(batch["tokens"], rows.lengths[samples], batch["segments"], keys, how)
+
+    return Rows(rows.lengths, collate)
+
+
+def masked_lines(corpus: Corpus, count: int, how: Masking, seed: int, name: str) -> Rows:
+    """Return `count` lines of a corpus in break mode eos, drawn without replacement; 0 takes all.
+
+    A line is a row, and of one that is too long the rest is cut off. Raises UsageError if there
+    are fewer.
+    """
+    chosen = drawn_lines(corpus, count, seed, name)
+
+    def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+        return partial(masked_batch, corpus, how)(chosen[samples], keys, width)
+
+    return Rows(corpus.row_lengths[chosen], collate)
+
+
+def drawn_lines(corpus: Corpus, count: int, seed: int, name: str) -> np.ndarray:
+    """Return which samples of the corpus are the beginnings of `count` of its lines, ascending."""
+    filled = corpus.data.starts[corpus.data.sizes > 0]
+    if count > len(filled):
+        raise UsageError(
+            f"task.lines_per_example asks for {count:,} lines of '{name}', which has {len(filled):,}; "
+            "lower it, or 0 takes all"
+        )
+    if count:
+        drawn = randomness.generator(seed, "lines", name).permutation(len(filled))[:count]
+        filled = filled[np.sort(drawn)]
+    # Longer lines are several windows; the first begins where the line does.
+    return np.searchsorted(corpus.starts, filled)

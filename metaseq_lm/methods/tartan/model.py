@@ -1,0 +1,67 @@
+"""A body that all tasks share, a head for each, and the logits of the tasks' weights.
+
+`encoder` is the body, `heads` the heads by name; `task_logits` (T,) is a buffer, so that checkpoints
+hold it. Shapes: T tasks, K classes.
+"""
+
+import math
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from metaseq_lm.criterions import Batch
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.errors import UsageError
+from metaseq_lm.models.heads import SentenceHead
+from metaseq_lm.models.layers import full_precision
+from metaseq_lm.models.transformer import TransformerLM
+from metaseq_lm.tasks.masked_lm import build_transformer
+
+LM = "lm"
+SENTENCE = "sentence"
+META = "meta"
+
+
+def build_text_model(
+    config: DictConfig, vocabulary: Vocabulary, lm_heads: tuple[str, ...]
+) -> TransformerLM:
+    """Return the masked LM with these heads; the classification heads are added by `add_heads`.
+
+    Raises UsageError for a model of another kind.
+    """
+    model = build_transformer(config, vocabulary, heads=lm_heads)
+    if not isinstance(model, TransformerLM):
+        raise UsageError(f"task tartan needs model transformer, not {config.model._name}")
+    return model
+
+
+def sentence_head(width: int, classes: int, dropout: float) -> SentenceHead:
+    """Return dropout, linear, tanh, dropout, linear on the first state, with torch's own start."""
+    return SentenceHead(width, classes, dropout, pooled=True, pooler_dropout=True)
+
+
+def scores_of(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the scores (B, K) of a batch of texts or images from the head that it names."""
+    encoder, head = model.get_submodule("encoder"), model.get_submodule(f"heads.{batch['head']}")
+    if "images" in batch:
+        return full_precision(head(encoder(batch["images"])))
+    states = encoder(batch["tokens"], batch["padding"], batch["segments"])
+    return full_precision(head(states))
+
+
+def probabilities(scores: Tensor) -> Tensor:
+    """Return the probabilities (B, K) of scores, in float64."""
+    return scores.double().softmax(-1)
+
+
+@torch.no_grad()
+def redraw(head: nn.Module, generator: np.random.Generator) -> None:
+    """Draw all linear layers of a head afresh, as torch starts them: uniform within 1 / sqrt(inputs)."""
+    for layer in head.modules():
+        if isinstance(layer, nn.Linear):
+            bound = 1 / math.sqrt(layer.in_features)
+            for parameter in (layer.weight, layer.bias):
+                drawn = generator.uniform(-bound, bound, tuple(parameter.shape))
+                parameter.copy_(torch.from_numpy(drawn))

@@ -1,0 +1,294 @@
+"""End-task-aware training on images (paper appendix A.4): a few classes, and all others beside them.
+
+The end task is to tell the target classes apart, with few images; the auxiliary task tells all
+other classes apart. A development set is split off the target images. Shapes: B images, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, Optional
+
+import numpy as np
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from metaseq_lm import distributed, randomness
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.data.images import Images, load_images, normalised
+from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.methods.tartan import data, update
+from metaseq_lm.methods.tartan.criterion import CLASSES, Meta, MultiTask
+from metaseq_lm.methods.tartan.model import META, probabilities, scores_of
+from metaseq_lm.methods.tartan.update import AUXILIARY, BODY, DEV, ENDTASK, FIT, HEAD
+from metaseq_lm.models.wide_resnet import WideResNet, WideResNetConfig
+from metaseq_lm.optim import Optimizer, build_optimizer
+from metaseq_lm.registry import nearest, register_task
+from metaseq_lm.tasks import Batches, Passes, Task, options_of
+from metaseq_lm.tasks.finetuning import labelled_predictions, labelled_scores
+
+OTHER, TARGET = "other", "target"  # heads
+TRAIN_ON = ("both", "auxiliary", "target")
+
+
+@dataclass
+class TartanVisionConfig:
+    """Classes, how the target images are split, and batches (the authors' values)."""
+
+    target: list[str] = field(
+        default_factory=list, metadata={"help": "names of the classes of the end task"}
+    )
+    train_on: str = option("both", "tasks: both, auxiliary (pre-training) or target (fine-tuning)")
+    dev_share: float = option(0.2, "probability that a target image is for development")
+    dev_limit: int = option(65, "most development images (0 = all of them)")
+    train_limit: int = option(200, "most training images of the target (0 = all)")
+    test_limit: int = option(0, "first target images of a test split used (0 = all; the code: 200)")
+    split_seed: int = option(1, "seed of the split, the same for all runs")
+    batch_size: int = option(64, "images of a batch of each task")
+    dev_batch_size: int = option(16, "images of a batch of the meta-objective")
+    meta_head_batch_size: int = option(16, "images the meta head is fitted to")
+    mean: list[float] = field(
+        default_factory=lambda: [0.4914, 0.4822, 0.4465], metadata={"help": "mean by channel"}
+    )
+    sd: list[float] = field(
+        default_factory=lambda: [0.2023, 0.1994, 0.2010],
+        metadata={"help": "standard deviation by channel"},
+    )
+    head_lr: Optional[float] = option(None, "rate of the end task's head (null = optimizer.lr)")
+    head_weight_decay: float = option(0.0, "weight decay of the end task's head")
+
+
+@dataclass(frozen=True)
+class Classified:
+    """A part of an image set as scorers want it: the classes of one task only."""
+
+    images: Images
+    regression = False
+    benchmark = ""
+    rows = None
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The classes (N,)."""
+        return self.images.labels
+
+    @property
+    def label_names(self) -> list[str]:
+        """The names of the classes."""
+        return list(self.images.names)
+
+    def batch(self, how: DictConfig, samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+        """Return images (B, C, H, W), normalised, and targets (B,); the size is "rows"."""
+        return {
+            "images": normalised(self.images.images[samples], how.mean, how.sd),
+            "targets": self.labels[samples],
+            "samples": samples,
+            "sizes": {"rows": len(samples)},
+        }
+
+
+def only(images: Images, classes: Sequence[int]) -> Images:
+    """Return the images of some classes, which are renumbered in that order."""
+    chosen = images[np.flatnonzero(np.isin(images.labels, classes))]
+    number = np.full(len(images.names), -1)
+    number[list(classes)] = np.arange(len(classes))
+    return Images(chosen.images, number[chosen.labels], tuple(images.names[c] for c in classes))
+
+
+def cut(images: Images, options: DictConfig) -> tuple[Images, Images]:
+    """Return the target's training and development images; each is drawn for one of the two.
+
+    In a random order, until each part is full; what is drawn for a full part is left out.
+    """
+    generator = randomness.generator(options.split_seed, "target images")
+    order = generator.permutation(len(images))
+    for_dev = generator.random(len(images)) < options.dev_share
+    parts = []
+    for chosen, limit in (
+        (order[~for_dev], options.train_limit),
+        (order[for_dev], options.dev_limit),
+    ):
+        parts.append(images[np.sort(chosen[: limit or None])])
+    if not all(len(part) for part in parts):
+        raise MetaseqError(
+            f"{len(images)} target images leave {len(parts[0])} for training and {len(parts[1])} for "
+            "development; change task.dev_share or task.target"
+        )
+    return parts[0], parts[1]
+
+
+@register_task("tartan_vision", dataclass=TartanVisionConfig)
+class TartanVisionTask(Task):
+    """One wide residual network with a linear head for each task and the meta head."""
+
+    fresh = ("heads.", "task_logits")
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        options = self.options
+        if not isinstance(self.criterion, MultiTask):
+            raise UsageError(
+                f"task tartan_vision has no update for criterion {config.criterion._name}; use "
+                "tartan_mt or tartan_meta"
+            )
+        if config.model._name != "wide_resnet":
+            raise UsageError(
+                f"task tartan_vision needs model=wide_resnet, not {config.model._name}"
+            )
+        if options.train_on not in TRAIN_ON:
+            raise UsageError(f"task.train_on is '{options.train_on}'; one of {', '.join(TRAIN_ON)}")
+        if isinstance(self.criterion, Meta) and options.train_on != "both":
+            raise UsageError("criterion tartan_meta weighs tasks; it needs task.train_on=both")
+        self.check_batches()
+        self.members = [AUXILIARY + OTHER, ENDTASK]
+        if options.train_on != "both":
+            self.members = [self.members[options.train_on == "target"]]
+        self.criterion.start(len(self.members))
+
+    def check_batches(self) -> None:
+        """Raise UsageError where batch normalisation would see parts of a batch."""
+        size, world = self.config.engine.micro_batch_size, distributed.world_size()
+        largest = max(self.options.batch_size, self.options.dev_batch_size)
+        if self.config.model.norm == "batch" and (0 < size < largest or world > 1):
+            raise UsageError(
+                "batch normalisation takes its statistics from a whole batch, so micro-batches and "
+                "several processes would change the results; use one process with "
+                "engine.micro_batch_size=0, or model.norm=group"
+            )
+
+    # ---------------------------------------------------------------- data
+
+    @cached_property
+    def classes(self) -> tuple[list[int], list[int]]:
+        """The numbers of the target classes and of all others."""
+        names = list(load_images(self.data, "train").names)
+        for name in self.options.target:
+            if name not in names:
+                raise UsageError(
+                    f"task.target: no class '{name}'.{nearest(name, names)} There are: "
+                    f"{', '.join(names)}"
+                )
+        target = [names.index(name) for name in self.options.target]
+        others = [i for i in range(len(names)) if i not in target]
+        if len(set(target)) < 2 or len(others) < 2 or len(set(target)) < len(target):
+            raise UsageError(
+                f"task.target is {list(self.options.target)}; name two or more different classes, and "
+                f"leave two or more of {', '.join(names)}"
+            )
+        return target, others
+
+    @cached_property
+    def parts(self) -> dict[str, Classified]:
+        """The images of the auxiliary task, and the target's for training and development."""
+        images, (target, others) = load_images(self.data, "train"), self.classes
+        train, dev = cut(only(images, target), self.options)
+        found = {OTHER: only(images, others), "train": train, "valid": dev}
+        return {name: Classified(part) for name, part in found.items()}
+
+    def labelled(self, split: str) -> Classified:
+        """Return the target's images: "train" and "valid" are cut from the training split."""
+        if split in ("train", "valid"):
+            return self.parts[split]
+        target = only(load_images(self.data, split), self.classes[0])
+        return Classified(target[np.arange(len(target))[: self.options.test_limit or None]])
+
+    def stream(self, name: str, order: Order, part: Classified, head: str) -> Stream:
+        """Return a stream whose batches name their head; an image counts as one token."""
+        rows = data.Rows(np.ones(len(part.labels), np.int64), partial(part.batch, self.options))
+        collate = partial(data.finished, rows.collate, head, False)
+        return Stream(name, order, collate, self.config.seed, rows.lengths)
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        options, seed = self.options, self.config.seed
+        if split != "train":
+            part = self.labelled(split)
+            once = Sequential(len(part.labels), options.batch_size)
+            return {split: self.stream(split, once, part, TARGET)}
+        streams = {}
+        full = AUXILIARY + OTHER
+        if full in self.members:
+            part = self.parts[OTHER]
+            order = Shuffled(len(part.labels), options.batch_size, seed, full)
+            streams[full] = self.stream(full, order, part, OTHER)
+        wanted = {ENDTASK: ("train", options.batch_size, TARGET)} if ENDTASK in self.members else {}
+        if isinstance(self.criterion, Meta):
+            how = self.criterion.how
+            fit = "train" if how.meta_head_split == "train" else "valid"
+            wanted[DEV] = ("valid", options.dev_batch_size, TARGET if how.same_head else META)
+            if not how.same_head:
+                wanted[FIT] = (fit, options.meta_head_batch_size, META)
+        for name, (part_of, size, head) in wanted.items():
+            part = self.parts[part_of]
+            drawn = data.Drawn(len(part.labels), size, seed, name)
+            streams[name] = self.stream(name, drawn, part, head)
+        return streams
+
+    # ---------------------------------------------------------------- model
+
+    def build_model(self) -> nn.Module:
+        assert isinstance(self.criterion, MultiTask)
+        encoder = WideResNet(WideResNetConfig(**options_of(self.config.model)))
+        target, others = self.classes
+        heads = {OTHER: nn.Linear(encoder.outputs, len(others))}
+        heads[TARGET] = nn.Linear(encoder.outputs, len(target))
+        if isinstance(self.criterion, Meta) and not self.criterion.how.same_head:
+            heads[META] = nn.Linear(encoder.outputs, len(target))
+        model = nn.Module()
+        model.encoder, model.heads = encoder, nn.ModuleDict(heads)
+        model.register_buffer("task_logits", self.criterion.start(len(self.members)))
+        return model
+
+    def build_optimizers(self, model: nn.Module) -> dict[str, Optimizer]:
+        config, options = self.config, self.options
+        own = (f"heads.{TARGET}.", f"heads.{META}.")
+        body = [(n, p) for n, p in model.named_parameters() if not n.startswith(own)]
+        lr = config.optimizer.lr if options.head_lr is None else options.head_lr
+        head = model.get_submodule(f"heads.{TARGET}")
+        return {
+            BODY: build_optimizer(body, config.optimizer, config.schedule),
+            HEAD: update.build_own_optimizer(
+                head, config.optimizer, config.schedule, lr, options.head_weight_decay
+            ),
+        }
+
+    def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """Take the network, and no head, of a run of this task."""
+        return {name: w for name, w in weights.items() if name.startswith("encoder.")}
+
+    # ---------------------------------------------------------------- updates and scores
+
+    def needs(self, number: int) -> dict[str, int]:
+        wanted = dict.fromkeys(self.members, 1)
+        if isinstance(self.criterion, Meta):
+            wanted |= {DEV: 1} if self.criterion.how.same_head else {DEV: 1, FIT: 1}
+        return wanted
+
+    def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
+        optimizer = self.config.optimizer
+        return update.update(engine, model, batches, self.members, self.criterion, optimizer)
+
+    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+        """Return the metrics of the end task."""
+        ((split, batches),) = passes.items()
+
+        def scored(batch: Batch) -> tuple[Tensor, Terms]:
+            scores = scores_of(model, batch)
+            return probabilities(scores), CLASSES.terms(model, scores, batch["targets"])
+
+        return labelled_scores(engine, self.labelled(split), batches, scored)
+
+    def predict(
+        self, engine: Engine, model: nn.Module, split: str, passes: Passes
+    ) -> Sequence[dict]:
+        """Return the rows of `labelled_predictions` from the end task's head."""
+        return labelled_predictions(
+            engine,
+            self.labelled(split),
+            passes[split],
+            lambda batch: probabilities(scores_of(model, batch)),
+        )

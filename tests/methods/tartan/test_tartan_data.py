@@ -1,0 +1,138 @@
+"""Which rows the tasks see: drawn lines, the end task's own texts, drawn labelled batches."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tartan_bench import batches_of, build
+
+from metaseq_lm.data.corpus import Corpus
+from metaseq_lm.data.labelled import LabelledSet
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.errors import UsageError
+from metaseq_lm.methods.tartan.data import Drawn, drawn_lines
+
+
+def corpus(data: Path, split: str, longest: int = 12) -> Corpus:
+    return Corpus(data, split, Vocabulary.load(data / "dict.txt"), longest, "eos")
+
+
+def test_lines_are_drawn_without_replacement_and_by_seed(topics: Path) -> None:
+    lines = corpus(topics, "train")
+    first = drawn_lines(lines, 100, 1, "train")
+    assert len(set(first.tolist())) == 100 and (np.diff(first) > 0).all()
+    assert (first == drawn_lines(lines, 100, 1, "train")).all()
+    assert (first != drawn_lines(lines, 100, 2, "train")).any()
+    assert (first != drawn_lines(lines, 100, 1, "other")).any()
+    assert (drawn_lines(lines, 0, 1, "train") == np.arange(300)).all()
+
+
+def test_every_line_is_as_likely_as_another(topics: Path) -> None:
+    """300 lines, 60 of them in each of 500 draws: 100 +- 45 is 5 standard deviations."""
+    lines = corpus(topics, "train")
+    counts = np.bincount(
+        np.concatenate([drawn_lines(lines, 60, seed, "x") for seed in range(500)]), minlength=300
+    )
+    assert abs(counts - 100).max() < 45 and counts.sum() == 30_000
+
+
+def test_a_long_line_is_one_row_cut(topics: Path) -> None:
+    """7 lines of 30 tokens are 7 rows of the first 10, not 21 windows."""
+    lines = corpus(topics, "long")
+    assert len(lines) == 21
+    chosen = drawn_lines(lines, 7, 1, "long")
+    rows, lengths = lines.rows(chosen)
+    assert lengths.tolist() == [12] * 7
+    assert [len(set(row[1:11])) for row in rows] == [1] * 7
+    assert len(set(rows[:, 1])) == 7
+
+
+def test_more_lines_than_there_are_is_said(topics: Path, tmp_path: Path) -> None:
+    run = build(topics, tmp_path, "masked_lm", "task.auxiliary=[train]", "task.lines_per_example=7")
+    with pytest.raises(UsageError, match="asks for 336 lines of 'train', which has 300"):
+        run.task.build_streams("train")
+
+
+def test_n_lines_for_each_example(topics: Path, tmp_path: Path) -> None:
+    more = ["task.auxiliary=[train,tapt]", "task.lines_per_example=3"]
+    streams = build(topics, tmp_path, "tartan_mt", *more).task.build_streams("train")
+    assert len(streams["auxiliary.train"].lengths) == 3 * 48
+    assert len(streams["auxiliary.tapt"].lengths) == 48
+    seeds = {}
+    for seed, own in ((1, "null"), (2, "null"), (1, 5), (2, 5)):
+        options = [*more, f"seed={seed}", f"task.lines_seed={own}"]
+        rows = build(topics, tmp_path / f"{seed}{own}", "tartan_mt", *options).task.auxiliary_rows()
+        seeds[seed, own] = rows["train"].lengths.tolist()
+    assert seeds[1, "null"] != seeds[2, "null"] and seeds[1, 5] == seeds[2, 5]
+
+
+@pytest.mark.parametrize("criterion", ["masked_lm", "tartan_mt"])
+def test_tapt_texts_are_those_of_the_training_rows(
+    criterion: str, topics: Path, tmp_path: Path
+) -> None:
+    """Unmasked, every batch is rows of the labelled set in [CLS0] ... [SEP], without their labels."""
+    run = build(topics, tmp_path, criterion, "task.batch_size=48")
+    ((rows,),) = [batches_of(run)["auxiliary.tapt"][0]]
+    texts = LabelledSet(topics / "topic", "train").inputs[0]
+    vocabulary = run.task.vocabulary
+    assert sorted(rows["samples"].tolist()) == list(range(48)) and "labels" not in rows
+    tokens = rows["tokens"].clone()
+    for row, (at, targets) in enumerate(zip(rows["positions"], rows["targets"])):
+        tokens[row, at[targets >= 0]] = targets[targets >= 0]
+    for row, sample in zip(tokens.tolist(), rows["samples"].tolist()):
+        kept = texts[sample].tolist()[:10]
+        wanted = [vocabulary.cls(), *kept, vocabulary.sep]
+        assert row == wanted + [vocabulary.pad] * (len(row) - len(wanted))
+    assert rows["head"] == "lm" and (rows["targets"] >= 0).sum() > 20
+
+
+@given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 5))
+@settings(max_examples=50, deadline=None)
+def test_drawn_batches(count: int, size: int, number: int) -> None:
+    """Different samples unless the set is too small; a pure function of its number."""
+    order = Drawn(count, size, 1, "dev")
+    batch = order.batch(number)
+    assert len(batch) == size and 0 <= batch.min() and batch.max() < count
+    assert (batch == Drawn(count, size, 1, "dev").batch(number)).all()
+    if size <= count:
+        assert len(set(batch.tolist())) == size
+
+
+def test_each_drawn_batch_is_another() -> None:
+    order = Drawn(100, 10, 1, "dev")
+    seen = np.concatenate([order.batch(i) for i in range(1000)])
+    assert abs(np.bincount(seen, minlength=100) - 100).max() < 50
+    assert (order.batch(0) != order.batch(1)).any()
+    with pytest.raises(UsageError, match="at least 1 row"):
+        Drawn(10, 0, 1, "dev")
+
+
+def test_where_the_meta_head_and_the_meta_objective_get_their_rows(
+    topics: Path, tmp_path: Path
+) -> None:
+    """Meta head: train (paper) or dev (the authors' code); objective: dev in both."""
+    for split in ("train", "dev"):
+        more = [f"criterion.meta_head_split={split}", "task.dev_batch_size=5"]
+        run = build(topics, tmp_path / split, "tartan_meta", *more)
+        batches = batches_of(run)
+        sets = {name: LabelledSet(topics / "topic", name) for name in ("train", "valid")}
+        for stream, source in (
+            ("head", {"train": "train", "dev": "valid"}[split]),
+            ("dev", "valid"),
+        ):
+            (rows,) = batches[stream][0]
+            for sample, row in zip(rows["samples"].tolist(), rows["tokens"].tolist()):
+                text = sets[source].inputs[0][sample].tolist()[:10]
+                assert row[1 : len(text) + 1] == text
+            assert rows["head"] == "meta"
+        assert len(batches["dev"][0][0]["samples"]) == 5
+
+
+def test_padding_is_hidden_or_not(topics: Path, tmp_path: Path) -> None:
+    """The authors' code gives no mask for padding (sheet B1): then scores follow the width."""
+    for name in ("false", "true"):
+        run = build(topics, tmp_path / name, "tartan_mt", f"task.attend_to_padding={name}")
+        for parts in batches_of(run).values():
+            assert (parts[0][0]["padding"] is None) == (name == "true")

@@ -1,0 +1,163 @@
+"""Whole runs: the systems of the paper's tables, their stages, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tartan_bench import SIZES, build, configure, logged, one_update, same, weights
+
+from metaseq_lm.config import load_config
+from metaseq_lm.errors import UsageError
+from metaseq_lm.evaluation.classification import f1_macro
+from metaseq_lm.run import Run
+
+BEST = ["trainer.best_checkpoint_metric=f1_macro", "trainer.maximize_best_checkpoint_metric=true"]
+
+
+def fine_tuning(data: Path, save: Path, start: Path, *more: str) -> Run:
+    """Return the final fine-tuning of a run: its encoder and its head."""
+    sizes = [s for s in SIZES if s.startswith(("model.", "engine.", "task.labelled", "task.tok"))]
+    task = ["task=sentence_prediction", "criterion=sentence_prediction", "task.keep_head=true"]
+    task += ["task.pooled=true", "task.pooler_dropout=true", "criterion.batch_sum=false"]
+    places = [f"data={data}", f"save_dir={save}", f"init_from={start}"]
+    return Run(load_config([*task, *sizes, "schedule=constant", *places, *more]))
+
+
+@pytest.mark.parametrize("criterion", ["tartan_mt", "tartan_meta"])
+def test_an_easy_task_is_learnt(criterion: str, topics: Path, tmp_path: Path) -> None:
+    """All metrics come with it; predictions agree with them; weights and cosines are logged."""
+    more = ["trainer.max_update=80", "trainer.final_splits=[test]", "task.batch_size=24", *BEST]
+    more += ["optimizer.lr=0.002", "model.dropout=0", "model.attention_dropout=0"]
+    build(topics, tmp_path, criterion, "task.auxiliary=[train,tapt]", *more).train()
+    metrics = json.loads((tmp_path / "results.json").read_text())["metrics"]["test"]
+    assert metrics["accuracy"] > 0.9 and list(metrics)[:3] == ["score", "accuracy", "f1_macro"]
+    rows = [json.loads(r) for r in (tmp_path / "predictions.test.jsonl").read_text().splitlines()]
+    gold, predicted = [r["gold"] for r in rows], [r["predicted"] for r in rows]
+    assert metrics["f1_macro"] == pytest.approx(f1_macro(gold, predicted, ["animal", "tool"]))
+    last = logged(tmp_path)[-1]
+    alphas = [last[f"alpha_{n}"] for n in ("train", "tapt", "endtask")]
+    assert sum(alphas) == pytest.approx(1)
+    assert last["loss"] == pytest.approx(
+        sum(a * last[f"loss_{n}"] for a, n in zip(alphas, ("train", "tapt", "endtask")))
+    )
+    meta = criterion == "tartan_meta"
+    assert ("cosine_tapt" in last and "meta_head_loss" in last) == meta
+    assert (alphas[0] == alphas[1]) != meta
+
+
+def test_checkpoints_hold_the_weights_of_the_tasks(topics: Path, tmp_path: Path) -> None:
+    """A resumed run goes on with them, to the last bit."""
+    more = ["criterion.weight_lr=0.5", "criterion.meta_head_reset=false"]
+    ends = []
+    for name, stops in (("straight", [6]), ("cut", [3, 6])):
+        for stop in stops:
+            run = build(topics, tmp_path / name, "tartan_meta", *more, f"trainer.max_update={stop}")
+            run.train()
+        ends.append(weights(run))
+    assert same(*ends) and ends[0]["task_logits"].abs().max() > 0.01
+    alphas = [[row["alpha_tapt"] for row in logged(tmp_path / n)] for n in ("straight", "cut")]
+    assert alphas[0] == alphas[1]
+
+
+def test_dapt_then_tapt_then_the_end_task(topics: Path, tmp_path: Path) -> None:
+    """The baselines: each stage takes encoder and LM head of the one before, the head is fresh."""
+    dapt = build(topics, tmp_path / "dapt", "masked_lm", "task.auxiliary=[train]")
+    dapt.train()
+    assert set(logged(tmp_path / "dapt", "valid")[-1]) >= {"mlm", "accuracy", "loss"}
+    start = f"init_from={tmp_path / 'dapt'}"
+    tapt = build(topics, tmp_path / "tapt", "masked_lm", start)
+    assert same(weights(dapt), weights(tapt))
+    assert not any("sentence" in n or "meta" in n for n in weights(tapt))
+    own = build(topics, tmp_path / "own", "tartan_mt", start, "task.own_lm_heads=true")
+    two = ["task.own_lm_heads=true", "task.auxiliary=[train,tapt]"]
+    both = build(topics, tmp_path / "both", "tartan_mt", start, *two)
+    kept, found = weights(dapt), weights(both)
+    for name in kept:
+        if name.startswith("heads.lm."):
+            assert torch.equal(found[name.replace("lm", "lm1")], kept[name])
+    assert "heads.lm1.bias" not in weights(own)
+    tapt.train()
+    tuned = fine_tuning(topics, tmp_path / "tuned", tmp_path / "tapt", "task.keep_head=false")
+    encoder = {n: w for n, w in weights(tapt).items() if n.startswith("encoder.")}
+    assert same(encoder, weights(tuned)) and encoder.keys() <= weights(tuned).keys()
+
+
+def test_own_lm_heads_learn_apart(topics: Path, tmp_path: Path) -> None:
+    more = ["task.auxiliary=[train,tapt]", "task.own_lm_heads=true", "optimizer.weight_decay=0"]
+    run = build(topics, tmp_path, "tartan_mt", *more)
+    before = weights(run)
+    one_update(run)
+    after = weights(run)
+    steps = [after[f"heads.{n}.bias"] - before[f"heads.{n}.bias"] for n in ("lm", "lm1")]
+    assert all(step.any() for step in steps) and not torch.equal(*steps)
+
+
+def test_the_final_fine_tuning_begins_where_the_run_ended(topics: Path, tmp_path: Path) -> None:
+    """Same scores before the first update; that checkpoint stays the best if nothing beats it."""
+    more = ["trainer.max_update=20", "trainer.final_splits=[test]", *BEST]
+    build(topics, tmp_path / "mt", "tartan_mt", *more).train()
+    first = json.loads((tmp_path / "mt" / "results.json").read_text())["metrics"]
+    options = ["trainer.validate_first=true", "task.batch_size=16", "trainer.patience=3"]
+    options += ["trainer.validate_interval_updates=1", "trainer.max_update=9", "optimizer.lr=0"]
+    run = fine_tuning(topics, tmp_path / "final", tmp_path / "mt", *more, *options)
+    run.train()
+    last = json.loads((tmp_path / "final" / "results.json").read_text())
+    for split in ("valid", "test"):
+        for name in ("accuracy", "f1_macro", "cross_entropy"):
+            assert last["metrics"][split][name] == pytest.approx(first[split][name], abs=1e-6)
+    assert [row["update"] for row in logged(tmp_path / "final", "valid")] == [0, 1, 2, 3]
+    best = (tmp_path / "final" / "checkpoints" / "best").resolve()
+    assert best.name == "update_000000000"
+
+
+def test_epochs_are_those_of_the_largest_auxiliary(topics: Path, tmp_path: Path) -> None:
+    more = ["task.auxiliary=[train,tapt]", "task.epochs=2", "schedule=linear"]
+    run = build(topics, tmp_path, "tartan_mt", *more)
+    assert run.config.trainer.max_update == 2 * -(-300 // 8)
+    assert run.config.schedule.total_updates == 76
+
+
+def test_the_head_has_its_own_rate_and_decay(topics: Path, tmp_path: Path) -> None:
+    run = build(
+        topics,
+        tmp_path,
+        "tartan_meta",
+        "optimizer.lr=1e-4",
+        "optimizer.decay_norms_and_biases=false",
+    )
+    body, head = (run.trainer.engine.optimizers[n] for n in ("body", "head"))
+    assert body.lr == 1e-4 and head.lr == 1e-3
+    assert {g["weight_decay"] for g in body.inner.param_groups} == {0.0, 0.01}
+    assert {g["weight_decay"] for g in head.inner.param_groups} == {0.1}
+    names = {id(p): n for n, p in run.model.named_parameters()}
+    trained = {names[id(p)] for o in (body, head) for p in o.parameters}
+    assert set(names.values()) - trained == {n for n in names.values() if "heads.meta" in n}
+
+
+@pytest.mark.parametrize(
+    "criterion, more, words",
+    [
+        ("span_weighted_lm", [], "tartan_meta"),
+        ("tartan_mt", ["task.auxiliary=[]"], "name one or more different tasks"),
+        ("tartan_mt", ["task.auxiliary=[tapt,tapt]"], "name one or more different tasks"),
+        ("tartan_mt", ["task.auxiliary=[endtask]"], "none may be called endtask"),
+        ("tartan_mt", ["criterion.weights=[1,2,3]"], "it needs 2 positive numbers"),
+        ("tartan_mt", ["criterion.weights=[1,0]"], "it needs 2 positive numbers"),
+        ("tartan_mt", ["task.labelled=''"], "give task.labelled=NAME"),
+        ("tartan_meta", ["criterion.similarity=cos"], "criterion.similarity must be one of"),
+        ("tartan_meta", ["criterion.meta_head_split=valid"], "criterion.meta_head_split must be"),
+        ("tartan_meta", ["criterion.meta_head_steps=-1"], "at least 0"),
+    ],
+)
+def test_mistakes_are_named(
+    criterion: str, more: list[str], words: str, topics: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        build(topics, tmp_path, criterion, *more)
+
+
+def test_sets_of_other_forms_are_refused(moons: Path, tmp_path: Path) -> None:
+    config = configure(moons, tmp_path, "tartan_mt", "task.labelled=scores")
+    with pytest.raises(UsageError, match="real values"):
+        Run(config)

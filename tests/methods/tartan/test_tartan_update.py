@@ -1,0 +1,280 @@
+"""The arithmetic of an update: weights, similarities, the meta head, the combined gradient."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tartan_bench import EXACT, batches_of, build, logged, one_update, same, weights
+from torch import nn
+
+from metaseq_lm.criterions import Term
+from metaseq_lm.engine import Engine
+from metaseq_lm.methods.tartan import update as updates
+from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, task_terms
+from metaseq_lm.optim import Optimizer
+
+TWO = "task.auxiliary=[train,tapt]"
+NODE = {"_name": "sgd", "lr": 0.1, "weight_decay": 0.0, "momentum": 0.0, "clip_norm": 0.0}
+NODE |= {"decay_norms_and_biases": True}
+
+
+class Line(nn.Module):
+    """A body of one vector and heads that do nothing; the loss of a task is linear in the body."""
+
+    def __init__(self, tasks: int) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(3, 1, bias=False).double()
+        self.heads = nn.ModuleDict({n: nn.Linear(1, 1).double() for n in ("lm", "sentence")})
+        self.register_buffer("task_logits", torch.zeros(tasks, dtype=torch.float64))
+
+
+@pytest.fixture
+def linear(monkeypatch: pytest.MonkeyPatch):
+    """A function that makes one update of tasks with given gradients of the body."""
+
+    def make(gradients: dict[str, list[float]], heads: float = 0.0, **options):
+        model = Line(len(gradients) - ("dev" in gradients))
+
+        def terms(model, batch):
+            g = torch.tensor(batch["gradient"], dtype=torch.float64)
+            total = (model.encoder.weight[0] * g).sum()
+            if batch["stream"] == "endtask":
+                total = total + heads * model.heads["sentence"].weight.sum()
+            elif batch["stream"] != "dev":
+                total = total + heads * model.heads["lm"].weight.sum()
+            return {"it": Term(total, None), "accuracy": Term(total.detach(), None, 0.0)}
+
+        monkeypatch.setattr(updates, "task_terms", terms)
+        body = [*model.encoder.parameters(), *model.heads["lm"].parameters()]
+        own = list(model.heads["sentence"].parameters())
+        engine = Engine(
+            {
+                name: Optimizer(torch.optim.SGD(ps, lr=1.0), lambda step: 1.0, ps)
+                for name, ps in (("body", body), ("head", own))
+            },
+            precision="fp64",
+        )
+        batches = {n: [[{"stream": n, "gradient": g, "sizes": {}}]] for n, g in gradients.items()}
+        members = [n for n in gradients if n != "dev"]
+        criterion = Meta(same_head=True, **options) if "dev" in gradients else MultiTask(**options)
+        model.task_logits.copy_(criterion.start(len(members)))
+        before = model.encoder.weight[0].detach().clone()
+        engine.begin(0)
+        logs = updates.update(engine, model, batches, members, criterion, NODE)
+        return model, before - model.encoder.weight[0].detach(), logs
+
+    return make
+
+
+OPPOSED = {"auxiliary.a": [1.0, 2.0, 2.0], "endtask": [-2.0, -4.0, -4.0], "dev": [0.5, 1.0, 1.0]}
+
+
+def test_weights_start_equal(linear) -> None:
+    """Weights 1 / T, so that the step is the mean of the gradients (sheet B6, i)."""
+    gradients = {
+        "auxiliary.a": [3.0, 0.0, 0.0],
+        "auxiliary.b": [0.0, 6.0, 0.0],
+        "endtask": [9.0] * 3,
+    }
+    _, step, logs = linear(gradients)
+    assert [logs[f"alpha_{n}"] for n in ("a", "b", "endtask")] == pytest.approx([1 / 3] * 3)
+    assert step.tolist() == pytest.approx([4.0, 5.0, 3.0])
+
+
+def test_logits_move_by_twice_the_rate(linear) -> None:
+    """Cosines +1 and -1: after one update the weights are sigmoid(+-2 eta) (sheet B6, ii)."""
+    model, step, logs = linear(OPPOSED, weight_lr=0.3)
+    assert float(logs["cosine_a"]) == pytest.approx(1.0)
+    assert float(logs["cosine_endtask"]) == pytest.approx(-1.0)
+    assert (model.task_logits[0] - model.task_logits[1]).item() == pytest.approx(0.6)
+    alphas = model.task_logits.softmax(0)
+    assert alphas[0].item() == pytest.approx(1 / (1 + math.exp(-0.6)))
+    assert alphas[1].item() == pytest.approx(1 / (1 + math.exp(0.6)))
+    # Half of each: the weights moved after the step.
+    assert step.tolist() == pytest.approx([-0.5, -1.0, -1.0])
+
+
+def test_weights_can_move_before_the_step(linear) -> None:
+    """Algorithm 1: the step is taken with the new weights."""
+    _, step, logs = linear(OPPOSED, weight_lr=0.3, weight_update="before")
+    new = 1 / (1 + math.exp(-0.6))
+    assert logs["alpha_a"] == pytest.approx(new)
+    assert step[0].item() == pytest.approx(new * 1.0 - (1 - new) * 2.0)
+
+
+def test_dot_product_instead_of_cosine(linear) -> None:
+    model, _, logs = linear(OPPOSED, weight_lr=0.1, similarity="dot")
+    assert float(logs["dot_a"]) == pytest.approx(4.5)
+    assert model.task_logits.tolist() == pytest.approx([0.45, -0.9])
+
+
+def test_lm_head_shrinks_the_cosine_of_its_task(linear) -> None:
+    """Over the whole body the LM head adds to the length of its task's gradient alone (B8.4)."""
+    _, _, over_encoder = linear(OPPOSED, heads=4.0)
+    _, _, over_body = linear(OPPOSED, heads=4.0, similarity_over="body")
+    assert float(over_encoder["cosine_a"]) == pytest.approx(1.0)
+    assert float(over_body["cosine_a"]) == pytest.approx(3 / 5)
+    assert float(over_body["cosine_endtask"]) == pytest.approx(-1.0)
+
+
+def test_a_vanishing_gradient_moves_nothing(linear) -> None:
+    gradients = OPPOSED | {"auxiliary.a": [0.0, 0.0, 0.0]}
+    model, _, logs = linear(gradients, weight_lr=0.3)
+    assert float(logs["cosine_a"]) == 0 and model.task_logits.tolist() == pytest.approx([0, -0.3])
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_heads_are_scaled_or_not(linear, scaled: bool) -> None:
+    """Gradient 8 of each head; weights 1/4 and 3/4; Algorithm 1 leaves heads as they are (B8.6)."""
+    gradients = {n: OPPOSED[n] for n in ("auxiliary.a", "endtask")}
+    torch.manual_seed(0)
+    start = Line(2)
+    torch.manual_seed(0)
+    model, step, _ = linear(gradients, heads=8.0, weights=[1, 3], scale_heads=scaled)
+    moved = {n: (start.heads[n].weight - model.heads[n].weight).item() for n in ("lm", "sentence")}
+    assert moved["lm"] == pytest.approx(2.0 if scaled else 8.0)
+    assert moved["sentence"] == pytest.approx(6.0 if scaled else 8.0)
+    assert step[0].item() == pytest.approx(0.25 * 1 - 0.75 * 2)
+
+
+def test_an_update_that_is_not_finite_leaves_the_weights(linear) -> None:
+    gradients = OPPOSED | {"auxiliary.a": [math.inf, 0.0, 0.0]}
+    model, step, _ = linear(gradients, weight_lr=0.3)
+    assert model.task_logits.tolist() == [0, 0] and not step.any()
+
+
+# ---------------------------------------------------------------------- with real text
+
+
+def test_meta_without_a_rate_is_multitask(topics: Path, tmp_path: Path) -> None:
+    """With eta 0 every weight of the model is the same to the last bit (sheet B6, iv)."""
+    runs = []
+    for name, more in (("tartan_mt", []), ("tartan_meta", ["criterion.weight_lr=0"])):
+        run = build(topics, tmp_path / name, name, TWO, "trainer.max_update=6", *more)
+        run.train()
+        runs.append(weights(run))
+    assert not any(name.startswith("heads.meta") for name in runs[0])
+    assert runs[0].keys() == {n for n in runs[1] if not n.startswith("heads.meta.")}
+    assert same(*runs)
+
+
+def test_fitting_the_meta_head_changes_nothing_else(topics: Path, tmp_path: Path) -> None:
+    """It moves, and no other weight does (sheet B6, v)."""
+    run = build(topics, tmp_path, "tartan_meta")
+    run.model.train()
+    before = weights(run)
+    engine = run.trainer.engine
+    engine.begin(0)
+    (rows,) = batches_of(run)["head"]
+    how = run.task.criterion.how
+    logs = updates.fit_meta_head(engine, run.model, rows, how, run.config.optimizer)
+    after = weights(run)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if name.startswith("heads.meta.")}
+    assert logs["meta_head_steps"] == 10
+    assert all(p.grad is None for p in run.model.parameters())
+
+
+def test_fitting_keeps_no_graph_of_the_body(topics: Path, tmp_path: Path) -> None:
+    """States do not require gradients in the fitting, and in the passes around it they do."""
+    run = build(topics, tmp_path, "tartan_meta")
+    seen: list[tuple[str, bool]] = []
+
+    def note(name: str):
+        return lambda module, inputs: seen.append((name, inputs[0].requires_grad))
+
+    for name in ("meta", "sentence"):
+        run.model.heads[name].register_forward_pre_hook(note(name))
+    one_update(run)
+    assert seen == [("sentence", True), *[("meta", False)] * 10, ("meta", True)]
+    assert all(p.requires_grad for p in run.model.parameters())
+
+
+def test_the_meta_head_learns(topics: Path, tmp_path: Path) -> None:
+    """More steps lead to a lower loss on the rows it is fitted to; the tolerance ends it early."""
+    last = {}
+    for name, more in {
+        "ten": [],
+        "many": ["criterion.meta_head_steps=200", "criterion.meta_head_tolerance=0"],
+        "patient": ["criterion.meta_head_steps=200", "criterion.meta_head_tolerance=1e-2"],
+    }.items():
+        run = build(topics, tmp_path / name, "tartan_meta", *EXACT, *more)
+        last[name] = one_update(run)
+    assert last["many"]["meta_head_steps"] == 200
+    assert last["many"]["meta_head_loss"] < last["ten"]["meta_head_loss"] - 0.02
+    assert last["patient"]["meta_head_steps"] < 10
+
+
+def test_the_meta_head_is_reset_or_carried(topics: Path, tmp_path: Path) -> None:
+    """Reset: the start of the fitting is a draw of its own; carried: it is the last end (B8.3)."""
+    reset = build(topics, tmp_path / "a", "tartan_meta", "criterion.meta_head_steps=0")
+    carried = build(
+        topics,
+        tmp_path / "b",
+        "tartan_meta",
+        *("criterion.meta_head_steps=0", "criterion.meta_head_reset=false"),
+    )
+    name = "heads.meta.out.weight"
+    seen = [weights(reset)[name]]
+    kept = weights(carried)[name]
+    for number in range(2):
+        one_update(reset, number)
+        one_update(carried, number)
+        seen.append(weights(reset)[name])
+    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+    assert seen[2].abs().max() <= 1 / 4  # 1 / sqrt(16), torch's own start
+    assert torch.equal(weights(carried)[name], kept)
+
+
+@pytest.mark.parametrize("criterion", ["tartan_mt", "tartan_meta"])
+def test_gradient_is_that_of_the_weighted_loss(
+    criterion: str, topics: Path, tmp_path: Path
+) -> None:
+    """One SGD step equals autograd's on sum alpha_k L_k, in float64."""
+    sgd = ["optimizer=sgd", "optimizer.lr=1", "optimizer.clip_norm=0"]
+    sgd += ["task.head_lr=1", "task.head_weight_decay=0"]
+    run = build(topics, tmp_path, criterion, TWO, *EXACT, *sgd, "criterion.weights=[1,2,5]")
+    before = weights(run)
+    batches = batches_of(run)
+    total = 0.0
+    for share, name in zip((1 / 8, 2 / 8, 5 / 8), run.task.members):
+        (rows,) = batches[name][0]
+        (term,) = (t for t in task_terms(run.model, rows).values() if t.weight)
+        total = total + share * term.sum / rows["sizes"][term.per]
+    named = {n: p for n, p in run.model.named_parameters() if not n.startswith("heads.meta.")}
+    grads = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    one_update(run)
+    after = weights(run)
+    for (name, _), grad in zip(named.items(), grads):
+        step = before[name] - after[name]
+        wanted = torch.zeros_like(step) if grad is None else grad
+        assert (step - wanted).abs().max() < 1e-12, name
+
+
+def test_body_and_head_are_clipped_apart(topics: Path, tmp_path: Path) -> None:
+    """Each step of SGD at rate 1 is as long as the norm that its gradient is clipped to."""
+    sgd = ["optimizer=sgd", "optimizer.lr=1", "optimizer.clip_norm=0.01"]
+    run = build(
+        topics, tmp_path, "tartan_mt", *EXACT, *sgd, "task.head_lr=1", "task.head_weight_decay=0"
+    )
+    before = weights(run)
+    one_update(run)
+    lengths = {"body": 0.0, "head": 0.0}
+    for name, after in weights(run).items():
+        kind = "head" if name.startswith("heads.sentence") else "body"
+        lengths[kind] += ((after - before[name]) ** 2).sum().item()
+    assert [math.sqrt(x) for x in lengths.values()] == pytest.approx([0.01, 0.01], rel=1e-3)
+
+
+def test_the_same_head_favours_the_end_task(topics: Path, tmp_path: Path) -> None:
+    """Its weight rises, and further than with a head of its own (section 5.4; sheet B6, iii)."""
+    last = {}
+    more = ["trainer.max_update=40", "criterion.weight_lr=0.1", "optimizer.lr=0.001"]
+    more += ["trainer.valid_split=''", "task.batch_size=24", *EXACT]
+    for same_head in (True, False):
+        save = tmp_path / str(same_head)
+        build(topics, save, "tartan_meta", *more, f"criterion.same_head={same_head}").train()
+        last[same_head] = [row["alpha_endtask"] for row in logged(save)]
+    assert last[True][0] == last[False][0] == 0.5
+    assert last[True][-1] > 0.65 and last[True][-1] > last[False][-1] + 0.05
