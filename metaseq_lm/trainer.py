@@ -182,6 +182,7 @@ class Trainer:
         self.last_valid = self.validate(self.options.valid_split)
         self._validated_at = self.update
         self._log("valid", self.last_valid)
+        self._log_samples()
         self.seconds = time.monotonic() - self._started
         return self._better(self.last_valid)
 
@@ -192,6 +193,14 @@ class Trainer:
             logs = self.task.validate(self.engine, self.model, self.passes(split))
         self.model.train()
         return {name: float(value) for name, value in logs.items()}
+
+    def _log_samples(self) -> None:
+        self.model.eval()
+        with self.engine.outside_updates():
+            texts = self.task.samples(self.engine, self.model)
+        self.model.train()
+        if texts and self.run is not None:
+            self.run.log("samples", self.update, self.seconds, {"texts": texts})
 
     def passes(self, split: str) -> Passes:
         """Return this replica's batches of a split, read as they are asked for."""

@@ -29,6 +29,7 @@ TINY = [
     "engine.threads=1",
 ]
 META = ["task=meta_pseudo_label", "task.labelled=[which_moon_20]", "task.valid_size=16"]
+CUT = ["task.tokens_per_sample=5", "task.stride=0"]  # rows of "pairs" are windows
 TEXT = ["task.sample_break_mode=eos", "task.tokens_per_sample=34", "task.batch_size=16"]
 PACKED = ["task.tokens_per_sample=34", "task.batch_size=16", "model.segments=2"]
 ROUNDED = ["task.sample_break_mode=segments", "task.mask_rounding=nearest"]
@@ -105,8 +106,12 @@ CASES: dict[str, list[list[str]]] = {
         [*META, "criterion.fixed_y=true", "criterion.pretrain_step=sgd"],
         [*META, "criterion.finetune_step=adamw", "task.mlm_label_mask=x"],
         [*META, "criterion.inner_steps=0"],
+        [*META, "task.labelled=[which_moon_20,pairs]", *CUT],
     ],
-    "token_labels": [["task=token_labels", "task.labelled=which_moon_20"]],
+    "token_labels": [
+        ["task=token_labels", "task.labelled=which_moon_20"],
+        ["task=token_labels", "task.labelled=pairs", *CUT],
+    ],
     "sentence_prediction": [
         [*SENTENCES, "task.labelled=which_moon_20"],
         [*SENTENCES, "task.labelled=pairs", "model.segments=2", "optimizer.layer_decay=0.8"],

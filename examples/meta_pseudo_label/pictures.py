@@ -1,8 +1,9 @@
-"""Pictures of the Two Moons runs below OUT: decision maps (figures 2, 3) and the teachers' pairs (table 1).
+"""Pictures of the Two Moons runs below OUT: decision maps (figures 2, 3).
 
   python pictures.py OUT
 
-Writes OUT/report/decision_maps_N.png (seed of the first run) and OUT/report/teacher_pairs.md.
+Writes OUT/report/decision_maps_N.png (seed of the first run). The teachers' pairs (table 1) are in the
+logs, and in samples.md of `metaseq-lm report --out`.
 """
 
 import json
@@ -14,17 +15,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
-import torch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
-from metaseq_lm import checkpoint, plugins, randomness  # noqa: E402
-from metaseq_lm.data.streams import Shard  # noqa: E402
-from metaseq_lm.data.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
-from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels, teacher_logits  # noqa: E402
-from metaseq_lm.run import build_model, build_task  # noqa: E402
-
 GRID = 64
-PAIRS = 3
 
 
 def read_rows(file: Path) -> list[dict]:
@@ -87,60 +80,10 @@ def decision_maps(out: Path) -> list[Path]:
     return written
 
 
-@torch.no_grad()
-def pairs_of(run: Path) -> str:
-    """Return x, and the pair that a run's teacher makes of it, as text; most likely tokens for soft."""
-    found = checkpoint.load(checkpoint.resolve(str(run)))
-    config = OmegaConf.create(found.manifest["config"])
-    task = build_task(config)
-    model = build_model(task, config, "cpu").eval()
-    checkpoint.load_into(model, found.weights, found.path)
-    tokenizer = load_tokenizer(config.data)
-    batch = task.build_streams("train")["unlabelled"].micro_batches(10**6, Shard())[0]
-    noise = randomness.Noise(randomness.key(0), batch["rows"])
-    with randomness.entered(randomness.Pass(noise)):
-        if isinstance(task.criterion, HardLabels):
-            x, y = task.criterion.sample(model["teacher"], batch)
-        else:
-            x, y = (scores.argmax(-1) for scores in teacher_logits(model["teacher"], batch))
-            if task.criterion.fixed_y:
-                y = batch["original"]
-    lines = []
-    for row in range(PAIRS):
-        for name, tokens in (("x", batch["original"]), ("x̂", x), ("ŷ", y)):
-            lines.append(f"{name:>2}  {readable(tokenizer, tokens[0, row].tolist())}")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def readable(tokenizer: Tokenizer, tokens: list[int]) -> str:
-    """Return tokens as text, the special ones by name."""
-    names = tokenizer.vocabulary.symbols
-    return " ".join(names[t].replace("Ġ", "") for t in tokens)
-
-
-def teacher_pairs(out: Path) -> Path:
-    """Write the page of pairs of the first seed's teachers."""
-    first = sorted((out / "pretrain").iterdir())[0]
-    parts = [
-        "# What the teachers write\n",
-        "Input x̂ and target ŷ that each teacher makes of unlabelled text x: one sample (hard), or the most "
-        "likely token at each place (soft).\n",
-    ]
-    for run in sorted(first.iterdir()):
-        config = OmegaConf.load(run / "config.yaml")
-        if config.criterion._name != "masked_lm":
-            parts.append(f"## {run.name} ({first.name})\n\n```\n{pairs_of(run)}```\n")
-    path = out / "report" / "teacher_pairs.md"
-    path.write_text("\n".join(parts), encoding="utf-8")
-    return path
-
-
 def main(out: Path) -> None:
     """Write all pictures."""
-    plugins.load_all()
     (out / "report").mkdir(exist_ok=True)
-    for path in [*decision_maps(out), teacher_pairs(out)]:
+    for path in decision_maps(out):
         print(path)
 
 

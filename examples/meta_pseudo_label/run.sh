@@ -80,5 +80,5 @@ done | train_all
 echo "== table and pictures in $out/report"
 metaseq report "$out/finetune" --x task.labelled --out "$out/report"
 metaseq report "$out/pretrain" --metric valid.accuracy --curve valid.accuracy train.reward \
-    --format png --out "$out/report/pretraining" > "$out/report/pretraining.txt"
+    --format png,md --out "$out/report/pretraining" > "$out/report/pretraining.txt"
 python "$here/pictures.py" "$out"

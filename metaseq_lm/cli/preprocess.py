@@ -7,6 +7,8 @@ A labelled set (TSV with a header row, or JSONL), with the tokenizer of DATA, in
     metaseq-lm preprocess --labelled NAME --trainpref train.tsv --validpref dev.tsv --destdir DATA
 A task of GLUE or SuperGLUE from the folder of its official files, into DATA/CoLA:
     metaseq-lm preprocess --benchmark glue/CoLA --source CoLA --destdir DATA
+A task of SuperGLUE as plain texts, for a model that answers with its LM head (--task token_labels):
+    metaseq-lm preprocess --benchmark superglue/WiC --as-text --source WiC --destdir DATA
 """
 
 import argparse
@@ -27,7 +29,7 @@ CORPUS_ONLY = (
 # What the command line adds to the options it parsed.
 NOT_OPTIONS = ("command", "run", "parser", "takes_overrides", "takes_words", "overrides", "argv")
 LABELLED_ONLY = ("columns", "text_columns", "label_column", "labels", "regression")
-BENCHMARK_ONLY = ("source", "no_double")
+BENCHMARK_ONLY = ("source", "no_double", "as_text")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,6 +123,13 @@ def _add_benchmark_arguments(add: Any) -> None:
         action="store_true",
         default=None,
         help="MRPC, STS-B: no second copy of the train rows with the texts swapped",
+    )
+    add(
+        "--as-text",
+        action="store_true",
+        default=None,
+        help="SuperGLUE: one or two plain texts per row, as meta_pseudo_label and token_labels want "
+        "them (choices in one text, *words* between asterisks)",
     )
 
 
@@ -261,9 +270,12 @@ def _run_benchmark(args: argparse.Namespace, job: Any) -> None:
         preprocess_squad(job, version, load_tokenizer(args.tokenizer_from or args.destdir))
         return
     from metaseq_lm.data.benchmarks import find_benchmark
+    from metaseq_lm.data.benchmarks.as_text import find_text_form
     from metaseq_lm.data.benchmarks.preprocess import official_files, preprocess_benchmark
 
     doubled = find_benchmark(args.benchmark).doubled
+    if args.as_text:
+        find_text_form(args.benchmark)
     if args.no_double and not doubled:
         raise UsageError(f"--no-double does not apply to {args.benchmark}: it is not doubled")
     job = _inside(job, args.labelled or args.benchmark.split("/")[1])
@@ -273,7 +285,7 @@ def _run_benchmark(args: argparse.Namespace, job: Any) -> None:
     elif not job.splits:
         raise UsageError("--benchmark needs --source DIR, or files with --trainpref and the like")
     tokenizer = load_tokenizer(args.tokenizer_from or args.destdir)
-    preprocess_benchmark(job, args.benchmark, tokenizer, not args.no_double)
+    preprocess_benchmark(job, args.benchmark, tokenizer, not args.no_double, bool(args.as_text))
 
 
 def _inside(job: Any, name: str) -> Any:

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.registry import nearest
+from metaseq_lm.reporting.choice import chosen_values
 from metaseq_lm.reporting.formats import WRITERS
 from metaseq_lm.reporting.html import Report, to_html
 from metaseq_lm.reporting.numbers import Metric
@@ -30,6 +31,7 @@ from metaseq_lm.reporting.plots import (
     require_logged,
 )
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.samples import samples_of, to_markdown
 from metaseq_lm.reporting.settings import Setting, group, where
 from metaseq_lm.reporting.significance import TESTS, compare
 from metaseq_lm.reporting.sweeps import find_plan, pick_stage, read_runs
@@ -87,6 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="config key across the table and over the panels of pictures (default: none)",
     )
     add(
+        "--mean",
+        action="store_true",
+        help="with --columns: a last column with the mean over the others, e.g. of a benchmark's tasks",
+    )
+    add(
         "--format",
         type=formats,
         metavar="LIST",
@@ -111,6 +118,12 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         "--stage",
         metavar="NAME",
         help="runs of this stage of a sweep (default: the last, which ends in the score)",
+    )
+    add(
+        "--choose",
+        metavar="KEY",
+        help="of runs that differ in this config key only (e.g. optimizer.lr), those of the value with "
+        "the best validation metric, the one that chose their checkpoints (default: all)",
     )
     add("--x", metavar="KEY", help="draw the score against this config key (default: none)")
     add(
@@ -150,6 +163,11 @@ def run(args: argparse.Namespace) -> int:
     if not runs:
         raise MetaseqError(" ".join(["no run to compare has started yet.", *planned]))
     runs = where(runs, args.where)
+    if args.mean and not args.columns:
+        raise UsageError("--mean is over the columns of a table: give --columns KEY as well.")
+    if args.choose:
+        runs, chosen = chosen_values(runs, args.choose)
+        planned = [*chosen, *planned]
     metric = choose_metric(runs, args.metric, args.better)
     curves = choose_curves(runs, args.curve, metric.name)
     settings = group(runs, [key for key in (args.x, args.columns, args.rows) if key])
@@ -165,12 +183,16 @@ def run(args: argparse.Namespace) -> int:
         file, write = WRITERS[name]
         paths.append(args.out / file)
         paths[-1].write_text(write(table), encoding="utf-8")
+    samples = samples_of(settings)
+    if samples and "md" in wanted:
+        paths.append(args.out / "samples.md")
+        paths[-1].write_text(to_markdown(samples), encoding="utf-8")
     if set(wanted) & set(DRAWN):
         pictures = Pictures(settings, args.spread, args.columns, args.x)
         with TemporaryDirectory() as spare:
             place = args.out if "png" in wanted else Path(spare)
             drawn, notes = draw(pictures, metric, curves, place)
-            page = to_html(Report(table, settings, metric, drawn, notes))
+            page = to_html(Report(table, settings, metric, drawn, notes, samples))
         if notes:
             print("", *notes, sep="\n")
         if "png" in wanted:
@@ -185,7 +207,8 @@ def run(args: argparse.Namespace) -> int:
 def make_table(args: argparse.Namespace, settings: Sequence[Setting], metric: Metric) -> Table:
     """Return the table that the options ask for."""
     if args.rows or args.columns:
-        return pivot_table(settings, metric, args.rows or "label", args.columns, args.spread)
+        rows = args.rows or "label"
+        return pivot_table(settings, metric, rows, args.columns, args.spread, args.mean)
     compared = None
     if args.baseline:
         compared = compare(settings, metric, args.baseline, args.test, args.spread)

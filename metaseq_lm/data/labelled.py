@@ -2,7 +2,7 @@
 
 `NAME/SPLIT.input0.{bin,idx}`, `.input1` and so on; `.label` with one number per row (the place of
 the label in the list of the manifest, or a float64), absent if the split has no labels; `.spans`
-with six numbers per row and `.rows.jsonl` with one JSON object per row, where the set has them; and
+with three numbers per span and `.rows.jsonl` with one JSON object per row, where the set has them; and
 `NAME/manifest.json`, whose list of files says which of these there are.
 """
 
@@ -19,7 +19,14 @@ from metaseq_lm.data.text import numbered_lines
 from metaseq_lm.errors import MetaseqError
 
 # The least and the greatest number of text columns of each form.
-FORMS = {"single": (1, 1), "pair": (2, 2), "choices": (3, 1 << 10), "spans": (1, 2)}
+FORMS = {
+    "single": (1, 1),
+    "pair": (2, 2),
+    "choices": (3, 1 << 10),
+    "spans": (1, 2),
+    "tokens": (2, 2),
+}
+WITH_PLACES = ("spans", "tokens")  # forms that have a file of places
 SPANS = 2
 
 
@@ -53,10 +60,12 @@ class LabelledSet:
 
     `form` says what the `inputs` (IndexedDatasets, row i of each belonging together) are: "single"
     and "pair" one and two texts; "choices" a context and K candidates, the label says which (a
-    candidate without tokens is not there); "spans" one or two texts with two places in them.
+    candidate without tokens is not there); "spans" one or two texts with two places in them;
+    "tokens" two texts with any number of places, whose tokens are the answer.
     `labels` is int64 or, for regression, float64 (rows,), and None for a split without labels;
     `label_names` lists the classes, empty for regression. `spans` is int64 (rows, 2, 3): text
-    column, first token, token after the last; None for other forms. `benchmark` is a name such as
+    column, first token, token after the last; None for other forms. `places` are those of "tokens":
+    a table int64 (places, 4) of row and the same three numbers. `benchmark` is a name such as
     "glue/CoLA", or empty. MetaseqError if files are missing, damaged, or do not belong together.
     """
 
@@ -81,7 +90,7 @@ class LabelledSet:
         self.inputs = [IndexedDataset(self.folder / input_name(split, i)) for i in range(count)]
         self._check_inputs()
         self.labels = self._read_labels()
-        self.spans = self._read_spans()
+        self.spans, self.places = self._read_spans(), self._read_places()
         # Of two files that were swapped each is sound.
         require_sizes(self.folder)
 
@@ -134,17 +143,35 @@ class LabelledSet:
                 f"{path}: not {SPANS} spans for each of the {len(self)} rows; the files do not "
                 "belong together, preprocess again"
             )
-        spans = np.array(stored.tokens, np.int64).reshape(len(self), SPANS, 3)
+        spans = np.array(stored.tokens, np.int64).reshape(-1, 3)
+        self._check_inside(np.repeat(np.arange(len(self)), SPANS), spans)
+        return spans.reshape(len(self), SPANS, 3)
+
+    def _read_places(self) -> np.ndarray | None:
+        if self.form != "tokens":
+            return None
+        stored = IndexedDataset(self.folder / spans_name(self.split))
+        if stored.dtype.kind not in "iu" or len(stored) != len(self) or (stored.sizes % 3).any():
+            path = prefix_path(self.folder / spans_name(self.split), ".bin")
+            raise MetaseqError(
+                f"{path}: not three numbers for each place in the {len(self)} rows; the files do not "
+                "belong together, preprocess again"
+            )
+        rows = np.repeat(np.arange(len(self)), stored.sizes // 3)
+        places = np.array(stored.tokens, np.int64).reshape(-1, 3)
+        self._check_inside(rows, places)
+        return np.column_stack([rows, places])
+
+    def _check_inside(self, rows: np.ndarray, spans: np.ndarray) -> None:
+        """Raise MetaseqError if one of the spans (N, 3) of `rows` (N,) is not in its text."""
         sizes = np.stack([data.sizes for data in self.inputs])
-        column, first, end = np.moveaxis(spans, 2, 0)
-        good = (0 <= column) & (column < len(sizes))
-        rows = np.arange(len(self))[:, None]
-        good &= (0 <= first) & (first < end)
+        column, first, end = spans.T
+        good = (0 <= column) & (column < len(sizes)) & (0 <= first) & (first < end)
         good &= end <= sizes[np.where(good, column, 0), rows]
         if not good.all():
-            row = int(np.flatnonzero(~good.all(axis=1))[0])
+            path = prefix_path(self.folder / spans_name(self.split), ".bin")
+            row = int(rows[np.flatnonzero(~good)[0]])
             raise MetaseqError(f"{path}: row {row + 1} has a span outside its text")
-        return spans
 
     @functools.cached_property
     def rows(self) -> list[dict[str, Any]] | None:

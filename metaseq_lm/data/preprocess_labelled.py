@@ -13,7 +13,14 @@ import numpy as np
 
 from metaseq_lm.data.encode import encode_texts
 from metaseq_lm.data.indexed import IndexedWriter
-from metaseq_lm.data.labelled import input_name, label_name, plain_form, rows_name, spans_name
+from metaseq_lm.data.labelled import (
+    WITH_PLACES,
+    input_name,
+    label_name,
+    plain_form,
+    rows_name,
+    spans_name,
+)
 from metaseq_lm.data.labelled_files import Columns, Row, RowReader, may_lack_labels
 from metaseq_lm.data.manifest import LABELLED, Manifest
 from metaseq_lm.data.preprocess import Job, describe
@@ -116,7 +123,7 @@ def preprocess_rows(
         for split, paths in job.splits.items():
             content = splits[split] = _Split()
             rows = _usable_rows(job, paths, [read(split, path) for path in paths], content)
-            _write_inputs(folder, split, rows, content, tokenizer, kind.form == "spans")
+            _write_inputs(folder, split, rows, content, tokenizer, kind.form in WITH_PLACES)
             if not content.labels:
                 counts = content.counts
                 raise MetaseqError(
@@ -173,7 +180,7 @@ def _details(
 def _files(split: str, content: _Split, form: str) -> list[str]:
     """Return the names of the files of a split, its labels apart."""
     pairs = [input_name(split, i) for i in range(len(content.tokens))]
-    pairs += [spans_name(split)] if form == "spans" else []
+    pairs += [spans_name(split)] if form in WITH_PLACES else []
     names = [f"{name}.{suffix}" for name in pairs for suffix in ("bin", "idx")]
     return [*names, rows_name(split)] if content.facts else names
 

@@ -25,6 +25,11 @@ class SentenceRows:
         self.data = data
         self.vocabulary = vocabulary
         count = len(data.inputs)
+        if data.form == "tokens":
+            raise UsageError(
+                f"{data.folder}: its answers are tokens of the text, not classes; use task=token_labels, "
+                "or preprocess without --as-text"
+            )
         self.choices = data.form == "choices"
         if self.choices and len(data.label_names) != count - 1:
             raise MetaseqError(

@@ -171,14 +171,27 @@ def _record(
 ) -> dict[str, float]:
     """Return F1 and EM of the best entity of each query, the maximum over its gold answers."""
     facts = facts_of("superglue/ReCoRD", rows, len(gold), ("idx", "entity", "answers"))
-    f1s, ems = [], []
-    for row in best_entities(scores, facts, names).values():
-        entity, answers = row["entity"], row["answers"]
-        f1s.append(max((token_f1(answer, entity) for answer in answers), default=0.0))
-        ems.append(max((exact_match(answer, entity) for answer in answers), default=0.0))
-    if not f1s:
+    best = list(best_entities(scores, facts, names).values())
+    return answer_scores([row["entity"] for row in best], best)
+
+
+def answer_scores(predictions: Sequence[str], rows: Facts | None) -> dict[str, float]:
+    """Return F1 and EM of ReCoRD's queries, their mean first, for one predicted text per query.
+
+    Each is the maximum over the query's gold "answers" in `rows`; 0 where there are none.
+    """
+    facts = facts_of("superglue/ReCoRD", rows, len(predictions), ("answers",))
+    if not facts:
         raise MetaseqError("superglue/ReCoRD: no rows")
-    return _two("f1", float(np.mean(f1s)), "em", float(np.mean(ems)))
+    both = [
+        [
+            max((score(answer, text) for answer in row["answers"]), default=0.0)
+            for score in (token_f1, exact_match)
+        ]
+        for text, row in zip(predictions, facts)
+    ]
+    f1, em = np.mean(both, 0).tolist()
+    return _two("f1", f1, "em", em)
 
 
 def _gender_parity(

@@ -65,13 +65,14 @@ class Embedding(nn.Embedding):
     def forward(self, tokens: Tensor) -> Tensor:
         weight = self.weight
         if tokens.is_floating_point():
-            if weight.dim() == 3:
-                weight = weight.unsqueeze(1)
-            embedded = tokens @ weight
+            # As one product per copy: broadcast over rows, its derivative would be a table per row.
+            flat = tokens.flatten(0 if weight.dim() == 2 else 1, -2)
+            embedded = (flat @ weight).view(*tokens.shape[:-1], -1)
             if self.padding_idx is None:
                 return embedded
             # Adds zero; it only takes the padding row out of the derivative.
             row = weight[..., self.padding_idx : self.padding_idx + 1, :]
+            row = row if weight.dim() == 2 else row.unsqueeze(1)
             constant = row.detach() if self.padding_row is None else self.padding_row
             return embedded + tokens[..., self.padding_idx, None] * (constant - row)
         if weight.dim() == 2:

@@ -36,7 +36,7 @@ th { border-bottom-width: 2px; }
 .small { font-size: .85rem; } .small td:last-child { overflow-wrap: anywhere; }
 li { margin: .2rem 0; }
 figure { margin: 1.5rem 0; } figcaption { color: var(--dim); font-size: .85rem; }
-img { max-width: 100%; background: white; }
+img { max-width: 100%; background: white; } pre { white-space: pre-wrap; }
 @page { size: A4 landscape; margin: 12mm; }
 @media print {
   body { margin: 0; max-width: none; font-size: 9pt; } .wide { overflow: visible; }
@@ -55,13 +55,14 @@ $body
 
 @dataclass(frozen=True)
 class Report:
-    """What a page shows: the table, the settings and runs in it, pictures (png), their notes."""
+    """What a page shows: the table, settings and runs in it, pictures (png), their notes, samples."""
 
     table: Table
     settings: Sequence[Setting]
     metric: Metric
     pictures: Sequence[Path] = ()
     notes: Sequence[str] = ()
+    samples: Sequence[tuple[str, str]] = ()
 
 
 def to_html(report: Report) -> str:
@@ -73,6 +74,11 @@ def to_html(report: Report) -> str:
     parts += [bullets(table.notes)]
     if report.pictures:
         parts += ["<h2>Pictures</h2>", *map(figure, report.pictures), bullets(report.notes)]
+    if report.samples:
+        parts.append("<h2>Samples</h2>")
+        parts += [
+            f"<h3>{text(name)}</h3>\n<pre>{plain(words)}</pre>" for name, words in report.samples
+        ]
     if any(len(setting.values) > len(setting.shown) for setting in report.settings):
         parts += ["<h2>What else the settings differ in</h2>", differences(report.settings)]
     parts += ["<h2>Runs</h2>", run_table(report.settings, report.metric)]
@@ -82,6 +88,11 @@ def to_html(report: Report) -> str:
 def text(value: str) -> str:
     """Return a text as HTML shows it as it is."""
     return escape(clean(value))
+
+
+def plain(words: str) -> str:
+    """Return a text of several lines as HTML shows it as it is."""
+    return "\n".join(map(text, words.splitlines()))
 
 
 def html_table(

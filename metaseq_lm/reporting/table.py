@@ -118,11 +118,17 @@ def setting_table(
 
 
 def pivot_table(
-    settings: Sequence[Setting], metric: Metric, rows: str, columns: str | None, spread: str = "sd"
+    settings: Sequence[Setting],
+    metric: Metric,
+    rows: str,
+    columns: str | None,
+    spread: str = "sd",
+    mean: bool = False,
 ) -> Table:
     """Return the score for each value of the config key `rows` (down) and `columns` (across).
 
     Without `columns` it is a setting table by that one key. A cell that mixes settings is noted.
+    With `mean` the last column is the mean over the others, see `mean_over`.
     """
     keys = list(dict.fromkeys([rows, columns] if columns else [rows]))
     runs = [run for setting in settings for run in setting.runs]
@@ -140,13 +146,37 @@ def pivot_table(
         summaries = [summarise(c.scores(metric.name), spread) if c else None for c in column]
         for row, cell, summary, is_best in zip(body, column, summaries, best_of(summaries, metric)):
             row.append(Cell(pivot_text(cell, summary, metric), is_best))
+    if mean:
+        lines = [[by_place.get((identity(x), identity(y))) for y in across] for x in down]
+        means = [mean_over(line, metric, spread) for line in lines]
+        for row, summary, is_best in zip(body, means, best_of(means, metric)):
+            found = "-" if summary is None else f"{summary.text(metric)} ({summary.n})"
+            row.append(Cell(found, is_best))
+        if None in means:
+            below.append("There is no mean where a column has no score of the same seeds.")
     return Table(
         f"{metric.title}: {spread_words(spread)} (number of seeds)",
-        [f"{rows} \\ {columns}", *map(show, across)],
+        [f"{rows} \\ {columns}", *map(show, across), *["mean"] * mean],
         body,
         below,
         [record(cell, keys, metric, spread) for cell in cells],
     )
+
+
+def mean_over(cells: Sequence[Setting | None], metric: Metric, spread: str) -> Summary | None:
+    """Return the summary over seeds of the mean over cells, of the seeds that all cells have.
+
+    None if there are none. A seed that counts several times in a cell counts with its mean.
+    """
+    by_seed: dict[Any, list[float]] = {}
+    for cell in cells:
+        own: dict[Any, list[float]] = {}
+        for run in cell.scored(metric.name) if cell else []:
+            own.setdefault(run.seed, []).append(run.metrics[metric.name])
+        for seed, scores in own.items():
+            by_seed.setdefault(seed, []).append(sum(scores) / len(scores))
+    whole = [scores for scores in by_seed.values() if len(scores) == len(cells)]
+    return summarise([sum(scores) / len(scores) for scores in whole], spread)
 
 
 def pivot_text(cell: Setting | None, summary: Summary | None, metric: Metric) -> str:

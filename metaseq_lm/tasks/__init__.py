@@ -99,6 +99,13 @@ class Task:
         """Return one dict per example of a labelled split; tasks without predictions return none."""
         return []
 
+    def samples(self, engine: Engine, model: nn.Module) -> list[str]:
+        """Return texts that show what the model does, for the log; called after each validation.
+
+        Called on all replicas, in evaluation mode; what the first one returns is logged.
+        """
+        return []
+
     def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the log-probability of each token of a micro-batch, (B, S), see Criterion."""
         return self.criterion.token_log_probs(model, batch)

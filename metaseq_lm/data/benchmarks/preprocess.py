@@ -5,8 +5,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from metaseq_lm.data.benchmarks import OPTIONAL_SPLITS, Benchmark, find_benchmark
-from metaseq_lm.data.benchmarks.superglue import SuperglueReader
+from metaseq_lm.data.benchmarks import (
+    OPTIONAL_SPLITS,
+    Benchmark,
+    as_text,
+    find_benchmark,
+    superglue,
+)
 from metaseq_lm.data.benchmarks.wnli import CoreferenceRows
 from metaseq_lm.data.labelled_files import Columns, Row, RowReader, is_json, may_lack_labels
 from metaseq_lm.data.manifest import Manifest
@@ -59,29 +64,34 @@ class Doubled:
 
 
 def preprocess_benchmark(
-    job: Job, name: str, tokenizer: Tokenizer, double: bool = True
+    job: Job, name: str, tokenizer: Tokenizer, double: bool = True, text: bool = False
 ) -> Manifest:
     """Write the labelled set of a benchmark from the files of `job` and return its manifest.
 
     With `double`, tasks whose two texts are in no order get each train row a second time with the
-    texts swapped, as in ELECTRA's fine-tuning. MetaseqError with file and line for a row that
-    cannot be used; then nothing is written.
+    texts swapped, as in ELECTRA's fine-tuning. With `text` the set has the plain texts of
+    `as_text`. MetaseqError with file and line for a row that cannot be used; then nothing is
+    written.
     """
     benchmark = find_benchmark(name)
+    form, labels = benchmark.form, list(benchmark.labels)
+    if text:
+        about = as_text.find_text_form(name)
+        form, labels = about.form, list(about.labels)
     suite, _, task = name.partition("/")
 
     def read(split: str, path: Path) -> Rows:
         required = not may_lack_labels(split)
         if suite == "superglue":
-            return SuperglueReader(task, path, job.on_bad_utf8, required)
+            examples = (as_text if text else superglue).EXAMPLES[task]
+            return superglue.SuperglueReader(examples, path, job.on_bad_utf8, required)
         reader = RowReader(path, _columns(benchmark, split, path), job.on_bad_utf8, required)
         if name == "glue/WNLI":
             return CoreferenceRows(reader)
         return Doubled(reader) if benchmark.doubled and double and split == "train" else reader
 
     details = {"doubled": benchmark.doubled and double, "text_columns": list(benchmark.texts)}
-    labels = list(benchmark.labels) or None
-    kind = LabelledKind(labels, not labels, benchmark.form, name, details)
+    kind = LabelledKind(labels or None, not labels, form, name, details | {"as_text": text})
     return preprocess_rows(job, kind, read, tokenizer)
 
 

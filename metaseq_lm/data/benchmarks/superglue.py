@@ -69,15 +69,23 @@ class Record:
 _NAMES = {str: "a text", int: "a whole number", list: "a list", dict: "an object"}
 
 
-class SuperglueReader:
-    """Iterates over the rows of the file of a task; `counts` are remarkable lines, by reason."""
+Span = tuple[int, int, int]
+Example = tuple[tuple[str, ...], str | None, tuple[Span, ...], dict[str, Any]]
+Examples = Callable[[Record, Counter[str]], Iterator[Example]]
 
-    def __init__(self, task: str, path: Path, policy: str, required: bool) -> None:
+
+class SuperglueReader:
+    """Iterates over the rows of a file; `counts` are remarkable lines, by reason.
+
+    `examples` turns an object of the file into rows, as EXAMPLES do for each task.
+    """
+
+    def __init__(self, examples: Examples, path: Path, policy: str, required: bool) -> None:
         self.path = path
         self.policy = policy
         self.required = required
         self.counts: Counter[str] = Counter()
-        self._examples = EXAMPLES[task]
+        self._examples = examples
         self._seen: set[Any] = set()
 
     def __iter__(self) -> Iterator[Row]:
@@ -99,11 +107,7 @@ class SuperglueReader:
         self._seen.add(key)
 
 
-Span = tuple[int, int, int]
-Example = tuple[tuple[str, ...], str | None, tuple[Span, ...], dict[str, Any]]
-
-
-def _pair(first: str, second: str) -> Callable[[Record, Counter[str]], Iterator[Example]]:
+def _pair(first: str, second: str) -> Examples:
     def examples(record: Record, counts: Counter[str]) -> Iterator[Example]:
         facts = {"idx": record.number("idx")}
         if "pair_id" in record.fields:
@@ -132,6 +136,14 @@ def _copa(record: Record, counts: Counter[str]) -> Iterator[Example]:
 
 
 def _multirc(record: Record, counts: Counter[str]) -> Iterator[Example]:
+    for passage, question, answer, label, facts in multirc_answers(record):
+        yield (passage, f"{question} {answer}"), label, (), facts
+
+
+def multirc_answers(
+    record: Record,
+) -> Iterator[tuple[str, str, str, str | None, dict[str, Any]]]:
+    """Yield passage, question, answer, label and facts of each answer of a passage of MultiRC."""
     passage = record.record("passage")
     text = passage.text("text")
     for question in passage.records("questions"):
@@ -141,8 +153,7 @@ def _multirc(record: Record, counts: Counter[str]) -> Iterator[Example]:
                 "question": question.number("idx"),
                 "idx": answer.number("idx"),
             }
-            asked = f"{question.text('question')} {answer.text('text')}"
-            yield (text, asked), answer.label(), (), facts
+            yield text, question.text("question"), answer.text("text"), answer.label(), facts
 
 
 def _record(record: Record, counts: Counter[str]) -> Iterator[Example]:
@@ -150,26 +161,40 @@ def _record(record: Record, counts: Counter[str]) -> Iterator[Example]:
     text = passage.text("text")
     entities: dict[str, None] = {}
     for entity in passage.records("entities"):
-        start, last = entity.number("start"), entity.number("end")
-        if not 0 <= start <= last < len(text):
-            raise MetaseqError(
-                f"{record.where}: {entity.name} from {start} to {last}, but the passage has "
-                f"{len(text)} characters"
-            )
-        entities[text[start : last + 1]] = None
+        entities[text[slice(*inclusive(entity, text))]] = None
+    for _, asked, facts in record_queries(record):
+        answers = facts.get("answers")
+        for entity_text in entities:
+            label = None if answers is None else str(int(entity_text in answers))
+            filled = asked.replace(PLACEHOLDER, entity_text)
+            yield (text, filled), label, (), {**facts, "entity": entity_text}
+
+
+def inclusive(span: Record, text: str) -> tuple[int, int]:
+    """Return (first character, character after the last) of a span of ReCoRD, whose ends are inclusive.
+
+    MetaseqError if it is not in `text`.
+    """
+    start, last = span.number("start"), span.number("end")
+    if not 0 <= start <= last < len(text):
+        raise MetaseqError(
+            f"{span.where}: {span.name} from {start} to {last}, but the passage has "
+            f"{len(text)} characters"
+        )
+    return start, last + 1
+
+
+def record_queries(record: Record) -> Iterator[tuple[Record, str, dict[str, Any]]]:
+    """Yield each query of a passage of ReCoRD, its text, and its facts with the answers it has."""
     for query in record.records("qas"):
         asked = query.text("query")
         if PLACEHOLDER not in asked:
             raise MetaseqError(f"{record.where}: {query.name}.query has no {PLACEHOLDER}")
         facts: dict[str, Any] = {"passage": record.number("idx"), "idx": query.number("idx")}
-        answers = None
         if "answers" in query.fields:
             answers = [answer.text("text") for answer in query.records("answers")]
             facts["answers"] = list(dict.fromkeys(answers))
-        for entity_text in entities:
-            label = None if answers is None else str(int(entity_text in answers))
-            filled = asked.replace(PLACEHOLDER, entity_text)
-            yield (text, filled), label, (), {**facts, "entity": entity_text}
+        yield query, asked, facts
 
 
 def _wic(record: Record, counts: Counter[str]) -> Iterator[Example]:
@@ -240,7 +265,7 @@ def _plain(words: str) -> str:
     return "".join(c for c in kept if c.isalnum())
 
 
-EXAMPLES: dict[str, Callable[[Record, Counter[str]], Iterator[Example]]] = {
+EXAMPLES: dict[str, Examples] = {
     "BoolQ": _boolq,
     "CB": _pair("premise", "hypothesis"),
     "COPA": _copa,

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from metaseq_lm import vectors
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
-from metaseq_lm.criterions.masked_lm import copy_sums, cross_entropy, labelled_terms
+from metaseq_lm.criterions.masked_lm import copy_sums, labelled_terms
 from metaseq_lm.errors import UsageError
+from metaseq_lm.methods.meta_pseudo_label.fused import cross_entropy, soft_cross_entropy
 from metaseq_lm.models.transformer import TransformerLM
 from metaseq_lm.randomness import current_pass
 from metaseq_lm.registry import register_criterion
@@ -56,8 +57,8 @@ def one_of(name: str, value: object, allowed: tuple) -> None:
 
 
 def copies(batch: Batch) -> int:
-    """Return C, the number of micro-steps in a batch."""
-    return batch["tokens"].shape[0]
+    """Return C, the number of micro-steps of the update that a batch is of."""
+    return batch.get("copies", batch["tokens"].shape[0])
 
 
 def per_update(terms: Terms, batch: Batch) -> Terms:
@@ -216,8 +217,7 @@ class SoftLabels(Criterion):
         if self.fixed_y:
             losses = cross_entropy(predicted, batch["original"].masked_fill(pads, -1))
         else:
-            losses = -(scores_y.softmax(-1) * predicted.log_softmax(-1)).sum(-1)
-            losses = losses.masked_fill(pads, 0.0)
+            losses = soft_cross_entropy(predicted, scores_y.softmax(-1)).masked_fill(pads, 0.0)
         return {"pseudo": Term(copy_sums(losses, batch), "tokens", 1.0 / copies(batch))}
 
 

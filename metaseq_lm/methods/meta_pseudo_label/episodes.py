@@ -9,8 +9,12 @@ Shapes: C micro-steps of an update, B batch, S length, M targets per row.
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Optional
 
 import numpy as np
+from omegaconf import DictConfig
+from torch import Tensor
 
 from metaseq_lm import randomness
 from metaseq_lm.criterions import Batch
@@ -18,6 +22,9 @@ from metaseq_lm.data.corpus import Corpus, padding_of
 from metaseq_lm.data.masking import Masking, mask_tokens
 from metaseq_lm.data.streams import Shard, draw_below, noise_rows, tensors
 from metaseq_lm.data.token_labels import TokenLabels
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.means import Logs
 
 # x, lengths, positions of the targets, targets (-1 = none): the common format of a labelled row.
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -63,6 +70,7 @@ class Unlabelled:
         self.corpus = corpus
         self.how = how
         self.seed = seed
+        self.total = int(corpus.lengths.sum())
 
     def mask(self, texts: np.ndarray, keys: np.ndarray, width: int = 0) -> Rows:
         """Return masked rows of the texts with task token [CLS1], and their targets."""
@@ -72,8 +80,28 @@ class Unlabelled:
         return masked, lengths, positions, targets
 
     def draw(self, samples: np.ndarray) -> np.ndarray:
-        """Return the text of each sample number, uniform with replacement."""
-        return draw_below(randomness.key(self.seed, "unlabelled"), samples, len(self.corpus))
+        """Return the text of each sample number: that of a token drawn uniformly, with replacement.
+
+        So texts count by their length, as in the author's code, which draws a character.
+        """
+        root = randomness.key(self.seed, "unlabelled")
+        return self.text_at(draw_below(root, samples, self.total))
+
+    def text_at(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the text that holds each token of the stream; texts are disjoint and in order."""
+        return np.searchsorted(self.corpus.starts, tokens, side="right") - 1
+
+    def draw_other(self, samples: np.ndarray, query: bool) -> np.ndarray:
+        """Return another text for each sample; the query's differs from the support's beside it."""
+        root = randomness.key(self.seed, "texts", "support")
+        support = self.text_at(draw_below(root, samples, self.total))
+        if not query or len(self.corpus) == 1:
+            return support
+        # A token outside the support text: what comes behind it moves up by its length.
+        left = self.total - self.corpus.lengths[support]
+        other = draw_below(randomness.key(self.seed, "texts", "query"), samples, left)
+        behind = other >= self.corpus.starts[support]
+        return self.text_at(other + np.where(behind, self.corpus.lengths[support], 0))
 
     def __call__(self, samples: np.ndarray) -> Batch:
         """Return x ("original", with [CLS0]), its masked form and the targets of samples (C, B)."""
@@ -138,17 +166,19 @@ class Labelled:
         return common_format(samples.shape, merge(parts, len(flat)))
 
     def set_rows(self, task: int, samples: np.ndarray, query: bool) -> Rows:
-        """Return rows of one labelled set; every position is a target."""
-        data = self.sets[task]
-        tokens, lengths, label = data.rows(self.pick(samples, len(data), query, f"set {task}"))
+        """Return rows of one labelled set, of a long one a random window; every position is a target."""
+        data, name = self.sets[task], f"set {task}"
+        root = randomness.key(self.seed, name, "window", query)
+        chosen = self.pick(samples, len(data), query, name)
+        windows = data.drawn(chosen, randomness.row_keys(root, samples))
+        tokens, lengths, targets = data.rows(windows)
         at = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-        inside = at < lengths[:, None]
-        return tokens, lengths, np.where(inside, at, 0), np.where(inside, label[:, None], -1)
+        return tokens, lengths, np.where(targets >= 0, at, 0), targets
 
     def mlm_rows(self, samples: np.ndarray, query: bool) -> Rows:
         """Return freshly masked rows of other unlabelled texts."""
         assert self.mlm is not None
-        texts = self.pick(samples, len(self.mlm.corpus), query, "texts")
+        texts = self.mlm.draw_other(samples, query)
         keys = randomness.row_keys(randomness.key(self.seed, "labelled masks", query), samples)
         masked, lengths, positions, targets = self.mlm.mask(texts, keys)
         if self.mask_by == "y":
@@ -160,6 +190,27 @@ class Labelled:
         row, column = np.nonzero(targets >= 0)
         everywhere[row, positions[row, column]] = targets[row, column]
         return masked, lengths, np.where(inside, at, 0), everywhere
+
+
+def labelled_sets(
+    folder: Path, split: str, vocabulary: Vocabulary, options: DictConfig
+) -> list[TokenLabels]:
+    """Return a split of each labelled set of a task's `options`, set i with task token [CLS2+i].
+
+    MetaseqError if one has no labels, UsageError for options that do not fit.
+    """
+    names, tokens = list(options.labelled), list(options.class_tokens)
+    if tokens and len(tokens) != len(names):
+        raise UsageError(
+            f"task.class_tokens has {len(tokens)} entries for {len(names)} labelled sets"
+        )
+    sets = []
+    for i, name in enumerate(names):
+        about = (2 + i, options.tokens_per_sample, options.stride, tokens[i] if tokens else -1)
+        sets.append(TokenLabels(folder / name, split, vocabulary, *about))
+        if sets[-1].labels is None:
+            raise MetaseqError(f"{folder / name}: '{split}' has no labels to train on")
+    return sets
 
 
 def merge(parts: list[tuple[np.ndarray, Rows]], count: int) -> Rows:
@@ -212,3 +263,69 @@ def streams(
         "query": partial(labelled, True),
     }
     return {n: WindowStream(n, copies, batch_size, c) for n, c in collates.items()}
+
+
+def masked_rows(unlabelled: Unlabelled, samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+    """Return masked rows of the corpus in their own order, for validation."""
+    masked, lengths, positions, targets = unlabelled.mask(samples, keys, width)
+    return {
+        "tokens": masked,
+        "padding": padding_of(lengths, masked.shape[1]),
+        "positions": positions,
+        "targets": targets,
+        "sizes": {"targets": int((targets >= 0).sum()), "rows": len(samples)},
+    }
+
+
+# ------------------------------------------------------------------------ parts of an update
+
+
+def copies_of(batch: Batch, chosen: slice) -> Batch:
+    """Return some of the micro-steps of a batch (C, B, ...); "copies" still is the number of all."""
+    copies = len(batch["tokens"])
+    if chosen == slice(0, copies):
+        return batch
+    part = {
+        name: value[chosen] if isinstance(value, (Tensor, np.ndarray)) else value
+        for name, value in batch.items()
+    }
+    sizes = {name: size[chosen] for name, size in batch["sizes"].items()}
+    return part | {"sizes": sizes, "copies": copies}
+
+
+def micro_step_of(batch: Batch, number: int) -> Batch:
+    """Return one micro-step of a labelled batch, without the leading axis C."""
+    inputs = {
+        name: None if batch[name] is None else batch[name][number]
+        for name in ("tokens", "padding", "positions", "targets")
+    }
+    sizes = {name: size[number] for name, size in batch["sizes"].items()}
+    return inputs | {"sizes": sizes, "rows": batch["rows"][number]}
+
+
+def pseudo_batch(batch: Batch, tokens: Tensor, targets: Tensor, number: int, pad: int) -> Batch:
+    """Return the sampled pair of one micro-step as a labelled batch.
+
+    A sampled [PAD] inside the text becomes padding of the student's input, and no target.
+    """
+    padding = tokens == pad
+    targets = targets.masked_fill(padding, -1)
+    return {
+        "tokens": tokens,
+        "padding": padding,
+        "positions": None,
+        "targets": targets,
+        "sizes": {"targets": (targets >= 0).sum()},
+        "rows": batch["rows"][number],
+    }
+
+
+def leaf(tensor: Optional[Tensor]) -> Tensor:
+    """Return `tensor` cut from its graph, to be differentiated with respect to."""
+    assert tensor is not None
+    return tensor.detach().requires_grad_()
+
+
+def merged(total: Logs, more: Logs, share: float) -> Logs:
+    """Return total + share * more, name by name."""
+    return {name: total.get(name, 0.0) + share * value for name, value in more.items()}

@@ -11,43 +11,59 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import nn
 
+from metaseq_lm import distributed
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.data.labelled import LabelledSet
+from metaseq_lm.data.manifest import Manifest
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
-from metaseq_lm.data.token_labels import TokenLabels
+from metaseq_lm.data.token_labels import STRIDE, TokenLabels
 from metaseq_lm.data.tokenizer import load_tokenizer
 from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.engine import Engine
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.methods.meta_pseudo_label.answers import (
+    Found,
+    answer_metrics,
+    answer_rows,
+    class_metrics,
+    class_rows,
+    class_scores,
+    found_in,
+    record_file,
+)
 from metaseq_lm.registry import register_criterion, register_task
-from metaseq_lm.tasks import Passes, Task
+from metaseq_lm.tasks import Passes, Task, with_epochs
+from metaseq_lm.tasks.finetuning import ensemble_of, labelled_folder, leaderboard_files
 from metaseq_lm.tasks.masked_lm import build_transformer
 
-
-def class_scores(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the mean raw logit of each class token over a row, padding counted as 0; (B, K)."""
-    scores = logits[..., batch["class_tokens"]]
-    if batch["padding"] is not None:
-        scores = scores.masked_fill(batch["padding"].unsqueeze(-1), 0.0)
-    return scores.mean(-2)
+MINI = "mini"
+LARGEST_BATCH = 256  # rows of an evaluation batch
+LARGEST_LOGITS = 1 << 26  # numbers
 
 
 @register_criterion("token_labels")
 class TokenLabelCriterion(Criterion):
-    """Cross-entropy of the label token at every position, and the accuracy of the class it implies."""
+    """Cross-entropy of the label token at every position, and the accuracy of the class it implies.
+
+    Of sets whose answers are tokens the accuracy is that of the positions.
+    """
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
-        logits = model(batch["tokens"], batch["padding"])  # (B, S, V)
-        with torch.no_grad():
-            right = class_scores(logits, batch).argmax(-1) == batch["classes"]
-        return {
-            "labels": Term(cross_entropy(logits, batch["targets"]).sum(), "targets"),
-            "accuracy": Term(right.sum().to(logits.dtype), "rows", weight=0.0),
-        }
+        return self.terms(model(batch["tokens"], batch["padding"]), batch)  # (B, S, V)
+
+    def terms(self, logits: Any, batch: Batch) -> Terms:
+        """Return the terms of logits (B, S, V)."""
+        loss = Term(cross_entropy(logits, batch["targets"]).sum(), "targets")
+        if batch["token_level"]:
+            right = (logits.detach().argmax(-1) == batch["targets"]).sum()
+            return {"labels": loss, "accuracy": Term(right.to(logits.dtype), "targets", 0.0)}
+        right = (class_scores(logits.detach(), batch).argmax(-1) == batch["classes"]).sum()
+        return {"labels": loss, "accuracy": Term(right.to(logits.dtype), "rows", 0.0)}
 
 
 @dataclass
@@ -56,51 +72,93 @@ class TokenLabelsConfig:
 
     labelled: str = option("", "labelled set in DATA")
     task_token: int = option(2, "n of the task token [CLSn]; as in pre-training")
+    class_token: int = option(-1, "n of the token of class 1 (-1 = task_token); authors' CB: 4")
     batch_size: int = option(4, "rows of a batch")
-    tokens_per_sample: int = option(34, "longest row, with its special tokens")
-    valid_size: int = option(128, "rows of the validation split that are used (0 = all)")
+    epochs: float = option(0.0, "sets trainer.max_update from the training set (0 = it is given)")
+    tokens_per_sample: int = option(34, "longest row, with its special tokens; longer are windows")
+    stride: int = option(STRIDE, "tokens that windows of a long row share")
+    valid_size: int = option(
+        128,
+        "rows of the validation split that are used (0 = all); with trainer.valid_split=mini those are "
+        "the split 'mini', and 'valid' is whole",
+    )
     shuffle: bool = option(True, "new order every epoch; the authors' code did not shuffle")
 
 
 @register_task("token_labels", dataclass=TokenLabelsConfig)
 class TokenLabelsTask(Task):
-    """The student of a meta_pseudo_label run (or any model of its shape) on one labelled set."""
+    """The student of a meta_pseudo_label run (or any model of its shape) on one labelled set.
+
+    In training a long row is one window, drawn anew each time; elsewhere all of its windows.
+    """
+
+    criterion: TokenLabelCriterion
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
+        if not isinstance(self.criterion, TokenLabelCriterion):
+            raise UsageError(
+                f"task token_labels needs criterion=token_labels, not '{config.criterion._name}'"
+            )
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
+        self._splits: dict[str, TokenLabels] = {}
+
+    @classmethod
+    def prepare(cls, config: DictConfig) -> DictConfig:
+        options = config.task
+        if not options.epochs:
+            return config
+        examples = len(LabelledSet(labelled_folder(config), "train"))
+        return with_epochs(config, examples, options.batch_size, options.epochs)
 
     def labelled(self, split: str) -> TokenLabels:
-        options = self.options
-        return TokenLabels(
-            self.data / options.labelled,
-            split,
-            self.vocabulary,
-            options.task_token,
-            options.tokens_per_sample,
-        )
+        """Return the rows of a split, read once; "mini" is a part of "valid"."""
+        folder, options = labelled_folder(self.config), self.options
+        if split == MINI and MINI not in Manifest.load(folder).splits:
+            split = "valid"
+        if split not in self._splits:
+            about = (options.tokens_per_sample, options.stride, options.class_token)
+            self._splits[split] = TokenLabels(
+                folder, split, self.vocabulary, options.task_token, *about
+            )
+        return self._splits[split]
+
+    # ---------------------------------------------------------------- data and model
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         options, seed = self.options, self.config.seed
         data = self.labelled(split)
-        order: Order
-        if split != "train":
-            chosen = np.arange(len(data))
-            if split == self.config.trainer.valid_split and len(data) > options.valid_size > 0:
-                # The authors' draw of the small validation set: Python's generator, seed 42.
-                shuffled = list(range(len(data)))
-                random.Random(42).shuffle(shuffled)
-                chosen = np.array(shuffled[: options.valid_size])
-            order = Sequential(len(chosen), 256)
-        else:
-            chosen = np.arange(len(data))
+        if split == "train":
+            if data.labels is None:
+                raise MetaseqError(f"{data.data.folder}: '{split}' has no labels to train on")
             kind = Shuffled if options.shuffle else Cyclic
-            order = kind(len(data), options.batch_size, seed, "train")
+            order: Order = kind(len(data), options.batch_size, seed, "train")
+
+            def training(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+                return data.batch(data.drawn(samples, keys), keys, width)
+
+            return {split: Stream(split, order, training, seed, data.longest)}
+        windows = data.windows_of(self.chosen(split, len(data)))
+        # Rows of one length together: no time goes into padding.
+        windows = windows[np.argsort(data.lengths[windows], kind="stable")]
+        per_row = options.tokens_per_sample * len(self.vocabulary)
+        size = max(1, min(LARGEST_BATCH, LARGEST_LOGITS // per_row))
 
         def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
-            return data.batch(chosen[samples], keys, width)
+            return data.batch(windows[samples], keys, width)
 
-        return {split: Stream(split, order, collate, seed, data.lengths[chosen])}
+        once = Sequential(len(windows), size)
+        return {split: Stream(split, once, collate, seed, data.lengths[windows])}
+
+    def chosen(self, split: str, count: int) -> np.ndarray:
+        """Return the rows of a split that are used."""
+        most = self.options.valid_size
+        if split != self.config.trainer.valid_split and split != MINI or not count > most > 0:
+            return np.arange(count)
+        # The authors' draw of the small validation set: Python's generator, seed 42.
+        shuffled = list(range(count))
+        random.Random(42).shuffle(shuffled)
+        return np.array(shuffled[:most])
 
     def build_model(self) -> nn.Module:
         return build_transformer(self.config, self.vocabulary)
@@ -110,30 +168,69 @@ class TokenLabelsTask(Task):
         student = {n[len("student.") :]: w for n, w in weights.items() if n.startswith("student.")}
         return student or weights
 
+    # ---------------------------------------------------------------- scores
+
+    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+        """Return the metrics of the set, the main one first, then the loss; none without labels."""
+        ((split, batches),) = passes.items()
+        data = self.labelled(split)
+        if data.labels is None:
+            return {}
+        mine: list[Found] = []
+
+        def loss(batch: Batch) -> Terms:
+            logits = model(batch["tokens"], batch["padding"])
+            mine.extend(found_in(logits, batch))
+            return self.criterion.terms(logits, batch)
+
+        everything = (micro for batch in batches for micro in batch)
+        logs = engine.evaluate(loss, everything, draw="validate")
+        every = [one for part in distributed.gather_objects(mine) for one in part]
+        if data.token_level:
+            metrics = answer_metrics(data.data, every, load_tokenizer(self.data))
+        else:
+            metrics = class_metrics(data.data, every)
+        return metrics | {name: value for name, value in logs.items() if name not in metrics}
+
     def predict(
         self, engine: Engine, model: nn.Module, split: str, passes: Passes
     ) -> Sequence[dict[str, Any]]:
-        """Return text, gold and predicted label and class scores of each row."""
-        data, labels = self.labelled(split).data, self.labelled(split).labels
-        tokenizer = load_tokenizer(self.data)
-        rows = []
-        for stream in passes.values():
-            for batch in (micro for batches in stream for micro in batches):
-                (scores,) = engine.map(
-                    lambda b: class_scores(model(b["tokens"], b["padding"]), b), [batch]
-                )
-                for sample, row in zip(batch["samples"].tolist(), scores.tolist()):
-                    text = [tokenizer.decode(column[sample].tolist()) for column in data.inputs]
-                    rows.append(
-                        {
-                            "index": sample,
-                            "text": text,
-                            "gold": data.label_names[int(labels[sample])],
-                            "predicted": data.label_names[int(np.argmax(row))],
-                            "scores": row,
-                        }
-                    )
+        """Return text, gold and predicted label and class scores of each row, or its answer."""
+        mine: list[Found] = []
+        for micro in (micro for batches in passes[split] for micro in batches):
+            (found,) = engine.map(lambda b: found_in(model(b["tokens"], b["padding"]), b), [micro])
+            mine += found
+        # The windows of a row may lie on several replicas.
+        every = [one for part in distributed.gather_objects(mine) for one in part]
+        if distributed.rank():
+            return []
+        data, tokenizer = self.labelled(split).data, load_tokenizer(self.data)
+        rows = (
+            answer_rows(data, every, tokenizer)
+            if self.labelled(split).token_level
+            else class_rows(data, every)
+        )
+        for row in rows:
+            row["text"] = [
+                tokenizer.decode(column[row["index"]].tolist()) for column in data.inputs
+            ]
         return rows
+
+    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+        """Return the file that the benchmark's leaderboard wants for a test split."""
+        data = self.labelled(split)
+        if data.token_level:
+            return record_file(data.data, split, rows)
+        return leaderboard_files(data.data, split, rows)
+
+    def ensemble(
+        self, split: str, members: Sequence[Sequence[dict]]
+    ) -> tuple[Logs, Sequence[dict]]:
+        """Return metrics and predictions of the mean of the runs' class scores."""
+        data = self.labelled(split)
+        if data.token_level:
+            raise UsageError(f"{data.data.folder}: answers that are texts have no mean")
+        return ensemble_of(data.data, members)
 
 
 class Cyclic:

@@ -3,9 +3,8 @@
 An update is C = batches_per_update micro-steps of B = batch_size samples each.
 * masked_lm: one student step on the mean of the C micro-steps' losses.
 * hard: the student takes C real steps, one per micro-step; the teacher one.
-* soft: the C micro-steps are C virtual students, computed side by side as one model with a leading
-axis
-  of copies (they all start from the same weights); student and teacher take one real step each.
+* soft: the C micro-steps are C virtual students, side by side as one model with a leading axis of
+  copies (they all start from the same weights); student and teacher take one real step each.
 """
 
 from __future__ import annotations
@@ -23,23 +22,38 @@ from metaseq_lm import vectors
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.masked_lm import MaskedLM
-from metaseq_lm.data.corpus import Corpus, padding_of
+from metaseq_lm.data.corpus import Corpus
 from metaseq_lm.data.masking import Masking
 from metaseq_lm.data.streams import Sequential, Stream
-from metaseq_lm.data.token_labels import TokenLabels
+from metaseq_lm.data.token_labels import STRIDE
+from metaseq_lm.data.tokenizer import load_tokenizer
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
 from metaseq_lm.methods.meta_pseudo_label.criterion import HardConfig, HardLabels, SoftLabels
-from metaseq_lm.methods.meta_pseudo_label.episodes import MLM, Labelled, Unlabelled, streams
+from metaseq_lm.methods.meta_pseudo_label.episodes import (
+    MLM,
+    Labelled,
+    Unlabelled,
+    copies_of,
+    labelled_sets,
+    leaf,
+    masked_rows,
+    merged,
+    micro_step_of,
+    pseudo_batch,
+    streams,
+)
 from metaseq_lm.methods.meta_pseudo_label.model import build_pair, student_of, teacher_of
+from metaseq_lm.methods.meta_pseudo_label.pairs import pair_of, texts_of, written
 from metaseq_lm.models.virtual import VirtualModel
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.optim.virtual import Moments, adamw, moments_of, sgd
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Batches, Passes, Task
 from metaseq_lm.tasks.masked_lm import first
+from metaseq_lm.vectors import Vector
 
 
 @dataclass
@@ -50,19 +64,31 @@ class MetaPseudoLabelConfig:
         default_factory=list,
         metadata={"help": "labelled sets in DATA; set i has task token [CLS2+i]"},
     )
+    class_tokens: list[int] = field(
+        default_factory=list,
+        metadata={
+            "help": "n of the token [CLSn] of class 1, per set (default: the set's own; the authors' code "
+            "gives CB the 4 of COPA)"
+        },
+    )
     include_mlm_task: Optional[bool] = option(
         None, "masked text as one more labelled task (null = with soft labels only, as the paper)"
     )
     batch_size: int = option(4, "samples of a micro-step")
     batches_per_update: int = option(4, "micro-steps of an update")
+    copies_at_once: int = option(
+        0, "soft labels: micro-steps computed side by side (0 = all; 1 takes least memory)"
+    )
     samples_per_task: int = option(4, "successive samples that share a labelled task")
     tokens_per_sample: int = option(34, "longest row, with its special tokens")
+    stride: int = option(STRIDE, "tokens that windows of a long labelled row share")
     sample_break_mode: str = option("eos", "eos: a line is a row; none: windows of the stream")
     mask_prob: float = option(0.15, "share of the tokens that are targets")
     random_token_prob: float = option(0.1, "share of those that become a random token")
     leave_unmasked_prob: float = option(0.1, "share of those that stay")
     mlm_label_mask: str = option("y", "y: loss at masked positions; x: everywhere (authors' code)")
     valid_size: int = option(128, "rows of the validation split that are used (0 = all)")
+    pairs: int = option(3, "texts whose pairs are logged after each validation (0 = none)")
     reward_interval: int = option(1000, "samples between logged rewards of masked_lm (0 = never)")
 
 
@@ -122,16 +148,13 @@ class MetaPseudoLabelTask(Task):
             order = Sequential(count, options.batch_size * options.batches_per_update)
             rows, lengths = partial(masked_rows, unlabelled), unlabelled.corpus.row_lengths
             return {split: Stream(split, order, rows, seed, lengths)}
-        sets = [
-            TokenLabels(self.data / name, split, self.vocabulary, 2 + i, options.tokens_per_sample)
-            for i, name in enumerate(options.labelled)
-        ]
         wanted = options.include_mlm_task
         mlm = (
             unlabelled
             if (isinstance(self.criterion, SoftLabels) if wanted is None else wanted)
             else None
         )
+        sets = labelled_sets(self.data, split, self.vocabulary, options)
         labelled = Labelled(sets, mlm, options.samples_per_task, seed, options.mlm_label_mask)
         return streams(unlabelled, labelled, options.batches_per_update, options.batch_size)
 
@@ -156,6 +179,16 @@ class MetaPseudoLabelTask(Task):
     def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
         """Return masked-LM loss and accuracy of the student."""
         return super().validate(engine, student_of(model), passes)
+
+    def samples(self, engine: Engine, model: nn.Module) -> list[str]:
+        """Return some validation texts with the pair that the teacher makes of each."""
+        if isinstance(self.criterion, MaskedLM) or not self.options.pairs:
+            return []
+        texts = texts_of(self.corpus(self.config.trainer.valid_split), self.options.pairs)
+        (batch,) = engine.to_device([texts])
+        make = partial(pair_of, self.criterion, teacher_of(model))
+        (pair,) = engine.map(make, [batch], draw="pairs")
+        return written(batch, pair, load_tokenizer(self.data))
 
     # ---------------------------------------------------------------- updates
 
@@ -257,16 +290,47 @@ class MetaPseudoLabelTask(Task):
         return {"reward": reward, "unscaled_reward": product, "query": logs["query"]}
 
     def update_soft(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Two virtual student steps per micro-step, the query loss, and back through both steps."""
+        """Unroll every micro-step, some side by side; one real step of teacher and of student."""
+        parameters, copies = engine.parameters("teacher"), self.options.batches_per_update
+        student = VirtualModel(student_of(model))
+        at_once = self.options.copies_at_once or copies
+        meta: Vector = [None] * len(parameters)
+        total: Any = 0.0
+        logs: Logs = {}
+        for low in range(0, copies, at_once):
+            chosen = slice(low, min(low + at_once, copies))
+            part = {
+                name: [[copies_of(batch, chosen) for batch in stream[0]]]
+                for name, stream in batches.items()
+            }
+            towards, grad0, found = self.unroll(engine, model, student, part)
+            meta, total = vectors.add(meta, towards), total + grad0.sum(0)
+            logs = merged(logs, found, (chosen.stop - chosen.start) / copies)
+        own, more = engine.gradients(
+            lambda batch: losses.auxiliary(teacher_of(model), batch, self.mlm_token),
+            batches["unlabelled"][0],
+            parameters,
+            draw=4,
+        )
+        engine.step("teacher", vectors.add(own, meta))
+        engine.step("student", student.split(total))
+        return logs | more
+
+    def unroll(
+        self, engine: Engine, model: nn.Module, student: VirtualModel, batches: Batches
+    ) -> tuple[Vector, Tensor, Logs]:
+        """Two virtual student steps per micro-step, the query loss, and back through both steps.
+
+        Returns the meta gradient of the teacher, the pseudo gradients (C, P) of the student, the logs.
+        Passes have numbered draws, so that a micro-step's noise does not follow from its company.
+        """
         criterion, teacher = self.criterion, teacher_of(model)
         assert isinstance(criterion, SoftLabels)
-        student = VirtualModel(student_of(model))
         (unlabelled,), (support,), (query,) = (
             batches[n] for n in ("unlabelled", "support", "query")
         )
-        copies = self.options.batches_per_update
         start = student.vector()  # (P,)
-        theta0 = leaf(start.expand(copies, -1).clone())  # (C, P)
+        theta0 = leaf(start.expand(len(unlabelled[0]["tokens"]), -1).clone())  # (C, P)
         replay = bool(criterion.difference_step)
 
         # Forward: theta0 --teacher's pairs--> theta1 --support--> theta2 --query--> loss.
@@ -274,6 +338,7 @@ class MetaPseudoLabelTask(Task):
             lambda batch: criterion.distil(partial(student, theta0), teacher, batch),
             unlabelled,
             [theta0],
+            draw=1,
             replay=replay,
         )
         grad0 = leaf(pseudo.value[0])
@@ -284,6 +349,7 @@ class MetaPseudoLabelTask(Task):
                 lambda batch: losses.labelled(partial(student, at1), batch),
                 support,
                 [at1],
+                draw=2,
                 replay=replay,
             )
             grad1 = leaf(tuned.value[0])
@@ -291,11 +357,12 @@ class MetaPseudoLabelTask(Task):
         else:
             tuned, grad1, theta2 = None, None, theta1
         at2 = leaf(theta2)
-        weight = criterion.meta_weight / copies
+        weight = criterion.meta_weight / self.options.batches_per_update
         (towards,), logs = engine.gradients(
             lambda batch: losses.labelled(partial(student, at2), batch, weight),
             query,
             [at2],
+            draw=3,
             full_precision=True,
         )
 
@@ -310,14 +377,10 @@ class MetaPseudoLabelTask(Task):
             )
             (bent,) = engine.hypergradients(tuned, [through], [at1], criterion.difference_step)
             vector = direct + torch.autograd.grad(theta1, grad0, bent)[0]
-        parameters = engine.parameters("teacher")
-        meta = engine.hypergradients(pseudo, [vector], parameters, criterion.difference_step)
-        own, more = engine.gradients(
-            lambda batch: losses.auxiliary(teacher, batch, self.mlm_token), unlabelled, parameters
+        meta = engine.hypergradients(
+            pseudo, [vector], engine.parameters("teacher"), criterion.difference_step
         )
-        engine.step("teacher", vectors.add(own, meta))
-        engine.step("student", student.split(grad0.detach().sum(0)))
-        return {"pseudo": pseudo.logs["pseudo"], "query": logs["query"]} | more
+        return meta, grad0.detach(), {"pseudo": pseudo.logs["pseudo"], "query": logs["query"]}
 
     def pretrain_step(
         self, engine: Engine, theta: Tensor, grad: Tensor
@@ -335,53 +398,3 @@ class MetaPseudoLabelTask(Task):
             return sgd(theta, grad, self.criterion.inner_lr)
         assert moments is not None
         return adamw(theta, grad, moments)[0]
-
-
-def leaf(tensor: Optional[Tensor]) -> Tensor:
-    """Return `tensor` cut from its graph, to be differentiated with respect to."""
-    assert tensor is not None
-    return tensor.detach().requires_grad_()
-
-
-def masked_rows(unlabelled: Unlabelled, samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
-    """Return masked rows of the corpus in their own order, for validation."""
-    masked, lengths, positions, targets = unlabelled.mask(samples, keys, width)
-    return {
-        "tokens": masked,
-        "padding": padding_of(lengths, masked.shape[1]),
-        "positions": positions,
-        "targets": targets,
-        "sizes": {"targets": int((targets >= 0).sum()), "rows": len(samples)},
-    }
-
-
-def micro_step_of(batch: Batch, number: int) -> Batch:
-    """Return one micro-step of a labelled batch, without the leading axis C."""
-    inputs = {
-        name: None if batch[name] is None else batch[name][number]
-        for name in ("tokens", "padding", "positions", "targets")
-    }
-    sizes = {name: size[number] for name, size in batch["sizes"].items()}
-    return inputs | {"sizes": sizes, "rows": batch["rows"][number]}
-
-
-def pseudo_batch(batch: Batch, tokens: Tensor, targets: Tensor, number: int, pad: int) -> Batch:
-    """Return the sampled pair of one micro-step as a labelled batch.
-
-    A sampled [PAD] inside the text becomes padding of the student's input, and no target.
-    """
-    padding = tokens == pad
-    targets = targets.masked_fill(padding, -1)
-    return {
-        "tokens": tokens,
-        "padding": padding,
-        "positions": None,
-        "targets": targets,
-        "sizes": {"targets": (targets >= 0).sum()},
-        "rows": batch["rows"][number],
-    }
-
-
-def merged(total: Logs, more: Logs, share: float) -> Logs:
-    """Return total + share * more, name by name."""
-    return {name: total.get(name, 0.0) + share * value for name, value in more.items()}

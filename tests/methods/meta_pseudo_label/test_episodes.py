@@ -92,6 +92,34 @@ def test_random_tokens(even: Path) -> None:
     assert (masking.rate, masking.random, masking.keep, masking.mask) == (0.15, 0.1, 0.1, 1)
 
 
+def test_texts_count_by_their_length(ragged: Path) -> None:
+    """A token is drawn, and the text that holds it taken; the query's token is in another text."""
+    unlabelled, _ = parts_of(Bench(ragged, "soft"))
+    lengths = unlabelled.corpus.lengths
+    assert lengths.min() < lengths.max()
+    samples = np.arange(60_000)
+    for draw in (unlabelled.draw, lambda s: unlabelled.draw_other(s, False)):
+        counts = np.bincount(draw(samples), minlength=len(lengths))
+        assert stats.chisquare(counts, 60_000 * lengths / lengths.sum()).pvalue > 1e-3
+    support, query = (unlabelled.draw_other(samples, asked) for asked in (False, True))
+    assert (support != query).all()
+    # Given the support text, another one has its length's share of what is left.
+    share = lengths / lengths.sum()
+    wanted = sum(
+        p * np.where(np.arange(len(share)) == i, 0, share / (1 - p)) for i, p in enumerate(share)
+    )
+    counts = np.bincount(query, minlength=len(lengths))
+    assert stats.chisquare(counts, 60_000 * wanted).pvalue > 1e-3
+
+
+def test_a_token_belongs_to_its_text(ragged: Path) -> None:
+    unlabelled, _ = parts_of(Bench(ragged, "mlm"))
+    corpus = unlabelled.corpus
+    owner = np.repeat(np.arange(len(corpus)), corpus.lengths)
+    assert np.array_equal(unlabelled.text_at(np.arange(len(owner))), owner)
+    assert unlabelled.total == len(owner) == len(corpus.data.tokens)
+
+
 def test_unlabelled_texts_are_uniform(even: Path) -> None:
     unlabelled, _ = parts_of(Bench(even, "mlm"))
     texts = unlabelled.draw(np.arange(60_000))

@@ -10,7 +10,7 @@ from meta_pseudo_bench import Bench
 
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.token_labels import TokenLabels
-from metaseq_lm.methods.meta_pseudo_label.finetune import class_scores
+from metaseq_lm.methods.meta_pseudo_label.answers import class_scores
 
 FULL = Shard(0, 1, 0)
 
@@ -87,17 +87,19 @@ def test_format_of_pairs(ragged: Path) -> None:
 
 
 def test_class_scores(ragged: Path) -> None:
-    """Raw logits of the class tokens, 0 at padding, mean over the full padded length."""
+    """Raw logits of the class tokens, 0 at padding, mean over the longest window of the sample."""
     logits = torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(1))
     padding = torch.tensor([[False] * 4, [False, False, True, True]])
     batch = {"class_tokens": torch.tensor([2, 5]), "padding": padding}
+    batch["longest"] = torch.tensor([4, 3])
     found = class_scores(logits, batch)
-    for row, length in enumerate((4, 2)):
+    for row, (length, longest) in enumerate(((4, 4), (2, 3))):
         for k, token in enumerate((2, 5)):
-            wanted = sum(logits[row, at, token].item() for at in range(length)) / 4
+            wanted = sum(logits[row, at, token].item() for at in range(length)) / longest
             assert found[row, k].item() == pytest.approx(wanted, abs=1e-6)
-    whole = class_scores(logits[:1], batch | {"padding": None})
-    assert torch.equal(whole, class_scores(logits[:1], batch | {"padding": padding[:1]}))
+    first = batch | {"longest": batch["longest"][:1]}
+    whole = class_scores(logits[:1], first | {"padding": None})
+    assert torch.equal(whole, class_scores(logits[:1], first | {"padding": padding[:1]}))
 
 
 def test_gradient_and_accuracy(ragged: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from metaseq_lm import randomness
 from metaseq_lm.methods.meta_pseudo_label.criterion import draw
-from metaseq_lm.methods.meta_pseudo_label.task import pseudo_batch
+from metaseq_lm.methods.meta_pseudo_label.episodes import pseudo_batch
 
 LOGITS = torch.tensor([0.3, -1.0, 2.0, 0.0, -4.0, 1.1, 0.7])
 

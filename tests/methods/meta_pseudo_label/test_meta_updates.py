@@ -179,3 +179,18 @@ def test_masked_lm_student_gradient(even: Path) -> None:
         chosen = logits[rows, at[rows, columns]].log_softmax(-1)
         total = total - chosen[torch.arange(len(rows)), targets[rows, columns]].mean() / 3
     assert relative(found, list(torch.autograd.grad(total, list(student.parameters())))) < 1e-12
+
+
+@pytest.mark.parametrize("more", [[], ["criterion.inner_steps=0"]])
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_copies_at_once_change_nothing(ragged: Path, at_once: int, more: list[str]) -> None:
+    """Side by side or in turn, with dropout on: the same gradients and logs."""
+    found = []
+    for option in (0, at_once):
+        bench = Bench(ragged, "soft", "model.dropout=0.1", f"task.copies_at_once={option}", *more)
+        logs = bench.update(3)
+        found.append((flat(bench.gradient("teacher")), flat(bench.gradient("student")), logs))
+    for one, other in zip(found[0][:2], found[1][:2]):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+    for name, value in found[0][2].items():
+        assert float(found[1][2][name]) == pytest.approx(float(value), rel=1e-9), name

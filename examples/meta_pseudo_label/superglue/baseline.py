@@ -1,0 +1,61 @@
+"""Print the scores of the most frequent class on the validation split of each task, as JSON lines.
+
+  python baseline.py DATA
+
+Of ReCoRD the answer is the entity that the passage mentions most often, the first of equals. The
+last line is the mean of the scores.
+"""
+
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm.data.benchmarks.as_text import AS_TEXT
+from metaseq_lm.data.labelled import LabelledSet
+from metaseq_lm.data.tokenizer import load_tokenizer
+from metaseq_lm.evaluation.benchmarks import answer_scores
+from metaseq_lm.tasks.finetuning import labelled_metrics
+
+ENTITY = re.compile(r"\*([^*]+)\*")
+
+
+def most_frequent_class(folder: Path) -> dict[str, float]:
+    """Return the metrics of the class that is most frequent in training, the main one first."""
+    labels, valid = LabelledSet(folder, "train").labels, LabelledSet(folder, "valid")
+    counts = np.bincount(labels, minlength=len(valid.label_names))
+    scores = np.tile(counts == counts.max(), (len(valid), 1)).astype(float)
+    return labelled_metrics(valid, np.arange(len(valid)), scores)
+
+
+def most_frequent_entity(data: Path) -> dict[str, float]:
+    """Return F1 and EM of the most frequent entity, their mean first."""
+    valid, tokenizer = LabelledSet(data / "ReCoRD", "valid"), load_tokenizer(data)
+    answers = []
+    for row in range(len(valid)):
+        found = Counter(ENTITY.findall(tokenizer.decode(valid.inputs[1][row].tolist())))
+        answers.append(found.most_common(1)[0][0] if found else "")
+    found = answer_scores(answers, valid.rows)
+    return {"score": found["mean"], **found}
+
+
+def main(data: Path) -> None:
+    """Print a line for each task that DATA has."""
+    means = []
+    for name in (task.split("/")[1] for task in AS_TEXT):
+        if not (data / name).is_dir():
+            continue
+        ours = name == "ReCoRD"
+        found = most_frequent_entity(data) if ours else most_frequent_class(data / name)
+        means.append(found["score"])
+        print(json.dumps({"task": name, **found}))
+    print(json.dumps({"task": "mean", "score": float(np.mean(means)), "tasks": len(means)}))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]))

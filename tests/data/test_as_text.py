@@ -1,0 +1,327 @@
+"""SuperGLUE as plain texts: the forms of Shen 2021, on made rows and on the real files."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaseq_lm.cli import main
+from metaseq_lm.data.benchmarks.as_text import AS_TEXT, marked
+from metaseq_lm.data.labelled import LabelledSet
+from metaseq_lm.data.manifest import Manifest
+from metaseq_lm.data.token_labels import TokenLabels
+from metaseq_lm.data.tokenizer import load_tokenizer
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.errors import MetaseqError
+
+HERE = os.environ.get("METASEQ_LM_DATA", "")
+ANN = [{"start": 0, "end": 2}, {"start": 8, "end": 10}, {"start": 8, "end": 10}]
+ROWS = {
+    "BoolQ": {"idx": 3, "question": "is it", "passage": "a - b", "label": True},
+    "CB": {"idx": 3, "premise": "a", "hypothesis": "b", "label": "neutral"},
+    "COPA": {
+        **{"idx": 3, "premise": "It fell.", "question": "effect", "choice1": "a", "choice2": "b"},
+        "label": 1,
+    },
+    "MultiRC": {
+        "idx": 3,
+        "passage": {
+            "text": "p",
+            "questions": [
+                {"idx": 9, "question": "q?", "answers": [{"text": "yes", "idx": 4, "label": 1}]}
+            ],
+        },
+    },
+    "ReCoRD": {
+        "idx": 3,
+        "passage": {"text": "Ann met Bob.", "entities": ANN},
+        "qas": [
+            {
+                "query": "@placeholder met Bob",
+                "idx": 7,
+                "answers": [{"start": 0, "end": 2, "text": "Ann"}],
+            }
+        ],
+    },
+    "RTE": {"idx": 3, "premise": "a", "hypothesis": "b", "label": "entailment"},
+    "WiC": {
+        **{"idx": 3, "word": "run", "sentence1": "I ran.", "sentence2": "He runs it"},
+        **{"start1": 2, "end1": 5, "start2": 3, "end2": 7, "label": False},
+    },
+    "WSC": {
+        **{"idx": 3, "text": "Ann's dog barked; she fed it.", "label": True},
+        "target": {"span1_text": "Ann", "span1_index": 0, "span2_text": "she", "span2_index": 3},
+    },
+}
+TEXTS = {
+    "BoolQ": ["is it", "a - b"],
+    "CB": ["b", "a"],
+    "COPA": ["It fell. effect", "0: a 1: b"],
+    "MultiRC": ["Question: q? Answer: yes", "p"],
+    "ReCoRD": ["@placeholder met Bob", "*Ann* met *Bob*."],
+    "RTE": ["b", "a"],
+    "WiC": ["I *ran*.", "He *runs* it"],
+    "WSC": ["Ann = she", "*Ann*'s dog barked; *she* fed it."],
+}
+# The place of the label among the classes, of which [SEP], [CLSn], [MASK] are the tokens.
+LABELS = dict(BoolQ=1, CB=2, COPA=1, MultiRC=1, ReCoRD=1, RTE=1, WiC=0, WSC=1)
+FACTS = {
+    "MultiRC": {"idx": 4, "passage": 3, "question": 9},
+    "ReCoRD": {"idx": 7, "passage": 3, "answers": ["Ann"]},
+}
+NUMBER = {task: 2 + n for n, task in enumerate(ROWS)}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A folder that holds a character tokenizer."""
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "train.txt").write_text("".join(map(chr, range(32, 127))) + "\n")
+    arguments = ["preprocess", "--trainpref", f"{folder}/train.txt", "--destdir", f"{folder}/data"]
+    assert main([*arguments, "--tokenizer", "char"]) == 0
+    return folder / "data"
+
+
+def make(corpus, source, task, files, *options):
+    """Write files and preprocess them as text; return (exit code, folder)."""
+    for name, objects in files.items():
+        text = "".join(json.dumps(fields) + "\n" for fields in objects)
+        (source / name).write_text(text)
+    name = f"{task}-{source.name}".replace("_", "-")
+    command = ["preprocess", "--benchmark", f"superglue/{task}", "--as-text", "--labelled", name]
+    command += ["--source", str(source), "--destdir", str(corpus), *options]
+    return main(command), corpus / name
+
+
+def texts(data, corpus, row=0):
+    tokenizer = load_tokenizer(corpus)
+    return [tokenizer.decode(column[row]) for column in data.inputs]
+
+
+@pytest.mark.parametrize("task", ROWS)
+def test_form(corpus, tmp_path, task):
+    code, folder = make(corpus, tmp_path, task, {"train.jsonl": [ROWS[task]]})
+    assert code == 0
+    data = LabelledSet(folder, "train")
+    assert texts(data, corpus) == TEXTS[task]
+    assert data.labels.tolist() == [LABELS[task]]
+    assert data.rows == [FACTS.get(task, {"idx": 3})]
+    assert data.benchmark == f"superglue/{task}"
+    assert Manifest.load(folder).details["as_text"] is True
+    assert main(["doctor", str(folder)]) == 0
+
+
+@pytest.mark.parametrize("task", ROWS)
+def test_label_tokens(corpus, tmp_path, task):
+    """The label token at every position; in ReCoRD the answer's own tokens, else [SEP]."""
+    _, folder = make(corpus, tmp_path, task, {"train.jsonl": [ROWS[task]]})
+    vocabulary = Vocabulary.load(corpus / "dict.txt")
+    data = TokenLabels(folder, "train", vocabulary, NUMBER[task], 64)
+    tokens, lengths, targets = data.rows(np.arange(1), 70)
+    symbols = [vocabulary.symbols[i] for i in tokens[0]]
+    first, second = (list(text) for text in TEXTS[task])
+    row = [f"[CLS{NUMBER[task]}]", *first, "[SEP]", *second, "[SEP]"]
+    assert [s.replace("▁", " ") for s in symbols] == row + ["[PAD]"] * (70 - len(row))
+    assert lengths.tolist() == [len(row)]
+    token = {0: "[SEP]", 1: f"[CLS{NUMBER[task]}]", 2: "[MASK]"}[LABELS[task]]
+    wanted = [token] * len(row)
+    if task == "ReCoRD":
+        wanted = ["[SEP]"] * len(row)
+        at = len(first) + 3
+        wanted[at : at + 3] = ["A", "n", "n"]
+    ids = targets[0][: len(row)]
+    assert [vocabulary.symbols[i] for i in ids] == wanted
+    assert (targets[0][len(row) :] == -1).all()
+
+
+def test_the_author_gives_cb_the_token_of_copa(corpus, tmp_path):
+    row = {**ROWS["CB"], "label": "entailment"}
+    _, folder = make(corpus, tmp_path, "CB", {"train.jsonl": [row]})
+    vocabulary = Vocabulary.load(corpus / "dict.txt")
+    for class_token, wanted in ((-1, "[CLS3]"), (4, "[CLS4]")):
+        data = TokenLabels(folder, "train", vocabulary, 3, 64, class_token=class_token)
+        tokens, _, targets = data.rows(np.arange(1))
+        assert vocabulary.symbols[tokens[0, 0]] == "[CLS3]"
+        assert {vocabulary.symbols[i] for i in targets[0]} == {wanted}
+        names = [vocabulary.symbols[i] for i in data.class_tokens]
+        assert names == ["[SEP]", wanted, "[MASK]"]
+
+
+def test_the_test_split_has_no_labels(corpus, tmp_path):
+    bare = json.loads(json.dumps(ROWS["ReCoRD"]))
+    del bare["qas"][0]["answers"]
+    _, folder = make(corpus, tmp_path, "ReCoRD", {"test.jsonl": [bare]})
+    data = TokenLabels(folder, "test", Vocabulary.load(corpus / "dict.txt"), 6, 64)
+    assert data.labels is None and data.data.rows == [{"idx": 7, "passage": 3}]
+    assert (data.rows(np.arange(1))[2] == -1).all()
+
+
+@given(
+    st.text("ab ", min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(0, 11), st.integers(1, 12)), max_size=4),
+)
+def test_marks(text, pairs):
+    """Without its asterisks the text is as before, and each character is where `moved` says."""
+    spans = [(i, min(i + j, len(text))) for i, j in pairs if i < len(text)]
+    shown, moved = marked(text, spans)
+    assert shown.replace("*", "") == text
+    assert shown.count("*") == 2 * len(set(spans))
+    for place, character in enumerate(text):
+        assert shown[moved(place)] == character
+    for start, end in spans:
+        assert shown[moved(start) - 1] == "*" == shown[moved(end - 1) + 1]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--benchmark", "superglue/AX-b"], "superglue/AX-b has no such form"),
+        (["--benchmark", "glue/RTE"], "glue/RTE has no such form"),
+        (["--benchmark", "superglue/WIC"], "no benchmark 'superglue/WIC'. Did you mean"),
+        (["--labelled", "x", "--trainpref", "y"], "--as-text only applies to benchmarks"),
+    ],
+)
+def test_wrong_options(corpus, tmp_path, capsys, options, message):
+    command = ["preprocess", *options, "--as-text", "--destdir", str(corpus)]
+    assert main([*command, *(["--source", str(tmp_path)] if len(options) == 2 else [])]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"passage": {"text": "Ann", "entities": ANN}}, "passage.entities[1] from 8 to 10"),
+        (
+            {"qas": [{"query": "@placeholder", "idx": 1, "answers": [{"start": 9, "end": 99}]}]},
+            "qas[0].answers[0]",
+        ),
+        ({"qas": [{"query": "no", "idx": 1}]}, "has no @placeholder"),
+        ({"qas": [{"query": "@placeholder", "idx": 1}]}, "no field 'label'"),
+    ],
+)
+def test_wrong_rows(corpus, tmp_path, capsys, change, message):
+    code, folder = make(corpus, tmp_path, "ReCoRD", {"train.jsonl": [{**ROWS["ReCoRD"], **change}]})
+    captured = capsys.readouterr()
+    assert code == 1 and message in captured.err and "train.jsonl:1" in captured.err
+    assert not folder.exists()
+
+
+def test_damaged_places(corpus, tmp_path):
+    """A place outside its text, and a file of another set, are found when the set is opened."""
+    _, folder = make(corpus, tmp_path, "ReCoRD", {"train.jsonl": [ROWS["ReCoRD"]]})
+    assert LabelledSet(folder, "train").places.tolist() == [[0, 1, 1, 4]]
+    places = folder / "train.spans.bin"
+    for values in ([1, 1, 99], [2, 1, 4], [1, 4, 4]):
+        places.write_bytes(np.array(values, "<i4").tobytes())
+        with pytest.raises(MetaseqError, match="row 1 has a span outside its text"):
+            LabelledSet(folder, "train")
+
+
+# ------------------------------------------------------------------------ the real files
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """A folder with a byte-level tokenizer, which loses no character."""
+    folder = tmp_path_factory.mktemp("words")
+    (folder / "train.txt").write_text("the cat sat on the mat\n")
+    arguments = ["preprocess", "--trainpref", f"{folder}/train.txt", "--destdir", f"{folder}/data"]
+    assert main([*arguments, "--vocab-size", "300"]) == 0
+    return folder / "data"
+
+
+def real(words, task):
+    """Preprocess a real set, once; return (its folder, the objects of its validation file)."""
+    source = Path(HERE) / f"superglue-{task}{'-part' * (task == 'ReCoRD')}"
+    if not HERE or not source.is_dir():
+        pytest.skip(f"no {source.name} in METASEQ_LM_DATA ({HERE or 'not set'})")
+    valid = source / ("dev32.jsonl" if task == "ReCoRD" else "val.jsonl")
+    if not valid.is_file():
+        pytest.skip(f"{valid} is not unpacked")
+    if not (words / task).exists():
+        command = ["preprocess", "--benchmark", f"superglue/{task}", "--as-text"]
+        assert main([*command, "--validpref", str(valid), "--destdir", str(words)]) == 0
+    return words / task, [json.loads(line) for line in valid.read_text("utf-8").splitlines()]
+
+
+def naive(task, fields):
+    """Yield (first text, second text, label) of an object, written out once more."""
+    if task == "MultiRC":
+        for question in fields["passage"]["questions"]:
+            for answer in question["answers"]:
+                asked = f"Question: {question['question']} Answer: {answer['text']}"
+                yield asked, fields["passage"]["text"], str(answer["label"])
+        return
+    if task == "BoolQ":
+        first, second = fields["question"], fields["passage"]
+    elif task in ("CB", "RTE"):
+        first, second = fields["hypothesis"], fields["premise"]
+    elif task == "COPA":
+        first = fields["premise"] + " " + fields["question"]
+        second = f"0: {fields['choice1']} 1: {fields['choice2']}"
+    elif task == "WiC":
+        first, second = (
+            fields[f"sentence{n}"][: fields[f"start{n}"]]
+            + "*"
+            + fields[f"sentence{n}"][fields[f"start{n}"] : fields[f"end{n}"]]
+            + "*"
+            + fields[f"sentence{n}"][fields[f"end{n}"] :]
+            for n in "12"
+        )
+    yield first, second, str(fields["label"]).lower() if task != "COPA" else str(fields["label"])
+
+
+@pytest.mark.parametrize("task", ["BoolQ", "CB", "COPA", "MultiRC", "RTE", "WiC"])
+def test_real_rows(words, task):
+    folder, objects = real(words, task)
+    data, row = LabelledSet(folder, "valid"), 0
+    for fields in objects[:100]:
+        for first, second, label in naive(task, fields):
+            assert texts(data, words, row) == [first, second]
+            assert data.label_names[data.labels[row]] == label
+            row += 1
+    assert data.label_names == list(AS_TEXT[f"superglue/{task}"].labels)
+
+
+def test_real_coreference(words):
+    """Both spans stand between asterisks, and without them the text is that of the file."""
+    folder, objects = real(words, "WSC")
+    data = LabelledSet(folder, "valid")
+    assert len(data) == len(objects) == 104
+    for row, fields in enumerate(objects):
+        first, second = texts(data, words, row)
+        target = fields["target"]
+        assert first == f"{target['span1_text']} = {target['span2_text']}"
+        assert second.replace("*", "") == fields["text"].replace("*", "")
+        assert second.count("*") == 4 + fields["text"].count("*")
+        for name in ("span1_text", "span2_text"):
+            start = target[name].split()[0].lower()
+            assert f"*{start}" in second.lower(), (second, target)
+
+
+def test_real_answers(words):
+    """The tokens that keep their ids are those of the answers, in windows of any length."""
+    folder, objects = real(words, "ReCoRD")
+    vocabulary, tokenizer = Vocabulary.load(words / "dict.txt"), load_tokenizer(words)
+    data = TokenLabels(folder, "valid", vocabulary, 6, 4096)
+    assert len(data) == len(objects) == 32 and len(data.sample) == 32
+    for row, fields in enumerate(objects):
+        (query,) = fields["qas"]
+        _, _, targets = data.rows(np.array([row]))
+        kept = tokenizer.decode(t for t in targets[0] if t not in (-1, vocabulary.sep))
+        text = fields["passage"]["text"]
+        spans = sorted({(a["start"], a["end"] + 1) for a in query["answers"]})
+        assert kept == "".join(text[start:end] for start, end in spans)
+    cut = TokenLabels(folder, "valid", vocabulary, 6, 512, stride=0)
+    whole = [set(np.flatnonzero(r > 2)) for r in data.rows(np.arange(32))[2]]
+    tokens, _, targets = cut.rows(np.arange(len(cut.sample)))
+    seen = [0] * 32
+    for window, sample in enumerate(cut.sample):
+        answer = targets[window] > vocabulary.sep
+        assert (targets[window][answer] == tokens[window][answer]).all()
+        seen[sample] += int(answer.sum()) if cut.starts[window, 0] == 0 else 0
+    assert seen == [len(places) for places in whole]
