@@ -1,5 +1,7 @@
 """The model of the checkpoint that a run starts from, so that its sizes need not be given again."""
 
+from dataclasses import dataclass, field
+
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
@@ -10,7 +12,17 @@ from metaseq_lm.registry import register_model
 INHERIT = "inherit"
 
 
-@register_model(INHERIT)
+@dataclass
+class InheritConfig:
+    """What is not to be as in the checkpoint."""
+
+    changes: list[str] = field(
+        default_factory=list,
+        metadata={"help": "options that differ from the checkpoint's, such as ['dropout=0.2']"},
+    )
+
+
+@register_model(INHERIT, dataclass=InheritConfig)
 class Inherit(nn.Module):
     """A name only: `inherited` puts the model of init_from in its place before anything is built."""
 
@@ -18,8 +30,8 @@ class Inherit(nn.Module):
 def inherited(config: DictConfig) -> DictConfig:
     """Return `config` with the model that init_from was trained with, if it asks for model=inherit.
 
-    Options given beside it (+model.dropout=0.2) replace those of the checkpoint. Raises UsageError
-    without init_from, or if the checkpoint does not say what its model was.
+    model.changes replaces options of the checkpoint's. Raises UsageError without init_from, if the
+    checkpoint does not say what its model was, or for a change of an option that it does not have.
     """
     if config.model._name != INHERIT:
         return config
@@ -32,15 +44,15 @@ def inherited(config: DictConfig) -> DictConfig:
     model = (checkpoint.read_manifest(path).get("config") or {}).get("model")
     if not model:
         raise UsageError(f"{path} does not say what its model was; give --model")
-    given = {name: value for name, value in config.model.items() if name != "_name"}
-    unknown = [name for name in given if name not in model]
+    changes = OmegaConf.from_dotlist(list(config.model.changes))
+    unknown = [str(name) for name in changes if name not in model]
     if unknown:
         raise UsageError(
-            f"model.{unknown[0]}: {path} was trained with model {model['_name']}, which has no "
+            f"model.changes has {unknown[0]}; {path} was trained with model {model['_name']}, which has no "
             "such option"
         )
     config = config.copy()
     OmegaConf.set_struct(config, False)
-    config.model = OmegaConf.create({**model, **given})
+    config.model = OmegaConf.merge(model, changes)
     OmegaConf.set_struct(config, True)
     return config

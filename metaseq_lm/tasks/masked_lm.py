@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 
 import numpy as np
 from omegaconf import DictConfig
@@ -68,8 +69,16 @@ def build_transformer(config: DictConfig, vocabulary: Vocabulary, **kwargs: obje
             f"model {config.model._name} is several nets of another task and cannot be called alone; "
             f"choose another --model for task {config.task._name}"
         )
-    sizes = entry.dataclass(**options_of(config.model))
-    return entry.value(sizes, len(vocabulary), padding_idx=vocabulary.pad, **kwargs)
+    given = entry.dataclass(**options_of(config.model)), len(vocabulary)
+    kwargs["padding_idx"] = vocabulary.pad
+    try:
+        signature(entry.value).bind(*given, **kwargs)
+    except TypeError as error:
+        raise UsageError(
+            f"model {config.model._name} is not of the kind that task {config.task._name} trains "
+            f"({error}); choose another --model, such as transformer"
+        ) from error
+    return entry.value(*given, **kwargs)
 
 
 def masking_of(options: DictConfig, vocabulary: Vocabulary) -> Masking:

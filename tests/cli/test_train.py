@@ -102,6 +102,22 @@ def test_wrong_names_and_values(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.parametrize("model", ["bilstm_lm", "wide_resnet"])
+def test_models_of_another_kind(
+    model: str, moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    words = [
+        "train",
+        str(moons),
+        "--task",
+        "masked_lm",
+        "--criterion",
+        "masked_lm",
+        f"model={model}",
+    ]
+    fails(capsys, main([*words, "--save-dir", str(tmp_path / "run")]), 2, model, "--model")
+
+
 def test_unknown_flag_and_command(moons: Path, capsys: pytest.CaptureFixture) -> None:
     fails(capsys, main(["train", str(moons), "--save-dri", "x"]), 2, "--save-dri", "--save-dir")
     fails(capsys, main(["trian", str(moons)]), 2, "trian", "'train'")

@@ -152,7 +152,7 @@ def inherit(data: Path, save: Path, *more: str) -> Run:
 def test_the_model_of_init_from_can_be_inherited(data: Path, other: Run, tmp_path: Path) -> None:
     """With another dropout if asked; config.yaml has the sizes, so that the run needs no inheritance."""
     start = f"init_from={other.folder.path}"
-    run = inherit(data, tmp_path / "a", start, "+model.dropout=0.25")
+    run = inherit(data, tmp_path / "a", start, "model.changes=['dropout=0.25']")
     before, after = dict(other.config.model), dict(run.config.model)
     assert after == before | {"dropout": 0.25} and before["dropout"] != 0.25
     assert OmegaConf.load(run.folder.path / "config.yaml").model == after
@@ -163,7 +163,7 @@ def test_the_model_of_init_from_can_be_inherited(data: Path, other: Run, tmp_pat
     "options, words",
     [
         (["init_from=null"], "takes the model of init_from"),
-        (["+model.widht=3"], "which has no such option"),
+        (["model.changes=['widht=3']"], "which has no such option"),
     ],
 )
 def test_what_cannot_be_inherited(

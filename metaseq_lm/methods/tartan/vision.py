@@ -153,7 +153,8 @@ class TartanVisionTask(Task):
     def check_batches(self) -> None:
         """Raise UsageError where batch normalisation would see parts of a batch."""
         size, world = self.config.engine.micro_batch_size, distributed.world_size()
-        largest = max(self.options.batch_size, self.options.dev_batch_size)
+        options = self.options
+        largest = max(options.batch_size, options.dev_batch_size, options.meta_head_batch_size)
         if self.config.model.norm == "batch" and (0 < size < largest or world > 1):
             raise UsageError(
                 "batch normalisation takes its statistics from a whole batch, so micro-batches and "

@@ -96,11 +96,16 @@ def test_own_lm_heads_learn_apart(topics: Path, tmp_path: Path) -> None:
 def test_the_final_fine_tuning_begins_where_the_run_ended(topics: Path, tmp_path: Path) -> None:
     """Same scores before the first update; that checkpoint stays the best if nothing beats it."""
     more = ["trainer.max_update=20", "trainer.final_splits=[test]", *BEST]
-    build(topics, tmp_path / "mt", "tartan_mt", *more).train()
+    interval = "trainer.validate_interval_updates=2"
+    started = build(topics, tmp_path / "mt", "tartan_mt", *more, interval)
+    started.train()
+    assert started.trainer.best["update"] < 20, "this test is for a best checkpoint before the last"
     first = json.loads((tmp_path / "mt" / "results.json").read_text())["metrics"]
     options = ["trainer.validate_first=true", "task.batch_size=16", "trainer.patience=3"]
     options += ["trainer.validate_interval_updates=1", "trainer.max_update=9", "optimizer.lr=0"]
-    run = fine_tuning(topics, tmp_path / "final", tmp_path / "mt", *more, *options)
+    run = fine_tuning(
+        topics, tmp_path / "final", tmp_path / "mt" / "checkpoints" / "best", *more, *options
+    )
     run.train()
     last = json.loads((tmp_path / "final" / "results.json").read_text())
     for split in ("valid", "test"):
