@@ -35,7 +35,7 @@ def soft_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
     """Return the cross-entropy of each position with `probabilities` (..., V), which sum to 1."""
     if logits.numel() < LARGE:
         return -(probabilities * logits.log_softmax(-1)).sum(-1)
-    flat = SoftLoss.apply(logits.flatten(0, -2), probabilities.flatten(0, -2))
+    flat = SoftLoss.apply(full_precision(logits.flatten(0, -2)), probabilities.flatten(0, -2))
     return flat.view(logits.shape[:-1])
 
 

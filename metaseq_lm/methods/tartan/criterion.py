@@ -55,7 +55,7 @@ class MetaConfig(MultiTaskConfig):
     meta_head_reset: bool = option(True, "drawn afresh in every update; false: carried over")
     meta_head_steps: int = option(10, "steps it is fitted for at most")
     meta_head_tolerance: float = option(
-        1e-3, "fitting ends when the loss changes by less (the code; 0 = never)"
+        0.0, "fitting ends when the loss changes by less (0 = never; the code: 1e-3)"
     )
     meta_head_lr: float = option(1e-3, "rate of the fitting")
     meta_head_weight_decay: float = option(0.1, "weight decay of the fitting")
