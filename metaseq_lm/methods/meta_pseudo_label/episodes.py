@@ -192,6 +192,16 @@ class Labelled:
         return masked, lengths, np.where(inside, at, 0), everywhere
 
 
+def check_options(options: DictConfig) -> None:
+    """Raise UsageError for no labelled set, or too few micro-steps, samples or pairs."""
+    least = {"batches_per_update": 1, "samples_per_task": 1, "copies_at_once": 0, "pairs": 0}
+    for name, smallest in least.items():
+        if options[name] < smallest:
+            raise UsageError(f"task.{name} must be at least {smallest}, got {options[name]}")
+    if not options.labelled:
+        raise UsageError("task.labelled names no labelled set; e.g. task.labelled=[which_moon_10]")
+
+
 def labelled_sets(
     folder: Path, split: str, vocabulary: Vocabulary, options: DictConfig
 ) -> list[TokenLabels]:

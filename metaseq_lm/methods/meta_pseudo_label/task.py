@@ -3,8 +3,8 @@
 An update is C = batches_per_update micro-steps of B = batch_size samples each.
 * masked_lm: one student step on the mean of the C micro-steps' losses.
 * hard: the student takes C real steps, one per micro-step; the teacher one.
-* soft: the C micro-steps are C virtual students, side by side as one model with a leading axis of
-  copies (they all start from the same weights); student and teacher take one real step each.
+* soft: the C micro-steps are C virtual students, side by side as one model with an axis of copies
+  (they all start from the same weights); student and teacher take one real step each.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from metaseq_lm.methods.meta_pseudo_label.episodes import (
     MLM,
     Labelled,
     Unlabelled,
+    check_options,
     copies_of,
     labelled_sets,
     leaf,
@@ -112,10 +113,7 @@ class MetaPseudoLabelTask(Task):
                 f"task meta_pseudo_label has no update for criterion {config.criterion._name}; use "
                 "masked_lm, meta_pseudo_label_hard or meta_pseudo_label_soft"
             )
-        if not self.options.labelled:
-            raise UsageError(
-                "task.labelled names no labelled set; e.g. task.labelled=[which_moon_10]"
-            )
+        check_options(self.options)
         self._update = updates[type(self.criterion)]
 
     # ---------------------------------------------------------------- data and nets

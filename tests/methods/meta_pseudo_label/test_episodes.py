@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 from meta_pseudo_bench import Bench
+from omegaconf import OmegaConf
 from scipy import stats
 from torch.nn import functional as F
 
-from metaseq_lm.methods.meta_pseudo_label.episodes import Labelled, Unlabelled
+from metaseq_lm.errors import UsageError
+from metaseq_lm.methods.meta_pseudo_label.episodes import Labelled, Unlabelled, check_options
 from metaseq_lm.tasks import Batches
 
 TWO = "task.labelled=[which_moon_10,which_moon_160]"
@@ -278,3 +280,14 @@ def test_reward_is_logged_every_thousand_samples(even: Path) -> None:
     assert not any(off.task.reward_due(u) for u in range(200))
     logs = Bench(even, "mlm", "task.reward_interval=16").update(0)
     assert -1 <= logs["reward"] <= 1 and "query" in logs
+
+
+@pytest.mark.parametrize(
+    "name", ["batches_per_update", "samples_per_task", "copies_at_once", "pairs"]
+)
+def test_counts_are_checked(name: str) -> None:
+    options = {"batches_per_update": 1, "samples_per_task": 1, "copies_at_once": 0, "pairs": 0}
+    options |= {"labelled": ["a"]}
+    check_options(OmegaConf.create(options))
+    with pytest.raises(UsageError, match=f"task.{name} must be at least"):
+        check_options(OmegaConf.create(options | {name: options[name] - 1}))
