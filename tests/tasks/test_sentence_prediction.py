@@ -18,7 +18,7 @@ from metaseq_lm.config import load_config
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.models.transformer import TransformerConfig
 from metaseq_lm.run import Run
-from metaseq_lm.tasks.finetuning import encoder_sizes, plain_metrics
+from metaseq_lm.tasks.finetuning import encoder_sizes
 
 FORMS = ("single", "pair", "choices", "spans", "regression")
 SMALL = [
@@ -394,11 +394,3 @@ def test_low_precision(form: str, data: Path, tmp_path: Path) -> None:
     _, rows = run.score("valid")
     if form != "regression":
         assert all(sum(row["scores"]) == pytest.approx(1, abs=1e-9) for row in rows)
-
-
-def test_every_class_counts_in_the_macro_f1() -> None:
-    """Class 2 of 3 neither occurs nor is predicted; its F1 is 0."""
-    gold, scores = np.array([0, 0, 1, 1]), np.eye(3)[[0, 1, 1, 1]]
-    found = plain_metrics(gold, scores, 3)
-    assert list(found) == ["accuracy", "f1_macro"] and found["accuracy"] == 0.75
-    assert found["f1_macro"] == pytest.approx((2 / 3 + 4 / 5 + 0) / 3)
