@@ -146,6 +146,7 @@ class Run:
         """Train what is left of the run, score the final splits, write the results."""
         trainer = self.trainer
         trainer.check_data()
+        self._check_splits()
         folder = Path(self.config.save_dir)
         done = None if self.dry_run else read_results(folder)
         complete = done is not None and is_complete(done, self.config.trainer)
@@ -171,6 +172,12 @@ class Run:
         finally:
             progress.close()
             board.close()
+
+    def _check_splits(self) -> None:
+        """Open every split that will be scored, so that a missing one costs no training."""
+        options = self.config.trainer
+        for split in sorted({options.valid_split, *options.final_splits} - {""}):
+            self.task.build_streams(split)
 
     def _finish(self, progress: Progress) -> None:
         metrics: dict[str, Any] = {}

@@ -9,6 +9,7 @@ from battery import configure, train
 
 from metaseq_lm.checkpoint import CheckpointError
 from metaseq_lm.cli import main
+from metaseq_lm.errors import MetaseqError
 from metaseq_lm.run_folder import cut_torn_line
 
 CASE = ("masked_lm", 0)
@@ -49,6 +50,15 @@ def test_best_is_the_best_and_patience_stops(moons: Path, tmp_path: Path) -> Non
     assert [row["update"] for row in lines(tmp_path, "valid")] == [2, 4, 6, 8]
     assert (tmp_path / "checkpoints" / "best").resolve().name == "update_000000002"
     assert json.loads((tmp_path / "results.json").read_text())["updates"] == 8
+
+
+@pytest.mark.parametrize("option", ["valid_split=dev", "final_splits=[valid,dev]"])
+def test_a_split_that_is_not_there_costs_no_training(
+    option: str, moons: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(MetaseqError, match="no split 'dev'; there are train, valid"):
+        train(configure(moons, tmp_path, CASE, f"trainer.{option}"))
+    assert not (tmp_path / "checkpoints").exists() and not (tmp_path / "log.jsonl").exists()
 
 
 def test_the_latest_of_equals_can_be_the_best(moons: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
 # train.jsonl, dev.jsonl and test.jsonl (packed or not) with "text" and "label". The splits of the corpus:
 # train, both domains without every hundredth document, which are valid; domain_NAME of each end task, whose
 # lines are pieces of at most WORDS=100 words, since those of the authors are paragraphs of about that size.
+# The tokenizer is that of the folder TOKENIZER_FROM, or learnt from the domains (VOCAB=8000 word pieces).
 set -euo pipefail
 
 data=${1:?usage: prepare.sh DATA CS BIOMED NAME=DIR...} cs=$2 biomed=$3
@@ -38,8 +39,10 @@ for pair in "$@"; do
     [ "$name" = chemprot ] && domain=$text/biomed.txt
     splits+=(--split "domain_$name=$domain")
 done
+tokenizer=(--tokenizer wordpiece --vocab-size "${VOCAB:-8000}")
+[ -z "${TOKENIZER_FROM:-}" ] || tokenizer=(--tokenizer-from "$TOKENIZER_FROM")
 metaseq preprocess --trainpref "$text/train.txt" --validpref "$text/valid.txt" "${splits[@]}" \
-    --tokenizer wordpiece --vocab-size "${VOCAB:-8000}" --destdir "$data" --workers "${JOBS:-1}"
+    "${tokenizer[@]}" --destdir "$data" --workers "${JOBS:-1}"
 for pair in "$@"; do
     folder=${pair#*=}
     file() { ls "$folder/$1".jsonl* | head -1; }

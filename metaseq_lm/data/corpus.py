@@ -10,7 +10,7 @@ import numpy as np
 
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.indexed import IndexedDataset
-from metaseq_lm.data.manifest import FILE_NAME
+from metaseq_lm.data.manifest import FILE_NAME, MANIFEST_FILE, Manifest
 from metaseq_lm.data.masking import Masking, mask_tokens
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.errors import MetaseqError, UsageError
@@ -113,6 +113,12 @@ def open_tokens(folder: Path, split: str, tokens_per_sample: int, least: int) ->
         )
     if not FILE_NAME.fullmatch(split):
         raise UsageError(f"split {split!r}: a name of letters, digits, '_', '-' and '.'")
+    if (folder / MANIFEST_FILE).is_file():
+        known = Manifest.load(folder).splits
+        if split not in known:
+            raise MetaseqError(
+                f"{folder}: no split '{split}'; there are {', '.join(sorted(known)) or 'none'}"
+            )
     data = IndexedDataset(folder / split)
     if data.dtype.kind not in "iu":
         raise MetaseqError(f"{folder / split}.bin holds {data.dtype}, not tokens")

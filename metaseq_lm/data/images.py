@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.data.manifest import FILE_NAME, Manifest
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.files import write_atomic
 
 IMAGES = "images"
@@ -98,6 +98,14 @@ def save_images(
     manifest = Manifest(IMAGES, {"name": "none", "hash": "", "size": 0}, sizes, command)
     manifest.add_files(folder, [FILE])
     manifest.save(folder)
+
+
+def require_channels(images: Images, options: Mapping[str, int]) -> None:
+    """Raise UsageError unless each of `options`, name to channels, agrees with the images."""
+    channels = images.images.shape[3]
+    for name, found in options.items():
+        if found != channels:
+            raise UsageError(f"{name} is for {found} channel(s), but the images have {channels}")
 
 
 def normalised(images: np.ndarray, mean: Sequence[float], sd: Sequence[float]) -> np.ndarray:

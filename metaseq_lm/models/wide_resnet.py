@@ -30,7 +30,7 @@ class WideResNetConfig:
     norm: str = option(
         "batch", "batch: needs whole batches in one process; group: each image by itself"
     )
-    groups: int = option(8, "groups of channels that norm=group takes together")
+    groups: int = option(8, "parts of the channels that norm=group normalises: 1, 2, 4, 8, 16")
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -63,7 +63,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 def norm_of(config: WideResNetConfig, channels: int) -> nn.Module:
     """Return the normalisation of a layer."""
     if config.norm == "group":
-        return nn.GroupNorm(min(config.groups, channels), channels)
+        return nn.GroupNorm(config.groups, channels)
     return BatchNorm(channels)
 
 
@@ -93,7 +93,7 @@ class WideResNet(nn.Module):
     """Three groups of (depth - 4) / 6 blocks, then the mean over all places.
 
     Convolutions start from a normal distribution by their outputs (He et al. 2015). Raises
-    UsageError for a depth that is not 6 n + 4 and an unknown norm.
+    UsageError for a depth that is not 6 n + 4, an unknown norm, and other sizes that do not fit.
     """
 
     def __init__(self, config: WideResNetConfig) -> None:
@@ -103,6 +103,11 @@ class WideResNet(nn.Module):
             raise UsageError(f"model.depth is {config.depth}; it must be 10, 16, 22, ... (6 n + 4)")
         if config.norm not in NORMS:
             raise UsageError(f"model.norm is '{config.norm}'; one of {', '.join(NORMS)}")
+        if min(config.width, config.channels, config.groups) < 1 or 16 % config.groups:
+            raise UsageError(
+                f"model.width, channels and groups are {config.width}, {config.channels} and "
+                f"{config.groups}; the first two must be at least 1, groups 1, 2, 4, 8 or 16"
+            )
         self.stem = nn.Conv2d(config.channels, 16, 3, padding=1, bias=False)
         layers, inputs = [], 16
         for group, outputs in enumerate(16 * config.width * 2**i for i in range(3)):

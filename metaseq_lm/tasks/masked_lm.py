@@ -66,8 +66,8 @@ def build_transformer(config: DictConfig, vocabulary: Vocabulary, **kwargs: obje
     assert entry.dataclass is not None
     if entry.value.forward is nn.Module.forward and not kwargs:
         raise UsageError(
-            f"model {config.model._name} is several nets of another task and cannot be called alone; "
-            f"choose another --model for task {config.task._name}"
+            f"model {config.model._name} is for other tasks; choose another --model for task "
+            f"{config.task._name}, such as transformer"
         )
     given = entry.dataclass(**options_of(config.model)), len(vocabulary)
     kwargs["padding_idx"] = vocabulary.pad

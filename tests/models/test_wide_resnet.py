@@ -62,7 +62,18 @@ def test_group_norm_takes_each_image_by_itself() -> None:
     assert (net(images) - parts).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("options", [{"depth": 15}, {"depth": 4}, {"norm": "layer"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"depth": 15},
+        {"depth": 4},
+        {"norm": "layer"},
+        {"norm": "group", "groups": 3},
+        {"groups": 0},
+        {"width": 0},
+        {"channels": 0},
+    ],
+)
 def test_wrong_options_are_refused(options: dict) -> None:
     with pytest.raises(UsageError, match="model."):
         WideResNet(WideResNetConfig(**options))

@@ -33,6 +33,6 @@ class LabelledSets(Criterion):
         with torch.no_grad():
             right = (scores.argmax(-1) == targets).sum().to(scores.dtype)
         return {
-            name: Term(cross_entropy(scores, targets).sum(), name),
-            f"{name}_accuracy": Term(right, name, weight=0.0),
+            f"loss_{name}": Term(cross_entropy(scores, targets).sum(), name),
+            f"accuracy_{name}": Term(right, name, weight=0.0),
         }

@@ -8,6 +8,11 @@ from metaseq_lm.models.heads import SentenceHead
 from metaseq_lm.models.transformer import Encoder, TransformerConfig, initialise
 
 
+def head_name(name: str) -> str:
+    """Return the name of the head of a set: one that no attribute of a ModuleDict has."""
+    return f"set_{name}"
+
+
 class LabelledSetsModel(nn.Module):
     """Scores of rows of one of several sets from the state of [CLS]; `classes` counts each set's.
 
@@ -25,7 +30,9 @@ class LabelledSetsModel(nn.Module):
         self.encoder = Encoder(config, vocab_size, padding_idx)
         self.heads = nn.ModuleDict(
             {
-                name: SentenceHead(config.encoder_embed_dim, count, config.dropout, pooled=False)
+                head_name(name): SentenceHead(
+                    config.encoder_embed_dim, count, config.dropout, pooled=False
+                )
                 for name, count in classes.items()
             }
         )
@@ -35,4 +42,4 @@ class LabelledSetsModel(nn.Module):
         self, tokens: Tensor, padding: Tensor | None, segments: Tensor | None, name: str
     ) -> Tensor:
         """Return the scores (B, K) of rows (B, S) of the set `name`."""
-        return self.heads[name](self.encoder(tokens, padding, segments))
+        return self.heads[head_name(name)](self.encoder(tokens, padding, segments))

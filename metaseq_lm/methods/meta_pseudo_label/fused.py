@@ -3,7 +3,8 @@
 With 2,048 positions and 30,000 symbols a tensor of logits has 246 MB, and torch's own derivatives of
 log_softmax pass over such tensors dozens of times. Here each derivative is one pass in blocks that
 stay in the processor's cache, and log-probabilities are never stored. Small logits take torch's own
-functions, which are faster there.
+functions, which are faster there; which of the two it is follows from the micro-batch, so in fp32
+its size can change the last digits.
 
 Shapes: N positions, V vocabulary.
 """

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.errors import UsageError
 from metaseq_lm.models.heads import SentenceHead
 from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.transformer import TransformerLM
-from metaseq_lm.tasks.masked_lm import build_transformer
+from metaseq_lm.tasks.finetuning import encoder_sizes
 
 LM = "lm"
 SENTENCE = "sentence"
@@ -27,14 +26,11 @@ META = "meta"
 def build_text_model(
     config: DictConfig, vocabulary: Vocabulary, lm_heads: tuple[str, ...]
 ) -> TransformerLM:
-    """Return the masked LM with these heads; the classification heads are added by `add_heads`.
+    """Return an encoder of the configured model's sizes with these LM heads and no others.
 
-    Raises UsageError for a model of another kind.
+    Raises UsageError for a model without a Transformer encoder.
     """
-    model = build_transformer(config, vocabulary, heads=lm_heads)
-    if not isinstance(model, TransformerLM):
-        raise UsageError(f"task tartan needs model transformer, not {config.model._name}")
-    return model
+    return TransformerLM(encoder_sizes(config), len(vocabulary), vocabulary.pad, lm_heads)
 
 
 def sentence_head(width: int, classes: int, dropout: float) -> SentenceHead:

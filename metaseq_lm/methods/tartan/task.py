@@ -66,7 +66,7 @@ class TartanConfig:
         0, "draw so many lines of each such split for each row of the labelled set (0 = all)"
     )
     lines_seed: Optional[int] = option(None, "seed of that draw (null = the run's)")
-    own_lm_heads: bool = option(False, "an LM head for each auxiliary (the code: one for all)")
+    own_lm_heads: bool = option(True, "an LM head for each auxiliary; false: one (the code)")
     batch_size: int = option(128, "rows of a batch of the end task")
     auxiliary_batch_size: int = option(0, "rows of a batch of each auxiliary (0 = batch_size)")
     dev_batch_size: int = option(0, "rows of a batch of the meta-objective (0 = batch_size)")
@@ -242,12 +242,17 @@ class TartanTask(Task):
         return found
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder and the LM head, where there is one, of whatever was pre-trained."""
+        """Take the encoder and the LM heads of whatever was pre-trained.
+
+        An LM head that it does not have starts as its first one.
+        """
         chosen = encoder_weights(weights, self.config)
-        for name, weight in weights.items():
-            if name.startswith(f"heads.{LM}."):
-                for head in self.lm_heads():
-                    chosen[name.replace(LM, head, 1)] = weight
+        for head in self.lm_heads():
+            own = f"heads.{head}."
+            source = own if any(name.startswith(own) for name in weights) else f"heads.{LM}."
+            for name, weight in weights.items():
+                if name.startswith(source):
+                    chosen[own + name.removeprefix(source)] = weight
         return chosen
 
     # ---------------------------------------------------------------- updates and scores

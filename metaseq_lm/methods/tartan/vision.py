@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from metaseq_lm import distributed, randomness
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
-from metaseq_lm.data.images import Images, load_images, normalised
+from metaseq_lm.data.images import Images, load_images, normalised, require_channels
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import MetaseqError, UsageError
@@ -233,7 +233,10 @@ class TartanVisionTask(Task):
 
     def build_model(self) -> nn.Module:
         assert isinstance(self.criterion, MultiTask)
-        encoder = WideResNet(WideResNetConfig(**options_of(self.config.model)))
+        options, sizes = self.options, WideResNetConfig(**options_of(self.config.model))
+        given = {"model.channels": sizes.channels, "task.mean": len(options.mean)}
+        require_channels(self.parts["train"].images, {**given, "task.sd": len(options.sd)})
+        encoder = WideResNet(sizes)
         target, others = self.classes
         heads = {OTHER: nn.Linear(encoder.outputs, len(others))}
         heads[TARGET] = nn.Linear(encoder.outputs, len(target))

@@ -123,15 +123,15 @@ def test_the_loss_of_labelled_sets_is_the_sum_of_their_means(moons: Path, tmp_pa
         (batch,) = stream.micro_batches(0, Shard())
         assert len(batch["tokens"]) == 4 and batch["sizes"] == {name: 4}
         states = run.model.encoder(batch["tokens"], batch["padding"], batch["segments"])
-        scores = run.model.heads[name].out(states[:, 0])
+        scores = run.model.heads[f"set_{name}"].out(states[:, 0])
         wanted += F.cross_entropy(scores, batch["targets"]).item()
     run.train()
     line = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
     assert line["loss"] == pytest.approx(wanted, rel=1e-6)
-    assert line["pairs"] + line["which_moon_20"] == pytest.approx(line["loss"])
+    assert line["loss_pairs"] + line["loss_which_moon_20"] == pytest.approx(line["loss"])
     found = run.trainer.validate("valid")
-    assert found["pairs"] + found["which_moon_20"] == pytest.approx(found["loss"])
-    assert 0 <= found["pairs_accuracy"] <= 1
+    assert found["loss_pairs"] + found["loss_which_moon_20"] == pytest.approx(found["loss"])
+    assert 0 <= found["accuracy_pairs"] <= 1
 
 
 @pytest.mark.parametrize("steps", [[], ["task.inner_optim=sgd", "task.inner_lr=0.05"]])

@@ -8,7 +8,7 @@ import torch
 from tartan_bench import SIZES, build, configure, logged, one_update, same, weights
 
 from metaseq_lm.config import load_config
-from metaseq_lm.errors import UsageError
+from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.evaluation.classification import f1_macro
 from metaseq_lm.run import Run
 
@@ -69,14 +69,8 @@ def test_dapt_then_tapt_then_the_end_task(topics: Path, tmp_path: Path) -> None:
     tapt = build(topics, tmp_path / "tapt", "masked_lm", start)
     assert same(weights(dapt), weights(tapt))
     assert not any("sentence" in n or "meta" in n for n in weights(tapt))
-    own = build(topics, tmp_path / "own", "tartan_mt", start, "task.own_lm_heads=true")
-    two = ["task.own_lm_heads=true", "task.auxiliary=[train,tapt]"]
-    both = build(topics, tmp_path / "both", "tartan_mt", start, *two)
-    kept, found = weights(dapt), weights(both)
-    for name in kept:
-        if name.startswith("heads.lm."):
-            assert torch.equal(found[name.replace("lm", "lm1")], kept[name])
-    assert "heads.lm1.bias" not in weights(own)
+    one = build(topics, tmp_path / "one", "tartan_mt", start, "task.own_lm_heads=false")
+    assert "heads.lm1.bias" not in weights(one)
     tapt.train()
     tuned = fine_tuning(topics, tmp_path / "tuned", tmp_path / "tapt", "task.keep_head=false")
     encoder = {n: w for n, w in weights(tapt).items() if n.startswith("encoder.")}
@@ -84,13 +78,40 @@ def test_dapt_then_tapt_then_the_end_task(topics: Path, tmp_path: Path) -> None:
 
 
 def test_own_lm_heads_learn_apart(topics: Path, tmp_path: Path) -> None:
-    more = ["task.auxiliary=[train,tapt]", "task.own_lm_heads=true", "optimizer.weight_decay=0"]
-    run = build(topics, tmp_path, "tartan_mt", *more)
+    """They start as the one head of an earlier run, or each as its own there."""
+    two, start = "task.auxiliary=[train,tapt]", f"init_from={tmp_path / 'two'}"
+    run = build(topics, tmp_path / "two", "tartan_mt", two)
     before = weights(run)
-    one_update(run)
+    run.train()
     after = weights(run)
     steps = [after[f"heads.{n}.bias"] - before[f"heads.{n}.bias"] for n in ("lm", "lm1")]
     assert all(step.any() for step in steps) and not torch.equal(*steps)
+    one = build(topics, tmp_path / "one", "masked_lm", start)
+    again = build(topics, tmp_path / "again", "tartan_mt", two, start)
+    assert torch.equal(weights(one)["heads.lm.bias"], after["heads.lm.bias"])
+    assert torch.equal(weights(again)["heads.lm1.bias"], after["heads.lm1.bias"])
+    one.train()
+    again = build(topics, tmp_path / "both", "tartan_mt", two, f"init_from={tmp_path / 'one'}")
+    for head in ("lm", "lm1"):
+        assert torch.equal(weights(again)[f"heads.{head}.bias"], weights(one)["heads.lm.bias"])
+
+
+def test_it_can_start_from_electra(topics: Path, tmp_path: Path) -> None:
+    """The discriminator is the body; of the model's options those of a Transformer are used."""
+    mine = [s for s in SIZES if s.startswith(("model.", "engine.", "trainer.", "task.tok"))]
+    chosen = ["task=electra", "criterion=electra_rtd", "model=electra", "model.segments=1"]
+    chosen += [f"data={topics}", f"save_dir={tmp_path / 'first'}", "trainer.valid_split=''"]
+    first = Run(load_config([*chosen, *mine, "task.batch_size=8"]))
+    first.train()
+    own = [s for s in SIZES if not s.startswith("model.")]
+    places = [f"data={topics}", f"init_from={tmp_path / 'first'}"]
+    second = Run(
+        load_config(
+            [*own, *places, f"save_dir={tmp_path / 'mt'}", "criterion=tartan_mt", "model=inherit"]
+        )
+    )
+    taken = {n: w for n, w in weights(first).items() if n.startswith("encoder.")}
+    assert taken and same(taken, weights(second)) and taken.keys() <= weights(second).keys()
 
 
 def test_the_final_fine_tuning_begins_where_the_run_ended(topics: Path, tmp_path: Path) -> None:
@@ -160,6 +181,11 @@ def test_mistakes_are_named(
 ) -> None:
     with pytest.raises(UsageError, match=words):
         build(topics, tmp_path, criterion, *more)
+
+
+def test_a_domain_that_is_not_there(topics: Path, tmp_path: Path) -> None:
+    with pytest.raises(MetaseqError, match="no split 'papers'; there are long, train"):
+        build(topics, tmp_path, "tartan_mt", "task.auxiliary=[papers]").train()
 
 
 def test_sets_of_other_forms_are_refused(moons: Path, tmp_path: Path) -> None:

@@ -119,6 +119,8 @@ def test_pretraining_then_fine_tuning(pictures: Path, tmp_path: Path) -> None:
         ("tartan_mt", ["task.target=[a,b,c]"], "leave two or more"),
         ("tartan_mt", ["task.train_on=all"], "one of both, auxiliary, target"),
         ("tartan_mt", ["model=transformer"], "needs model=wide_resnet"),
+        ("tartan_mt", ["model.channels=1"], "model.channels is for 1 channel"),
+        ("tartan_mt", ["task.sd=[0.2,0.2]"], "task.sd is for 2 channel"),
         ("tartan_meta", ["task.train_on=target"], "needs task.train_on=both"),
         ("masked_lm", [], "use tartan_mt or tartan_meta"),
     ],
