@@ -18,7 +18,7 @@ if [ ! -f "$data/done" ]; then
     rm -rf "$data" && mkdir -p "$out"
     python "$here/documentation.py" "$out/text"
     metaseq preprocess --trainpref "$out/text/train.txt" --validpref "$out/text/valid.txt" \
-        --documents blank --vocab-size 4000 --destdir "$data"
+        --documents blank --vocab-size 2000 --destdir "$data"
     metaseq preprocess --labelled package --trainpref "$out/text/train.tsv" \
         --validpref "$out/text/dev.tsv" --testpref "$out/text/test.tsv" --destdir "$data"
     touch "$data/done"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tartan_bench import SIZES, build, configure, logged, one_update, same, weights
+from tartan_bench import SIZES, build, configure, logged, same, weights
 
 from metaseq_lm.config import load_config
 from metaseq_lm.errors import MetaseqError, UsageError
