@@ -65,6 +65,16 @@ IMAGES = [
     "model.width=1",
     "model.norm=group",
 ]
+BAM = [
+    "task=bam",
+    "task.labelled=[pairs,scores]",
+    "task.batch_size=8",
+    "task.tokens_per_sample=12",
+    "model.segments=2",
+    "criterion.total_updates=20",
+]
+# The folder of stored outputs is beside the data.
+TAUGHT = [*BAM, "task.teachers=[]"]
 QUESTIONS = [
     "task=squad",
     "task.labelled=squad",
@@ -119,6 +129,10 @@ CASES: dict[str, list[list[str]]] = {
         [*SENTENCES, "task.labelled=pairs", "criterion.batch_sum=false", "task.pooled=true"],
         [*SENTENCES, "task.labelled=pairs", *LSTM],
     ],
+    "bam_distill": [
+        [*TAUGHT, "task.pooled=false", "criterion.temperature=2"],
+        [*BAM, "task.sampling=legacy_copies", "criterion.batch_sum=false"],
+    ],
     "squad": [
         [*QUESTIONS, "optimizer.clip_norm=1"],
         [*QUESTIONS, "task.joint=false", "task.answerability=false", "criterion.batch_sum=false"],
@@ -165,6 +179,8 @@ def configure(data: Path, save: Path, case: tuple[str, int], *more: str) -> Dict
     name, number = case
     own = CASES[name][number]
     options = [*TINY, *more]
+    if set(TAUGHT) <= set(own):
+        own = [*own, f"task.teachers=[{data.parent / 'teacher'}]"]
     if set(PACKED) <= set(own):
         data = data.parent / "documents"
     if set(IMAGES) <= set(own):

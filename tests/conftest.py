@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bam_data
 import image_data
 import pytest
 import squad_data
@@ -47,6 +48,7 @@ def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["preprocess", "--labelled", name, *files, "--destdir", str(data)]) == 0
     binarise_documents(text, data.parent / "documents")
     add_pairs(text, data)
+    bam_data.write_outputs(data, data.parent / "teacher", ("pairs", "scores"))
     image_data.write(data.parent / "images")
     squad_data.binarise(data, "squad", {"train": 6, "valid": 2})
     assert main(wnli_data.arguments(wnli_data.write(text / "wnli", 15), data)) == 0

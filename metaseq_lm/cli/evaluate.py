@@ -112,7 +112,7 @@ def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Seq
     for path in paths:
         scorer = open_run(str(path), args.data, args.user_dir, overrides)
         task = scorer.config.task
-        tasks.append((task._name, task.get("labelled", "")))
+        tasks.append((task._name, str(task.get("labelled", ""))))
         if tasks[-1] != tasks[0]:
             shown = [" ".join(filter(None, names)) for names in (tasks[0], tasks[-1])]
             raise UsageError(f"{path} is of {shown[1]}, {paths[0]} of {shown[0]}; give runs of one")

@@ -56,12 +56,17 @@ class Order(Protocol):
         """Return the sample numbers of global batch `number`, int64 (rows,)."""
 
 
+def check_batch_size(batch_size: int) -> None:
+    """Raise UsageError for batches without rows."""
+    if batch_size < 1:
+        raise UsageError(f"task.batch_size must be at least 1, got {batch_size}")
+
+
 class Shuffled:
     """Epochs over `count` samples, each in a new random order; the last batch of an epoch may be short."""
 
     def __init__(self, count: int, batch_size: int, seed: int, name: str) -> None:
-        if batch_size < 1:
-            raise UsageError(f"task.batch_size must be at least 1, got {batch_size}")
+        check_batch_size(batch_size)
         self.count = count
         self.batch_size = batch_size
         self.per_epoch = -(-count // batch_size)
@@ -80,6 +85,7 @@ class Sequential:
     """One pass over `count` samples in their own order, for evaluation."""
 
     def __init__(self, count: int, batch_size: int) -> None:
+        check_batch_size(batch_size)
         self.count = count
         self.batch_size = batch_size
         self.smallest = count - (len(self) - 1) * batch_size

@@ -69,6 +69,9 @@ class PolynomialConfig:
     power: float = 1.0
     end: float = 0.0
     zero_based: bool = option(False, "count steps from 0 as the authors' code: the first rate is 0")
+    decay_in_warmup: bool = option(
+        True, "the decay counts during the warm-up too; false: only after it (BERT's code)"
+    )
 
 
 @register_schedule("polynomial", dataclass=PolynomialConfig)
@@ -79,10 +82,13 @@ def polynomial(
     end: float,
     warmup_ratio: float = 0.0,
     zero_based: bool = False,
+    decay_in_warmup: bool = True,
 ) -> Schedule:
     """Return warm-up(step) * (end + (1 - end) * (1 - step / total)^power), `end` after the last step.
 
-    With `zero_based` the first step is number 0, the form of ELECTRA's code.
+    With `zero_based` the first step is number 0, the form of ELECTRA's code. Without
+    `decay_in_warmup` the second factor is left out in the first W steps, so that after nearly 1 the
+    rate falls to 1 - W / total at once: the form of BERT's and BAM's code.
     """
     if total_updates < 1:
         raise UsageError(f"schedule.total_updates must be at least 1, got {total_updates}")
@@ -90,6 +96,8 @@ def polynomial(
 
     def factor(step: int) -> float:
         step -= zero_based
+        if step < rising and not decay_in_warmup:
+            return warmup(step, rising)
         left = max(0.0, 1.0 - step / total_updates)
         return warmup(step, rising) * (end + (1.0 - end) * left**power)
 

@@ -123,7 +123,7 @@ def check_path(argument: str) -> None:
 
 
 def fill(template: str, values: dict[str, str], paths: dict[str, str]) -> str:
-    """Put values for the {placeholders}; a value with a path in it is quoted as a whole."""
+    """Put values for the {placeholders}; a value with a path in it is quoted, of a list each part."""
     names = PLACEHOLDER.findall(template)
     for name in names:
         if name not in values and name not in paths:
@@ -132,9 +132,19 @@ def fill(template: str, values: dict[str, str], paths: dict[str, str]) -> str:
                 f"'{template}': nothing is named {{{name}}}.{nearest(name, have)} "
                 f"Placeholders here: {', '.join(have)}."
             )
-    text = PLACEHOLDER.sub(lambda found: (values | paths)[found.group(1)], template)
+    key, equals, value = template.partition("=")
+    inside = bool(equals) and any(n in paths for n in names)
+    if inside and value.startswith("[") and value.endswith("]"):
+        items = [put(item.strip(), values | paths) for item in value[1:-1].split(",")]
+        return f"{put(key, values)}=[{','.join(map(quote, items))}]"
+    text = put(template, values | paths)
     key, equals, value = text.partition("=")
-    return f"{key}={quote(value)}" if equals and any(n in paths for n in names) else text
+    return f"{key}={quote(value)}" if inside else text
+
+
+def put(template: str, values: dict[str, str]) -> str:
+    """Return a template with `values` for its {placeholders}."""
+    return PLACEHOLDER.sub(lambda found: values[found.group(1)], template)
 
 
 # ---------------------------------------------------------------- naming

@@ -133,15 +133,20 @@ class Task:
 
 
 def with_epochs(
-    config: DictConfig, examples: int, batch_size: int, epochs: float, between: float = 0.0
+    config: DictConfig,
+    examples: int,
+    batch_size: int,
+    epochs: float,
+    between: float = 0.0,
+    padded: bool = True,
 ) -> DictConfig:
     """Return `config` with trainer.max_update for so many `epochs` of `examples`; 0 changes nothing.
 
-    An epoch is the examples padded up to whole batches (Clark et al. 2020, code). `between` are the
-    epochs between validations; 0 leaves trainer.validate_interval_updates as it is. Raises
-    UsageError for less than one update.
+    An epoch is the examples padded up to whole batches (Clark et al. 2020, code), or, where batches
+    run on from one epoch into the next, not `padded`. `between` are the epochs between validations;
+    0 leaves trainer.validate_interval_updates as it is. Raises UsageError for less than one update.
     """
-    per_epoch = -(-examples // batch_size)
+    per_epoch = -(-examples // batch_size) if padded else examples / batch_size
     if between:
         config = config.copy()
         config.trainer.validate_interval_updates = max(1, int(per_epoch * between))
@@ -157,10 +162,14 @@ def with_epochs(
 
 
 def with_updates(config: DictConfig, updates: int) -> DictConfig:
-    """Return `config` with trainer.max_update, and a schedule that followed it, at `updates`."""
+    """Return `config` with trainer.max_update at `updates`, and the totals that followed it.
+
+    Those are total_updates of the schedule and of the criterion.
+    """
     config = config.copy()
-    if config.schedule.get("total_updates") == config.trainer.max_update:
-        config.schedule.total_updates = updates
+    for node in (config.schedule, config.criterion):
+        if node.get("total_updates") == config.trainer.max_update:
+            node.total_updates = updates
     config.trainer.max_update = updates
     return config
 

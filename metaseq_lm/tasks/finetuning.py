@@ -15,6 +15,8 @@ from torch import Tensor
 
 from metaseq_lm import distributed
 from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.data.labelled import LabelledSet
+from metaseq_lm.data.manifest import Manifest
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
 from metaseq_lm.evaluation import classification
@@ -118,6 +120,34 @@ def labelled_folder(config: DictConfig) -> Path:
     if not config.task.labelled:
         raise UsageError("give task.labelled=NAME, a labelled set in DATA")
     return Path(config.data) / config.task.labelled
+
+
+def different_sets(names: Sequence[str]) -> list[str]:
+    """Return task.labelled as a list; UsageError unless it names different sets, none with a dot.
+
+    A set's name is the name of its head, too, and heads are told apart by dots.
+    """
+    if not names or len(set(names)) < len(names) or any("." in name for name in names):
+        raise UsageError(
+            "give task.labelled=[NAME,NAME], different labelled sets in DATA without dots in "
+            f"their names; got {list(names)}"
+        )
+    return list(names)
+
+
+def label_range(folder: Path) -> tuple[float, float]:
+    """Return (least, scale) of the training labels; they are scaled to (y - least) / scale.
+
+    The scale is the largest label, so that STS-B's 0 to 5 become 0 to 1 (Clark et al. 2020, code),
+    or 1 where no label is positive. A set without a training split is only good for evaluation,
+    where the weights bring the range along.
+    """
+    labels = None
+    if "train" in Manifest.load(folder).splits:
+        labels = LabelledSet(folder, "train").labels
+    if labels is None:
+        return 0.0, 1.0
+    return float(labels.min()), float(labels.max()) if labels.max() > 0 else 1.0
 
 
 def judged(

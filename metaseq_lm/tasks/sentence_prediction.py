@@ -31,6 +31,7 @@ from metaseq_lm.tasks import Passes, Task, with_epochs
 from metaseq_lm.tasks.finetuning import (
     encoder_weights,
     ensemble_of,
+    label_range,
     labelled_folder,
     labelled_predictions,
     labelled_scores,
@@ -128,22 +129,8 @@ class SentencePredictionTask(Task):
             # Runs from before this option have configs without it.
             twice = options.get("pooler_dropout", False)
             head = SentenceHead(width, outputs, dropout, options.pooled, twice)
-        known = self._label_range("train" in about.splits) if some.regression else None
+        known = label_range(labelled_folder(self.config)) if some.regression else None
         return SentencePredictor(sizes, len(self.vocabulary), self.vocabulary.pad, head, known)
-
-    def _label_range(self, known: bool) -> tuple[float, float]:
-        """Return (least, scale) of the training labels; they are scaled to (y - least) / scale.
-
-        The scale is the largest label, so that STS-B's 0 to 5 become 0 to 1 (Clark et al. 2020,
-        code), or 1 where no label is positive. A data folder without a training split is only
-        good for evaluation, where the weights bring it along.
-        """
-        if not known:
-            return 0.0, 1.0
-        labels = LabelledSet(labelled_folder(self.config), "train").labels
-        if labels is None:
-            return 0.0, 1.0
-        return float(labels.min()), float(labels.max()) if labels.max() > 0 else 1.0
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the encoder of any model that calls it so, and with task.keep_head the head."""

@@ -17,6 +17,7 @@ FAMILIES = {
     "mlm": "step time, peak memory and FLOP rate of a 12-layer masked LM against transformers",
     "electra": "step time and peak memory of ELECTRA-small against a pair of transformers models",
     "soft": "soft labels at NLP size against a masked-LM step of transformers",
+    "bam": "an update of BAM on eight sets with stored teachers against plain fine-tuning on one",
     "preprocess": "byte-level BPE against encode_batch_fast of tokenizers",
     "windows": "windows and masks against DataLoader and the collator of transformers",
 }

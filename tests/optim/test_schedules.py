@@ -50,6 +50,14 @@ def test_product_form_of_electra() -> None:
     assert factor(200) == pytest.approx(1 / 200) and factor(201) == factor(1000) == 0
 
 
+def test_form_of_bert() -> None:
+    """lr t / W while t < W, then lr (1 - t / T), t from 0: no decay inside the warm-up, then a drop."""
+    factor = polynomial(0, 200, 1.0, 0.0, 0.1, zero_based=True, decay_in_warmup=False)
+    for t in range(200):
+        assert factor(t + 1) == pytest.approx(t / 20 if t < 20 else 1 - t / 200, abs=1e-15)
+    assert factor(20) == 0.95 and factor(21) == 0.9
+
+
 def test_share_of_warmup() -> None:
     """The longer of both counts, and a share need not be whole: 10 % of 25 is 2.5 updates."""
     assert polynomial(0, 25, 1.0, 1.0, warmup_ratio=0.1)(1) == pytest.approx(1 / 2.5)

@@ -300,7 +300,8 @@ def test_training_on_it_is_a_mistake(data: Path, tmp_path: Path) -> None:
     rows = sentence_sets.sentences(np.random.default_rng(1), 4)
     sentence_sets.write_set(tmp_path / "data" / "s", {"train": ([rows], None)}, ("no", "yes"))
     sentence_sets.write_corpus(tmp_path / "data")
-    run = Run(configure(tmp_path / "data", tmp_path / "run", "task.labelled=s"))
+    more = ["task.labelled=s", "trainer.valid_split=''"]
+    run = Run(configure(tmp_path / "data", tmp_path / "run", *more))
     with pytest.raises(MetaseqError, match="no labels to train on"):
         run.train()
 

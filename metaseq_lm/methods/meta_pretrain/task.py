@@ -28,7 +28,7 @@ from metaseq_lm.methods.meta_pretrain.model import LabelledSetsModel
 from metaseq_lm.methods.meta_pretrain.update import MetaOptions, meta_update
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Batches, Task
-from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights
+from metaseq_lm.tasks.finetuning import different_sets, encoder_sizes, encoder_weights
 from metaseq_lm.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from metaseq_lm.tasks.masked_lm import first
 from metaseq_lm.tasks.sentence_pairs import SentencePairsConfig, SentencePairsTask
@@ -111,12 +111,7 @@ class MetaPretrainPairsTask(MetaLearned):
                 f"task '{PAIRS}' needs criterion={PAIRS}, not '{config.criterion._name}'"
             )
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
-        names, rows = self.options.labelled, self.options.batch_size
-        if not names or len(set(names)) < len(names) or any("." in name for name in names):
-            raise UsageError(
-                "give task.labelled=[NAME,NAME], different labelled sets in DATA without dots in "
-                f"their names; got {list(names)}"
-            )
+        names, rows = different_sets(self.options.labelled), self.options.batch_size
         if rows % len(names) or rows < 1:
             raise UsageError(
                 f"task.batch_size is {rows}, which cannot be shared equally by {len(names)} sets; "

@@ -1,0 +1,10 @@
+"""BAM: several labelled sets at once, taught by models of one or all of them (Clark et al. 2019).
+
+  metaseq-lm train DATA --task bam --criterion bam_distill 'task.labelled=[CoLA,RTE]' init_from=RUN \
+      'task.teachers=[runs/CoLA,runs/RTE]'
+
+Read criterion.py (the target, teacher annealing), sampling.py (how often each set is seen), teachers.py
+(what teachers say, stored), task.py (the rest).
+"""
+
+from metaseq_lm.methods.bam import criterion, task  # noqa: F401  (fill the registries)

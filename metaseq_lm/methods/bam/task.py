@@ -1,0 +1,328 @@
+"""Fine-tuning one encoder on several labelled sets at once, with or without teachers.
+
+A list of one set is ordinary fine-tuning (the paper's "Single"). Shapes: N rows of a set, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Optional
+
+import numpy as np
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.data.labelled import LabelledSet
+from metaseq_lm.data.manifest import Manifest, require_tokenizer
+from metaseq_lm.data.sentence_rows import SentenceRows
+from metaseq_lm.data.streams import Sequential, Stream
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.methods.bam import sampling, teachers
+from metaseq_lm.methods.bam.criterion import LOSS, BamDistill
+from metaseq_lm.methods.bam.data import MixedRows, one_set
+from metaseq_lm.methods.bam.model import POOLER, SETS, MultiTaskModel, SetHeads
+from metaseq_lm.registry import nearest, register_task
+from metaseq_lm.tasks import Batches, Passes, Task, with_epochs
+from metaseq_lm.tasks.finetuning import (
+    different_sets,
+    encoder_sizes,
+    encoder_weights,
+    ensemble_of,
+    label_range,
+    labelled_predictions,
+    labelled_scores,
+    leaderboard_files,
+)
+from metaseq_lm.tasks.masked_lm import first
+
+FORMS = ("single", "pair")
+CHOICES = {"sampling": ["sampler", "legacy_copies"], "score": ["dev", "official"]}
+# Of task.score=dev, the first of these that a set has: CoLA's, that of real values, all others'.
+DEV = ("matthews", "spearman", "accuracy")
+MEANS = ("score", "loss")  # over sets
+
+
+@dataclass
+class BamConfig:
+    """Which labelled sets and teachers, how sets are mixed, and the heads (Clark et al. 2019)."""
+
+    labelled: list[str] = field(
+        default_factory=list, metadata={"help": "labelled sets in DATA, each with a head"}
+    )
+    teachers: list[str] = field(
+        default_factory=list,
+        metadata={"help": "runs of this task, or folders of their outputs; each set needs one"},
+    )
+    batch_size: int = option(32, "rows of a batch, of all sets mixed")
+    epochs: float = option(0.0, "sets trainer.max_update from the training sets (0 = it is given)")
+    validate_epochs: float = option(
+        0.0, "epochs between validations (0 = trainer.validate_interval_updates counts)"
+    )
+    sampling: str = option(
+        "sampler", "sampler draws rows of a set; legacy_copies: copies and loss weights (the code)"
+    )
+    exponent: float = option(0.75, "a set is seen in proportion to its size to this power")
+    copies_over: list[str] = field(
+        default_factory=list,
+        metadata={"help": "other sets of DATA that count in legacy_copies' copies and weights"},
+    )
+    tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
+    pooled: bool = option(True, "BERT's tanh layer on [CLS], shared by all heads")
+    head_dropout: float = option(0.1, "dropout before the linear layers")
+    keep_head: bool = option(False, "start from the heads of init_from too, not from fresh ones")
+    score: str = option(
+        "dev", "of each set in the average: dev (Matthews, Spearman, else accuracy) or official"
+    )
+    valid_size: int = option(0, "rows of each validation split that are used (0 = all)")
+
+
+@register_task("bam", dataclass=BamConfig)
+class BamTask(Task):
+    """An encoder with a head for each set of sentences or pairs, with classes or real values.
+
+    The score of a validation is the mean of the sets' scores. Heads are called as their sets, and
+    the pooler is taken from a model that has one: BERT's pre-training, or fine-tuning.
+    """
+
+    criterion: BamDistill
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        if not isinstance(self.criterion, BamDistill):
+            raise UsageError(
+                f"task 'bam' needs criterion=bam_distill, not '{config.criterion._name}'"
+            )
+        options = self.options
+        self.names = different_sets(options.labelled)
+        for key, choices in CHOICES.items():
+            if options[key] not in choices:
+                raise UsageError(
+                    f"task.{key} is '{options[key]}'.{nearest(options[key], choices)} Choices: "
+                    f"{', '.join(choices)}"
+                )
+        if not 0 <= options.exponent <= 1:
+            raise UsageError(f"task.exponent must be from 0 to 1, got {options.exponent}")
+        self.vocabulary = Vocabulary.load(self.data / "dict.txt")
+        self.fresh = ("label_ranges",) if options.keep_head else ("heads.", "label_ranges")
+        self._splits: dict[tuple[str, str], SentenceRows] = {}
+        self._outputs: Optional[list[int]] = None
+
+    @classmethod
+    def prepare(cls, config: DictConfig) -> DictConfig:
+        options = config.task
+        task = cls(config)
+        if options.teachers:
+            teachers.assigned(options.teachers, task.names)
+        if not (options.epochs or options.validate_epochs):
+            return config
+        rows = sum(task.mixing()[0])
+        between = options.validate_epochs
+        return with_epochs(config, rows, options.batch_size, options.epochs, between, padded=False)
+
+    # ---------------------------------------------------------------- data
+
+    def labelled(self, name: str, split: str) -> SentenceRows:
+        """Return the rows of a split of a set, read once."""
+        if (name, split) not in self._splits:
+            data = LabelledSet(self.data / name, split)
+            require_tokenizer(data.folder, data.tokenizer_hash)
+            if data.form not in FORMS:
+                raise UsageError(
+                    f"{data.folder}: task bam needs single texts or pairs; this set has the form "
+                    f"{data.form}"
+                )
+            room = self.options.tokens_per_sample
+            self._splits[name, split] = SentenceRows(data, self.vocabulary, room)
+        return self._splits[name, split]
+
+    def mixing(self) -> tuple[list[int], dict[str, float]]:
+        """Return how many rows of each set an epoch has, and the weight of each set's losses.
+
+        A set alone has its rows once and the weight 1, whatever the sampling.
+        """
+        options = self.options
+        sizes = {name: len(self.labelled(name, "train")) for name in self.names}
+        empty = [name for name, size in sizes.items() if not size]
+        if empty:
+            raise MetaseqError(f"{self.data / empty[0]}: 'train' has no rows")
+        if len(sizes) == 1 or options.sampling == "sampler":
+            counts = sampling.draws(list(sizes.values()), options.exponent)
+            return counts, dict.fromkeys(sizes, 1.0)
+        others = {n: len(LabelledSet(self.data / n, "train")) for n in options.copies_over}
+        copies, weights = sampling.copies_and_weights(others | sizes, options.exponent)
+        return [copies[name] * size for name, size in sizes.items()], weights
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        """Return the mixed stream of "train", or a pass over each set that has the split.
+
+        The split that is validated on all of them must have. With teachers the first is a call of
+        all replicas.
+        """
+        if split == "train":
+            return {split: self._mixed()}
+        names = self.names
+        if split != self.config.trainer.valid_split:
+            names = [n for n in names if split in Manifest.load(self.data / n).splits]
+        if not names:
+            raise MetaseqError(
+                f"{self.data}: none of {', '.join(self.names)} has a split '{split}'"
+            )
+        return {f"{split}/{name}": self.once(name, split) for name in names}
+
+    def _mixed(self) -> Stream:
+        options, seed = self.options, self.config.seed
+        rows = {name: self.labelled(name, "train") for name in self.names}
+        for found in rows.values():
+            if found.data.labels is None:
+                raise MetaseqError(f"{found.data.folder}: 'train' has no labels to train on")
+        said = None
+        if options.teachers:
+            chosen = teachers.assigned(options.teachers, self.names)
+            data = {name: found.data for name, found in rows.items()}
+            said = teachers.outputs_of(self.config, data, chosen)
+        counts, weights = self.mixing()
+        sizes = [len(found) for found in rows.values()]
+        order = sampling.MixedEpochs(sizes, counts, options.batch_size, seed, "train")
+        mixed = MixedRows(rows, weights, said)
+        return Stream("train", order, mixed.batch, seed, mixed.lengths)
+
+    def once(self, name: str, split: str) -> Stream:
+        """Return one pass over a split of a set."""
+        rows, options = self.labelled(name, split), self.options
+        most = options.valid_size if split == self.config.trainer.valid_split else 0
+        order = Sequential(first(len(rows), most), options.batch_size)
+        collate = partial(one_set, rows, self.names.index(name))
+        return Stream(f"{split}/{name}", order, collate, self.config.seed, rows.lengths)
+
+    # ---------------------------------------------------------------- model
+
+    @property
+    def outputs(self) -> list[int]:
+        """How many outputs the head of each set has: its classes, or 1 for real values."""
+        if self._outputs is None:
+            self._outputs = []
+            for name in self.names:
+                split = sorted(Manifest.load(self.data / name).splits)[0]
+                data = self.labelled(name, split).data
+                if not data.regression and len(data.label_names) < 2:
+                    raise UsageError(f"{data.folder}: a set with classes needs at least two")
+                self._outputs.append(1 if data.regression else len(data.label_names))
+        return self._outputs
+
+    def build_model(self) -> nn.Module:
+        sizes, options = encoder_sizes(self.config), self.options
+        outputs = dict(zip(self.names, self.outputs))
+        heads = SetHeads(sizes.width, outputs, options.head_dropout, options.pooled)
+        real = [name for name, count in outputs.items() if count == 1]
+        ranges = {name: label_range(self.data / name) for name in real}
+        vocab = len(self.vocabulary), self.vocabulary.pad
+        return MultiTaskModel(sizes, vocab, heads, ranges)
+
+    def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """Take the encoder, the pooler if there is one, and with task.keep_head the sets' heads."""
+        chosen = encoder_weights(weights, self.config)
+        for name, weight in weights.items():
+            before, pooler, end = name.partition("pooler.")
+            if self.options.pooled and pooler and before.startswith("heads."):
+                chosen[POOLER + end] = weight
+            own = name.removeprefix(SETS).partition(".")[0] in self.names
+            if self.options.keep_head and name.startswith(SETS) and own:
+                chosen[name] = weight
+        return chosen
+
+    # ---------------------------------------------------------------- updates and scores
+
+    def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
+        """Do the default update, with the share of the gold labels that is due.
+
+        It follows the steps taken, which a checkpoint has: a resumed run goes on with it.
+        """
+        share = self.criterion.gold_share(engine.optimizers["main"].updates)
+        shared = {
+            name: [[{**micro, "gold_share": share} for micro in batch] for batch in stream]
+            for name, stream in batches.items()
+        }
+        return super().update(engine, model, shared)
+
+    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+        """Return the mean score and loss of the sets, then each set's score, metrics and loss.
+
+        Nothing of sets without labels.
+        """
+        every: dict[str, Logs] = {}
+        for key, batches in passes.items():
+            split, _, name = key.partition("/")
+            judge = partial(self._scored, model, name)
+            found = labelled_scores(engine, self.labelled(name, split).data, batches, judge)
+            if found:
+                every[name] = found | {"score": self._score(found)}
+                del every[name][LOSS]
+        if not every:
+            return {}
+        logs = {kind: float(np.mean([f[kind] for f in every.values()])) for kind in MEANS}
+        return logs | {f"{name}_{k}": v for name, found in every.items() for k, v in found.items()}
+
+    def _scored(self, model: nn.Module, name: str, batch: Batch) -> tuple[Tensor, Terms]:
+        return self.criterion.evaluated(model, batch, self.names.index(name), name)
+
+    def _score(self, metrics: Logs) -> float:
+        chosen = [metrics[name] for name in DEV if name in metrics]
+        return metrics["score"] if self.options.score == "official" else chosen[0]
+
+    def predict(
+        self, engine: Engine, model: nn.Module, split: str, passes: Passes
+    ) -> Sequence[dict]:
+        """Return the rows of `labelled_predictions` of each set, with its name as "set"."""
+        rows = []
+        for key, batches in passes.items():
+            name = key.partition("/")[2]
+            judge = partial(self._predicted, model, name)
+            data = self.labelled(name, split).data
+            found = labelled_predictions(engine, data, batches, judge)
+            rows += [{"set": name, **row} for row in found]
+        return rows
+
+    def _predicted(self, model: nn.Module, name: str, batch: Batch) -> Tensor:
+        return self._scored(model, name, batch)[0]
+
+    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+        """Return the leaderboard file of each set that is of a benchmark, for a split to be sent in."""
+        files: dict[str, str] = {}
+        for name, own in by_set(rows).items():
+            found = leaderboard_files(self.labelled(name, split).data, split, own)
+            # Two sets made of one benchmark's files have files of the same name.
+            files |= {f"{name}.{file}" if file in files else file: t for file, t in found.items()}
+        return files
+
+    def ensemble(
+        self, split: str, members: Sequence[Sequence[dict]]
+    ) -> tuple[Logs, Sequence[dict]]:
+        """Return each set's metrics and predictions of the mean of the runs' probabilities (values)."""
+        every: dict[str, Logs] = {}
+        rows: list[dict] = []
+        parts = [by_set(member) for member in members]
+        for name in parts[0]:
+            data = self.labelled(name, split).data
+            metrics, found = ensemble_of(data, [part.get(name, []) for part in parts])
+            rows += [{"set": name, **row} for row in found]
+            if metrics:
+                every[name] = metrics | {"score": self._score(metrics)}
+        if not every:
+            return {}, rows
+        logs = {"score": float(np.mean([found["score"] for found in every.values()]))}
+        named = {f"{name}_{k}": v for name, found in every.items() for k, v in found.items()}
+        return logs | named, rows
+
+
+def by_set(rows: Sequence[dict]) -> dict[str, list[dict]]:
+    """Return prediction rows by the labelled set that they are of."""
+    found: dict[str, list[dict]] = {}
+    for row in rows:
+        found.setdefault(row["set"], []).append(row)
+    return found

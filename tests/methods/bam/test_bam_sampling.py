@@ -1,0 +1,84 @@
+"""Shares of the sets: the table of the authors' code, draws, copies, epochs."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metaseq_lm.methods.bam.sampling import MixedEpochs, copies_and_weights, draws, shares
+
+# MRPC and STS-B are doubled with their texts swapped.
+GLUE = {
+    "CoLA": 8551,
+    "MNLI": 392702,
+    "MRPC": 7336,
+    "QNLI": 108436,
+    "QQP": 363869,
+    "SST-2": 67349,
+    "STS-B": 11498,
+    "RTE": 2490,
+}
+SHARES = [0.0203, 0.3581, 0.0181, 0.1364, 0.3382, 0.0954, 0.0253, 0.0080]
+COPIES = [3, 1, 3, 1, 1, 2, 2, 4]
+WEIGHTS = [0.863, 0.995, 0.897, 1.373, 1.014, 0.773, 1.203, 0.882]
+
+
+def test_the_table_of_the_authors_code() -> None:
+    copies, weights = copies_and_weights(GLUE, 0.75)
+    assert list(copies.values()) == COPIES
+    assert list(weights.values()) == pytest.approx(WEIGHTS, abs=6e-4)
+    assert shares(list(GLUE.values()), 0.75) == pytest.approx(SHARES, abs=6e-5)
+    total = sum(copies[name] * size for name, size in GLUE.items())
+    assert total == 1_080_322 and int(total / 128 * 6) == 50_640
+
+
+def test_copies_and_weights_make_the_shares() -> None:
+    """Copies alone miss them by up to a half, the weights make up for it, exactly."""
+    copies, weights = copies_and_weights(GLUE, 0.75)
+    seen = np.array([copies[n] * size * weights[n] for n, size in GLUE.items()])
+    assert seen / seen.sum() == pytest.approx(shares(list(GLUE.values()), 0.75), rel=1e-12)
+    assert copies_and_weights(GLUE, 1.0) == (dict.fromkeys(GLUE, 1), dict.fromkeys(GLUE, 1.0))
+
+
+sizes_of = st.lists(st.integers(1, 500), min_size=1, max_size=6)
+
+
+@given(sizes_of, st.floats(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_draws_are_the_nearest_whole_shares(sizes: list[int], exponent: float) -> None:
+    counts = draws(sizes, exponent)
+    assert sum(counts) == sum(sizes)
+    assert np.abs(np.array(counts) - shares(sizes, exponent) * sum(sizes)).max() < 1
+    assert draws(sizes, 1.0) == sizes
+
+
+@given(sizes_of, st.integers(1, 70), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_an_epoch_has_its_counts_and_every_row_as_often(
+    sizes: list[int], rows: int, seed: int
+) -> None:
+    """Batches are full and run on; in each epoch a set's rows are seen equally often, but for one."""
+    counts = draws(sizes, 0.5)
+    order = MixedEpochs(sizes, counts, rows, seed, "train")
+    total = sum(counts)
+    batches = [order.batch(i) for i in range(-(-2 * total // rows))]
+    assert {len(batch) for batch in batches} == {rows}
+    stream = np.concatenate(batches)
+    first = np.cumsum([0, *sizes])
+    for epoch in range(2):
+        seen = Counter(stream[epoch * total : (epoch + 1) * total].tolist())
+        for k, (size, count) in enumerate(zip(sizes, counts)):
+            own = [seen[row] for row in range(first[k], first[k] + size)]
+            assert sum(own) == count and max(own) - min(own) <= 1
+    again = MixedEpochs(sizes, counts, rows, seed, "train")
+    assert (again.batch(len(batches) - 1) == batches[-1]).all()
+
+
+def test_epochs_differ_and_are_mixed() -> None:
+    order = MixedEpochs([400, 100], [300, 200], 100, 1, "train")
+    batches = [order.batch(i) for i in range(10)]
+    assert not (np.sort(np.concatenate(batches[:5])) == np.sort(np.concatenate(batches[5:]))).all()
+    small = [(batch >= 400).mean() for batch in batches]
+    assert np.mean(small) == pytest.approx(0.4) and 0.2 < min(small) < max(small) < 0.6

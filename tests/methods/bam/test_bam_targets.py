@@ -1,0 +1,164 @@
+"""The loss in closed form: mixed targets, annealing's ends, ablations, weights, rates by layer."""
+
+from pathlib import Path
+from typing import Any
+
+import bam_bench
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from metaseq_lm.errors import UsageError
+from metaseq_lm.methods.bam.criterion import BamDistill
+from metaseq_lm.optim.layers import layer_multipliers
+
+RANGE = torch.tensor([[0.0, 1.0], [0.0, 1.0], [-6.0, 4.0]]).double()
+
+
+class Known(torch.nn.Module):
+    """Gives the scores it was told, as a model of three sets: 2 and 3 classes, real values."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        draw = np.random.default_rng(0)
+        self.found = {n: bam_bench.rng_batch(draw, (rows, k)) for n, k in zip("abc", (2, 3, 1))}
+
+    def forward(self, *_: Any) -> dict[str, Tensor]:
+        return self.found
+
+    def scaled(self, number: int, labels: Tensor) -> Tensor:
+        return (labels - RANGE[number, 0]) / RANGE[number, 1]
+
+
+def batch_of(share: float | None) -> dict[str, Any]:
+    """Return a batch of seven rows of the three sets; without a share, one without teachers."""
+    draw = np.random.default_rng(1)
+    batch: dict[str, Any] = dict.fromkeys(("tokens", "padding", "segments"))
+    batch |= {
+        "set": torch.tensor([0, 1, 2, 1, 2, 0, 1]),
+        "targets": torch.tensor([1, 2, 3.5, 0, -6, 0, 1]).double(),
+        "weights": torch.tensor([0.5, 2, 3, 2, 3, 0.5, 2]).double(),
+    }
+    if share is None:
+        return batch
+    return batch | {"teacher": bam_bench.rng_batch(draw, (7, 3)), "gold_share": share}
+
+
+def by_hand(model: Known, batch: dict[str, Any], share: float, temperature: float = 1.0) -> dict:
+    """Return the summed weighted loss of each set, row by row, from the definition."""
+    sums = dict.fromkeys("abc", 0.0)
+    for row in range(7):
+        number = int(batch["set"][row])
+        name, gold = "abc"[number], batch["targets"][row]
+        scores, teacher = model.found[name][row], batch.get("teacher")
+        if name == "c":
+            wanted = share * (gold + 6) / 4
+            wanted = wanted + (0 if teacher is None else (1 - share) * teacher[row, 0])
+            loss = (scores[0] - wanted) ** 2
+        else:
+            target = share * F.one_hot(gold.long(), len(scores)).double()
+            if teacher is not None:
+                soft = F.softmax(teacher[row, : len(scores)] / temperature, -1)
+                target = target + (1 - share) * soft
+            loss = F.cross_entropy(scores[None], target[None])
+        sums[name] += float(batch["weights"][row] * loss)
+    return sums
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0, None])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_targets_are_mixed_as_defined(share: float | None, temperature: float) -> None:
+    model, batch = Known(7), batch_of(share)
+    terms = BamDistill(temperature=temperature)(model, batch)
+    wanted = by_hand(model, batch, 1.0 if share is None else share, temperature)
+    for name, value in wanted.items():
+        term = terms[f"{name}_loss"]
+        assert float(term.sum) == pytest.approx(value, rel=1e-12) and term.per is None
+    assert ("gold_share" in terms) == (share is not None)
+    mean = BamDistill(batch_sum=False)(model, batch)
+    assert {t.per for n, t in mean.items() if n.endswith("_loss")} == {"rows"}
+
+
+def test_the_first_update_ignores_gold_and_the_last_hardly_sees_the_teacher() -> None:
+    """Annealing from 0 to 1: other gold labels change nothing at first, another teacher little at last."""
+    criterion, model = BamDistill(total_updates=1000), Known(7)
+
+    def loss(updates: int, change: str = "") -> float:
+        batch = batch_of(criterion.gold_share(updates))
+        if change:
+            batch[change] = batch[change].roll(1, 0) if change == "teacher" else 0 * batch[change]
+        return sum(float(t.sum) for n, t in criterion(model, batch).items() if "_loss" in n)
+
+    assert loss(0, "targets") == loss(0) and abs(loss(0, "teacher") - loss(0)) > 0.1
+    assert abs(loss(999, "targets") - loss(999)) > 0.1
+    assert 0 < abs(loss(999, "teacher") - loss(999)) < 0.05
+    shares = [criterion.gold_share(u) for u in (0, 250, 500, 999, 1000, 2000)]
+    assert shares == [0, 0.25, 0.5, 0.999, 1, 1]
+
+
+@pytest.mark.parametrize("weight, share", [(1.0, 0.0), (0.5, 0.5), (0.0, 1.0)])
+def test_ablations_are_fixed_weights_of_the_teacher(weight: float, share: float) -> None:
+    """The paper's lambda of 0 and 0.5 are the code's distill_weight of 1 and 0.5, at every update."""
+    criterion = BamDistill(annealing=False, distill_weight=weight, total_updates=10)
+    assert {criterion.gold_share(updates) for updates in (0, 5, 10)} == {share}
+
+
+def test_the_sigmoid_of_the_text_is_of_real_values_only() -> None:
+    model = Known(7)
+    plain, squashed = BamDistill(), BamDistill(sigmoid=True)
+    one, other = plain.scores(model, batch_of(None)), squashed.scores(model, batch_of(None))
+    assert torch.equal(other["c"], one["c"].sigmoid()) and torch.equal(other["a"], one["a"])
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [({"distill_weight": 1.1}, "share from 0 to 1"), ({"temperature": 0}, "above")],
+)
+def test_impossible_options(options: dict, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        BamDistill(**options)
+
+
+# ---------------------------------------------------------------- with a model
+
+
+def test_losses_of_a_model_are_those_of_its_rows_alone(bam_sets: Path) -> None:
+    """The mixed batch equals each row by itself through its own head, and evaluation through `final`."""
+    run = bam_bench.dry(bam_sets, "engine.precision=fp64")
+    run.model.eval()
+    rows = run.task.build_streams("train")["train"].micro_batches(0, run.trainer.shard)
+    (batch,) = run.trainer.engine.to_device(rows)
+    terms = run.task.criterion(run.model, batch)
+    wanted = dict.fromkeys(("words", "few", "values"), 0.0)
+    first = np.cumsum([0, *(len(run.task.labelled(name, "train")) for name in wanted)])
+    for sample in batch["samples"].tolist():
+        number = int(np.searchsorted(first, sample, side="right")) - 1
+        name = list(wanted)[number]
+        alone = run.task.labelled(name, "train").batch(np.array([sample - first[number]]), None)
+        tokens, segments = (torch.from_numpy(alone[k]) for k in ("tokens", "segments"))
+        scores = run.model(tokens, None, segments)[name]
+        target = torch.from_numpy(alone["targets"])
+        if name == "values":
+            loss = ((scores[:, 0] - (target - -6) / 4) ** 2).sum()
+        else:
+            loss = F.cross_entropy(scores, target)
+        wanted[name] += loss.item()
+    for name, value in wanted.items():
+        assert value > 0 and terms[f"{name}_loss"].sum.item() == pytest.approx(value, rel=1e-9)
+
+
+def test_rates_by_layer(bam_sets: Path) -> None:
+    """Heads 1, the shared pooler alpha, layer i alpha^(L + 1 - i), embeddings alpha^(L + 2)."""
+    run = bam_bench.dry(bam_sets, "model.encoder_layers=3", "optimizer.layer_decay=0.9")
+    names = [name for name, _ in run.model.named_parameters()]
+    found = layer_multipliers(names, 0.9, True)
+    assert {found[n] for n in names if n.startswith("heads.sets.")} == {1.0}
+    assert {found[n] for n in names if n.startswith("heads.pooler.")} == {0.9}
+    for layer in range(3):
+        (rate,) = {found[n] for n in names if f"layers.{layer}." in n}
+        assert rate == pytest.approx(0.9 ** (3 + 1 - layer))
+    assert found["encoder.embeddings.tokens.weight"] == pytest.approx(0.9 ** (3 + 2))
+    groups = run.trainer.engine.optimizers["main"].inner.param_groups
+    assert {round(g["lr"] / 0.01, 6) for g in groups} == {round(0.9**k, 6) for k in range(6)}
