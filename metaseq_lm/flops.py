@@ -1,9 +1,11 @@
 """FLOPs of a run: each shape of batch is counted once, then looked up."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -19,6 +21,29 @@ def signature(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(signature(v) for v in value)
     return None
+
+
+def _matrices(inputs: Sequence[int], weights: Sequence[Sequence[int]]) -> int:
+    return 2 * prod(inputs[:-1]) * sum(prod(w) for w in weights if len(w) == 2)
+
+
+def _fused(
+    inputs: Sequence[int], first: Any, second: Any, *rest: Any, out_shape: Any = None
+) -> int:
+    return _matrices(inputs, (first, second))
+
+
+def _cudnn(inputs: Sequence[int], weights: Any, *rest: Any, out_shape: Any = None) -> int:
+    return _matrices(inputs, weights)
+
+
+# LSTMs that are one operation, of which torch's counter knows nothing; backward is twice forward.
+LSTMS = {
+    torch.ops.aten.mkldnn_rnn_layer: _fused,
+    torch.ops.aten.mkldnn_rnn_layer_backward: lambda *a, **k: 2 * _fused(*a, **k),
+    torch.ops.aten._cudnn_rnn: _cudnn,
+    torch.ops.aten._cudnn_rnn_backward: lambda *a, **k: 2 * _cudnn(*a, **k),
+}
 
 
 class Untracked(contextlib.nullcontext):
@@ -39,7 +64,7 @@ class FlopMeter:
         """Add the FLOPs of the with block, whose cost is a function of the shapes in `work`."""
         name = f"{key(repr(signature(work))):016x}"
         if name not in self.known:
-            counter = FlopCounterMode(display=False)
+            counter = FlopCounterMode(display=False, custom_mapping=LSTMS)
             # Nobody asks which module they belong to, and torch's hooks for that break second
             # derivatives where a module is given a parameter.
             counter.mod_tracker = Untracked()  # type: ignore[assignment]

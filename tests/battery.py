@@ -83,6 +83,44 @@ QUESTIONS = [
     "task.beam=4",
     "task.batch_size=8",
 ]
+TRANSLATION = [
+    "model=lstm_encoder_decoder",
+    "model.layers=1",
+    "model.embed_dim=4",
+    "model.hidden_dim=8",
+    "model.output_dim=6",
+    "task.batch_size=8",
+    "task.bleu=false",
+]
+CVT_TRANSLATION = ["task=cvt_translation", "task.beam_size=2", *TRANSLATION]
+LARGER_IMAGES = [
+    "task=cvt_vision",
+    "task.labelled=40",
+    "task.valid_count=20",
+    "task.batch_size=8",
+    "task.unlabelled_batch_size=8",
+    "model=conv_large",
+    "model.width=0.01",
+    "model.groups=2",
+]
+MOVED = ["task.joint=true", "task.translate=2", "task.flip=true"]
+WORDS = [
+    "model=cnn_bilstm",
+    "model.word_embed_dim=6",
+    "model.char_embed_dim=3",
+    "model.char_filters=2",
+    "model.encoder_hidden_dim=6",
+    "model.second_hidden_dim=4",
+    "model.projection_dim=4",
+    "task.hidden_dim=6",
+    "task.batch_size=8",
+]
+CVT = ["task=cvt", "task.labelled=[chunk,dep]", "task.parser_dim=4", *WORDS]
+ABLATIONS = [
+    "criterion.all_sets=false",
+    "criterion.mean_teacher=true",
+    "criterion.gold_auxiliaries=true",
+]
 # A registered criterion that has no case here fails test_battery.
 CASES: dict[str, list[list[str]]] = {
     "masked_lm": [
@@ -151,6 +189,17 @@ CASES: dict[str, list[list[str]]] = {
         [*TARTAN, "criterion.weight_update=before", "criterion.scale_heads=false"],
         [*IMAGES, "criterion.meta_head_split=dev"],
     ],
+    "translation": [["task=translation", *TRANSLATION]],
+    "cvt_translation": [CVT_TRANSLATION],
+    "word_dropout_translation": [CVT_TRANSLATION],
+    "image_classification": [LARGER_IMAGES],
+    "cvt_vision": [[*LARGER_IMAGES, *MOVED, "criterion.perturbation=adversarial"]],
+    "vat_vision": [[*LARGER_IMAGES, "criterion.xi=1", "criterion.radius=1"]],
+    "tagging": [["task=tagging", "task.labelled=chunk", *WORDS]],
+    "parsing": [["task=parsing", "task.labelled=dep", "task.parser_dim=4", *WORDS]],
+    "cvt_aux": [[*CVT, "task.root=vector", *ABLATIONS]],
+    "word_dropout": [[*CVT, "task.label_fraction=0.5"]],
+    "vat": [[*CVT, "model.normalize_words=true", "criterion.xi=1"]],
     "wnli": [
         ["task=wnli", "task.labelled=WNLI", "task.tokens_per_sample=34", "task.batch_size=8"],
     ],
@@ -185,7 +234,13 @@ def configure(data: Path, save: Path, case: tuple[str, int], *more: str) -> Dict
         data = data.parent / "documents"
     if set(IMAGES) <= set(own):
         data = data.parent / "images"
-    if set(IMAGES) <= set(own) or set(LSTM) <= set(own):
+    if set(TRANSLATION) <= set(own):
+        data = data.parent / "parallel"
+    if set(LARGER_IMAGES) <= set(own):
+        data = data.parent / "larger_images"
+    if set(WORDS) <= set(own):
+        data = data.parent / "words"
+    if any(set(sizes) <= set(own) for sizes in (IMAGES, LSTM, TRANSLATION, LARGER_IMAGES, WORDS)):
         # Of a Transformer's options these have only the dropout.
         options = [o for o in options if not o.startswith("model.") or "model.dropout" in o]
     places = [f"data={data}", f"save_dir={save}", f"criterion={name}"]

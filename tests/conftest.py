@@ -7,10 +7,12 @@ from pathlib import Path
 
 import bam_data
 import image_data
+import parallel_data
 import pytest
 import squad_data
 import torch
 import wnli_data
+import word_data
 
 from metaseq_lm import plugins
 from metaseq_lm.cli import main
@@ -50,9 +52,20 @@ def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_pairs(text, data)
     bam_data.write_outputs(data, data.parent / "teacher", ("pairs", "scores"))
     image_data.write(data.parent / "images")
+    image_data.write(data.parent / "larger_images", size=16)
+    parallel_data.binarise(text, data.parent / "parallel")
+    word_data.binarise(text, data.parent / "words")
     squad_data.binarise(data, "squad", {"train": 6, "valid": 2})
     assert main(wnli_data.arguments(wnli_data.write(text / "wnli", 15), data)) == 0
     return data
+
+
+@pytest.fixture(scope="session")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder of words: text, the tagged sets "chunk" and "pos", the treebank "dep"."""
+    folder = tmp_path_factory.mktemp("sentences")
+    word_data.binarise(folder, folder / "data")
+    return folder / "data"
 
 
 def binarise_documents(text: Path, data: Path) -> None:

@@ -19,7 +19,7 @@ def make(count: int, seed: int, size: int = 8) -> Images:
     return Images(images.astype(np.uint8), labels, NAMES)
 
 
-def write(folder: Path) -> Path:
+def write(folder: Path, size: int = 8) -> Path:
     """Write a data folder: 40 images of each class for training, 20 for testing."""
-    save_images(folder, {"train": make(40, 1), "test": make(20, 2)}, NAMES)
+    save_images(folder, {"train": make(40, 1, size), "test": make(20, 2, size)}, NAMES)
     return folder

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from battery import configure, train
 
-from metaseq_lm.flops import FlopMeter, signature
+from metaseq_lm.flops import LSTMS, FlopMeter, signature
 
 
 def test_a_linear_layer_costs_what_it_should() -> None:
@@ -55,3 +55,24 @@ def test_counting_changes_nothing(moons: Path, tmp_path: Path) -> None:
     finally:
         FlopMeter.count = known  # type: ignore[method-assign]
     assert all(torch.equal(plain[n], counted[n]) for n in plain)
+
+
+def test_lstms_count_whatever_computes_them() -> None:
+    """oneDNN's kernel is one operation; by formula it costs what torch's own loop does."""
+    rows, length, width, cells = 3, 5, 20, 16
+    layer = torch.nn.LSTM(width, cells, batch_first=True)
+    x = torch.randn(rows, length, width, requires_grad=True)
+    found = []
+    for enabled in (True, False):
+        meter = FlopMeter()
+        with torch.backends.mkldnn.flags(enabled=enabled), meter.count(x):
+            layer(x)[0].sum().backward()
+        found.append(meter.total)
+    weights = 4 * cells * (width + cells)
+    assert found[0] == 3 * 2 * rows * length * weights
+    # The loop has no gradient of the state before the first word.
+    assert found[0] - found[1] in (0, 2 * rows * 4 * cells * cells)
+    # cuDNN's, by the shapes it is called with.
+    shapes = [(4 * cells, width), (4 * cells, cells), (4 * cells,), (4 * cells,)]
+    rule = LSTMS[torch.ops.aten._cudnn_rnn]
+    assert rule((rows, length, width), shapes, 4, None) == 2 * rows * length * weights

@@ -9,6 +9,13 @@ A task of GLUE or SuperGLUE from the folder of its official files, into DATA/CoL
     metaseq-lm preprocess --benchmark glue/CoLA --source CoLA --destdir DATA
 A task of SuperGLUE as plain texts, for a model that answers with its LM head (--task token_labels):
     metaseq-lm preprocess --benchmark superglue/WiC --as-text --source WiC --destdir DATA
+Parallel text, train.en and train.vi line by line, with a vocabulary for each side, into DATA/NAME:
+    metaseq-lm preprocess --parallel NAME --trainpref train --validpref dev --source-lang en \\
+        --target-lang vi --destdir DATA
+Sentences of whole words, for taggers and parsers, and sets of them with D's vocabulary:
+    metaseq-lm preprocess --words --trainpref text.txt --destdir DATA
+    metaseq-lm preprocess --tagged chunk --trainpref train.txt --validpref dev.txt --destdir DATA
+    metaseq-lm preprocess --treebank ewt --trainpref train.conllu --destdir DATA
 """
 
 import argparse
@@ -17,6 +24,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from metaseq_lm.cli import preprocess_parallel, preprocess_words
 from metaseq_lm.errors import UsageError
 
 HELP = "binarise a corpus or a labelled set"
@@ -58,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_tokenizer_arguments(parser.add_argument_group("a new tokenizer (corpus)").add_argument)
     _add_labelled_arguments(parser.add_argument_group("labelled sets").add_argument)
     _add_benchmark_arguments(parser.add_argument_group("benchmarks").add_argument)
+    preprocess_parallel.add_arguments(parser.add_argument_group("parallel text").add_argument)
+    preprocess_words.add_arguments(parser.add_argument_group("sentences of words").add_argument)
 
 
 def _add_tokenizer_arguments(add: Any) -> None:
@@ -143,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
         "vocab_size": 1,
         "min_frequency": 1,
         "task_tokens": 0,
+        "hold_out": 1,
     }.items():
         if getattr(args, name) is not None and getattr(args, name) < least:
             raise UsageError(f"{_flag(name)} {getattr(args, name)}: at least {least}")
@@ -155,6 +166,14 @@ def run(args: argparse.Namespace) -> int:
         command=command_line(args),
         documents=args.documents or "lines",
     )
+    if preprocess_words.asked(args):
+        _run_words(args, job)
+        return 0
+    _refuse(args, preprocess_words.OPTIONS, "needs --words, --tagged NAME or --treebank NAME")
+    if args.parallel is not None:
+        _run_parallel(args, job)
+        return 0
+    _refuse(args, preprocess_parallel.ONLY, "only applies to parallel text; give --parallel NAME")
     if args.benchmark is not None:
         _refuse(args, CORPUS_ONLY, "does not apply to labelled sets; they use D's tokenizer")
         _refuse(args, LABELLED_ONLY, "and --benchmark exclude each other; the benchmark says it")
@@ -197,6 +216,15 @@ def _splits(args: argparse.Namespace) -> dict[str, list[Path]]:
             raise UsageError(f"--split {text!r}: there is a split '{name}' already")
         splits[name] = [Path(path)]
     return splits
+
+
+def _run_words(args: argparse.Namespace, job: Any) -> None:
+    other = [name for name in CORPUS_ONLY if name not in preprocess_words.SHARED]
+    other += ["labelled", "benchmark", *LABELLED_ONLY, *BENCHMARK_ONLY, *preprocess_parallel.ONLY]
+    _refuse(args, ("parallel", *other), "does not apply to sentences of words")
+    _refuse(args, *preprocess_words.unfit(args))
+    name = args.tagged if args.tagged is not None else args.treebank
+    preprocess_words.run(args, job if name is None else _inside(job, name))
 
 
 def _run_corpus(args: argparse.Namespace, job: Any) -> None:
@@ -288,12 +316,20 @@ def _run_benchmark(args: argparse.Namespace, job: Any) -> None:
     preprocess_benchmark(job, args.benchmark, tokenizer, not args.no_double, bool(args.as_text))
 
 
+def _run_parallel(args: argparse.Namespace, job: Any) -> None:
+    _refuse(args, preprocess_parallel.REFUSED, "does not apply to parallel text")
+    if not NAME.fullmatch(args.parallel):
+        raise UsageError(f"--parallel {args.parallel!r}: letters, digits, '_' and '-' only")
+    args.tokenizer = args.tokenizer or "word"
+    preprocess_parallel.run(args, job, args.tokenizer, _kind_options(args))
+
+
 def _inside(job: Any, name: str) -> Any:
     """Return the job for a labelled set NAME in the folder of a corpus."""
     from dataclasses import replace
 
     if not NAME.fullmatch(name):
-        raise UsageError(f"--labelled {name!r}: letters, digits, '_' and '-' only")
+        raise UsageError(f"name of a set {name!r}: letters, digits, '_' and '-' only")
     return replace(job, destdir=job.destdir / name)
 
 

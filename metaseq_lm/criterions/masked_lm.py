@@ -21,13 +21,17 @@ def copy_sums(items: Tensor, batch: Batch) -> Tensor:
     return items.flatten(1).sum(1) if batch["tokens"].dim() == 3 else items.sum()
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each position, 0 where the target is -1; logits (..., V), targets (...)."""
+def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Return the loss of each position, 0 where the target is -1; logits (..., V), targets (...).
+
+    With label smoothing e the target is 1 - e of the label and e spread evenly over all V.
+    """
     losses = F.cross_entropy(
         full_precision(logits.flatten(0, -2)),
         targets.flatten(),
         ignore_index=IGNORE,
         reduction="none",
+        label_smoothing=label_smoothing,
     )
     return losses.view(targets.shape)
 

@@ -18,6 +18,7 @@ from metaseq_lm.data.tokenizer_base import Tokenizer
 from metaseq_lm.errors import MetaseqError
 from metaseq_lm.files import free_bytes, human_bytes
 
+WORDS = ("words", "tags", "trees")  # kinds of manifests that data/words writes
 OK, WARNING, ERROR = "ok", "warning", "error"
 LITTLE_SPACE = 2 << 30
 MANY_DUPLICATES = 0.1
@@ -102,6 +103,12 @@ def examine(folder: Path, full: bool) -> Iterator[Finding]:
             yield Finding(ERROR, str(error))
     else:
         yield Finding(WARNING, f"{folder}: no {MANIFEST_FILE} to compare the files with")
+    if manifest is not None and manifest.kind in WORDS:
+        from metaseq_lm.data.words import doctor  # it builds on this module
+
+        whole = manifest.kind == WORDS[0]
+        yield from doctor.word_data(folder, full) if whole else doctor.word_set(folder, full)
+        return
     if manifest is not None and manifest.kind != CORPUS:
         yield from labelled_set(folder, None, full)
         return

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from metaseq_lm.criterions import Batch
 from metaseq_lm.data.manifest import FILE_NAME, Manifest
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.files import write_atomic
@@ -56,6 +57,42 @@ class Images:
                 f"{place}: labels from {labels.min()} to {labels.max()}, but there are "
                 f"{len(self.names)} names of classes"
             )
+
+
+@dataclass(frozen=True)
+class ClassifiedImages:
+    """Images as the scorers of labelled sets want them, and as batches."""
+
+    images: Images
+    regression = False
+    benchmark = ""
+    rows = None
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The classes (N,)."""
+        return self.images.labels
+
+    @property
+    def label_names(self) -> list[str]:
+        """The names of the classes."""
+        return list(self.images.names)
+
+    def batch(
+        self,
+        mean: Sequence[float],
+        sd: Sequence[float],
+        samples: np.ndarray,
+        keys: np.ndarray,
+        width: int,
+    ) -> Batch:
+        """Return images (B, C, H, W), normalised, and targets (B,); the size is "rows"."""
+        return {
+            "images": normalised(self.images.images[samples], mean, sd),
+            "targets": self.labels[samples],
+            "samples": samples,
+            "sizes": {"rows": len(samples)},
+        }
 
 
 def load_images(folder: str | Path, split: str) -> Images:
@@ -113,3 +150,22 @@ def normalised(images: np.ndarray, mean: Sequence[float], sd: Sequence[float]) -
     scaled = images.astype(np.float32) / 255 - np.asarray(mean, np.float32)
     scaled /= np.asarray(sd, np.float32)
     return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
+
+
+def moved(images: np.ndarray, shifts: np.ndarray, flips: np.ndarray) -> np.ndarray:
+    """Return images (B, H, W, C), each moved by its shifts (B, 2) in pixels and mirrored where asked.
+
+    Row 0 of the shifts is down, row 1 to the right, both at most H - 1 or W - 1 either way; what
+    comes in at an edge is the image reflected there. `flips` (B,) is boolean: left and right change.
+    """
+    count, height, width, _ = images.shape
+    down = reflected(np.arange(height) - shifts[:, :1], height)  # (B, H)
+    right = reflected(np.arange(width) - shifts[:, 1:], width)
+    right = np.where(flips[:, None], right[:, ::-1], right)
+    return images[np.arange(count)[:, None, None], down[:, :, None], right[:, None, :]]
+
+
+def reflected(places: np.ndarray, size: int) -> np.ndarray:
+    """Return places that lie outside 0 to size - 1 mirrored at the first or the last one."""
+    places = np.abs(places)
+    return np.where(places >= size, 2 * (size - 1) - places, places)

@@ -34,25 +34,26 @@ def _read_options(path: Path) -> dict[str, Any]:
     return options
 
 
-def _own_source(folder: Path) -> Source:
+def _own_source(folder: Path, prefix: str) -> Source:
     """Return what the options file of a folder and the model file it asks for hold."""
-    options = _read_options(folder / OPTIONS_FILE)
+    options = _read_options(folder / (prefix + OPTIONS_FILE))
     name = tokenizer_class(options["tokenizer"]).model_file
-    path = folder / (name or DICT_FILE)
+    path = folder / (prefix + (name or DICT_FILE))
     if not path.is_file():
         raise MetaseqError(f"{path}: no such file, but {options['tokenizer']} needs it")
     return Source(options["tokenizer"], path, path.read_bytes() if name else b"", options)
 
 
-def load_tokenizer(folder: str | Path) -> Tokenizer:
+def load_tokenizer(folder: str | Path, prefix: str = "") -> Tokenizer:
     """Open the tokenizer of a data folder; MetaseqError if it is missing, damaged or inconsistent.
 
-    The rows of `dict.txt` must be exactly the symbols of the model.
+    The rows of `dict.txt` must be exactly the symbols of the model. With a `prefix` it is the one
+    that was saved with it.
     """
     folder = Path(folder)
-    own = (folder / OPTIONS_FILE).is_file()
-    source = _own_source(folder) if own else foreign_source(folder)
-    dictionary = folder / DICT_FILE
+    own = bool(prefix) or (folder / OPTIONS_FILE).is_file()
+    source = _own_source(folder, prefix) if own else foreign_source(folder)
+    dictionary = folder / (prefix + DICT_FILE)
     vocabulary = Vocabulary.load(dictionary) if dictionary.is_file() else None
     kind = tokenizer_class(source.kind)
     try:

@@ -101,17 +101,22 @@ class Tokenizer(ABC):
         digest.update(self.model_bytes())
         return digest.hexdigest()
 
-    def save(self, folder: str | Path) -> list[str]:
-        """Write the tokenizer into an existing folder and return the names of its files."""
+    def save(self, folder: str | Path, prefix: str = "") -> list[str]:
+        """Write the tokenizer into an existing folder and return the names of its files.
+
+        The names begin with `prefix`, for a folder that has several tokenizers.
+        """
         folder = Path(folder)
         options = {"tokenizer": self.name, "version": OPTIONS_VERSION, **self.options}
         text = json.dumps(options, indent=2, sort_keys=True) + "\n"
-        write_atomic(folder / OPTIONS_FILE, text.encode("utf-8"))
-        self.vocabulary.save(folder / DICT_FILE)
+        names = [prefix + OPTIONS_FILE, prefix + DICT_FILE]
+        write_atomic(folder / names[0], text.encode("utf-8"))
+        self.vocabulary.save(folder / names[1])
         if self.model_file is None:
-            return [OPTIONS_FILE, DICT_FILE]
-        write_atomic(folder / self.model_file, self.model_bytes())
-        return [OPTIONS_FILE, DICT_FILE, self.model_file]
+            return names
+        names.append(prefix + self.model_file)
+        write_atomic(folder / names[2], self.model_bytes())
+        return names
 
 
 def characters_of_bytes(text: str) -> np.ndarray:

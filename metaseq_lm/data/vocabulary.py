@@ -46,6 +46,35 @@ def _unescape(text: str) -> str:
     return "\\".join(part.replace("\\n", "\n") for part in text.split("\\\\"))
 
 
+def save_symbols(path: Path, symbols: Sequence[str], counts: Sequence[int]) -> None:
+    """Write `symbol count` per line, a line break inside a symbol as \\\\n and a backslash as two.
+
+    Nothing else is changed. The file is replaced as a whole.
+    """
+    rows = (f"{_escape(s)} {c}\n" for s, c in zip(symbols, counts))
+    write_atomic(path, "".join(rows).encode("utf-8"))
+
+
+def load_symbols(path: Path) -> tuple[list[str], list[int]]:
+    """Read what `save_symbols` wrote; a malformed file is a MetaseqError naming the line."""
+    if not path.is_file():
+        raise MetaseqError(f"{path}: no such file; 'metaseq-lm preprocess' writes it")
+    rows = path.read_bytes().split(b"\n")
+    if rows.pop():
+        raise MetaseqError(f"{path}: the last line is cut off; preprocess again")
+    symbols, counts = [], []
+    for number, row in enumerate(rows, 1):
+        symbol, space, count = row.rpartition(b" ")
+        if not space or not count.isdigit() or len(count) > 18 or len(row) > LONGEST_ROW:
+            raise MetaseqError(f"{path}:{number}: expected 'symbol count', found {row[:80]!r}")
+        try:
+            symbols.append(_unescape(symbol.decode("utf-8")))
+        except UnicodeDecodeError as error:
+            raise MetaseqError(f"{path}:{number}: not valid UTF-8 ({error.reason})") from error
+        counts.append(int(count))
+    return symbols, counts
+
+
 class Vocabulary:
     """The symbols of a tokenizer in id order, with how often each occurs in the training text.
 
@@ -133,28 +162,13 @@ class Vocabulary:
         A line break inside a symbol is written as \\\\n and a backslash as two, nothing else is
         changed. The file is replaced as a whole.
         """
-        rows = (f"{_escape(s)} {c}\n" for s, c in zip(self.symbols, self.counts))
-        write_atomic(Path(path), "".join(rows).encode("utf-8"))
+        save_symbols(Path(path), self.symbols, self.counts)
 
     @classmethod
     def load(cls, path: str | Path) -> "Vocabulary":
         """Read a `dict.txt`; a malformed one is a MetaseqError naming the line."""
         path = Path(path)
-        if not path.is_file():
-            raise MetaseqError(f"{path}: no such file; 'metaseq-lm preprocess' writes it")
-        rows = path.read_bytes().split(b"\n")
-        if rows.pop():
-            raise MetaseqError(f"{path}: the last line is cut off; preprocess again")
-        symbols, counts = [], []
-        for number, row in enumerate(rows, 1):
-            symbol, space, count = row.rpartition(b" ")
-            if not space or not count.isdigit() or len(count) > 18 or len(row) > LONGEST_ROW:
-                raise MetaseqError(f"{path}:{number}: expected 'symbol count', found {row[:80]!r}")
-            try:
-                symbols.append(_unescape(symbol.decode("utf-8")))
-            except UnicodeDecodeError as error:
-                raise MetaseqError(f"{path}:{number}: not valid UTF-8 ({error.reason})") from error
-            counts.append(int(count))
+        symbols, counts = load_symbols(path)
         try:
             return cls(symbols, counts)
         except ValueError as error:

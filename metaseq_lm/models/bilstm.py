@@ -102,9 +102,13 @@ class BiLSTM(nn.Module):
         return torch.cat([ahead, back], dim=-1).view(*tokens.shape, -1)
 
 
-def projected_lstm(width: int, cells: int) -> nn.LSTM:
-    """Return one LSTM layer that starts by remembering: the bias of its forget gate is 1."""
-    lstm = nn.LSTM(width, cells, batch_first=True, proj_size=width)
+def projected_lstm(width: int, cells: int, inputs: int = 0) -> nn.LSTM:
+    """Return one LSTM layer that starts by remembering: the bias of its forget gate is 1.
+
+    Its `cells` are projected to `width` unless they are equal; its input has `inputs` or `width`.
+    """
+    projection = 0 if cells == width else width
+    lstm = nn.LSTM(inputs or width, cells, batch_first=True, proj_size=projection)
     with torch.no_grad():
         for name in ("bias_ih_l0", "bias_hh_l0"):
             bias = getattr(lstm, name)

@@ -6,11 +6,13 @@ Shapes: B images, C channels, H height, W width.
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm import distributed
 from metaseq_lm.config import option
 from metaseq_lm.errors import UsageError
 from metaseq_lm.models.layers import Dropout
@@ -60,11 +62,35 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
             layer.frozen = False
 
 
-def norm_of(config: WideResNetConfig, channels: int) -> nn.Module:
-    """Return the normalisation of a layer."""
+class Normed(Protocol):
+    """Options of a network of which a layer's normalisation follows: `norm` is one of NORMS."""
+
+    norm: str
+    groups: int
+
+
+def norm_of(config: Normed, channels: int) -> nn.Module:
+    """Return the normalisation of a layer; UsageError for an unknown one, or groups that do not fit."""
+    if config.norm not in NORMS:
+        raise UsageError(f"model.norm is '{config.norm}'; one of {', '.join(NORMS)}")
     if config.norm == "group":
+        if config.groups < 1 or channels % config.groups:
+            raise UsageError(
+                f"model.groups is {config.groups}, but a layer has {channels} channels; the groups must "
+                "divide them"
+            )
         return nn.GroupNorm(config.groups, channels)
     return BatchNorm(channels)
+
+
+def check_whole_batches(norm: str, largest: int, micro_batch_size: int) -> None:
+    """Raise UsageError where batch normalisation would see parts of a batch of `largest` rows."""
+    if norm == "batch" and (0 < micro_batch_size < largest or distributed.world_size() > 1):
+        raise UsageError(
+            "batch normalisation takes its statistics from a whole batch, so micro-batches and "
+            "several processes would change the results; use one process with "
+            "engine.micro_batch_size=0, or model.norm=group"
+        )
 
 
 class Block(nn.Module):
@@ -101,12 +127,10 @@ class WideResNet(nn.Module):
         blocks, rest = divmod(config.depth - 4, 6)
         if rest or blocks < 1:
             raise UsageError(f"model.depth is {config.depth}; it must be 10, 16, 22, ... (6 n + 4)")
-        if config.norm not in NORMS:
-            raise UsageError(f"model.norm is '{config.norm}'; one of {', '.join(NORMS)}")
-        if min(config.width, config.channels, config.groups) < 1 or 16 % config.groups:
+        if min(config.width, config.channels) < 1:
             raise UsageError(
-                f"model.width, channels and groups are {config.width}, {config.channels} and "
-                f"{config.groups}; the first two must be at least 1, groups 1, 2, 4, 8 or 16"
+                f"model.width and model.channels are {config.width} and {config.channels}; both must be "
+                "at least 1"
             )
         self.stem = nn.Conv2d(config.channels, 16, 3, padding=1, bias=False)
         layers, inputs = [], 16

@@ -60,6 +60,22 @@ def inverse_sqrt(warmup_updates: int) -> Schedule:
 
 
 @dataclass
+class DampedInverseSqrtConfig:
+    """Linear warm-up, times 1 / (1 + damping sqrt(step)), for ever (Clark et al. 2018)."""
+
+    warmup_updates: int = option(5000, "updates to warm up (only in the authors' code)")
+    damping: float = option(0.005, "how fast the rate falls; 0 keeps it")
+
+
+@register_schedule("damped_inverse_sqrt", dataclass=DampedInverseSqrtConfig)
+def damped_inverse_sqrt(warmup_updates: int, damping: float) -> Schedule:
+    """Return min(1, step / W) / (1 + damping sqrt(step)); UsageError for a negative damping."""
+    if damping < 0:
+        raise UsageError(f"schedule.damping must not be negative, got {damping}")
+    return lambda step: warmup(step, warmup_updates) / (1.0 + damping * step**0.5)
+
+
+@dataclass
 class PolynomialConfig:
     """Polynomial decay to `end` over the whole run, multiplied by a linear warm-up (BERT, ELECTRA)."""
 

@@ -18,6 +18,7 @@ FAMILIES = {
     "electra": "step time and peak memory of ELECTRA-small against a pair of transformers models",
     "soft": "soft labels at NLP size against a masked-LM step of transformers",
     "bam": "an update of BAM on eight sets with stored teachers against plain fine-tuning on one",
+    "cvt": "Cross-View Training: its steps against a plain BiLSTM tagger, many heads against one set's",
     "preprocess": "byte-level BPE against encode_batch_fast of tokenizers",
     "windows": "windows and masks against DataLoader and the collator of transformers",
 }

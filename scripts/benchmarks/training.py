@@ -16,8 +16,8 @@ from metaseq_lm.data.indexed import IndexedWriter
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.engine import Logs
-from metaseq_lm.run import Run, build_task
 from metaseq_lm.fetcher import Fetcher
+from metaseq_lm.run import Run, build_task
 
 ALWAYS = ("engine.device=cpu", "engine.threads=1", "engine.tensorboard=false")
 

@@ -69,7 +69,7 @@ def test_group_norm_takes_each_image_by_itself() -> None:
         {"depth": 4},
         {"norm": "layer"},
         {"norm": "group", "groups": 3},
-        {"groups": 0},
+        {"norm": "group", "groups": 0},
         {"width": 0},
         {"channels": 0},
     ],

@@ -3,7 +3,13 @@
 import pytest
 
 from metaseq_lm.errors import UsageError
-from metaseq_lm.optim.schedules import constant, inverse_sqrt, linear, polynomial
+from metaseq_lm.optim.schedules import (
+    constant,
+    damped_inverse_sqrt,
+    inverse_sqrt,
+    linear,
+    polynomial,
+)
 
 
 @pytest.mark.parametrize("warmup", [1, 4, 1000])
@@ -81,3 +87,13 @@ def test_share_of_warmup() -> None:
 def test_impossible_settings(build: object) -> None:
     with pytest.raises(UsageError, match="must"):
         build()  # type: ignore[operator]
+
+
+def test_damped_inverse_sqrt() -> None:
+    """Clark et al. 2018: 0.5 min(1, t / 5000) / (1 + 0.005 sqrt(t))."""
+    factor = damped_inverse_sqrt(5000, 0.005)
+    rates = {1: 9.9502e-5, 2500: 0.2, 5000: 0.369398, 10_000: 1 / 3, 40_000: 0.25, 10**6: 1 / 12}
+    assert {step: 0.5 * factor(step) for step in rates} == pytest.approx(rates, rel=1e-5)
+    assert [damped_inverse_sqrt(0, 0.0)(step) for step in (1, 100)] == [1, 1]
+    with pytest.raises(UsageError, match="damping"):
+        damped_inverse_sqrt(1, -1.0)

@@ -15,10 +15,10 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm import distributed, randomness
+from metaseq_lm import randomness
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
-from metaseq_lm.data.images import Images, load_images, normalised, require_channels
+from metaseq_lm.data.images import ClassifiedImages, Images, load_images, require_channels
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import MetaseqError, UsageError
@@ -26,7 +26,7 @@ from metaseq_lm.methods.tartan import data, update
 from metaseq_lm.methods.tartan.criterion import CLASSES, Meta, MultiTask
 from metaseq_lm.methods.tartan.model import META, probabilities, scores_of
 from metaseq_lm.methods.tartan.update import AUXILIARY, BODY, DEV, ENDTASK, FIT, HEAD
-from metaseq_lm.models.wide_resnet import WideResNet, WideResNetConfig
+from metaseq_lm.models.wide_resnet import WideResNet, WideResNetConfig, check_whole_batches
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.registry import nearest, register_task
 from metaseq_lm.tasks import Batches, Passes, Task, options_of
@@ -61,35 +61,6 @@ class TartanVisionConfig:
     )
     head_lr: Optional[float] = option(None, "rate of the end task's head (null = optimizer.lr)")
     head_weight_decay: float = option(0.0, "weight decay of the end task's head")
-
-
-@dataclass(frozen=True)
-class Classified:
-    """A part of an image set as scorers want it: the classes of one task only."""
-
-    images: Images
-    regression = False
-    benchmark = ""
-    rows = None
-
-    @property
-    def labels(self) -> np.ndarray:
-        """The classes (N,)."""
-        return self.images.labels
-
-    @property
-    def label_names(self) -> list[str]:
-        """The names of the classes."""
-        return list(self.images.names)
-
-    def batch(self, how: DictConfig, samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
-        """Return images (B, C, H, W), normalised, and targets (B,); the size is "rows"."""
-        return {
-            "images": normalised(self.images.images[samples], how.mean, how.sd),
-            "targets": self.labels[samples],
-            "samples": samples,
-            "sizes": {"rows": len(samples)},
-        }
 
 
 def only(images: Images, classes: Sequence[int]) -> Images:
@@ -144,23 +115,12 @@ class TartanVisionTask(Task):
             raise UsageError(f"task.train_on is '{options.train_on}'; one of {', '.join(TRAIN_ON)}")
         if isinstance(self.criterion, Meta) and options.train_on != "both":
             raise UsageError("criterion tartan_meta weighs tasks; it needs task.train_on=both")
-        self.check_batches()
+        largest = max(options.batch_size, options.dev_batch_size, options.meta_head_batch_size)
+        check_whole_batches(config.model.norm, largest, config.engine.micro_batch_size)
         self.members = [AUXILIARY + OTHER, ENDTASK]
         if options.train_on != "both":
             self.members = [self.members[options.train_on == "target"]]
         self.criterion.start(len(self.members))
-
-    def check_batches(self) -> None:
-        """Raise UsageError where batch normalisation would see parts of a batch."""
-        size, world = self.config.engine.micro_batch_size, distributed.world_size()
-        options = self.options
-        largest = max(options.batch_size, options.dev_batch_size, options.meta_head_batch_size)
-        if self.config.model.norm == "batch" and (0 < size < largest or world > 1):
-            raise UsageError(
-                "batch normalisation takes its statistics from a whole batch, so micro-batches and "
-                "several processes would change the results; use one process with "
-                "engine.micro_batch_size=0, or model.norm=group"
-            )
 
     # ---------------------------------------------------------------- data
 
@@ -184,25 +144,26 @@ class TartanVisionTask(Task):
         return target, others
 
     @cached_property
-    def parts(self) -> dict[str, Classified]:
+    def parts(self) -> dict[str, ClassifiedImages]:
         """The images of the auxiliary task, and the target's for training and development."""
         images, (target, others) = load_images(self.data, "train"), self.classes
         train, dev = cut(only(images, target), self.options)
         found = {OTHER: only(images, others), "train": train, "valid": dev}
-        return {name: Classified(part) for name, part in found.items()}
+        return {name: ClassifiedImages(part) for name, part in found.items()}
 
-    def labelled(self, split: str) -> Classified:
+    def labelled(self, split: str) -> ClassifiedImages:
         """Return the target's images: "train" and "valid" are cut from the training split."""
         if split in ("train", "valid"):
             return self.parts[split]
         target = only(load_images(self.data, split), self.classes[0])
-        return Classified(target[np.arange(len(target))[: self.options.test_limit or None]])
+        return ClassifiedImages(target[np.arange(len(target))[: self.options.test_limit or None]])
 
-    def stream(self, name: str, order: Order, part: Classified, head: str) -> Stream:
+    def stream(self, name: str, order: Order, part: ClassifiedImages, head: str) -> Stream:
         """Return a stream whose batches name their head; an image counts as one token."""
-        rows = data.Rows(np.ones(len(part.labels), np.int64), partial(part.batch, self.options))
-        collate = partial(data.finished, rows.collate, head, False)
-        return Stream(name, order, collate, self.config.seed, rows.lengths)
+        batch = partial(part.batch, list(self.options.mean), list(self.options.sd))
+        collate = partial(data.finished, batch, head, False)
+        lengths = np.ones(len(part.labels), np.int64)
+        return Stream(name, order, collate, self.config.seed, lengths)
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         options, seed = self.options, self.config.seed

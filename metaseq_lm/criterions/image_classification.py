@@ -1,0 +1,28 @@
+"""Classification of images by cross-entropy."""
+
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.registry import register_criterion
+
+
+def class_terms(logits: Tensor, targets: Tensor) -> Terms:
+    """Return the mean loss and the accuracy of logits (B, K) and targets (B,)."""
+    with torch.no_grad():
+        right = (logits.argmax(-1) == targets).sum()
+    return {
+        "cross_entropy": Term(cross_entropy(logits, targets).sum(), "rows"),
+        "accuracy": Term(right.to(logits.dtype), "rows", weight=0.0),
+    }
+
+
+@register_criterion("image_classification")
+class ImageClassification(Criterion):
+    """The loss of a network's primary head on labelled images: supervised learning alone."""
+
+    tasks = ("cvt_vision",)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        return class_terms(model(batch["images"]), batch["targets"])

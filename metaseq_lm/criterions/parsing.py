@@ -1,0 +1,14 @@
+"""Cross-entropy of the head and the relation of every word (Clark et al. 2018)."""
+
+from metaseq_lm.criterions.tagging import WordLabels
+from metaseq_lm.registry import register_criterion
+
+
+@register_criterion("parsing")
+class Parsing(WordLabels):
+    """The mean over words of the cross-entropy over all pairs of a head and a relation, not smoothed."""
+
+    tasks = ("parsing", "cvt")
+
+    def __init__(self) -> None:
+        super().__init__(label_smoothing=0.0)

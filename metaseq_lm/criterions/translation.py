@@ -1,0 +1,47 @@
+"""Translation by an encoder-decoder: cross-entropy of each target token given those before it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
+from metaseq_lm.registry import register_criterion
+
+
+@dataclass
+class TranslationConfig:
+    """How targets are smoothed."""
+
+    label_smoothing: float = option(0.0, "share of each target that is spread over the vocabulary")
+
+
+def target_terms(logits: Tensor, targets: Tensor, label_smoothing: float) -> Terms:
+    """Return the loss and the accuracy per target token; logits (B, T, V), targets (B, T)."""
+    with torch.no_grad():
+        hits = ((logits.argmax(-1) == targets) & (targets != IGNORE)).sum()
+    losses = cross_entropy(logits, targets, label_smoothing)
+    return {
+        "cross_entropy": Term(losses.sum(), "targets"),
+        "accuracy": Term(hits.to(losses.dtype), "targets", weight=0.0),
+    }
+
+
+@register_criterion("translation", dataclass=TranslationConfig)
+class Translation(Criterion):
+    """The loss of the primary head on targets that are known (teacher forcing).
+
+    Targets are smoothed in training only.
+    """
+
+    tasks: tuple[str, ...] = ("translation", "cvt_translation")
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        smoothing = self.label_smoothing if model.training else 0.0
+        logits = model(batch["tokens"], batch["padding"], batch["inputs"])
+        return target_terms(logits, batch["targets"], smoothing)

@@ -1,0 +1,1 @@
+"""Sentences of words: vocabularies of whole words, tagged sets, treebanks, unlabelled text."""

@@ -1,0 +1,78 @@
+"""Sentences of words to arrays: a row is `<start> words <end>`, with characters and labels beside.
+
+Shapes: B sentences, S positions of a row (words, start and end), M characters of a word.
+"""
+
+import numpy as np
+
+from metaseq_lm.criterions import Batch
+from metaseq_lm.data.words.sets import WordSet
+from metaseq_lm.data.words.vocabulary import WordVocabulary
+
+LONGEST_WORD = 20
+# Padding, word start, the characters, word end, padding. Always so wide: what a convolution and a
+# maximum over the padding give must not depend on the other words of the batch.
+CHARACTERS = LONGEST_WORD + 4
+
+
+def word_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> Batch:
+    """Return `sentences` (B,) as arrays for rows of at least `width` words, S = width + 2.
+
+    "tokens" int64 (B, S), word ids with start and end; "padding" bool (B, S); "scored" bool (B, S),
+    true at words; "characters" int64 (B, S, M), each word as padding, word start, its first 20
+    characters, word end, padding (start and end have no characters, padding is all padding);
+    "lengths" int64 (B,) in words. For tags and trees "labels" int64 (B, S), -1 where no word stands;
+    for trees "heads" int64 (B, S), positions in the row, 0 (that of <start>) for the root, -1 where no
+    word stands, and "counted" bool (B, S), words that are no punctuation. "sizes": "rows" and "words".
+    """
+    rows = np.asarray(sentences, np.int64)
+    lengths = data.lengths[rows]
+    shape = len(rows), max(width, int(lengths.max(initial=0))) + 2
+    at = np.arange(shape[1])
+    # A word i, from 1, stands at position i, so heads need no shift.
+    scored = (at >= 1) & (at <= lengths[:, None])
+
+    def spread(values: np.ndarray, fill: int | bool) -> np.ndarray:
+        out = np.full(shape, fill, bool if isinstance(fill, bool) else np.int64)
+        out[scored] = values
+        return out
+
+    tokens = spread(data.words.gather(rows, 0)[0][_inside(lengths)], WordVocabulary.PAD)
+    tokens[:, 0] = WordVocabulary.START
+    tokens[np.arange(len(rows)), lengths + 1] = WordVocabulary.END
+    batch: Batch = {
+        "tokens": tokens,
+        "padding": at > lengths[:, None] + 1,
+        "scored": scored,
+        "characters": _characters(data, rows, scored, lengths),
+        "lengths": lengths,
+        "sizes": {"rows": len(rows), "words": int(lengths.sum())},
+    }
+    if data.labels is not None:
+        batch["labels"] = spread(data.labels.gather(rows, 0)[0][_inside(lengths)], -1)
+    if data.heads is not None:
+        batch["heads"] = spread(data.heads.gather(rows, 0)[0][_inside(lengths)], -1)
+        batch["counted"] = spread(~data.punctuation(rows), False)
+    return batch
+
+
+def _inside(lengths: np.ndarray) -> np.ndarray:
+    return np.arange(int(lengths.max(initial=0))) < lengths[:, None]
+
+
+def _characters(
+    data: WordSet, rows: np.ndarray, scored: np.ndarray, lengths: np.ndarray
+) -> np.ndarray:
+    forms, which = np.unique(data.form_numbers(rows), return_inverse=True)
+    ids, counts = data.characters(forms, LONGEST_WORD)
+    spelled = np.zeros((len(forms), CHARACTERS), np.int64)
+    spelled[:, 2:-2] = ids
+    spelled[:, 1] = WordVocabulary.WORD_START
+    spelled[np.arange(len(forms)), counts + 2] = WordVocabulary.WORD_END
+    out = np.zeros((*scored.shape, CHARACTERS), np.int64)
+    out[scored] = spelled[which.ravel()]
+    ends = np.arange(len(rows)), lengths + 1
+    for place in ((slice(None), 0), ends):
+        out[place[0], place[1], 1] = WordVocabulary.WORD_START
+        out[place[0], place[1], 2] = WordVocabulary.WORD_END
+    return out

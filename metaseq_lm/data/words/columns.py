@@ -1,0 +1,162 @@
+"""Sentences in CoNLL columns: a word and its label per line, a blank line after each sentence.
+
+Words and labels stand between white space in the first and last column unless other columns are
+named; lines of documents (-DOCSTART-) are passed over (Clark et al. 2018, code).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from metaseq_lm.data.text import OPENERS, numbered_lines
+from metaseq_lm.errors import MetaseqError
+
+DOCUMENT = "-DOCSTART-"
+# Not Python's split: a no-break space may be a part of a word.
+_FIELD = re.compile(r"[^ \t\r\f\v]+")
+_HEAD = re.compile(r"(0|[1-9][0-9]*)-(.+)")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """The words of a sentence, their labels, heads (trees only) and line numbers in `path`."""
+
+    path: Path
+    lines: list[int]
+    words: list[str]
+    labels: list[str]
+    heads: list[int] | None = None
+
+    def place(self, word: int) -> str:
+        """Return the file and line of a word, for complaints."""
+        return f"{self.path}:{self.lines[word]}"
+
+
+@dataclass
+class SentenceReader:
+    """Iterates over the sentences of a file; `counts` are what it passed over, by reason.
+
+    A subclass says in `_sentence` what the lines of a sentence, (number, text) each, mean. With the
+    policy "skip" a sentence with invalid UTF-8 is left out.
+    """
+
+    path: Path
+    policy: str = "replace"
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __iter__(self) -> Iterator[Sentence]:
+        held: list[tuple[int, str]] = []
+        bad = False
+        for number, text, wrong in numbered_lines(self.path, self.policy):
+            bad |= wrong
+            if not text.strip():
+                yield from self._end(held, bad)
+                held, bad = [], False
+            else:
+                held.append((number, text))
+        yield from self._end(held, bad)
+
+    def _end(self, held: list[tuple[int, str]], bad: bool) -> Iterator[Sentence]:
+        if bad:
+            self.counts["bad_utf8"] += 1
+            if self.policy == "skip":
+                self.counts["skipped"] += 1
+                return
+        sentence = self._sentence(held) if held else None
+        if sentence is not None and sentence.words:
+            yield sentence
+
+    def _sentence(self, held: list[tuple[int, str]]) -> Sentence | None:
+        raise NotImplementedError
+
+
+@dataclass
+class ColumnReader(SentenceReader):
+    """Reads words and labels from columns, counted from 0 or, if negative, from the right.
+
+    MetaseqError with file and line for a row that has not as many columns as the first one, or
+    lacks a column that is asked for.
+    """
+
+    word_column: int = 0
+    label_column: int = -1
+    columns: int = 0  # of the first row
+
+    def _sentence(self, held: list[tuple[int, str]]) -> Sentence | None:
+        lines, words, labels = [], [], []
+        for number, text in held:
+            fields = _FIELD.findall(text)
+            if fields[0] == DOCUMENT:
+                self.counts["documents"] += 1
+                continue
+            self._check(fields, number)
+            lines.append(number)
+            words.append(fields[self.word_column])
+            labels.append(fields[self.label_column])
+        return Sentence(self.path, lines, words, labels)
+
+    def _check(self, fields: list[str], number: int) -> None:
+        where = f"{self.path}:{number}"
+        if not self.columns:
+            asked = [
+                c if c >= 0 else len(fields) + c for c in (self.word_column, self.label_column)
+            ]
+            same = asked[0] == asked[1] and self.word_column != self.label_column
+            if same or not all(0 <= column < len(fields) for column in asked):
+                raise MetaseqError(
+                    f"{where}: {len(fields)} columns, but the word is column {self.word_column} and its "
+                    f"label column {self.label_column} (from 0; -1 is the last); a line is a word and its "
+                    "label with white space between them, a blank line ends a sentence. Choose with "
+                    "--word-column and --tag-column"
+                )
+            self.columns = len(fields)
+        if len(fields) != self.columns:
+            raise MetaseqError(
+                f"{where}: {len(fields)} columns, but the rows before have {self.columns}: "
+                f"{' '.join(fields)[:60]!r}"
+            )
+
+
+@dataclass
+class HeadColumnReader(ColumnReader):
+    """Reads trees from columns whose label is HEAD-RELATION, 0 for the root (Clark et al. 2018, code).
+
+    Only the first "-" separates, so a relation may hold more of them, which the author's own reader
+    cannot read. MetaseqError with file and line for anything else, and for a head outside the sentence.
+    """
+
+    def _sentence(self, held: list[tuple[int, str]]) -> Sentence | None:
+        found = super()._sentence(held)
+        if found is None:
+            return None
+        heads, relations = [], []
+        for word, label in enumerate(found.labels):
+            match = _HEAD.fullmatch(label)
+            if match is None or len(match[1]) > 9:
+                raise MetaseqError(
+                    f"{found.place(word)}: {label[:40]!r} is not HEAD-RELATION, such as 3-nsubj or 0-root"
+                )
+            heads.append(int(match[1]))
+            relations.append(match[2])
+        return checked_tree(Sentence(self.path, found.lines, found.words, relations, heads))
+
+
+def checked_tree(sentence: Sentence) -> Sentence:
+    """Return a sentence whose heads are words of it or 0; else MetaseqError with file and line."""
+    assert sentence.heads is not None
+    for word, head in enumerate(sentence.heads):
+        if head > len(sentence.words) or head == word + 1:
+            fault = "itself" if head == word + 1 else f"{head}, outside the sentence"
+            raise MetaseqError(
+                f"{sentence.place(word)}: the head of word {word + 1} is {fault} "
+                f"({len(sentence.words)} words; 0 is the root)"
+            )
+    return sentence
+
+
+def is_conllu(path: Path) -> bool:
+    """Return whether the name of a file, packed or not, says that it is CoNLL-U."""
+    suffixes = [s for s in path.suffixes if s not in OPENERS]
+    return bool(suffixes) and suffixes[-1] == ".conllu"

@@ -1,0 +1,73 @@
+"""Training sentences that occur in an evaluation split of another set (Clark et al. 2018, 4.3.1)."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm.data.manifest import MANIFEST_FILE, Manifest
+from metaseq_lm.data.words.columns import ColumnReader, SentenceReader, is_conllu
+from metaseq_lm.data.words.conllu import ConlluReader
+from metaseq_lm.data.words.sets import KINDS, WordSet
+from metaseq_lm.data.words.vocabulary import normalise
+from metaseq_lm.errors import UsageError
+
+CHUNK = 4096
+
+
+class Overlap:
+    """Says of sentences whether they are among those given; words count in their normalised form."""
+
+    def __init__(self, sentences: Iterable[Sequence[str]]) -> None:
+        self._known: dict[str, str] = {}
+        self._keys = {self._key(words) for words in sentences}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def _key(self, words: Sequence[str]) -> str:
+        for word in words:
+            if word not in self._known:
+                self._known[word] = normalise(word)
+        return "\n".join([self._known[word] for word in words])
+
+    def __contains__(self, words: Sequence[str]) -> bool:
+        return bool(self._keys) and self._key(words) in self._keys
+
+
+def evaluation_overlap(names: Sequence[str], data: Path, word_column: int, policy: str) -> Overlap:
+    """Return the sentences to keep out of training.
+
+    Each name is a set of the data folder (DATA/NAME), another folder of a set, whose splits except
+    train count, or a file in CoNLL columns or CoNLL-U. UsageError for anything else.
+    """
+    return Overlap(s for name in names for s in _sentences(name, data, word_column, policy))
+
+
+def _sentences(name: str, data: Path, word_column: int, policy: str) -> Iterator[list[str]]:
+    for folder in (data / name, Path(name)):
+        if (folder / MANIFEST_FILE).is_file():
+            manifest = Manifest.load(folder)
+            if manifest.kind not in KINDS:
+                raise UsageError(
+                    f"--drop-overlap-with {name}: {folder} holds no sentences of words"
+                )
+            for split in sorted(set(manifest.splits) - {"train"}):
+                content = WordSet(folder, split)
+                for first in range(0, len(content), CHUNK):
+                    yield from content.surface(np.arange(first, min(first + CHUNK, len(content))))
+            return
+    if not Path(name).is_file():
+        raise UsageError(
+            f"--drop-overlap-with {name}: neither a set in {data}, nor a folder of one, nor a file in "
+            "CoNLL columns or CoNLL-U"
+        )
+    for sentence in words_reader(Path(name), word_column, policy):
+        yield sentence.words
+
+
+def words_reader(path: Path, word_column: int, policy: str) -> SentenceReader:
+    """Return a reader of a labelled file of which only the words matter."""
+    if is_conllu(path):
+        return ConlluReader(path, policy, trees=False)
+    return ColumnReader(path, policy, word_column=word_column, label_column=word_column)

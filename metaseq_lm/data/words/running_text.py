@@ -1,0 +1,116 @@
+"""Sentences of words from unlabelled text: one per line, or cut out of running text by rules."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from metaseq_lm.data.text import numbered_lines
+
+SPLITTING = ("lines", "sentences", "raw")
+_ENDS = frozenset((".", "!", "?", "...", "…"))
+_CLOSERS = frozenset(("''", '"', "'", ")", "]", "}", "”", "’", "»", "-RRB-", "-RSB-", "-RCB-"))
+# A clitic is a word of its own, as in the Penn Treebank: do n't, he 's.
+_CLITIC = re.compile(r"(?i)(?<=\w)(n['’]t|['’](?:s|re|ve|ll|d|m))(?!\w)")
+_OPENING = re.compile(r"""(^|[\s(\[{`'‘-])"(?=[^\s"])""")
+_TITLES = (
+    "Mr Mrs Ms Dr St Prof Rev Hon Capt Col Gen Lt Sgt Maj Esq Jr Sr Messrs vs cf Fig Figs al approx"
+)
+_WORD = re.compile(
+    rf"(?:{'|'.join(_TITLES.split())}|e\.g|i\.e|etc(?=\. [a-z,;]))\."  # abbreviations
+    r"|(?:[^\W\d_]\.){2,}|[A-Z]\.(?=\s*[A-Z])"  # U.S., J. Smith
+    r"|n['’]t(?!\w)|['’](?:s|re|ve|ll|d|m)(?!\w)"
+    r"|\d+(?:[.,:/]\d+)+(?:-\w+)*|\+/-|\.{2,}|--+|''|``"
+    r"|<unk>|\w+(?:[-'’]\w+)*|\S"
+)
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words and signs of untokenised English text, about as the Penn Treebank has them.
+
+    Straight quotation marks become `` where they open and '' where they close.
+    """
+    text = _OPENING.sub(r"\1 `` ", text).replace('"', " '' ")
+    return _WORD.findall(_CLITIC.sub(r" \1 ", text))
+
+
+def sentences_of(words: list[str]) -> Iterator[list[str]]:
+    """Yield the sentences of a text in words: they end at . ! ? and the quotes and brackets after.
+
+    A full stop before a word in lower case ends none. A straight quotation mark closes if the ones
+    before it do not pair up.
+    """
+    start, at, count = 0, 0, len(words)
+    quoted = False
+    while at < count:
+        if words[at] not in _ENDS:
+            quoted ^= words[at] == '"'
+            at += 1
+            continue
+        while at < count and (words[at] in _ENDS or words[at] in _CLOSERS):
+            if words[at] == '"':
+                if not quoted:
+                    break
+                quoted = False
+            at += 1
+        if at == count or not words[at][0].islower():
+            yield words[start:at]
+            start = at
+    if start < count:
+        yield words[start:]
+
+
+@dataclass
+class TextReader:
+    """Iterates over the sentences, lists of words, of a text file; `counts` are what it passed over.
+
+    `splitting` "lines": a line is a sentence, white space stands between words; "sentences": a line
+    holds several; "raw": running text, cut into words and sentences by rules. With `paragraphs` the
+    lines up to a blank one belong together ("sentences" and "raw").
+    """
+
+    path: Path
+    policy: str = "replace"
+    splitting: str = "lines"
+    paragraphs: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __iter__(self) -> Iterator[list[str]]:
+        if self.splitting == "lines":
+            for text in self._lines():
+                if words := text.split():
+                    yield words
+            return
+        for text in self._paragraphs() if self.paragraphs else self._lines():
+            words = words_of(text) if self.splitting == "raw" else text.split()
+            yield from sentences_of(words)
+
+    def _lines(self) -> Iterator[str]:
+        for _, text, bad in numbered_lines(self.path, self.policy):
+            self.counts["lines"] += 1
+            if bad:
+                self.counts["bad_utf8"] += 1
+                if self.policy == "skip":
+                    self.counts["skipped"] += 1
+                    continue
+            if text.isspace() or not text:
+                self.counts["blank"] += 1
+            yield text
+
+    def _paragraphs(self) -> Iterator[str]:
+        held: list[str] = []
+        for text in self._lines():
+            if text.strip():
+                held.append(text)
+            elif held:
+                yield " ".join(held)
+                held = []
+        if held:
+            yield " ".join(held)
+
+
+def count_forms(sentences: Iterable[list[str]], forms: Counter[str]) -> None:
+    """Add how often each word occurs in `sentences` to `forms`."""
+    for words in sentences:
+        forms.update(words)

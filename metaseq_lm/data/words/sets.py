@@ -1,0 +1,194 @@
+"""Sentences of words on disk: unlabelled text, tagged sets and treebanks of one vocabulary.
+
+The data folder itself holds the vocabulary and unlabelled text, the folder DATA/NAME inside a
+labelled set. Each split is pairs of files: SPLIT (ids of the words of each sentence), SPLIT.forms
+(each different word as it stands in the text, as code points), SPLIT.surface (the number of the form
+of each word), SPLIT.labels (class of each word, or relation to its head) and SPLIT.heads (place of
+the head, 1 for the first word, 0 for the root).
+"""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm import randomness
+from metaseq_lm.data.indexed import IndexedDataset
+from metaseq_lm.data.manifest import Manifest, require_sizes
+from metaseq_lm.data.packing import ranges
+from metaseq_lm.data.words.vocabulary import BRACKETS, WordVocabulary, normalise
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.evaluation.dependencies import PUNCTUATION
+
+TEXT, TAGS, TREES = "text", "tags", "trees"
+# The kind of a manifest, and the form of its sets.
+KINDS = {"words": TEXT, "tags": TAGS, "trees": TREES}
+ROOT = "root"
+
+
+def part_name(split: str, part: str) -> str:
+    """Return the prefix of a pair of files of a split; part "" is the words."""
+    return f"{split}.{part}" if part else split
+
+
+def parts(form: str) -> list[str]:
+    """Return which pairs of files a split of this form has."""
+    return ["", "forms", "surface"] + {TEXT: [], TAGS: ["labels"], TREES: ["labels", "heads"]}[form]
+
+
+class WordSet:
+    """One split of sentences, memory-mapped; `folder` is DATA for text and DATA/NAME else.
+
+    `form` is "text", "tags" or "trees"; `label_names` lists the classes of tags, or the relations of
+    trees, "root" first; `spans` says whether tags are spans in BIOES (scored by F1) or one class per
+    word (accuracy), and `unseen` is the class of tags that train lacks, or None. `words`, `labels` and
+    `heads` are IndexedDatasets with a sequence per sentence (labels None for text, heads None but for
+    trees), `lengths` int64 (sentences,) their words. `vocabulary` is read from the data folder if it
+    is not given. MetaseqError if files are missing, damaged, or do not belong together.
+    """
+
+    def __init__(
+        self, folder: str | Path, split: str, vocabulary: WordVocabulary | None = None
+    ) -> None:
+        self.folder, self.split = Path(folder), split
+        manifest = Manifest.load(self.folder)
+        if manifest.kind not in KINDS:
+            raise MetaseqError(
+                f"{self.folder}: not sentences of words; make them with 'metaseq-lm preprocess' and "
+                "--words, --tagged or --treebank"
+            )
+        if split not in manifest.splits:
+            there = ", ".join(sorted(manifest.splits)) or "none"
+            raise MetaseqError(f"{self.folder}: no split '{split}'; there are {there}")
+        self.form = KINDS[manifest.kind]
+        self.vocabulary = vocabulary or WordVocabulary.load(self.data_folder)
+        if self.vocabulary.hash != manifest.tokenizer["hash"]:
+            raise MetaseqError(
+                f"{self.folder}: made with another vocabulary than the one of {self.data_folder}; "
+                "preprocess it again"
+            )
+        self._read_details(manifest)
+        self.words = self._open("")
+        self.lengths = self.words.sizes
+        self.surface_forms, self._surface = self._open("forms"), self._open("surface")
+        self.labels = self._open("labels") if self.form != TEXT else None
+        self.heads = self._open("heads") if self.form == TREES else None
+        self._check()
+        # Of two files that were swapped each is sound.
+        require_sizes(self.folder)
+
+    @property
+    def data_folder(self) -> Path:
+        """The folder with the vocabulary."""
+        return self.folder if self.form == TEXT else self.folder.parent
+
+    def _read_details(self, manifest: Manifest) -> None:
+        details = manifest.details
+        self.label_names: list[str] = details.get("labels", [])
+        self.spans: bool = details.get("spans", False)
+        self.unseen: int | None = details.get("unseen")
+        names = self.label_names
+        good = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        good = good and bool(names) == (self.form != TEXT) and isinstance(self.spans, bool)
+        good = good and (self.form != TREES or names[0] == ROOT)
+        if not good or not (self.unseen is None or self.unseen in range(len(names))):
+            raise MetaseqError(f"{self.folder}: unknown content of the manifest; preprocess again")
+
+    def _open(self, part: str) -> IndexedDataset:
+        data = IndexedDataset(self.folder / part_name(self.split, part))
+        if data.dtype.kind not in "iu":
+            raise MetaseqError(f"{data.prefix}.bin: holds {data.dtype}, not whole numbers")
+        return data
+
+    def _check(self) -> None:
+        bounds = [(self.words, len(self.vocabulary)), (self._surface, len(self.surface_forms))]
+        if self.labels is not None:
+            bounds.append((self.labels, len(self.label_names)))
+        if self.heads is not None:
+            bounds.append((self.heads, int(self.lengths.max(initial=0)) + 1))
+        for data, bound in bounds:
+            if not np.array_equal(data.sizes, self.lengths):
+                raise MetaseqError(
+                    f"{data.prefix} and {self.words.prefix} differ in the words of their sentences; "
+                    "the files do not belong together, preprocess again"
+                )
+            # Of text, which may be long, the first words only.
+            sample = data.tokens[: 1 << 20] if self.form == TEXT else data.tokens
+            if len(sample) and not 0 <= sample.min() <= sample.max() < bound:
+                raise MetaseqError(
+                    f"{data.prefix}.bin: a number outside 0..{bound - 1}; preprocess again"
+                )
+        if self.heads is not None:
+            own = np.repeat(self.lengths, self.lengths)
+            if (np.asarray(self.heads.tokens) > own).any():
+                raise MetaseqError(
+                    f"{self.heads.prefix}.bin: a head outside its sentence; preprocess again"
+                )
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def form_numbers(self, sentences: np.ndarray) -> np.ndarray:
+        """Return the number of the form of each word of `sentences`, end to end, int64 (words,)."""
+        return self.flat(self._surface, sentences)
+
+    @staticmethod
+    def flat(data: IndexedDataset, sentences: np.ndarray) -> np.ndarray:
+        """Return the numbers of `sentences` in one of its data sets end to end, int64 (words,)."""
+        rows = np.asarray(sentences, np.int64)
+        places = ranges(data.starts[rows], data.sizes[rows])
+        return np.asarray(data.tokens)[places].astype(np.int64)
+
+    def surface(self, sentences: np.ndarray) -> list[list[str]]:
+        """Return the words of `sentences` as they stand in the file."""
+        rows = np.asarray(sentences, np.int64)
+        forms, at = np.unique(self.form_numbers(rows), return_inverse=True)
+        texts = [self.form_text(int(form)) for form in forms]
+        words = [texts[i] for i in at.ravel().tolist()]
+        ends = np.cumsum(self.lengths[rows]).tolist()
+        return [words[first:last] for first, last in zip([0, *ends], ends)]
+
+    def form_text(self, number: int) -> str:
+        """Return a form as text."""
+        codes = self.surface_forms[number].astype("<u4")
+        return codes.tobytes().decode("utf-32-le", "replace")
+
+    def characters(self, forms: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of the first `most` characters of `forms` (N,), (N, most), and how many."""
+        codes, counts = self.surface_forms.gather(forms, 0, most)
+        for number, sign in self._brackets.items():
+            hit = forms == number
+            codes[hit, 0], counts[hit] = ord(sign), 1
+        ids = self.vocabulary.character_ids(codes)
+        return np.where(np.arange(most) < counts[:, None], ids, self.vocabulary.PAD), counts
+
+    def _short_forms(self, most: int) -> dict[int, str]:
+        short = np.flatnonzero(self.surface_forms.sizes <= most)
+        return {int(i): self.form_text(int(i)) for i in short}
+
+    @functools.cached_property
+    def _brackets(self) -> dict[int, str]:
+        forms = self._short_forms(max(map(len, BRACKETS)))
+        return {i: BRACKETS[form] for i, form in forms.items() if form in BRACKETS}
+
+    @functools.cached_property
+    def _punctuation(self) -> np.ndarray:
+        """Whether each form is one that scores of trees leave out, boolean (forms,)."""
+        found = np.zeros(len(self.surface_forms), bool)
+        forms = self._short_forms(max(map(len, BRACKETS)))
+        found[[i for i, form in forms.items() if normalise(form) in PUNCTUATION]] = True
+        return found
+
+    def punctuation(self, sentences: np.ndarray) -> np.ndarray:
+        """Return which words of `sentences`, end to end, scores of trees leave out, boolean (words,)."""
+        return self._punctuation[self.form_numbers(sentences)]
+
+    def fraction(self, share: float, seed: int) -> np.ndarray:
+        """Return the numbers of a random share of the sentences, rising, int64; at least one.
+
+        A smaller share of the same seed lies within a larger one. UsageError unless 0 < share <= 1.
+        """
+        if not 0 < share <= 1:
+            raise UsageError(f"a share of the labels must be above 0 and at most 1, got {share}")
+        order = randomness.generator(seed, "fraction of the labels").permutation(len(self))
+        return np.sort(order[: max(1, round(share * len(self)))])

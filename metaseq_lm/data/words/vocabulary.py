@@ -1,0 +1,196 @@
+"""Vocabularies of whole words and of the characters in them, as word-level taggers and parsers use.
+
+Words are lower case with every digit a 0; characters are those of the word as it stands (Clark et
+al. 2018, code). Files in a data folder: words.txt and characters.txt, "symbol count" per line in id
+order, and, if word vectors were given, word_vectors.safetensors.
+"""
+
+import functools
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm.data.vocabulary import load_symbols, save_symbols
+from metaseq_lm.errors import MetaseqError
+from metaseq_lm.files import write_atomic
+
+WORDS_FILE, CHARACTERS_FILE = "words.txt", "characters.txt"
+VECTORS_FILE, VECTORS_NAME = "word_vectors.safetensors", "vectors"
+PAD, UNKNOWN, START, END, REMOVED = range(5)
+SPECIAL_WORDS = ["<pad>", "<unk>", "<start>", "<end>", "<removed>"]
+SPECIAL_CHARACTERS = ["<pad>", "<unk>", "<start>", "<end>"]
+# How the Penn Treebank writes the brackets of a text.
+BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
+_DIGIT = re.compile(r"\d")
+_SMALL_BRACKETS = {name.lower(): sign for name, sign in BRACKETS.items()}
+
+
+def normalise(word: str) -> str:
+    """Return a word in lower case, each digit a 0, a bracket of the Penn Treebank as the sign itself."""
+    small = word.lower()
+    return _SMALL_BRACKETS.get(small) or _DIGIT.sub("0", small)
+
+
+class WordVocabulary:
+    """Normalised words and single characters, each with its place as its id.
+
+    `words` begin with <pad> 0, <unk> 1, <start> 2, <end> 3 and <removed> 4, `characters` with
+    padding 0, unknown 1, word start 2 and word end 3; `counts` say how often each word occurs in the
+    text the vocabulary was made of (0 for the specials). `vectors` is float32 (words, width), rows
+    in id order, or None. ValueError for other first symbols, or symbols that occur twice.
+    """
+
+    PAD, UNKNOWN, START, END, REMOVED = PAD, UNKNOWN, START, END, REMOVED
+    WORD_START, WORD_END = 2, 3  # of the characters
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        characters: Sequence[str],
+        counts: Sequence[int] | None = None,
+        vectors: np.ndarray | None = None,
+    ) -> None:
+        self.words, self.characters = list(words), list(characters)
+        self.counts = [0] * len(self.words) if counts is None else list(counts)
+        self._vectors = vectors
+        self._folder: Path | None = None  # of vectors that are not read yet
+        self._check(vectors)
+        # A text that holds "<unk>" means an unknown word by it; no text means the other specials.
+        self._ids = {word: i for i, word in enumerate(self.words) if i > REMOVED}
+        self._codes, self._code_ids = self._code_points()
+
+    def _check(self, vectors: np.ndarray | None) -> None:
+        for symbols, specials in (
+            (self.words, SPECIAL_WORDS),
+            (self.characters, SPECIAL_CHARACTERS),
+        ):
+            if symbols[: len(specials)] != specials:
+                raise ValueError(f"the first symbols are {symbols[:5]}, not {specials}")
+            if len(set(symbols)) != len(symbols):
+                twice = next(s for s, n in Counter(symbols).items() if n > 1)
+                raise ValueError(f"the symbol {twice!r} occurs twice")
+        long = [c for c in self.characters[len(SPECIAL_CHARACTERS) :] if len(c) != 1]
+        if long:
+            raise ValueError(f"{long[0]!r} is not one character")
+        if len(self.counts) != len(self.words):
+            raise ValueError(f"{len(self.words)} words but {len(self.counts)} counts")
+        if vectors is not None and vectors.shape[:1] != (len(self.words),):
+            raise ValueError(f"{len(self.words)} words but vectors of shape {vectors.shape}")
+
+    def _code_points(self) -> tuple[np.ndarray, np.ndarray]:
+        first = len(SPECIAL_CHARACTERS)
+        codes = np.array([ord(c) for c in self.characters[first:]], np.int64)
+        order = np.argsort(codes)
+        # A last entry that no code point reaches, so that a search never leaves the table.
+        return np.append(codes[order], 1 << 30), np.append(order + first, UNKNOWN)
+
+    @staticmethod
+    def normalise(word: str) -> str:
+        """Return the form under which a word is looked up; see `normalise` of this module."""
+        return normalise(word)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def index(self, word: str) -> int:
+        """Return the id of a word as it stands in a text; that of <unk> if it has no place."""
+        return self._ids.get(normalise(word), UNKNOWN)
+
+    def encode(self, words: Iterable[str]) -> np.ndarray:
+        """Return the ids of words as they stand in a text, int64 (words,)."""
+        return np.array([self.index(word) for word in words], np.int64)
+
+    def character_ids(self, code_points: np.ndarray) -> np.ndarray:
+        """Return the ids of characters given as code points, int64 of the same shape."""
+        at = np.searchsorted(self._codes, code_points)
+        return np.where(self._codes[at] == code_points, self._code_ids[at], UNKNOWN)
+
+    @property
+    def vectors(self) -> np.ndarray | None:
+        """The word vectors, read when first asked for; MetaseqError if their file is damaged."""
+        if self._vectors is None and self._folder is not None:
+            self._vectors = _load_vectors(self._folder / VECTORS_FILE, len(self))
+        return self._vectors
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """A hash of all words and characters in their order; the vectors do not change it."""
+        text = "\n".join([*self.words, "", *self.characters])
+        return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
+
+    def save(self, folder: str | Path) -> list[str]:
+        """Write the files into `folder` and return their names."""
+        folder = Path(folder)
+        save_symbols(folder / WORDS_FILE, self.words, self.counts)
+        save_symbols(folder / CHARACTERS_FILE, self.characters, [0] * len(self.characters))
+        if self.vectors is None:
+            return [WORDS_FILE, CHARACTERS_FILE]
+        from safetensors.numpy import save
+
+        write_atomic(folder / VECTORS_FILE, save({VECTORS_NAME: self.vectors}))
+        return [WORDS_FILE, CHARACTERS_FILE, VECTORS_FILE]
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "WordVocabulary":
+        """Read the vocabulary of a data folder; MetaseqError with the file if it is damaged."""
+        folder = Path(folder)
+        if not (folder / WORDS_FILE).is_file():
+            raise MetaseqError(
+                f"{folder / WORDS_FILE}: no such file; 'metaseq-lm preprocess --words' makes a data "
+                "folder with a vocabulary of words"
+            )
+        words, counts = load_symbols(folder / WORDS_FILE)
+        characters, _ = load_symbols(folder / CHARACTERS_FILE)
+        try:
+            vocabulary = cls(words, characters, counts)
+        except ValueError as error:
+            raise MetaseqError(
+                f"{folder / WORDS_FILE}: {error}; it is not a vocabulary of words, preprocess again"
+            ) from error
+        if (folder / VECTORS_FILE).is_file():
+            vocabulary._folder = folder
+        return vocabulary
+
+
+def _load_vectors(path: Path, count: int) -> np.ndarray:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        vectors = load_file(path)[VECTORS_NAME]
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise MetaseqError(f"{path}: damaged: {error}; preprocess again") from error
+    if vectors.ndim != 2 or len(vectors) != count or vectors.dtype != np.float32:
+        raise MetaseqError(
+            f"{path}: {vectors.dtype} {vectors.shape}, but the vocabulary has {count} words; "
+            "the files do not belong together, preprocess again"
+        )
+    return vectors
+
+
+def count_words(forms: Mapping[str, int]) -> Counter[str]:
+    """Return how often each normalised word occurs, given how often each form of a text does."""
+    counts: Counter[str] = Counter()
+    for form, count in forms.items():
+        counts[normalise(form)] += count
+    for special in SPECIAL_WORDS:
+        counts.pop(special, None)
+    return counts
+
+
+def frequent_words(counts: Mapping[str, int], least: int = 1, most: int | None = None) -> list[str]:
+    """Return the `most` frequent words that occur `least` times, frequent ones first, ties sorted."""
+    kept = [word for word, count in counts.items() if count >= least]
+    return sorted(kept, key=lambda word: (-counts[word], word))[:most]
+
+
+def characters_of(forms: Iterable[str]) -> list[str]:
+    """Return the special characters and all that occur in `forms`, brackets un-escaped, sorted."""
+    found: set[str] = set()
+    for form in forms:
+        found.update(BRACKETS.get(form, form))
+    return [*SPECIAL_CHARACTERS, *sorted(found)]

@@ -1,0 +1,10 @@
+"""Cross-View Training (Clark et al. 2018; Clark 2021, chapter 4)."""
+
+from metaseq_lm.methods.cvt import (  # noqa: F401  (fill the registries); noqa: F401
+    criterion,
+    task,
+    translation,
+    translation_losses,
+    vision,
+    vision_losses,
+)

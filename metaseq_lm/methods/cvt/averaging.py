@@ -1,0 +1,56 @@
+"""A net with the moving average of its weights beside it, for the tasks of translation and vision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.models.averaged import AveragedWeights
+from metaseq_lm.tasks import Passes
+
+RAW = "raw_"
+
+
+class AveragedNet(nn.Module):
+    """`net`, which is trained and called, and with a `decay` above 0 its average."""
+
+    def __init__(self, net: nn.Module, decay: float) -> None:
+        super().__init__()
+        self.net = net
+        self.average = AveragedWeights(net, decay) if decay else None
+
+    @property
+    def averaged(self) -> nn.Module:
+        """The net of averaged weights, or the trained one if there is no average."""
+        return self.net if self.average is None else self.average.net
+
+    def move_average(self) -> None:
+        """Take the present weights into the average, if there is one."""
+        if self.average is not None:
+            self.average.move(self.net)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Call the trained net."""
+        return self.net(*inputs)
+
+
+def scores(
+    validate: Callable[[Engine, nn.Module, Passes], Logs],
+    engine: Engine,
+    model: AveragedNet,
+    passes: Passes,
+    both: bool,
+) -> Logs:
+    """Return what `validate` finds with the averaged weights, and with `both` with the trained ones.
+
+    The names of the latter begin with "raw_". The batches of a split are then held in memory.
+    """
+    if not both or model.average is None:
+        return validate(engine, model.averaged, passes)
+    held: Passes = {name: list(batches) for name, batches in passes.items()}
+    logs = validate(engine, model.averaged, held)
+    raw = validate(engine, model.net, held)
+    return logs | {RAW + name: value for name, value in raw.items()}

@@ -1,0 +1,288 @@
+"""Criterions on words: gold labels on labelled sentences, the primary module's opinion on others.
+
+A batch with "labels" is a labelled one; else batch["sets"] names the sets whose modules learn from
+it. The teacher is the primary module on the whole sentence, without dropout and without gradient.
+Facts follow Clark et al. 2018 and its code. Shapes: B rows, S positions, C classes, W width of the
+word embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Term, Terms
+from metaseq_lm.criterions.tagging import WordLabels
+from metaseq_lm.data.words.sets import TREES
+from metaseq_lm.data.words.vocabulary import REMOVED
+from metaseq_lm.errors import UsageError
+from metaseq_lm.methods.cvt.model import PARSING, TAGGING, check_auxiliaries
+from metaseq_lm.methods.cvt.vision_losses import gaussian, unit
+from metaseq_lm.models.layers import full_precision
+from metaseq_lm.models.parsing_heads import ParsingModule
+from metaseq_lm.models.prediction_modules import PRIMARY, next_to
+from metaseq_lm.models.views import Views, ViewsEncoder
+from metaseq_lm.models.word_model import WordModel, WordNet, dropout_at
+from metaseq_lm.randomness import current_pass
+from metaseq_lm.registry import register_criterion
+
+
+@dataclass
+class UnlabelledConfig:
+    """What all have: the gold targets, the student's dropout, how the teacher's targets are used."""
+
+    label_smoothing: float = option(0.1, "of gold tags in training; never of trees or teachers")
+    unlabelled_dropout: Optional[float] = option(
+        0.2, "dropout of the student on unlabelled sentences (null = model.dropout)"
+    )
+    mean_teacher: bool = option(False, "the averaged weights teach, not the present ones")
+    hard_targets: bool = option(False, "the teacher's best class, not its probabilities")
+    confidence: float = option(
+        0.0, "leave out words to whose best class the teacher gives a smaller probability"
+    )
+    all_sets: bool = option(
+        True, "an unlabelled batch is for all labelled sets; false: for one, drawn at random"
+    )
+
+
+class Unlabelled(WordLabels):
+    """The base: what students make of unlabelled sentences, next to what a teacher says."""
+
+    tasks = ("cvt",)
+    how: UnlabelledConfig
+
+    def __init__(self, how: UnlabelledConfig) -> None:
+        super().__init__(how.label_smoothing)
+        if not 0 <= how.confidence <= 1:
+            raise UsageError(f"criterion.confidence must be from 0 to 1, got {how.confidence}")
+        self.how = how
+
+    @property
+    def unlabelled(self) -> bool:
+        """Whether unlabelled sentences are used at all."""
+        return True
+
+    def modules(self, form: str) -> list[str]:
+        """Return the auxiliary modules that sets of a form have."""
+        return []
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        assert isinstance(model, WordModel)
+        if "labels" in batch:
+            return self.labelled_terms(model, batch)
+        targets = self.targets(model, batch)
+        with dropout_at(model, self.how.unlabelled_dropout):
+            return self.student_terms(model, batch, targets)
+
+    def labelled_terms(self, model: WordModel, batch: Batch) -> Terms:
+        """Return the terms of labelled sentences, with which other modules have nothing to do."""
+        return super().__call__(model, batch)
+
+    @torch.no_grad()
+    def targets(self, model: WordModel, batch: Batch) -> dict[str, Tensor]:
+        """Return what the teacher says of each set: probabilities (B, S, C), 0 where it does not count."""
+        net = model.averaged if self.how.mean_teacher else model
+        found = {}
+        with dropout_at(net, 0.0):
+            views = net.views(batch)
+            for name in batch["sets"]:
+                scores = net.scores(views, batch["scored"], name, PRIMARY)
+                found[name] = self._target(full_precision(scores).softmax(-1), batch["scored"])
+        return found
+
+    def _target(self, probabilities: Tensor, scored: Tensor) -> Tensor:
+        if self.how.confidence:
+            scored = scored & (probabilities.amax(-1) >= self.how.confidence)
+        if self.how.hard_targets:
+            best = probabilities.argmax(-1, keepdim=True)
+            probabilities = torch.zeros_like(probabilities).scatter_(-1, best, 1.0)
+        return probabilities * scored.unsqueeze(-1)
+
+    def student_terms(self, model: WordModel, batch: Batch, targets: dict[str, Tensor]) -> Terms:
+        """Return the terms of the students, given the targets by set; dropout is the student's."""
+        raise NotImplementedError(f"{type(self).__name__} must define student_terms")
+
+    def term(
+        self, model: WordNet, views: Views, batch: Batch, name: str, module: str, target: Tensor
+    ) -> Terms:
+        """Return the cross-entropy of a module of a set to the target (B, S, C), mean over words."""
+        shift = model.shift_of(name, module)
+        if shift:  # of pairs of words only: nobody predicts from <start>
+            target = next_to(target, shift) * batch["scored"].unsqueeze(-1)
+        scores = full_precision(model.scores(views, batch["scored"], name, module))
+        loss = soft_cross_entropy(scores, target.to(scores.dtype)).sum()
+        label = model.label(name, f"unlabelled_{module}")
+        return {label: Term(loss, "pairs" if shift else "words")}
+
+
+def soft_cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
+    """Return -sum target log softmax(scores) over the last axis (..., C)."""
+    flat = F.cross_entropy(scores.flatten(0, -2), target.flatten(0, -2), reduction="none")
+    return flat.view(scores.shape[:-1])
+
+
+@dataclass
+class CrossViewConfig(UnlabelledConfig):
+    """Cross-View Training, and its ablations."""
+
+    tagging_auxiliaries: list[str] = field(
+        default_factory=lambda: list(TAGGING),
+        metadata={"help": "modules of tagged sets that learn from the primary one"},
+    )
+    parsing_auxiliaries: list[str] = field(
+        default_factory=lambda: list(PARSING),
+        metadata={"help": "modules of treebanks that learn from the primary one"},
+    )
+    use_unlabelled: bool = option(True, "false leaves unlabelled sentences out")
+    gold_auxiliaries: bool = option(False, "auxiliary modules learn from gold labels too")
+
+
+@register_criterion("cvt_aux", dataclass=CrossViewConfig)
+class CrossView(Unlabelled):
+    """Auxiliary modules with restricted views learn what the primary one says, with equal weights.
+
+    The primary modules get no gradient from unlabelled sentences, the encoder does.
+    """
+
+    how: CrossViewConfig
+
+    def __init__(self, **options: Any) -> None:
+        how = CrossViewConfig(**options)
+        super().__init__(how)
+        check_auxiliaries(how.tagging_auxiliaries, list(TAGGING), "criterion.tagging_auxiliaries")
+        check_auxiliaries(how.parsing_auxiliaries, list(PARSING), "criterion.parsing_auxiliaries")
+
+    @property
+    def unlabelled(self) -> bool:
+        return self.how.use_unlabelled
+
+    def modules(self, form: str) -> list[str]:
+        trees = form == TREES
+        return list(self.how.parsing_auxiliaries if trees else self.how.tagging_auxiliaries)
+
+    def labelled_terms(self, model: WordModel, batch: Batch) -> Terms:
+        if not self.how.gold_auxiliaries:
+            return super().labelled_terms(model, batch)
+        views = model.views(batch)
+        terms: Terms = {}
+        for module in (PRIMARY, *model.modules_of(batch["set"])):
+            terms |= self.gold_terms(model, views, batch, module)
+        return terms
+
+    def student_terms(self, model: WordModel, batch: Batch, targets: dict[str, Tensor]) -> Terms:
+        views = model.views(batch)
+        terms: Terms = {}
+        for name, target in targets.items():
+            for module in model.modules_of(name):
+                terms |= self.term(model, views, batch, name, module, target)
+        return terms
+
+
+@dataclass
+class WordDropoutConfig(UnlabelledConfig):
+    """Word dropout."""
+
+    rate: float = option(0.1, "probability with which the student's words are removed")
+
+
+@register_criterion("word_dropout", dataclass=WordDropoutConfig)
+class WordDropout(Unlabelled):
+    """The baseline whose student, the primary module, reads <removed> in place of some words.
+
+    Their characters are removed with them.
+    """
+
+    how: WordDropoutConfig
+
+    def __init__(self, **options: Any) -> None:
+        how = WordDropoutConfig(**options)
+        super().__init__(how)
+        if not 0 <= how.rate <= 1:
+            raise UsageError(f"criterion.rate must be from 0 to 1, got {how.rate}")
+
+    def student_terms(self, model: WordModel, batch: Batch, targets: dict[str, Tensor]) -> Terms:
+        views = model.views(self.removed(batch))
+        terms: Terms = {}
+        for name, target in targets.items():
+            terms |= self.term(model, views, batch, name, PRIMARY, target)
+        return terms
+
+    def removed(self, batch: Batch) -> Batch:
+        """Return the batch with some of its words removed."""
+        shape = batch["scored"].shape
+        noise = current_pass().noise
+        u = torch.rand(shape) if noise is None else noise.uniform(shape, torch.double)
+        gone = (u.to(batch["scored"].device) < self.how.rate) & batch["scored"]
+        tokens = batch["tokens"].masked_fill(gone, REMOVED)
+        characters = batch["characters"].masked_fill(gone.unsqueeze(-1), 0)
+        return {**batch, "tokens": tokens, "characters": characters}
+
+
+@dataclass
+class VATConfig(UnlabelledConfig):
+    """Virtual adversarial training (constants besides the norms: from memory of Miyato et al.)."""
+
+    tagging_norm: float = option(
+        0.5, "norm of the perturbation of a sentence for tagged sets (the paper: 1.5 for CCG)"
+    )
+    parsing_norm: float = option(1.0, "norm of the perturbation of a sentence for treebanks")
+    xi: float = option(0.1, "norm of the step at which the adversarial direction is looked for")
+
+
+@register_criterion("vat", dataclass=VATConfig)
+class VirtualAdversarial(Unlabelled):
+    """The baseline whose student, the primary module, reads adversarially shifted word embeddings.
+
+    Each set has its own perturbation, so each costs a pass. It is found without dropout by one step
+    of power iteration: the gradient of the divergence at a small random shift. Needs embeddings that
+    are normalised, model.normalize_words (Miyato et al. 2017).
+    """
+
+    how: VATConfig
+
+    def __init__(self, **options: Any) -> None:
+        how = VATConfig(**options)
+        super().__init__(how)
+        if min(how.tagging_norm, how.parsing_norm) < 0 or how.xi <= 0:
+            raise UsageError(
+                "criterion.tagging_norm and criterion.parsing_norm must be at least 0, criterion.xi above"
+            )
+
+    def student_terms(self, model: WordModel, batch: Batch, targets: dict[str, Tensor]) -> Terms:
+        terms: Terms = {}
+        for name, target in targets.items():
+            views = model.views(batch, self.perturbation(model, batch, name, target))
+            terms |= self.term(model, views, batch, name, PRIMARY, target)
+        return terms
+
+    def perturbation(self, model: WordModel, batch: Batch, name: str, target: Tensor) -> Tensor:
+        """Return what is added to the embeddings of the words (B, S, W), of the norm of the set a row."""
+        trees = isinstance(model.module(name, PRIMARY), ParsingModule)
+        norm = self.how.parsing_norm if trees else self.how.tagging_norm
+        encoder: ViewsEncoder = model.encoder  # type: ignore[assignment]
+        width = encoder.embedding.words.embedding_dim
+        words = batch["scored"].unsqueeze(-1)
+        like = target.new_zeros(*batch["tokens"].shape, width)
+        step = (self.how.xi * unit(gaussian(like) * words)).requires_grad_(True)
+        with torch.enable_grad(), dropout_at(model, 0.0):
+            (term,) = self.term(
+                model, model.views(batch, step), batch, name, PRIMARY, target
+            ).values()
+            (gradient,) = torch.autograd.grad(term.sum, step)
+        return norm * unit(gradient * words)
+
+
+def needs_normalised(criterion: object) -> bool:
+    """Return whether a criterion makes sense with normalised word embeddings only."""
+    return isinstance(criterion, VirtualAdversarial)
+
+
+def drawn_set(names: Sequence[str], all_sets: bool, draw: float) -> list[str]:
+    """Return the sets that learn from an unlabelled batch: all, or by `draw` in [0, 1) one of them."""
+    return list(names) if all_sets else [names[int(draw * len(names))]]

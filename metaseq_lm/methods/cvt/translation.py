@@ -1,0 +1,163 @@
+"""Cross-view training of translation (Clark 2021, sections 4.2.4 and 4.3.1).
+
+Labelled and unlabelled batches take turns; each is a step of its own. Shapes: B rows, T target positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from metaseq_lm import distributed
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch
+from metaseq_lm.data.parallel import IGNORE, UNLABELLED, ParallelSet, TranslationRows, shorter
+from metaseq_lm.data.streams import Stream
+from metaseq_lm.data.words.buckets import Bucketed
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import UsageError
+from metaseq_lm.methods.cvt.averaging import AveragedNet, scores
+from metaseq_lm.methods.cvt.translation_losses import SemiSupervisedTranslation
+from metaseq_lm.models.word_model import dropout_at
+from metaseq_lm.registry import register_task
+from metaseq_lm.tasks import Batches, Passes
+from metaseq_lm.tasks.translation import TranslationConfig, TranslationTask
+
+REST = "rest"
+
+
+@dataclass
+class CVTTranslationConfig(TranslationConfig):
+    """Where unlabelled source text comes from, and the average of the weights."""
+
+    unlabelled: str = option(
+        UNLABELLED,
+        "split with the unlabelled source text; rest: the training pairs that labelled_share leaves",
+    )
+    unlabelled_batch_size: int = option(0, "sentences of an unlabelled batch (0 = batch_size)")
+    labelled_first: int = option(
+        0, "updates before the first unlabelled batch; a teacher that knows nothing teaches nothing"
+    )
+    average_decay: float = option(
+        0.998, "of the moving average of the weights that is scored (0 = the weights themselves)"
+    )
+    score_raw: bool = option(False, "score the weights themselves too, as raw_*")
+
+
+@register_task("cvt_translation", dataclass=CVTTranslationConfig)
+class CVTTranslationTask(TranslationTask):
+    """Even updates (from 0) learn from pairs, odd ones from source text that is translated first.
+
+    With criterion `translation` there are labelled batches only.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        self.semi_supervised = isinstance(self.criterion, SemiSupervisedTranslation)
+        options = self.options
+        if self.semi_supervised and options.unlabelled == REST and options.labelled_share == 1:
+            raise UsageError(
+                "task.unlabelled=rest takes the training pairs that task.labelled_share leaves, and 1 "
+                "leaves none; lower it, or name a split of source text"
+            )
+
+    # ---------------------------------------------------------------- data and model
+
+    def unlabelled_rows(self) -> TranslationRows:
+        """Return the source text without translations."""
+        options = self.options
+        if options.unlabelled == REST:
+            data, chosen = ParallelSet(self.data, "train"), self.labelled_pairs()[1]
+        else:
+            data = ParallelSet(self.data, options.unlabelled)
+            chosen = shorter(data, options.max_length, with_target=False)
+        return TranslationRows(data, self.tokenizers, chosen, with_target=False)
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        streams = super().build_streams(split)
+        if split == "train" and self.semi_supervised:
+            rows, seed = self.unlabelled_rows(), self.config.seed
+            size = self.options.unlabelled_batch_size or self.options.batch_size
+            order = Bucketed(rows.lengths, size, seed, UNLABELLED)
+            streams[UNLABELLED] = Stream(UNLABELLED, order, rows.batch, seed, rows.lengths)
+        return streams
+
+    def build_model(self) -> nn.Module:
+        net = super().build_model()
+        if isinstance(self.criterion, SemiSupervisedTranslation):
+            for name in self.criterion.auxiliary:
+                hidden = self.criterion.attention_dropout if name == "attention" else 0.0
+                net.add_head(name, hidden)  # type: ignore[operator]
+        return AveragedNet(net, self.options.average_decay)
+
+    # ---------------------------------------------------------------- updates
+
+    def needs(self, update: int) -> dict[str, int]:
+        turn = update % 2 and update >= self.options.labelled_first
+        return {UNLABELLED: 1} if self.semi_supervised and turn else {"train": 1}
+
+    def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
+        """Do one step; "loss" is logged under the name of its kind too, whose means can be compared."""
+        kind = "labelled"
+        if UNLABELLED in batches:
+            kind, (parts,) = UNLABELLED, batches[UNLABELLED]
+            batches = {UNLABELLED: [self.with_translations(engine, model, parts)]}
+        model.move_average()  # type: ignore[operator]
+        logs = super().update(engine, model, batches)
+        return logs | {f"loss_{kind}": logs["loss"]}
+
+    def with_translations(
+        self, engine: Engine, model: nn.Module, parts: Sequence[Batch]
+    ) -> list[Batch]:
+        """Return unlabelled micro-batches with the translations that the primary head finds now.
+
+        Without dropout, by beam search. Their lengths are sizes, so they must be known before the
+        first micro-batch learns; all parts get one width, because random numbers follow from it.
+        A call of all replicas.
+        """
+
+        def search(batch: Batch) -> Tensor:
+            with dropout_at(model, 0.0):
+                return self.search(model.net, batch)  # type: ignore[arg-type]
+
+        pad = self.tokenizers[1].vocabulary.pad
+        found = engine.map(search, parts, draw="teacher")
+        counts = [(ids != pad).sum(-1) for ids in found]
+        own = max((int(count.max()) for count in counts), default=0)
+        width = max(distributed.gather_objects(own))
+        return [self._translated(*each, width) for each in zip(parts, found, counts)]
+
+    def _translated(self, batch: Batch, ids: Tensor, counts: Tensor, width: int) -> Batch:
+        source, target = (tokenizer.vocabulary for tokenizer in self.tokenizers)
+        rows = ids.new_full((len(ids), width), target.pad)
+        rows[:, : min(width, ids.shape[1])] = ids[:, :width]
+        inputs = rows.roll(1, dims=1)
+        inputs[:, 0] = target.cls()
+        said = torch.arange(width, device=ids.device) < counts[:, None]
+        total = int(counts.sum())
+        sizes = {"targets": total, "later_targets": total - len(ids)}
+        return {
+            **batch,
+            "inputs": inputs,
+            "targets": rows.masked_fill(~said, IGNORE),
+            "words": ~batch["padding"] & (batch["tokens"] != source.sep),
+            "mask_id": source.mask,
+            "sizes": {**batch["sizes"], **sizes},
+        }
+
+    # ---------------------------------------------------------------- scores
+
+    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+        """Return the scores of the averaged weights, and with task.score_raw of the others too."""
+        assert isinstance(model, AveragedNet)
+        return scores(super().validate, engine, model, passes, self.options.score_raw)
+
+    def predict(
+        self, engine: Engine, model: nn.Module, split: str, passes: Passes
+    ) -> Sequence[dict]:
+        assert isinstance(model, AveragedNet)
+        return super().predict(engine, model.averaged, split, passes)

@@ -1,0 +1,146 @@
+"""Criterions of semi-supervised translation; labelled batches go to the primary head in all of them.
+
+Source text without translations comes with those that beam search found (see the task), as hard
+targets. Shapes: B rows, S source and T target positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Term, Terms
+from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.criterions.translation import Translation
+from metaseq_lm.data.parallel import UNLABELLED
+from metaseq_lm.errors import UsageError
+from metaseq_lm.models.lstm_encoder_decoder import PRIMARY, LSTMEncoderDecoder
+from metaseq_lm.models.word_model import dropout_at
+from metaseq_lm.randomness import current_pass
+from metaseq_lm.registry import nearest, register_criterion
+
+ATTENTION, FUTURE, FULL = "attention", "future", "full"
+AUXILIARY = (ATTENTION, FUTURE, FULL)
+
+
+@dataclass
+class SemiSupervisedConfig:
+    """Dropout and smoothing of unlabelled batches."""
+
+    unlabelled_dropout: Optional[float] = option(
+        0.2, "dropout of encoder and decoder on unlabelled batches (null = model.dropout)"
+    )
+    label_smoothing: float = option(0.1, "of the translations found on unlabelled batches")
+    gold_smoothing: float = option(0.0, "label smoothing of labelled batches, in training")
+
+
+@dataclass
+class CVTTranslationConfig(SemiSupervisedConfig):
+    """Which auxiliary heads learn, and how much of the source is hidden from the first."""
+
+    auxiliary: list[str] = field(
+        default_factory=lambda: [ATTENTION, FUTURE],
+        metadata={"help": "heads: attention, future, and full, which sees all, with dropout"},
+    )
+    attention_dropout: float = option(0.5, "share of the weights of attention that is hidden")
+
+
+@dataclass
+class WordDropoutConfig(SemiSupervisedConfig):
+    """How much of the source is hidden."""
+
+    rate: float = option(0.1, "share of the source words that are hidden")
+
+
+class SemiSupervisedTranslation(Translation):
+    """The primary head's loss on labelled batches, `student_terms` on unlabelled ones."""
+
+    tasks = ("cvt_translation",)
+    auxiliary: tuple[str, ...] = ()
+    attention_dropout = 0.0
+
+    def __init__(self, how: SemiSupervisedConfig) -> None:
+        super().__init__(how.gold_smoothing)
+        self.how = how
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        if batch["stream"] != UNLABELLED:
+            return super().__call__(model, batch)
+        with dropout_at(body(model), self.how.unlabelled_dropout):
+            return self.student_terms(model.net, batch)  # type: ignore[arg-type]
+
+    def student_terms(self, net: LSTMEncoderDecoder, batch: Batch) -> Terms:
+        """Return the terms of an unlabelled batch with the translations that were found."""
+        raise NotImplementedError(f"{type(self).__name__} must define student_terms")
+
+
+def body(model: nn.Module) -> nn.Module:
+    """Return what holds the dropout of encoder and decoder, and no head's."""
+    return model.net.dropout  # type: ignore[union-attr,return-value]
+
+
+@register_criterion("cvt_translation", dataclass=CVTTranslationConfig)
+class CVTTranslation(SemiSupervisedTranslation):
+    """The sum of the auxiliary heads' losses, each per target token (Clark 2021, section 4.2.4).
+
+    The primary head takes no part in unlabelled batches, so it gets no gradient there.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        how = CVTTranslationConfig(**options)
+        super().__init__(how)
+        for name in how.auxiliary:
+            if name not in AUXILIARY:
+                raise UsageError(
+                    f"criterion.auxiliary: no head '{name}'.{nearest(name, list(AUXILIARY))} There "
+                    f"are {', '.join(AUXILIARY)}"
+                )
+        if not how.auxiliary or len(set(how.auxiliary)) < len(how.auxiliary):
+            raise UsageError(
+                f"criterion.auxiliary is {list(how.auxiliary)}; name one or more different heads"
+            )
+        self.auxiliary = tuple(how.auxiliary)
+        self.attention_dropout = how.attention_dropout
+
+    def student_terms(self, net: LSTMEncoderDecoder, batch: Batch) -> Terms:
+        memory = net.encode(batch["tokens"], batch["padding"])
+        states, _ = net.decode(batch["inputs"], memory.first)
+        terms = {}
+        for name in self.auxiliary:
+            seen, targets, per = states, batch["targets"], "targets"
+            if name == FUTURE:
+                # The word at t from the attention vector at t - 1, which does not know word t - 1.
+                seen, targets, per = states[:, :-1], targets[:, 1:], "later_targets"
+            losses = cross_entropy(net.heads[name](seen, memory), targets, self.how.label_smoothing)
+            terms[f"cvt_{name}"] = Term(losses.sum(), per)
+        return terms
+
+
+@register_criterion("word_dropout_translation", dataclass=WordDropoutConfig)
+class WordDropoutTranslation(SemiSupervisedTranslation):
+    """The baseline with the primary head alone, which reads a source with words hidden by [MASK]."""
+
+    def __init__(self, **options: Any) -> None:
+        how = WordDropoutConfig(**options)
+        super().__init__(how)
+        if not 0 <= how.rate <= 1:
+            raise UsageError(f"criterion.rate must be from 0 to 1, got {how.rate}")
+        self.rate = how.rate
+
+    def student_terms(self, net: LSTMEncoderDecoder, batch: Batch) -> Terms:
+        hidden = self.hidden(batch["tokens"], batch["words"])
+        tokens = batch["tokens"].masked_fill(hidden, batch["mask_id"])
+        memory = net.encode(tokens, batch["padding"])
+        logits = net.heads[PRIMARY](net.decode(batch["inputs"], memory.first)[0], memory)
+        losses = cross_entropy(logits, batch["targets"], self.how.label_smoothing)
+        return {"word_dropout": Term(losses.sum(), "targets")}
+
+    def hidden(self, tokens: Tensor, words: Tensor) -> Tensor:
+        """Return which of the `words` (B, S) are hidden; drawn by row, see randomness."""
+        noise = current_pass().noise
+        drawn = torch.rand(tokens.shape) if noise is None else noise.uniform(tokens.shape)
+        return words & (drawn.to(tokens.device) < self.rate)

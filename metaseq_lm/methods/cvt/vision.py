@@ -1,0 +1,228 @@
+"""Cross-view training of image classification (Clark 2021, section 4.4), with its baselines.
+
+Shapes: B images, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import numpy as np
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from metaseq_lm import randomness
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.criterions.image_classification import ImageClassification, class_terms
+from metaseq_lm.data.images import ClassifiedImages, Images, load_images, moved, normalised
+from metaseq_lm.data.streams import Sequential, Shuffled, Stream
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.methods.cvt.averaging import AveragedNet, scores
+from metaseq_lm.methods.cvt.vision_losses import (
+    PLACES,
+    UNLABELLED,
+    ConsistentImages,
+    CVTVision,
+    PlaceHeads,
+)
+from metaseq_lm.models.conv_large import ConvLarge, ConvLargeConfig, places
+from metaseq_lm.models.wide_resnet import check_whole_batches
+from metaseq_lm.registry import register_task
+from metaseq_lm.tasks import Batches, Passes, Task, options_of
+from metaseq_lm.tasks.finetuning import labelled_predictions, labelled_scores
+
+
+@dataclass
+class CVTVisionTaskConfig:
+    """Which images have labels, batches, and how images are moved (sizes of VAT: from memory)."""
+
+    labelled: int = option(4000, "labelled images, as many of each class as can be (0 = all)")
+    labelled_share: float = option(0.0, "their share of the training images instead (0 = labelled)")
+    valid_count: int = option(1000, "training images that are split valid (0 = the data has one)")
+    split_seed: int = option(1, "seed of these choices; a smaller set is a part of a larger one")
+    batch_size: int = option(32, "labelled images of a batch")
+    unlabelled_batch_size: int = option(128, "unlabelled images of a batch")
+    joint: bool = option(
+        False, "each update has a batch of both kinds and one step; false: they take turns"
+    )
+    translate: int = option(0, "training images are moved by up to this many pixels (CIFAR-10+: 2)")
+    flip: bool = option(False, "half of the training images are mirrored")
+    mean: list[float] = field(
+        default_factory=lambda: [0.4914, 0.4822, 0.4465], metadata={"help": "mean by channel"}
+    )
+    sd: list[float] = field(
+        default_factory=lambda: [0.2023, 0.1994, 0.2010],
+        metadata={"help": "standard deviation by channel"},
+    )
+    average_decay: float = option(
+        0.998, "of the moving average of the weights that is scored (0 = the weights themselves)"
+    )
+    score_raw: bool = option(False, "score the weights themselves too, as raw_*")
+
+
+def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Return all numbers of `labels` (N,) in a random order whose beginnings have all classes alike."""
+    generator = randomness.generator(seed, "labelled images")
+    shuffled = generator.permutation(len(labels))
+    rank = np.empty(len(labels), np.int64)  # of each among those of its class
+    for label in np.unique(labels):
+        own = shuffled[labels[shuffled] == label]
+        rank[own] = np.arange(len(own))
+    return shuffled[np.argsort(rank[shuffled], kind="stable")]
+
+
+@register_task("cvt_vision", dataclass=CVTVisionTaskConfig)
+class CVTVisionTask(Task):
+    """Labelled and unlabelled images by turns, or together; with image_classification labelled only."""
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        options, sizes = self.options, config.model
+        if not isinstance(self.criterion, ImageClassification):
+            raise UsageError(
+                f"task cvt_vision cannot train criterion {config.criterion._name}; use cvt_vision, "
+                "vat_vision or image_classification"
+            )
+        if sizes._name != "conv_large":
+            raise UsageError(f"task cvt_vision needs --model conv_large, got {sizes._name}")
+        self.semi_supervised = isinstance(self.criterion, ConsistentImages)
+        largest = options.batch_size
+        if self.semi_supervised:
+            largest = max(largest, options.unlabelled_batch_size)
+            if self.criterion.how.mean_teacher and not options.average_decay:  # type: ignore
+                raise UsageError(
+                    "criterion.mean_teacher needs averaged weights; task.average_decay is 0"
+                )
+        check_whole_batches(sizes.norm, largest, config.engine.micro_batch_size)
+
+    # ---------------------------------------------------------------- data
+
+    @cached_property
+    def parts(self) -> dict[str, Images]:
+        """The training images in three: "valid", "train" with labels, "unlabelled"."""
+        options, images = self.options, load_images(self.data, "train")
+        order = balanced(images.labels, options.split_seed)
+        count = options.labelled
+        left = len(order) - options.valid_count
+        if options.labelled_share:
+            count = round(options.labelled_share * left)
+        count = count or left
+        if not 0 < count <= left or options.valid_count < 0:
+            raise UsageError(
+                f"{len(order)} training images are too few for task.valid_count={options.valid_count} "
+                f"and {count} labelled ones; lower task.labelled or task.valid_count"
+            )
+        cuts = np.split(order, [options.valid_count, options.valid_count + count])
+        names = ("valid", "train", UNLABELLED)
+        return {name: images[np.sort(chosen)] for name, chosen in zip(names, cuts)}
+
+    def labelled(self, split: str) -> ClassifiedImages:
+        """Return the labelled images of a split."""
+        if split == "train" or (split == "valid" and self.options.valid_count):
+            return ClassifiedImages(self.parts[split])
+        return ClassifiedImages(load_images(self.data, split))
+
+    def training_batch(
+        self, part: Images, size: str, samples: np.ndarray, keys: np.ndarray, width: int
+    ) -> Batch:
+        """Return images (B, C, H, W), moved and normalised, and targets (B,); the size is `size`."""
+        options, images = self.options, part.images[samples]
+        if options.translate or options.flip:
+            drawn = randomness.uniforms(keys, 0, 3)
+            most = options.translate
+            shifts = (drawn[:, :2] * (2 * most + 1)).astype(np.int64) - most
+            images = moved(images, shifts, options.flip & (drawn[:, 2] < 0.5))
+        batch: Batch = {
+            "images": normalised(images, options.mean, options.sd),
+            "samples": samples,
+            "sizes": {size: len(samples)},
+        }
+        return batch if size == UNLABELLED else {**batch, "targets": part.labels[samples]}
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        options, seed = self.options, self.config.seed
+        if split != "train":
+            part = self.labelled(split)
+            once = Sequential(len(part.labels), options.unlabelled_batch_size)
+            batch = partial(part.batch, list(options.mean), list(options.sd))
+            return {split: Stream(split, once, batch, seed, ones(part.images))}
+        wanted = {"train": ("rows", options.batch_size)}
+        if self.semi_supervised:
+            wanted[UNLABELLED] = (UNLABELLED, options.unlabelled_batch_size)
+        streams = {}
+        for name, (size, rows) in wanted.items():
+            images = self.parts[name]
+            if not len(images):
+                raise MetaseqError(
+                    f"{self.data}: no image is left without a label; lower task.labelled"
+                )
+            order = Shuffled(len(images), rows, seed, name)
+            collate = partial(self.training_batch, images, size)
+            streams[name] = Stream(name, order, collate, seed, ones(images))
+        return streams
+
+    # ---------------------------------------------------------------- model and updates
+
+    def build_model(self) -> nn.Module:
+        images = load_images(self.data, "train")
+        _, height, width, channels = images.images.shape
+        sizes = ConvLargeConfig(**options_of(self.config.model))
+        if height != width or places(height) < 1 or channels != sizes.channels:
+            raise UsageError(
+                f"{self.data}: images of {height} x {width} pixels and {channels} channels; the model is "
+                f"for square ones of 12 or more and {sizes.channels} channels (model.channels)"
+            )
+        net = ConvLarge(sizes, len(images.names))
+        if isinstance(self.criterion, CVTVision):
+            net.heads[PLACES] = PlaceHeads(places(height) ** 2, net.outputs, len(images.names))
+        return AveragedNet(net, self.options.average_decay)
+
+    def needs(self, update: int) -> dict[str, int]:
+        if not self.semi_supervised:
+            return {"train": 1}
+        if self.options.joint:
+            return {"train": 1, UNLABELLED: 1}
+        return {UNLABELLED: 1} if update % 2 else {"train": 1}
+
+    def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
+        model.move_average()  # type: ignore[operator]
+        return super().update(engine, model, batches)
+
+    # ---------------------------------------------------------------- scores
+
+    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+        """Return the scores of the averaged weights, and with task.score_raw of the others too."""
+        assert isinstance(model, AveragedNet)
+        return scores(self.score, engine, model, passes, self.options.score_raw)
+
+    def score(self, engine: Engine, net: nn.Module, passes: Passes) -> Logs:
+        """Return accuracy, macro F1 and loss of one net."""
+        ((split, batches),) = passes.items()
+
+        def scored(batch: Batch) -> tuple[Tensor, Terms]:
+            logits = net(batch["images"])
+            return logits.double().softmax(-1), class_terms(logits, batch["targets"])
+
+        return labelled_scores(engine, self.labelled(split), batches, scored)
+
+    def predict(
+        self, engine: Engine, model: nn.Module, split: str, passes: Passes
+    ) -> Sequence[dict]:
+        """Return gold and predicted class of each image: see `prediction_rows`."""
+        assert isinstance(model, AveragedNet)
+        net, data = model.averaged, self.labelled(split)
+        return labelled_predictions(engine, data, passes[split], partial(probabilities, net))
+
+
+def ones(images: Images) -> np.ndarray:
+    """Return the lengths of images as streams want them: each counts as one token."""
+    return np.ones(len(images), np.int64)
+
+
+def probabilities(net: nn.Module, batch: Batch) -> Tensor:
+    """Return the probabilities (B, K) of the primary head, as float64."""
+    return net(batch["images"]).double().softmax(-1)

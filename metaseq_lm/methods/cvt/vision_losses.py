@@ -1,0 +1,180 @@
+"""Criterions of semi-supervised image classification; labelled images go to the primary head in all.
+
+Shapes: B images, C channels, H height, W width, P places of the features, D their width, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Term, Terms
+from metaseq_lm.criterions.image_classification import ImageClassification
+from metaseq_lm.errors import UsageError
+from metaseq_lm.models.conv_large import ConvLarge
+from metaseq_lm.models.layers import full_precision
+from metaseq_lm.models.wide_resnet import frozen_statistics
+from metaseq_lm.models.word_model import dropout_at
+from metaseq_lm.randomness import current_pass
+from metaseq_lm.registry import register_criterion
+
+UNLABELLED = "unlabelled"
+PLACES = "places"  # the auxiliary heads
+NONE, RANDOM, ADVERSARIAL = "none", "random", "adversarial"
+PERTURBATIONS = (NONE, RANDOM, ADVERSARIAL)
+REDUCTIONS = ("mean", "sum")
+
+
+@dataclass
+class ConsistencyConfig:
+    """How the student's images are changed, and who teaches (constants of VAT: from memory)."""
+
+    perturbation: str = option(
+        ADVERSARIAL, "of the student's images: none, random or adversarial (VAT)"
+    )
+    radius: float = option(8.0, "Euclidean norm of the perturbation of a normalised image")
+    xi: float = option(0.1, "norm of the step at which the adversarial direction is looked for")
+    weight: float = option(1.0, "of the consistency loss")
+    unlabelled_dropout: Optional[float] = option(
+        None, "dropout of the student on unlabelled images (null = model.dropout)"
+    )
+    mean_teacher: bool = option(False, "the averaged weights teach, not the present ones")
+
+
+@dataclass
+class CVTVisionConfig(ConsistencyConfig):
+    """How the losses of the places come together."""
+
+    perturbation: str = option(NONE, "of the student's images: none, random or adversarial (VAT)")
+    reduction: str = option("mean", "of the losses of the places of an image: mean or sum")
+    primary: bool = option(False, "the primary head, too, learns from what it says of clean images")
+
+
+class ConsistentImages(ImageClassification):
+    """The base: a teacher's classes of clean images are what students must say of changed ones.
+
+    The loss of an unlabelled image is the divergence KL(teacher, student), of each student. The
+    teacher is the primary head without dropout and without gradient.
+    """
+
+    def __init__(self, how: ConsistencyConfig) -> None:
+        if how.perturbation not in PERTURBATIONS:
+            raise UsageError(
+                f"criterion.perturbation is '{how.perturbation}'; one of {', '.join(PERTURBATIONS)}"
+            )
+        if how.radius < 0 or how.xi <= 0:
+            raise UsageError("criterion.radius must be at least 0 and criterion.xi above 0")
+        self.how = how
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        if batch["stream"] != UNLABELLED:
+            return super().__call__(model, batch)
+        images, net = batch["images"], model.net
+        teacher = model.averaged if self.how.mean_teacher else net
+        # Passes on unlabelled images leave no trace in statistics of batch normalisation.
+        with torch.no_grad(), frozen_statistics(teacher), dropout_at(teacher, 0.0):  # type: ignore
+            wanted = full_precision(teacher(images)).log_softmax(-1)  # type: ignore[operator]
+        dropout = self.how.unlabelled_dropout
+        with frozen_statistics(net), dropout_at(net, dropout):  # type: ignore[arg-type]
+
+            def loss(changed: Tensor) -> Tensor:
+                return self.losses(net, changed, wanted)  # type: ignore[arg-type]
+
+            changed = images + self.perturbation(images, loss)
+            losses = loss(changed)
+        return {"consistency": Term(losses.sum(), UNLABELLED, self.how.weight)}
+
+    def losses(self, net: ConvLarge, images: Tensor, wanted: Tensor) -> Tensor:
+        """Return the student's loss (B,) on images, given the teacher's log-probabilities (B, K)."""
+        return divergence(wanted, net(images))
+
+    def perturbation(self, images: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what is added to the images (B, C, H, W): of norm `radius` for each, or nothing.
+
+        Adversarial: one step of power iteration (Miyato et al. 2017): the gradient of the loss at a
+        small random displacement.
+        """
+        if self.how.perturbation == NONE:
+            return torch.zeros_like(images)
+        direction = unit(gaussian(images))
+        if self.how.perturbation == ADVERSARIAL:
+            step = (self.how.xi * direction).requires_grad_(True)
+            with torch.enable_grad():
+                (gradient,) = torch.autograd.grad(loss(images + step).sum(), step)
+            direction = unit(gradient)
+        return self.how.radius * direction.detach()
+
+
+def divergence(wanted: Tensor, logits: Tensor) -> Tensor:
+    """Return KL of log-probabilities (..., K) and the softmax of logits (..., K)."""
+    given = full_precision(logits).log_softmax(-1)
+    return (wanted.exp() * (wanted - given)).sum(-1)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return x (B, ...) with rows of norm 1; a row of zeros stays."""
+    norms = x.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny)
+    return x / norms.view(-1, *[1] * (x.dim() - 1))
+
+
+def gaussian(like: Tensor) -> Tensor:
+    """Return normal numbers of the shape (B, ...) of `like`, drawn by row (see randomness)."""
+    noise = current_pass().noise
+    if noise is None:
+        return torch.randn_like(like)
+    # Box and Muller 1958; 1 - u is never 0.
+    radius, angle = (noise.uniform(like.shape, like.dtype) for _ in range(2))
+    return (-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * math.pi * angle)
+
+
+@register_criterion("vat_vision", dataclass=ConsistencyConfig)
+class VATVision(ConsistentImages):
+    """Virtual adversarial training (Miyato et al. 2017): the primary head is the student.
+
+    With perturbation random or none, and dropout, it is like the Pi model (Laine and Aila 2017),
+    with mean_teacher like the mean teacher (Tarvainen and Valpola 2017).
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(ConsistencyConfig(**options))
+
+
+@register_criterion("cvt_vision", dataclass=CVTVisionConfig)
+class CVTVision(ConsistentImages):
+    """Cross-view training: the students are heads that see one place of the features each."""
+
+    def __init__(self, **options: Any) -> None:
+        self.views = CVTVisionConfig(**options)
+        super().__init__(self.views)
+        if self.views.reduction not in REDUCTIONS:
+            raise UsageError(
+                f"criterion.reduction is '{self.views.reduction}'; one of {', '.join(REDUCTIONS)}"
+            )
+
+    def losses(self, net: ConvLarge, images: Tensor, wanted: Tensor) -> Tensor:
+        features = net.features(images)
+        each = divergence(wanted.unsqueeze(1), net.heads[PLACES](features))  # (B, P)
+        total = each.mean(1) if self.views.reduction == "mean" else each.sum(1)
+        if self.views.primary:
+            total = total + divergence(wanted, net.primary(features))
+        return total
+
+
+class PlaceHeads(nn.Module):
+    """A softmax layer of its own for every place of the features."""
+
+    def __init__(self, places: int, width: int, classes: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(width)
+        self.weight = nn.Parameter(torch.empty(places, classes, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(places, classes))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits (B, P, K) of features (B, D, n, n), P = n n, row by row."""
+        return torch.einsum("bdp,pkd->bpk", features.flatten(2), self.weight) + self.bias

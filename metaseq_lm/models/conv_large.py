@@ -1,0 +1,91 @@
+"""The CNN of Miyato et al. 2017 ("Conv-Large"): 9 convolutions, 2 poolings, for images of 32 x 32.
+
+Shapes: B images, C channels, H height and W width of the images, n x n places of the features, D of
+them at each place, K classes.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from metaseq_lm.config import option
+from metaseq_lm.models.layers import Dropout, Linear
+from metaseq_lm.models.wide_resnet import norm_of
+from metaseq_lm.registry import register_model
+
+SLOPE = 0.1  # of the leaky ReLUs
+PRIMARY = "primary"
+
+
+@dataclass
+class ConvLargeConfig:
+    """Sizes; the layers are those of the authors' program, from memory."""
+
+    width: float = option(1.0, "factor of the channels 128, 256 and 512")
+    channels: int = option(3, "channels of the images")
+    dropout: float = option(0.5, "after each pooling")
+    norm: str = option(
+        "group", "group: each image by itself; batch: needs whole batches in one process"
+    )
+    groups: int = option(8, "groups of channels that norm=group takes together")
+
+
+class Convolution(nn.Sequential):
+    """Convolution, normalisation, leaky ReLU."""
+
+    def __init__(
+        self, config: ConvLargeConfig, inputs: int, outputs: int, size: int, padding: int
+    ) -> None:
+        super().__init__(
+            nn.Conv2d(inputs, outputs, size, padding=padding, bias=False),
+            norm_of(config, outputs),
+            nn.LeakyReLU(SLOPE),
+        )
+
+
+@register_model("conv_large", dataclass=ConvLargeConfig)
+class ConvLarge(nn.Module):
+    """Three stages of three convolutions; poolings halve the places between them.
+
+    The third stage begins without padding, so that 32 x 32 pixels become 6 x 6 places, of which the
+    corners have seen 21 x 21 pixels and those in the middle 29 x 29 (Clark 2021, section 4.4). The
+    head "primary" is on the mean of all places; other heads may be added.
+    """
+
+    def __init__(self, config: ConvLargeConfig, classes: int) -> None:
+        super().__init__()
+        small, middle, large = (max(8, round(c * config.width) // 8 * 8) for c in (128, 256, 512))
+
+        def three(inputs: int, outputs: int) -> list[nn.Module]:
+            sizes = [(inputs, outputs), (outputs, outputs), (outputs, outputs)]
+            return [Convolution(config, i, o, 3, 1) for i, o in sizes]
+
+        self.features = nn.Sequential(
+            *three(config.channels, small),
+            nn.MaxPool2d(2),
+            Dropout(config.dropout),
+            *three(small, middle),
+            nn.MaxPool2d(2),
+            Dropout(config.dropout),
+            Convolution(config, middle, large, 3, 0),
+            Convolution(config, large, middle, 1, 0),
+            Convolution(config, middle, small, 1, 0),
+        )
+        self.outputs = small
+        self.heads = nn.ModuleDict({PRIMARY: Linear(small, classes)})
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, a=SLOPE, nonlinearity="leaky_relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the primary head's logits (B, K) of images (B, C, H, W)."""
+        return self.primary(self.features(images))
+
+    def primary(self, features: Tensor) -> Tensor:
+        """Return the primary head's logits (B, K) of features (B, D, n, n)."""
+        return self.heads[PRIMARY](features.mean((2, 3)))
+
+
+def places(size: int) -> int:
+    """Return n, the places of a side of the features of images of `size` x `size` pixels."""
+    return size // 2 // 2 - 2

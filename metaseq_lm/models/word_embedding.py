@@ -1,0 +1,157 @@
+"""Words as vectors: an embedding of the word and a convolution over its characters.
+
+Facts follow the code of Clark et al. 2018. Shapes: B rows, S positions, M characters of a word, W
+width of the word embeddings, E width of the result.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaseq_lm.config import option
+from metaseq_lm.errors import UsageError
+from metaseq_lm.models.layers import Dropout
+
+# Of random embeddings of words, about that of GloVe's.
+SPREAD = 0.3
+
+
+@dataclass
+class WordEmbeddingConfig:
+    """Word embeddings and the character CNN (defaults: Clark et al. 2018)."""
+
+    word_embed_dim: int = option(300, "width of word embeddings, that of the vectors if there are")
+    word_vectors: bool = option(
+        True, "start from the data folder's word vectors, if it has some; false: at random"
+    )
+    normalize_words: bool = option(
+        False,
+        "give the embeddings mean 0 and variance 1 over the words of the text, by their frequency "
+        "(Miyato et al. 2017); a norm of criterion vat means something only then",
+    )
+    char_embed_dim: int = option(50, "width of character embeddings")
+    char_filters: int = option(100, "filters of each width of the character CNN (0 = no CNN)")
+    char_widths: list[int] = field(
+        default_factory=lambda: [2, 3, 4], metadata={"help": "widths of the filters in characters"}
+    )
+    combine: str = option("concat", "word and characters side by side (the code), or their sum")
+
+    def check(self) -> None:
+        """Raise UsageError for sizes that do not fit together."""
+        if self.combine not in ("concat", "sum"):
+            raise UsageError(f"model.combine must be concat or sum, got '{self.combine}'")
+        if self.word_embed_dim < 1 or self.char_filters < 0 or self.char_embed_dim < 1:
+            raise UsageError("model.word_embed_dim and model.char_embed_dim must be at least 1")
+        if self.char_filters and (not self.char_widths or min(self.char_widths) < 1):
+            raise UsageError("model.char_widths must name one or more widths of at least 1")
+        if self.combine == "sum" and self.char_filters:
+            if self.char_filters * len(self.char_widths) != self.word_embed_dim:
+                raise UsageError(
+                    f"model.combine=sum needs as many filters as model.word_embed_dim "
+                    f"({self.word_embed_dim}); there are {len(self.char_widths)} x {self.char_filters}"
+                )
+
+    @property
+    def embedded_width(self) -> int:
+        """E, the width of an embedded word."""
+        extra = self.char_filters * len(self.char_widths) if self.combine == "concat" else 0
+        return self.word_embed_dim + extra
+
+
+class CharacterCNN(nn.Module):
+    """Convolutions without padding, ReLU, the maximum over places; padding counts like any character.
+
+    Each different word is computed once on a CPU: most words of a batch occur several times.
+    """
+
+    def __init__(self, config: WordEmbeddingConfig, characters: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(characters, config.char_embed_dim)
+        nn.init.xavier_uniform_(self.embedding.weight)
+        layers = [
+            nn.Conv1d(config.char_embed_dim, config.char_filters, width)
+            for width in config.char_widths
+        ]
+        for layer in layers:
+            nn.init.xavier_uniform_(layer.weight)
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
+        self.filters = nn.ModuleList(layers)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """Return one vector for each word of characters (B, S, M)."""
+        words = characters.reshape(-1, characters.shape[-1])
+        if characters.device.type == "cpu":
+            words, where = torch.unique(words, dim=0, return_inverse=True)
+            return F.embedding(where, self._words(words)).view(*characters.shape[:-1], -1)
+        return self._words(words).view(*characters.shape[:-1], -1)
+
+    def _words(self, words: Tensor) -> Tensor:
+        x = self.embedding(words).transpose(1, 2)  # (N, width, M)
+        # ReLU is monotone: after the maximum there is less to do.
+        return torch.cat([layer(x).amax(-1) for layer in self.filters], -1).relu()
+
+
+class WordEmbedding(nn.Module):
+    """Words (B, S) with characters (B, S, M) to vectors (B, S, E).
+
+    A word embedding passes dropout and is multiplied by a learned number that starts at 1. `vectors`
+    (V, W) are what word embeddings start from. With normalize_words the caller must set `frequencies`.
+    """
+
+    frequencies: Tensor
+
+    def __init__(
+        self,
+        config: WordEmbeddingConfig,
+        words: int,
+        characters: int,
+        dropout: Dropout,
+        vectors: np.ndarray | None = None,
+    ) -> None:
+        super().__init__()
+        config.check()
+        self.combine, self.normalize = config.combine, config.normalize_words
+        width = config.word_embed_dim
+        self.words = nn.Embedding(words, width)
+        nn.init.normal_(self.words.weight, std=SPREAD)
+        with torch.no_grad():
+            self.words.weight[0] = 0.0
+            if vectors is not None and config.word_vectors:
+                self._check_vectors(vectors, words, width)
+                self.words.weight.copy_(torch.from_numpy(vectors))
+        if self.normalize:
+            self.register_buffer("frequencies", torch.full((words,), 1.0 / words))
+        self.scale = nn.Parameter(torch.ones(()))
+        self.characters = CharacterCNN(config, characters) if config.char_filters else None
+        self.dropout = dropout
+
+    @staticmethod
+    def _check_vectors(vectors: np.ndarray, words: int, width: int) -> None:
+        if vectors.shape != (words, width):
+            raise UsageError(
+                f"model.word_embed_dim is {width}, but the data folder's word vectors have "
+                f"{vectors.shape[1]} numbers; make them equal, or set model.word_vectors=false"
+            )
+
+    def table(self) -> Tensor:
+        """Return the embeddings of all words (V, W), normalised if the config says so."""
+        weight = self.words.weight
+        if not self.normalize:
+            return weight
+        share = self.frequencies.unsqueeze(1)
+        mean = (share * weight).sum(0)
+        variance = (share * (weight - mean) ** 2).sum(0)
+        return (weight - mean) / (variance + 1e-6).sqrt()
+
+    def forward(self, tokens: Tensor, characters: Tensor, shift: Tensor | None = None) -> Tensor:
+        """Return the vectors; `shift` (B, S, W) is added to word embeddings after their dropout."""
+        x = self.dropout(F.embedding(tokens, self.table()))
+        x = (x if shift is None else x + shift) * self.scale
+        if self.characters is None:
+            return x
+        spelled = self.dropout(self.characters(characters))
+        return x + spelled if self.combine == "sum" else torch.cat([x, spelled], -1)

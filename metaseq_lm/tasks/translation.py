@@ -1,0 +1,187 @@
+"""Translation of parallel text with an LSTM encoder-decoder; BLEU of what beam search finds.
+
+Shapes: B rows, S source and T target positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from metaseq_lm import randomness
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.criterions.translation import Translation
+from metaseq_lm.data.parallel import ParallelSet, TranslationRows, load_sides, shorter
+from metaseq_lm.data.streams import Order, Sequential, Stream
+from metaseq_lm.data.words.buckets import Bucketed
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import UsageError
+from metaseq_lm.evaluation.bleu import check_bleu, corpus_bleu
+from metaseq_lm.models.beam_search import Beam
+from metaseq_lm.models.lstm_encoder_decoder import EncoderDecoderConfig, LSTMEncoderDecoder
+from metaseq_lm.registry import register_task
+from metaseq_lm.tasks import Passes, Task, options_of
+from metaseq_lm.tasks.finetuning import judged, mapped
+from metaseq_lm.tasks.masked_lm import first
+
+Found = list[tuple[int, str]]  # sentence, its translation
+LONGER = 10  # tokens that a translation of an empty source might have
+
+
+@dataclass
+class TranslationConfig:
+    """Batches, how much of the labels is used, and how translations are searched and scored."""
+
+    batch_size: int = option(64, "sentence pairs of a batch, on average: fewer if they are long")
+    max_length: int = option(
+        100, "longest sentence of training, in tokens of either side (0 = any)"
+    )
+    labelled_share: float = option(1.0, "share of the training pairs that is used")
+    share_seed: int = option(1, "seed of that share; a smaller share is a part of a larger one")
+    beam_size: int = option(10, "hypotheses of beam search; 1 is greedy")
+    length_penalty: float = option(
+        0.0, "a: a hypothesis scores log p / ((5 + length) / 6)^a; 0 is log p alone"
+    )
+    length_factor: float = option(
+        2.0, "longest translation: this many times the source's tokens, and 10 more"
+    )
+    bleu: bool = option(True, "translate in validation and score BLEU; needs sacrebleu")
+    bleu_tokenizer: str = option(
+        "none", "sacrebleu's: none for text that is tokenised already, 13a, intl, char"
+    )
+    valid_size: int = option(0, "sentences of the validation split that are used (0 = all)")
+
+
+@register_task("translation", dataclass=TranslationConfig)
+class TranslationTask(Task):
+    """One stream of sentence pairs, the default update. DATA is the set, DATA/NAME of preprocess."""
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        options = self.options
+        self.check_criterion()
+        if config.model._name != "lstm_encoder_decoder":
+            raise UsageError(
+                f"task {options._name} needs --model lstm_encoder_decoder, got {config.model._name}"
+            )
+        if options.beam_size < 1 or not 0 < options.labelled_share <= 1:
+            raise UsageError(
+                "task.beam_size must be at least 1 and task.labelled_share above 0 and at most 1; got "
+                f"{options.beam_size} and {options.labelled_share}"
+            )
+        if options.bleu:
+            check_bleu(options.bleu_tokenizer)
+        self.tokenizers = load_sides(self.data)
+
+    def check_criterion(self) -> None:
+        """Raise UsageError for a criterion that this task has no batches for."""
+        if not isinstance(self.criterion, Translation):
+            raise UsageError(
+                f"task '{self.options._name}' needs criterion=translation, not "
+                f"'{self.config.criterion._name}'"
+            )
+
+    # ---------------------------------------------------------------- data and model
+
+    def labelled_pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the training sentences that are used with their translations, and all others.
+
+        A seeded share of those that are not too long, at least one; others are within the limit too.
+        """
+        options = self.options
+        usable = shorter(ParallelSet(self.data, "train"), options.max_length)
+        generator = randomness.generator(options.share_seed, "labelled pairs")
+        order = generator.permutation(usable)
+        count = max(1, round(options.labelled_share * len(order)))
+        return np.sort(order[:count]), np.sort(order[count:])
+
+    def rows(self, split: str) -> TranslationRows:
+        """Return the pairs of a split; of "train" only those that are used."""
+        data = ParallelSet(self.data, split)
+        chosen = self.labelled_pairs()[0] if split == "train" else None
+        return TranslationRows(data, self.tokenizers, chosen)
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        options, seed = self.options, self.config.seed
+        rows = self.rows(split)
+        order: Order
+        if split == "train":
+            order = Bucketed(rows.lengths, options.batch_size, seed, split)
+        else:
+            most = options.valid_size if split == self.config.trainer.valid_split else 0
+            order = Sequential(first(len(rows), most), options.batch_size)
+        return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
+
+    def build_model(self) -> nn.Module:
+        sizes = EncoderDecoderConfig(**options_of(self.config.model))
+        source, target = (tokenizer.vocabulary for tokenizer in self.tokenizers)
+        return LSTMEncoderDecoder(sizes, (len(source), len(target)), source.pad)
+
+    # ---------------------------------------------------------------- translations
+
+    def beam(self, size: int = 0) -> Beam:
+        """Return how translations are searched; special tokens but [UNK] are never said."""
+        vocabulary = self.tokenizers[1].vocabulary
+        banned = vocabulary.unwritten - {vocabulary.sep}
+        return Beam(
+            size or self.options.beam_size,
+            start=vocabulary.cls(),
+            end=vocabulary.sep,
+            pad=vocabulary.pad,
+            length_penalty=self.options.length_penalty,
+            banned=tuple(sorted(banned)),
+        )
+
+    def search(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the best translation of each source row, ids (B, L) padded behind [SEP].
+
+        Its length is bounded by the row's own source, so what it is depends on no other row.
+        """
+        lengths = (~batch["padding"]).sum(-1) - 1
+        limits = (lengths * self.options.length_factor).long() + LONGER
+        how = self.beam()
+        return model.translate(batch["tokens"], batch["padding"], limits, how)[0]  # type: ignore[operator]
+
+    def translations(self, model: nn.Module, batch: Batch) -> Found:
+        """Return the number of each sentence of a micro-batch and its translation as text."""
+        tokenizer = self.tokenizers[1]
+        found = self.search(model, batch).tolist()
+        texts = [tokenizer.decode(row) for row in found]
+        return list(zip(batch["samples"].tolist(), texts))
+
+    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+        """Return BLEU (with task.bleu), the loss per target token, accuracy and perplexity."""
+        ((split, batches),) = passes.items()
+        bleu = self.options.bleu
+
+        def judge(batch: Batch) -> tuple[Terms, Found]:
+            return self.criterion(model, batch), self.translations(model, batch) if bleu else []
+
+        logs, found = judged(engine, batches, judge)
+        # numpy: exp of a diverged loss is infinite, not an error.
+        logs["perplexity"] = float(np.exp(np.float64(logs["loss"])))
+        return {"bleu": self.score(split, found), **logs} if bleu else logs
+
+    def score(self, split: str, found: Found) -> float:
+        """Return the BLEU of the translations of some sentences of a split."""
+        references = ParallelSet(self.data, split).references
+        gold = [references[number] for number, _ in found]
+        return corpus_bleu(gold, [text for _, text in found], self.options.bleu_tokenizer)
+
+    def predict(
+        self, engine: Engine, model: nn.Module, split: str, passes: Passes
+    ) -> Sequence[dict]:
+        """Return "index", "gold" (the reference) and "predicted" of each sentence."""
+        references = ParallelSet(self.data, split).references
+        found = mapped(engine, passes[split], lambda batch: self.translations(model, batch))
+        return [{"index": n, "gold": references[n], "predicted": text} for n, text in found]
+
+    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+        """Return the translations as plain lines, in the order of the source."""
+        ordered = sorted(rows, key=lambda row: row["index"])
+        return {f"translations.{split}.txt": "".join(row["predicted"] + "\n" for row in ordered)}

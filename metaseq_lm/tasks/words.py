@@ -1,0 +1,318 @@
+"""What tasks on labelled words share: encoder, heads, averaged weights, streams, validation.
+
+Facts follow Clark et al. 2018. Shapes: B rows, S positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.criterions.tagging import WordLabels
+from metaseq_lm.data.manifest import Manifest
+from metaseq_lm.data.streams import Order, Sequential, Stream
+from metaseq_lm.data.words.buckets import Bucketed
+from metaseq_lm.data.words.collate import word_rows
+from metaseq_lm.data.words.sets import TREES, WordSet
+from metaseq_lm.data.words.vocabulary import WordVocabulary
+from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.models.parsing_heads import ParsingModule
+from metaseq_lm.models.prediction_modules import PRIMARY
+from metaseq_lm.models.tagging_heads import TaggingModule
+from metaseq_lm.models.views import ViewsEncoder
+from metaseq_lm.models.word_model import WordModel, WordNet
+from metaseq_lm.registry import MODELS
+from metaseq_lm.tasks import Batches, Passes, Task, options_of
+from metaseq_lm.tasks.finetuning import ENCODER, judged, mapped
+from metaseq_lm.tasks.masked_lm import first
+from metaseq_lm.tasks.word_scores import (
+    Predicted,
+    prediction_files,
+    prediction_rows,
+    predictions_of,
+    set_scores,
+)
+
+AVERAGE = "average.net."
+RAW = "raw_"
+AT = ":"  # between the name of a set and that of a split
+
+
+@dataclass
+class WordTaskConfig:
+    """Batches, heads and averaged weights (defaults: Clark et al. 2018)."""
+
+    batch_size: int = option(64, "sentences of a batch, on average: of long ones it has fewer")
+    label_fraction: float = option(1.0, "share of the training sentences that is used")
+    fraction_seed: Optional[int] = option(
+        1, "seed of that share, the same for all runs (null = the run's)"
+    )
+    hidden_dim: int = option(512, "hidden units of the heads")
+    average_decay: float = option(
+        0.998, "of the moving average of the weights that is scored (0 = the weights themselves)"
+    )
+    score_raw: bool = option(False, "log the scores of the weights themselves too")
+    freeze_encoder: bool = option(False, "train the heads only, on the encoder of init_from")
+    valid_size: int = option(0, "sentences of the validation split that are used (0 = all)")
+
+
+@dataclass
+class ParserConfig:
+    """The parser's heads."""
+
+    parser_dim: int = option(128, "units of the parser's bilinear scores")
+    root: str = option(
+        "linear", "scores of ROOT: linear, a layer on the dependent (the code), or a learned vector"
+    )
+
+
+class WordTask(Task):
+    """One or several labelled sets, each with a stream and heads of its own name.
+
+    Starting from another run it takes the encoder, the averaged one if there is, and fresh heads.
+    """
+
+    criterion: WordLabels
+    fresh = ("heads.", f"{AVERAGE}heads.")
+
+    def __init__(self, config: DictConfig) -> None:
+        super().__init__(config)
+        if not isinstance(self.criterion, WordLabels):
+            raise UsageError(
+                f"task '{self.options._name}' needs a criterion of words, such as tagging or parsing, not "
+                f"'{config.criterion._name}'"
+            )
+        self.vocabulary = WordVocabulary.load(self.data)
+        # Validation and prediction ask for the same split again and again.
+        self.labelled = lru_cache(maxsize=None)(self._labelled)
+        check_names(self.names)
+
+    @classmethod
+    def prepare(cls, config: DictConfig) -> DictConfig:
+        # Evaluation of such a run has its own weights and no init_from.
+        if config.task.freeze_encoder and not config.init_from:
+            raise UsageError("task.freeze_encoder needs init_from, the run whose encoder it is")
+        return config
+
+    @property
+    def names(self) -> list[str]:
+        """The labelled sets, folders in DATA."""
+        raise NotImplementedError(f"task '{self.options._name}' must define names")
+
+    def _labelled(self, name: str, split: str) -> WordSet:
+        data = WordSet(self.data / name, split, self.vocabulary)
+        if data.labels is None:
+            raise MetaseqError(f"{data.folder}: text without labels")
+        return data
+
+    def chosen(self, name: str) -> np.ndarray:
+        """Return the training sentences of a set that are used: a seeded share of them."""
+        seed = self.options.fraction_seed
+        data = self.labelled(name, "train")
+        return data.fraction(
+            self.options.label_fraction, self.config.seed if seed is None else seed
+        )
+
+    # ---------------------------------------------------------------- data and model
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        return {
+            name if split == "train" else f"{name}{AT}{split}": self.labelled_stream(name, split)
+            for name in self.names
+        }
+
+    def labelled_stream(self, name: str, split: str) -> Stream:
+        """Return the batches of a split of a set, buckets of like lengths in training."""
+        options, seed = self.options, self.config.seed
+        data = self.labelled(name, split)
+        if split == "train":
+            order: Order = Bucketed(
+                data.lengths, options.batch_size, seed, name, samples=self.chosen(name)
+            )
+            return Stream(name, order, partial(word_batch, data, name), seed, data.lengths)
+        most = options.valid_size if split == self.config.trainer.valid_split else 0
+        # Rows of one length together: no time goes into padding.
+        kept = np.arange(first(len(data), most))
+        by_length = kept[np.argsort(data.lengths[kept], kind="stable")]
+
+        def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+            rows = by_length[samples]
+            return word_batch(data, name, rows, keys, width) | {"samples": rows}
+
+        once = Sequential(len(kept), options.batch_size)
+        return Stream(name, once, collate, seed, data.lengths[by_length])
+
+    def build_model(self) -> nn.Module:
+        encoder = build_encoder(self.config, self.vocabulary)
+        encoder.requires_grad_(not self.options.freeze_encoder)
+        heads = {name: self.build_heads(name, encoder) for name in self.names}
+        return WordModel(encoder, heads, self.options.average_decay)
+
+    def build_heads(self, name: str, encoder: ViewsEncoder) -> nn.ModuleDict:
+        """Return the modules of a set: the primary one, first; methods add others."""
+        return nn.ModuleDict({PRIMARY: self.build_module(self.some_split(name), encoder)})
+
+    def build_module(self, data: WordSet, encoder: ViewsEncoder, **view: Any) -> nn.Module:
+        """Return a module for the classes of a set; `view` are options of a module, what it sees."""
+        options, classes = self.options, len(data.label_names)
+        if data.form != TREES:
+            return TaggingModule(encoder, classes, options.hidden_dim, **view)
+        sizes = (options.hidden_dim, options.parser_dim, options.root)
+        return ParsingModule(encoder, classes, encoder.dropout, *sizes, **view)
+
+    def some_split(self, name: str) -> WordSet:
+        """Return a split of a set: a data folder without a training split is good for evaluation."""
+        return self.labelled(name, sorted(Manifest.load(self.data / name).splits)[0])
+
+    def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """Take the encoder of a run of words, the averaged one if it has one."""
+        averaged = AVERAGE + ENCODER
+        prefix = averaged if any(name.startswith(averaged) for name in weights) else ENCODER
+        found = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+        own = [ENCODER] if not self.options.average_decay else [ENCODER, averaged]
+        return {start + name: weight for start in own for name, weight in found.items()}
+
+    # ---------------------------------------------------------------- updates and scores
+
+    def needs(self, update: int) -> dict[str, int]:
+        return dict.fromkeys(self.names, 1)
+
+    def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
+        """Do one step; the averaged weights move before the gradient is applied, as in the code."""
+        everything = [micro for stream in batches.values() for batch in stream for micro in batch]
+        grads, logs = engine.gradients(
+            lambda batch: self.criterion(model, batch), everything, engine.parameters("main")
+        )
+        assert isinstance(model, WordModel)
+        undo = self.config.trainer.on_nonfinite == "skip"
+        model.step_with_average(lambda: engine.step("main", grads), undo)
+        return logs
+
+    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+        """Return "score", the mean of the sets' main scores, all scores, and the loss.
+
+        With several sets names begin with the set's; what begins with "raw_" is of the weights
+        themselves, everything else of the averaged ones.
+        """
+        assert isinstance(model, WordModel)
+        nets: dict[str, WordNet] = {"": model.averaged}
+        if self.options.score_raw and model.average is not None:
+            nets[RAW] = model
+        logs: Logs = {}
+        found: dict[str, list[float]] = {f"{prefix}score": [] for prefix in nets}
+        losses: list[float] = []
+        for key, batches in passes.items():
+            name = key.partition(AT)[0]
+            terms, scores = self._validate_set(engine, nets, key, batches)
+            losses.append(terms.pop("loss"))
+            logs |= terms
+            for prefix, of_net in scores.items():
+                found[f"{prefix}score"].append(next(iter(of_net.values())))
+                logs |= {prefix + model.label(name, what): v for what, v in of_net.items()}
+        means = {what: float(np.mean(values)) for what, values in found.items()}
+        return {**means, **logs, "loss": float(np.mean(losses))}
+
+    def _validate_set(
+        self, engine: Engine, nets: dict[str, WordNet], key: str, batches: Iterable[list[Batch]]
+    ) -> tuple[Logs, dict[str, Logs]]:
+        """Return the terms of the first net on one set, and the scores of each by its prefix."""
+        name, _, split = key.partition(AT)
+        data = self.labelled(name, split)
+
+        def judge(batch: Batch) -> tuple[Terms, list[tuple[str, Predicted]]]:
+            found: list[tuple[str, Predicted]] = []
+            terms: Terms = {}
+            for prefix, net in nets.items():
+                scores = net.scores(net.views(batch), batch["scored"], name, PRIMARY)
+                terms = terms or self.criterion.terms(net, scores, batch)
+                found += [(prefix, row) for row in predictions_of(data, scores, batch)]
+            return terms, found
+
+        logs, found = judged(engine, batches, judge)
+        scores = {n: set_scores(data, [row for prefix, row in found if prefix == n]) for n in nets}
+        # The official accuracy takes the place of the term.
+        return {k: v for k, v in logs.items() if not k.endswith("accuracy")}, scores
+
+    def predict(
+        self, engine: Engine, model: nn.Module, split: str, passes: Passes
+    ) -> Sequence[dict]:
+        """Return the `prediction_rows` of the averaged weights on every set."""
+        assert isinstance(model, WordModel)
+        net = model.averaged
+        rows: list[dict] = []
+        for key, batches in passes.items():
+            name = key.partition(AT)[0]
+            data = self.labelled(name, split)
+
+            def find(batch: Batch, name: str = name, data: WordSet = data) -> list[Predicted]:
+                scores = net.scores(net.views(batch), batch["scored"], name, PRIMARY)
+                return predictions_of(data, scores, batch)
+
+            rows += prediction_rows(name, data, mapped(engine, batches, find))
+        return rows
+
+    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+        """Return NAME.SPLIT.conll (word, gold, predicted) or .conllu of each set."""
+        files: dict[str, str] = {}
+        for name in self.names:
+            files |= prediction_files(name, split, rows)
+        return files
+
+
+def word_batch(
+    data: WordSet, name: str, samples: np.ndarray, keys: np.ndarray, width: int = 0
+) -> Batch:
+    """Return sentences as `word_rows` gives them, the name of their set, and the size "pairs".
+
+    Those are pairs of neighbouring words.
+    """
+    batch = word_rows(data, samples, width)
+    pairs = int(np.maximum(batch["lengths"] - 1, 0).sum())
+    return {**batch, "set": name, "sizes": {**batch["sizes"], "pairs": pairs}}
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise UsageError unless there are sets, all different, whose names a module can have."""
+    if not names or not all(names) or len(set(names)) < len(names):
+        raise UsageError(
+            f"task.labelled is {list(names)}; give tagged sets or treebanks in DATA, all different"
+        )
+    for name in names:
+        if "." in name or hasattr(nn.ModuleDict(), name):
+            raise UsageError(f"a set called '{name}' cannot have heads; make it under another name")
+
+
+def build_encoder(config: DictConfig, vocabulary: WordVocabulary) -> ViewsEncoder:
+    """Return the configured encoder of words; UsageError for a model of another kind."""
+    entry = MODELS.entry(config.model._name)
+    if not (isinstance(entry.value, type) and issubclass(entry.value, ViewsEncoder)):
+        known = [
+            n
+            for n, e in sorted(MODELS.entries.items())
+            if isinstance(e.value, type) and issubclass(e.value, ViewsEncoder)
+        ]
+        raise UsageError(
+            f"model {config.model._name} is not an encoder of words, which task "
+            f"{config.task._name} needs; choose --model {' or '.join(known)}"
+        )
+    assert entry.dataclass is not None
+    encoder = entry.value(
+        entry.dataclass(**options_of(config.model)),
+        len(vocabulary),
+        len(vocabulary.characters),
+        vocabulary.vectors if config.model.word_vectors else None,
+    )
+    if config.model.normalize_words and sum(vocabulary.counts):
+        counts = torch.tensor(vocabulary.counts, dtype=torch.float64)
+        encoder.embedding.frequencies.copy_(counts / counts.sum())
+    return encoder

@@ -1,0 +1,145 @@
+"""CoNLL columns and CoNLL-U, read and written, good and malformed."""
+
+import lzma
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from word_files import TREES
+
+from metaseq_lm.data.words.columns import ColumnReader, HeadColumnReader
+from metaseq_lm.data.words.conllu import ConlluReader, conllu_text
+from metaseq_lm.errors import MetaseqError
+
+# What a field can hold: no white space but, in CoNLL-U, single blanks inside.
+FIELD = st.text(st.characters(exclude_categories=("Cs", "Cc", "Z")), min_size=1, max_size=6).filter(
+    lambda t: not t.startswith(("#", "\ufeff")) and t != "-DOCSTART-"
+)
+
+
+def read(tmp_path, content, kind=ColumnReader, policy="replace", **options):
+    path = tmp_path / "file.txt"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    reader = kind(path, policy, **options)
+    return list(reader), reader.counts
+
+
+def test_first_and_last_column(tmp_path):
+    found, counts = read(tmp_path, "-DOCSTART- x\n\na\tb  c\nd e\tf \n \nBOB X Y\n\n\n")
+    assert [(s.words, s.labels, s.lines) for s in found] == [
+        (["a", "d"], ["c", "f"], [3, 4]),
+        (["BOB"], ["Y"], [6]),
+    ]
+    assert found[0].place(1).endswith("file.txt:4") and counts == {"documents": 1}
+
+
+def test_other_columns_and_packed_files(tmp_path):
+    path = tmp_path / "file.txt.xz"
+    path.write_bytes(lzma.compress(b"1 a X Y\r\n2 b Z W"))
+    (sentence,) = ColumnReader(path, word_column=1, label_column=2)
+    assert (sentence.words, sentence.labels) == (["a", "b"], ["X", "Z"])
+
+
+def test_a_no_break_space_is_a_part_of_a_word(tmp_path):
+    found, _ = read(tmp_path, "10\u00a0000 O\n")
+    assert found[0].words == ["10\u00a0000"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a b\nc d e\n", "file.txt:2: 3 columns, but the rows before have 2"),
+        ("a b\n\nc\n", "file.txt:3: 1 columns"),
+        ("a\n", "file.txt:1: 1 columns, but the word is column 0"),
+        (b"\xffa b\n", "file.txt:1: invalid UTF-8"),
+    ],
+)
+def test_malformed_columns(tmp_path, content, message):
+    with pytest.raises(MetaseqError, match=message):
+        read(tmp_path, content, policy="fail")
+
+
+def test_bad_bytes_drop_the_sentence_if_asked(tmp_path):
+    content = b"a O\n\xff O\n\nb O\n"
+    found, counts = read(tmp_path, content, policy="skip")
+    assert [s.words for s in found] == [["b"]] and counts["skipped"] == 1
+    assert [s.words for s in read(tmp_path, content)[0]] == [["a", "\ufffd"], ["b"]]
+
+
+def test_heads_in_columns(tmp_path):
+    found, _ = read(tmp_path, "I 2-nsubj\nsee 0-root\nit 2-obj-x\n", HeadColumnReader)
+    assert (found[0].heads, found[0].labels) == ([2, 0, 2], ["nsubj", "root", "obj-x"])
+    for label, message in {
+        "3-x": "the head of word 1 is 3, outside the sentence",
+        "1-x": "the head of word 1 is itself",
+        "x": "'x' is not HEAD-RELATION",
+        "-1-x": "is not HEAD-RELATION",
+        "2-": "is not HEAD-RELATION",
+        "9999999999-x": "is not HEAD-RELATION",
+    }.items():
+        with pytest.raises(MetaseqError, match=f"file.txt:1: .*{message}"):
+            read(tmp_path, f"I {label}\nsee 0-root\n", HeadColumnReader)
+
+
+ROW = "{}\ta\t_\tNOUN\t_\t_\t{}\tdep\t_\t_\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("1\ta\tb\n", ":1: 3 fields"),
+        (ROW.format(1, 0).replace("\t", " "), ":1: 1 fields"),
+        (ROW.format(1, 0).replace("dep", ""), "none may be empty"),
+        (ROW.format(1, 0) + ROW.format(3, 1), ":2: id '3' where 2 should"),
+        ("# c\n" + ROW.format(1, 2), ":2: the head of word 1 is 2, outside"),
+        (ROW.format(1, "_"), ":1: head '_' is not a whole number"),
+        (ROW.format(1, "²"), "is not a whole number"),
+    ],
+)
+def test_malformed_conllu(tmp_path, content, message):
+    with pytest.raises(MetaseqError, match=message):
+        read(tmp_path, content, ConlluReader)
+
+
+def test_multi_word_tokens_empty_nodes_and_fields(tmp_path):
+    found, counts = read(tmp_path, TREES, ConlluReader)
+    assert found[0].words == ["I", "do", "n't", "see", "-LRB-", "."]
+    assert found[0].heads == [4, 4, 4, 0, 4, 4] and found[0].labels[2] == "advmod:neg"
+    assert found[1].words == ["10 000", "cats"] and found[1].labels[0] == "nummod-x"
+    assert counts == {"multi_word": 1, "empty_nodes": 1}
+    upos, _ = read(tmp_path, TREES, ConlluReader, label=3, trees=False)
+    assert upos[1].labels == ["NUM", "NOUN"] and upos[1].heads is None
+
+
+@st.composite
+def trees(draw):
+    words = draw(st.lists(st.lists(FIELD, min_size=1, max_size=2).map(" ".join), min_size=1))
+    heads = [
+        draw(st.integers(0, len(words)).filter(lambda h, own=i: h != own))
+        for i in range(1, len(words) + 1)
+    ]
+    return words, heads, [draw(FIELD) for _ in words]
+
+
+@given(st.lists(trees(), min_size=1, max_size=3))
+def test_conllu_out_and_in(tmp_path_factory, sentences):
+    path = tmp_path_factory.mktemp("conllu") / "out.conllu"
+    first = "".join(conllu_text(*tree) for tree in sentences)
+    path.write_text(first, encoding="utf-8")
+    found = [(s.words, s.heads, s.labels) for s in ConlluReader(path, "fail")]
+    assert found == sentences
+    assert "".join(conllu_text(*tree) for tree in found) == first
+
+
+@given(st.lists(st.lists(st.tuples(FIELD, FIELD), min_size=1), min_size=1, max_size=3))
+def test_columns_in(tmp_path_factory, sentences):
+    path = tmp_path_factory.mktemp("columns") / "in.txt"
+    lines = ["".join("\t".join(row) + "\n" for row in rows) + "\n" for rows in sentences]
+    path.write_text("".join(lines), encoding="utf-8")
+    found = [list(zip(s.words, s.labels)) for s in ColumnReader(path, "fail")]
+    assert found == sentences
+
+
+def test_trees_of_unequal_length_are_refused():
+    with pytest.raises(ValueError, match="1 words, 2 heads"):
+        conllu_text(["a"], [0, 1], ["root"])

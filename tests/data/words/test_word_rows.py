@@ -1,0 +1,139 @@
+"""Rows of words and characters, and orders of batches by length."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaseq_lm.data.streams import Shard, Stream
+from metaseq_lm.data.words.buckets import Bucketed, cuts
+from metaseq_lm.data.words.collate import CHARACTERS, word_rows
+from metaseq_lm.data.words.sets import WordSet
+from metaseq_lm.data.words.vocabulary import END, PAD, START, UNKNOWN
+from metaseq_lm.errors import UsageError
+
+
+def spelled(data, word):
+    """The characters of a word as the fact sheet has them, by hand."""
+    known = {c: i for i, c in enumerate(data.vocabulary.characters)}
+    ids = [0, 2, *(known.get(c, UNKNOWN) for c in word[:20]), 3, 0]
+    return ids + [0] * (CHARACTERS - len(ids))
+
+
+def test_a_row_of_text(words):
+    data = WordSet(words, "train")
+    batch = word_rows(data, np.array([2, 0]), 8)
+    assert batch["tokens"].shape == (2, 10) and batch["tokens"].dtype == np.int64
+    the, cat = data.vocabulary.index("the"), data.vocabulary.index("cat")
+    assert batch["tokens"][0].tolist() == [START, the, the, the, END, *[PAD] * 5]
+    assert batch["tokens"][1, :3].tolist() == [START, the, cat]
+    assert batch["padding"][0].tolist() == [False] * 5 + [True] * 5
+    assert batch["scored"][0].tolist() == [False, *[True] * 3, *[False] * 6]
+    assert batch["characters"][1, 2].tolist() == spelled(data, "cat")
+    assert batch["characters"][0, [0, 4]].tolist() == [spelled(data, "")] * 2
+    assert not batch["characters"][0, 5:].any()
+    assert batch["sizes"] == {"rows": 2, "words": 10} and batch["lengths"].tolist() == [3, 7]
+    assert "labels" not in batch and "heads" not in batch
+
+
+def test_long_words_and_brackets(run, tmp_path):
+    word = "abcdefghijklmnopqrstuvwxyz"
+    assert run(f"{word} -LRB- Z (\n", "--words", dest="long")[0] == 0
+    data = WordSet(tmp_path / "long", "train")
+    found = word_rows(data, np.array([0]))["characters"][0]
+    assert found[1:5].tolist() == [spelled(data, w) for w in (word, "(", "Z", "(")]
+    assert data.surface([0]) == [[word, "-LRB-", "Z", "("]]
+    assert "-" not in data.vocabulary.characters
+
+
+def test_a_row_of_a_tree(words):
+    data = WordSet(words / "trees", "train")
+    batch = word_rows(data, np.array([1, 0]))
+    assert batch["heads"].tolist() == [[-1, 2, 0, *[-1] * 5], [-1, 4, 4, 4, 0, 4, 4, -1]]
+    root = data.label_names.index("root")
+    assert batch["labels"][0, 2] == batch["labels"][1, 4] == root
+    assert (batch["labels"] >= 0).tolist() == batch["scored"].tolist()
+    assert batch["counted"].tolist() == [
+        [False, True, True, *[False] * 5],
+        [False, *[True] * 4, *[False] * 3],
+    ]
+
+
+@given(st.permutations(range(4)), st.integers(0, 3), st.integers(0, 9))
+def test_a_row_does_not_depend_on_the_others(words, order, split, width):
+    data = WordSet(words / "chunk", "train")
+    whole = word_rows(data, np.array(order), 9)
+    for part in (slice(0, split), slice(split, 4)):
+        if order[part]:
+            alone = word_rows(data, np.array(order[part]), 9)
+            for name in ("tokens", "characters", "labels", "scored", "padding"):
+                assert np.array_equal(alone[name], whole[name][part]), name
+
+
+def test_through_a_stream(words):
+    data = WordSet(words / "chunk", "train")
+    order = Bucketed(data.lengths, 2, 1, "chunk")
+    stream = Stream("chunk", order, lambda s, _, w: word_rows(data, s, w), 1, data.lengths)
+    (whole,) = stream.micro_batches(0, Shard())
+    parts = stream.micro_batches(0, Shard(micro_batch_size=1))
+    for name in ("tokens", "characters", "labels", "rows"):
+        both = [whole[name], *(part[name] for part in parts)]
+        assert torch.equal(*map(torch.as_tensor, (both[0], np.concatenate(both[1:]))))
+
+
+LENGTHS = st.lists(st.integers(0, 120), min_size=1, max_size=300).map(np.array)
+
+
+@given(LENGTHS, st.integers(1, 20), st.integers(0, 3), st.sampled_from([0, 20, 100]))
+def test_an_epoch_holds_each_sentence_once(lengths, batch_size, seed, chunk):
+    usable = np.flatnonzero((lengths > 0) & (lengths < 100))
+    if not len(usable):
+        with pytest.raises(UsageError, match="no sentence of 1 to 99 words"):
+            Bucketed(lengths, batch_size, seed, "text", chunk=chunk, longest=100)
+        return
+    order = Bucketed(lengths, batch_size, seed, "text", chunk=chunk, longest=100)
+    assert order.count == len(usable)
+    for epoch in (0, 1):
+        numbers = range(epoch * order.per_epoch, (epoch + 1) * order.per_epoch)
+        batches = [order.batch(number) for number in numbers]
+        assert min(map(len, batches)) >= order.smallest >= 1
+        assert sorted(np.concatenate(batches).tolist()) == usable.tolist()
+
+
+def test_batches_have_about_the_same_sum_of_roots():
+    lengths = np.random.default_rng(0).geometric(0.04, 20_000)
+    order = Bucketed(lengths, 64, 1, "text", chunk=10_000, longest=100)
+    used = lengths[lengths < 100]
+    wanted = 64 * np.sqrt(used).mean()
+    batches = [order.batch(number) for number in range(order.per_epoch)]
+    sums = np.array([np.sqrt(lengths[batch]).sum() for batch in batches])
+    assert (abs(sums / wanted - 1) < 0.1).all()
+    assert abs(np.mean([len(batch) for batch in batches]) - 64) < 1
+    # Each is of one bucket, and the first half of them of the first half of the text.
+    for batch in batches:
+        assert len(set(np.digitize(lengths[batch], [15, 40]))) == 1
+    half = len(batches) // 2 - 3
+    assert max(batch.max() for batch in batches[:half]) < 10_600
+    assert {tuple(b) for b in batches[:9]} != {
+        tuple(order.batch(order.per_epoch + n)) for n in range(9)
+    }
+
+
+def test_an_order_follows_from_seed_and_name():
+    lengths = np.arange(1, 60)
+    made = [Bucketed(lengths, 4, *about) for about in ((1, "a"), (1, "a"), (2, "a"), (1, "b"))]
+    first = [[order.batch(n).tolist() for n in (5, 0, 30)] for order in made]
+    assert first[0] == first[1] and first[0] != first[2] and first[0] != first[3]
+    chosen = Bucketed(lengths, 4, 1, "a", samples=np.array([3, 5, 8]))
+    batches = [chosen.batch(n) for n in range(chosen.per_epoch)]
+    assert sorted(np.concatenate(batches).tolist()) == [3, 5, 8]
+    with pytest.raises(UsageError, match="batch_size"):
+        Bucketed(lengths, 0, 1, "a")
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=30).map(np.array), st.data())
+def test_cuts_leave_no_run_empty(weights, data):
+    batches = data.draw(st.integers(1, len(weights)))
+    runs = np.split(np.arange(len(weights)), cuts(weights, batches))
+    assert len(runs) == batches and all(len(run) for run in runs)

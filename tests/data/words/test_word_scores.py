@@ -1,0 +1,57 @@
+"""Scores of a split, from class numbers."""
+
+import numpy as np
+import pytest
+
+from metaseq_lm.data.words.sets import WordSet
+from metaseq_lm.errors import MetaseqError
+from metaseq_lm.evaluation.words import (
+    score_tags,
+    score_trees,
+    tagging_accuracy,
+)
+
+
+def test_accuracy():
+    assert tagging_accuracy([0, 1, 2, 2], [0, 1, 2, 0]) == 0.75
+    assert tagging_accuracy([0, 1, 2, 2], [0, 1, 2, 0], unseen=2) == 0.5
+    for gold, predicted in (([0], [0, 1]), ([], [])):
+        with pytest.raises(MetaseqError):
+            tagging_accuracy(gold, predicted)
+
+
+def test_tags(words):
+    data = WordSet(words / "chunk", "train")
+    number = {name: i for i, name in enumerate(data.label_names)}
+    rows = np.array([3, 0, 1])
+    tags = [["S-NP"], ["B-NP", "E-VP", "B-NP", "E-NP"], ["S-NP", "O", "S-NP"]]
+    predicted = [[number[tag] for tag in row] for row in tags]
+    scores = score_tags(data, rows, predicted)
+    assert scores["accuracy"] == 5 / 8
+    # gold: NP; NP NP; NP VP. Ours: NP; VP(0-2) NP; NP NP. conlleval: NP; NP VP NP; NP NP.
+    assert (scores["precision"], scores["recall"]) == (3 / 5, 3 / 5)
+    assert scores["f1"] == 3 / 5 and scores["conlleval_f1"] == 6 / 11
+
+
+def test_tags_of_words_have_an_accuracy_only(words):
+    data = WordSet(words / "upos", "train")
+    predicted = [np.zeros(6, int), np.array([2, 1])]
+    assert score_tags(data, [0, 1], predicted) == {"accuracy": 3 / 8}
+
+
+def test_trees(words):
+    data = WordSet(words / "trees", "train")
+    relations = [data.labels[i] for i in (0, 1)]
+    heads = [np.array([4, 4, 2, 0, 1, 4]), data.heads[1]]
+    scores = score_trees(data, [0, 1], heads, relations)
+    assert scores == {"uas": 5 / 6, "las": 5 / 6, "uas_all": 6 / 8, "las_all": 6 / 8}
+
+
+def test_predictions_must_fit(words):
+    tags, trees = WordSet(words / "chunk", "train"), WordSet(words / "trees", "train")
+    with pytest.raises(MetaseqError, match="1 sentences and 2 words, but 1 sentences and 3 words"):
+        score_tags(tags, [1], [[0, 0]])
+    with pytest.raises(MetaseqError, match="of form trees, not tags"):
+        score_tags(trees, [1], [[0, 0]])
+    with pytest.raises(MetaseqError, match="2 sentences and 4 words"):
+        score_trees(trees, [1], [[0, 0]], [[0, 0], [0, 0]])

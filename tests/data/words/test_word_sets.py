@@ -1,0 +1,276 @@
+"""Sets of words on disk: what preprocess writes, what WordSet reads, damage, doctor."""
+
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaseq_lm.cli import main
+from metaseq_lm.data.indexed import IndexedWriter
+from metaseq_lm.data.manifest import Manifest, verify
+from metaseq_lm.data.words.sets import WordSet
+from metaseq_lm.data.words.vocabulary import UNKNOWN, WordVocabulary
+from metaseq_lm.errors import MetaseqError, UsageError
+
+
+def labels(data):
+    return [[data.label_names[i] for i in data.labels[n]] for n in range(len(data))]
+
+
+def test_unlabelled_text(words):
+    data = WordSet(words, "train")
+    assert (data.form, len(data), data.labels, data.heads) == ("text", 3, None, None)
+    assert data.surface([1, 2]) == ["A dog barked at the cat !".split(), ["the"] * 3]
+    assert data.lengths.tolist() == [7, 7, 3]
+    names = [data.vocabulary.words[i] for i in data.words[1]]
+    assert names == "a dog barked at the cat !".split()
+
+
+def test_spans_are_stored_as_bioes(words):
+    data = WordSet(words / "chunk", "train")
+    assert data.spans and data.form == "tags" and data.heads is None and data.unseen is None
+    assert labels(data) == [
+        ["B-NP", "E-NP", "B-NP", "E-NP"],
+        ["S-NP", "S-VP", "O"],
+        ["O"],
+        ["S-NP"],
+    ]
+    assert data.surface([1]) == [["it", "sat", "-LRB-"]]
+    assert data.words[1][2] == data.vocabulary.index("(")
+    assert Manifest.load(words / "chunk").details["scheme"] == "iob1"
+
+
+def test_trees(words):
+    data = WordSet(words / "trees", "train")
+    assert data.label_names[0] == "root" and data.form == "trees" and not data.spans
+    assert data.heads[0].tolist() == [4, 4, 4, 0, 4, 4]
+    assert labels(data)[1] == ["nummod-x", "root"]
+    assert data.surface([1]) == [["10 000", "cats"]]
+    assert data.words[1].tolist() == [UNKNOWN, UNKNOWN]
+    assert data.punctuation(np.array([0, 1])).tolist() == [False] * 4 + [True] * 2 + [False] * 2
+
+
+def test_tags_of_words(words):
+    data = WordSet(words / "upos", "train")
+    assert not data.spans and data.label_names == [
+        "AUX",
+        "NOUN",
+        "NUM",
+        "PART",
+        "PRON",
+        "PUNCT",
+        "VERB",
+    ]
+    assert labels(data)[1] == ["NUM", "NOUN"]
+
+
+@pytest.mark.parametrize("scheme", ["bio", "bioes"])
+def test_a_wrong_scheme_names_the_line(run, words, scheme):
+    content = "a B-X\nb I-X\n\nc O\nd I-X\n"
+    code, shown = run(content, "--tagged", "wrong", "--tag-scheme", scheme)
+    line = {"bio": 5, "bioes": 2}[scheme]
+    assert code == 1 and f"train.txt:{line}: tag 'I-X'" in shown
+    assert not (words / "wrong").exists()
+    code, shown = run(content, "--tagged", "wrong")
+    assert code == 2 and "--tag-scheme conlleval" in shown
+    assert run(content, "--tagged", f"as-{scheme}", "--tag-scheme", "conlleval")[0] == 0
+    assert labels(WordSet(words / f"as-{scheme}", "train")) == [["B-X", "E-X"], ["O", "S-X"]]
+
+
+def test_unseen_tags(run, words, tmp_path):
+    (tmp_path / "test.txt").write_text("a N\nb S\nc V\n")
+    test = ["--testpref", str(tmp_path / "test.txt")]
+    assert run("a N\nb V\n", "--tagged", "own", *test)[0] == 0
+    assert WordSet(words / "own", "test").label_names == ["N", "S", "V"]
+    assert run("a N\nb V\n", "--tagged", "one", "--unseen-tags", "one", *test)[0] == 0
+    data = WordSet(words / "one", "test")
+    assert data.label_names == ["N", "V", "<unseen>"] and data.unseen == 2
+    assert data.labels[0].tolist() == [0, 2, 1]
+    code, shown = run("a B-X\n", "--tagged", "two", "--unseen-tags", "one")
+    assert code == 2 and "not for spans" in shown
+
+
+def test_roots(run, words):
+    for row in ("a 0-dep", "a 2-root\nb 0-root"):
+        code, shown = run(row + "\n", "--treebank", "roots")
+        assert code == 1 and "train.txt:1: relation" in shown and not (words / "roots").exists()
+    assert run("a 0-ROOT\n", "--treebank", "roots")[0] == 0
+    assert WordSet(words / "roots", "train").label_names == ["root"]
+
+
+def test_hold_out(run, words):
+    content = "".join(f"w{i} A\n\n" for i in range(20))
+    assert run(content, "--tagged", "held", "--hold-out", "5")[0] == 0
+    parts = [WordSet(words / "held", split) for split in ("train", "valid")]
+    found = [[row[0] for row in data.surface(np.arange(len(data)))] for data in parts]
+    assert [len(names) for names in found] == [15, 5]
+    assert sorted(found[0] + found[1]) == sorted(f"w{i}" for i in range(20))
+    assert [sorted(names, key=lambda n: int(n[1:])) for names in found] == found
+    code, shown = run(content, "--tagged", "none", "--hold-out", "20")
+    assert code == 2 and "train has 20 sentences" in shown
+
+
+def test_overlap_is_dropped(run, words, tmp_path):
+    # "No" of the test split of chunk; figures count by their number of digits.
+    content = "no X\n\nit X\nsat X\n( X\n\n2001 X\n\nno X\nno X\n"
+    drop = ["--drop-overlap-with", "chunk"]
+    code, shown = run(content, "--tagged", "dropped", *drop)
+    assert code == 0 and "3 dropped" in shown
+    data = WordSet(words / "dropped", "train")
+    assert data.surface(np.arange(len(data))) == [["no", "no"]]
+    (tmp_path / "test.txt").write_text("the X\ncat X\n")
+    options = ["--words", "--drop-overlap-with", str(tmp_path / "test.txt")]
+    code, shown = run("a b\nThe cat\nthe cat sat\n", *options, dest="text")
+    assert code == 0 and "1 dropped" in shown
+    found = WordSet(tmp_path / "text", "train")
+    assert found.surface(np.arange(2)) == [["a", "b"], ["the", "cat", "sat"]]
+    assert Manifest.load(tmp_path / "text").splits["train"]["dropped_overlap"] == 1
+    # Evaluation splits stay whole.
+    test = ["--testpref", str(tmp_path / "test.txt"), "--overwrite"]
+    assert run("no X\n\nb X\n", "--tagged", "dropped", *test, drop[0], test[1])[0] == 0
+    counts = Manifest.load(words / "dropped").splits
+    assert (counts["train"]["sentences"], counts["test"]["sentences"]) == (2, 1)
+    text = ["--testpref", str(tmp_path / "train.txt"), "--overwrite"]
+    assert run("the cat\nb\n", *options, *text, dest="text")[0] == 0
+    counts = Manifest.load(tmp_path / "text").splits
+    assert (counts["train"]["sentences"], counts["test"]["sentences"]) == (1, 2)
+    code, shown = run(content, "--tagged", "x", "--drop-overlap-with", "nothing")
+    assert code == 2 and "nothing: neither a set" in shown
+
+
+@given(share=st.floats(0.01, 1), larger=st.floats(0.01, 1), seed=st.integers(0, 99))
+def test_fractions_are_nested(words, share, larger, seed):
+    data = WordSet(words / "chunk", "train")
+    small, large = (set(data.fraction(s, seed).tolist()) for s in sorted((share, larger)))
+    assert small and small <= large and len(large) == max(1, round(4 * max(share, larger)))
+
+
+def test_fractions_differ_by_seed_and_are_checked(words):
+    data = WordSet(words / "chunk", "train")
+    assert len({tuple(data.fraction(0.5, seed)) for seed in range(20)}) > 1
+    for share in (0, 1.1):
+        with pytest.raises(UsageError):
+            data.fraction(share, 0)
+
+
+def test_the_vocabulary_alone_and_taken_over(words, run, tmp_path):
+    corpus = ["--labelled-corpus", str(words.parent / "trees.conllu")]
+    target = ["--destdir", str(tmp_path / "alone")]
+    assert main(["preprocess", "--words", *corpus, *target]) == 0
+    assert WordVocabulary.load(tmp_path / "alone").words[-1] in "do n't see ( . i 00 000 cats"
+    assert run("cat zebra\n", "--words", "--tokenizer-from", str(words), dest="over")[0] == 0
+    data = WordSet(tmp_path / "over", "train")
+    assert data.vocabulary.hash == WordVocabulary.load(words).hash
+    assert data.words[0].tolist() == [data.vocabulary.index("cat"), UNKNOWN]
+    counts = Manifest.load(tmp_path / "over").splits["train"]
+    assert (counts["words"], counts["unknown"], counts["forms"]) == (2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--words", "--tagged", "x"], "--words and --tagged exclude each other"),
+        (["--tagged", "x/y"], "letters, digits"),
+        (["--tagged", "x", "--min-frequency", "2"], "does not apply to --tagged"),
+        (["--treebank", "x", "--tag-scheme", "bio"], "does not apply to --treebank"),
+        (["--words", "--tag-column", "2"], "does not apply to --words"),
+        (["--words", "--labels", "a"], "does not apply to sentences of words"),
+        (["--tagged", "x", "--tokenizer", "char"], "does not apply to sentences of words"),
+        (["--tag-column", "2"], "needs --words, --tagged NAME or --treebank NAME"),
+        (["--tagged", "x", "--tag-column", "upos"], "is for .conllu files"),
+        (["--words", "--documents", "blank"], "needs --split-text"),
+        (["--tagged", "x", "--hold-out", "0"], "at least 1"),
+        (["--tagged", "x", "--unseen-tags", "one", "--hold-out", "1"], "not for spans"),
+    ],
+)
+def test_wrong_options(run, words, options, message):
+    code, shown = run("a B-X\n\nb B-X\n", *options, "--overwrite")
+    assert code == 2 and message in shown
+    assert not verify(words)
+
+
+def test_a_conllu_file_needs_the_name_of_a_field(run):
+    code, shown = run("1\ta\n", "--tagged", "x", name="t.conllu")
+    assert code == 2 and "--tag-column upos" in shown
+    code, shown = run("1\ta\n", "--tagged", "x", "--tag-column", "upso", name="t.conllu")
+    assert code == 2 and "'upos'" in shown
+
+
+def test_empty_and_missing(run, words, tmp_path):
+    code, shown = run(" \n\n", "--tagged", "empty")
+    assert code == 1 and "no sentences" in shown and not (words / "empty").exists()
+    code, shown = run("\n\n", "--words", dest="empty")
+    assert code == 2 and "no text to take words from" in shown
+    code, shown = run("a A\n", "--tagged", "x", dest="nothing")
+    assert code == 1 and "preprocess --words" in shown and not (tmp_path / "nothing").exists()
+
+
+@pytest.fixture
+def copied(words, tmp_path):
+    return shutil.copytree(words, tmp_path / "copy")
+
+
+def test_doctor_names_labels_that_train_lacks(run, words, tmp_path, capsys):
+    (tmp_path / "test.txt").write_text("a N\nb S\n")
+    assert run("a N\nb V\n", "--tagged", "lacks", "--testpref", f"{tmp_path}/test.txt")[0] == 0
+    shown = doctor(words / "lacks", capsys)[1]
+    assert "test has tags that train lacks: S\n" in shown
+
+
+def doctor(folder, capsys, *options):
+    code = main(["doctor", str(folder), *options])
+    return code, capsys.readouterr().out
+
+
+def test_doctor(copied, capsys):
+    code, shown = doctor(copied, capsys, "--verify")
+    assert code == 0, shown
+    assert "train has 3 sentences, 17 words, 0.0 % unknown, longest 7" in shown
+    assert "BIOES tags of spans: " in shown and "of 6 relations: root 25.0 %" in shown
+    assert "4 of 4 documents of test (100.0 %) also stand in train" in shown
+    path = copied / "chunk" / "test.labels.bin"
+    path.write_bytes(bytes([2]) + path.read_bytes()[1:])
+    assert doctor(copied, capsys)[0] == 0
+    code, shown = doctor(copied, capsys, "--verify")
+    assert code == 1 and "test.labels.bin: block 0" in shown
+    assert doctor(copied / "chunk", capsys, "--verify")[0] == 1
+    (copied / "trees" / "train.heads.bin").unlink()
+    code, shown = doctor(copied, capsys)
+    assert code == 1 and "train.heads.bin: missing" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("trees/train.heads", [[4, 4, 4, 0, 4, 4], [2, 3]], "a head outside its sentence"),
+        ("trees/train.heads", [[4, 4, 4, 0, 4, 9], [2, 0]], "a number outside"),
+        ("trees/train.labels", [[0], [0]], "differ in the words"),
+        ("chunk/train.labels", [[0] * 4, [0] * 3, [99], [0]], "a number outside"),
+        ("chunk/train.surface", [[0] * 4, [0] * 3, [-1], [0]], "a number outside"),
+        ("train", [[0] * 7, [0] * 7, [1000] * 3], "a number outside"),
+    ],
+)
+def test_files_that_do_not_fit(copied, name, values, message):
+    with IndexedWriter(copied / name, np.int32) as writer:
+        for row in values:
+            writer.add(np.array(row))
+    with pytest.raises(MetaseqError, match=message):
+        WordSet((copied / name).parent, "train")
+
+
+def test_another_vocabulary(copied):
+    (copied / "words.txt").write_text(
+        "".join((copied / "words.txt").read_text().splitlines(True)[:9])
+    )
+    with pytest.raises(MetaseqError, match="another vocabulary"):
+        WordSet(copied / "chunk", "train")
+
+
+def test_other_folders(words, tmp_path):
+    with pytest.raises(MetaseqError, match="no split 'dev'; there are test, train"):
+        WordSet(words / "chunk", "dev")
+    Manifest("corpus", {"hash": ""}, {"train": {}}, "").save(tmp_path)
+    with pytest.raises(MetaseqError, match="not sentences of words"):
+        WordSet(tmp_path, "train")

@@ -1,0 +1,77 @@
+"""Word vectors in GloVe's text format, good and malformed."""
+
+import numpy as np
+import pytest
+
+from metaseq_lm.data.words.vectors import read_vectors, vector_table
+from metaseq_lm.data.words.vocabulary import SPECIAL_WORDS, WordVocabulary
+from metaseq_lm.errors import MetaseqError
+
+
+def read(tmp_path, content, wanted=None):
+    path = tmp_path / "vectors.txt"
+    path.write_text(content)
+    return {word: v.tolist() for word, v in read_vectors(path, wanted).items()}
+
+
+def test_words_and_numbers(tmp_path):
+    found = read(tmp_path, "the 1 2\ncat -0.5 1e-3\n<unk> 9 9\n")
+    assert list(found) == ["the", "cat"]
+    assert found["cat"] == pytest.approx([-0.5, 1e-3])
+    assert list(read(tmp_path, "the 1 2 \ncat 0 1 \n", {"cat"})) == ["cat"]
+
+
+def test_the_normalised_spelling_wins_then_the_first(tmp_path):
+    assert read(tmp_path, "The 1 1\nthe 2 2\nTHE 3 3\n") == {"the": [2, 2]}
+    assert read(tmp_path, "1990 1 1\n1991 2 2\n") == {"0000": [1, 1]}
+    assert read(tmp_path, "0000 1 1\n1991 2 2\n") == {"0000": [1, 1]}
+
+
+def test_header_of_word2vec_and_words_with_blanks(tmp_path):
+    assert read(tmp_path, "2 2\na 1 2\n. . 3 4\n") == {"a": [1, 2], ". .": [3, 4]}
+    assert read(tmp_path, "7 2 1\na 1 2\n") == {"0": [2, 1], "a": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("the 1 2\ncat 1\n", "vectors.txt:2: 2 fields"),
+        ("the 1 2\ncat 1 2 3\n", "vectors.txt:2: 4 fields"),
+        ("the 1 2\ncat 1 x\n", "vectors.txt:2: .*expected numbers"),
+        ("the 1 2\n\ncat 1 nan\n", "vectors.txt:3: a number that is not finite"),
+        ("the\n", "vectors.txt:1: 1 fields"),
+        ("3 2\n", "holds no word vectors"),
+        ("\n", "holds no word vectors"),
+    ],
+)
+def test_malformed_rows(tmp_path, content, message):
+    with pytest.raises(MetaseqError, match=message):
+        read(tmp_path, content)
+
+
+def test_the_table():
+    known = {"a": np.array([3, 4], np.float32)}
+    words = [*SPECIAL_WORDS, "b", "a"]
+    table = vector_table(words, known)
+    assert table.dtype == np.float32 and table[6].tolist() == [3, 4]
+    assert not table[:2].any() and table[2:6].all()
+    assert np.array_equal(table, vector_table(words, known))
+    with pytest.raises(MetaseqError, match="none of the words"):
+        vector_table(SPECIAL_WORDS, known)
+
+
+def test_places_for_words_of_the_vectors(run, tmp_path):
+    (tmp_path / "glove.txt").write_text("cat 1 2\nzebra 3 4\n")
+    given = ["--words", "--word-vectors", str(tmp_path / "glove.txt")]
+    for places, words in {
+        "text": ["the", "cat"],
+        "vectors": ["cat", "zebra"],
+        "both": ["the", "cat", "zebra"],
+    }.items():
+        options = [*given, "--word-places", places]
+        assert run("the the cat\n", *options, dest=places)[0] == 0
+        found = WordVocabulary.load(tmp_path / places)
+        assert found.words[5:] == words
+        assert found.vectors[found.index("cat")].tolist() == [1, 2]
+    code, shown = run("the\n", "--words", "--word-places", "both", dest="no")
+    assert code == 2 and "needs --word-vectors" in shown and not (tmp_path / "no").exists()

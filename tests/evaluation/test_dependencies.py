@@ -1,0 +1,63 @@
+"""UAS and LAS with and without punctuation."""
+
+from math import isnan
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaseq_lm.evaluation.dependencies import (
+    TreeScores,
+    is_punctuation,
+    sentence_scores,
+    tree_scores,
+)
+
+SKIPPED = "! ... `` { } ( ) [ ] -- - , . '' ` ; : ? -LRB- -RRB- -LSB- -RSB- -LCB- -RCB-".split()
+
+
+@pytest.mark.parametrize("word", SKIPPED)
+def test_punctuation_by_form(word):
+    assert is_punctuation(word)
+
+
+@pytest.mark.parametrize("word", ["a", '"', "%", "$", "..", "---", "!!", "'", "#", "1"])
+def test_words_that_count(word):
+    assert not is_punctuation(word)
+
+
+def test_by_hand():
+    words = [["I", "see", "-LRB-", "him", ")"], ["!", "?"]]
+    gold = [([2, 0, 4, 2, 4], [1, 0, 2, 3, 2]), ([0, 1], [0, 2])]
+    predicted = [([2, 0, 1, 1, 4], [1, 0, 2, 3, 1]), ([2, 0], [2, 0])]
+    scores = sentence_scores(words, gold, predicted)
+    assert scores == TreeScores(words=3, heads=2, both=2)
+    every = sentence_scores(words, gold, predicted, punctuation=True)
+    assert every == TreeScores(words=7, heads=3, both=2)
+    assert (scores.uas, every.las) == (2 / 3, 2 / 7)
+    # The relation alone is worth nothing.
+    assert tree_scores(([0], [0]), ([1], [0])) == TreeScores(1, 0, 0)
+
+
+def test_only_punctuation_has_no_score():
+    scores = sentence_scores([["!", "?"]], [([0, 1], [0, 1])], [([0, 1], [0, 1])])
+    assert scores == TreeScores() and isnan(scores.uas) and isnan(scores.las)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 2)] * 4, st.booleans()), min_size=1, max_size=30))
+def test_counts(rows):
+    heads, relations, found, names, counted = (np.array(part) for part in zip(*rows))
+    scores = tree_scores((heads, relations), (found, names), counted)
+    kept = [row for row in rows if row[4]]
+    assert scores.words == len(kept)
+    assert scores.heads == sum(row[0] == row[2] for row in kept)
+    assert scores.both == sum(row[:2] == row[2:4] for row in kept)
+    assert scores.both <= scores.heads <= scores.words
+
+
+def test_lengths_must_fit():
+    with pytest.raises(ValueError):
+        tree_scores(([0], [0]), ([0], [0, 1]))
+    with pytest.raises(ValueError):
+        sentence_scores([["a"]], [([0], [0])], [])

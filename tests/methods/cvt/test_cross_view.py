@@ -1,0 +1,320 @@
+"""Cross-View Training on words: what modules see, who teaches, who learns, and in which order."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from battery import CVT
+from torch import Tensor
+
+from metaseq_lm.config import load_config
+from metaseq_lm.criterions import Batch
+from metaseq_lm.data.streams import Shard
+from metaseq_lm.data.words.vocabulary import REMOVED
+from metaseq_lm.errors import UsageError
+from metaseq_lm.methods.cvt.criterion import soft_cross_entropy
+from metaseq_lm.methods.cvt.model import PARSING, TAGGING
+from metaseq_lm.models.word_model import dropout_at
+from metaseq_lm.run import Run
+
+SGD = [
+    "optimizer=sgd",
+    "optimizer.momentum=0.9",
+    "optimizer.lr=0.5",
+    "engine.tensorboard=false",
+    "engine.threads=1",
+]
+BOTH = ["chunk", "dep"]
+
+
+def built(data: Path, *options: str) -> Run:
+    """Return a run in double precision that writes nothing."""
+    more = [f"data={data}", "save_dir=none", "engine.precision=fp64"]
+    run = Run(load_config([*more, *CVT, *SGD, *options]), dry_run=True)
+    run.model.train()
+    return run
+
+
+def batch_of(run: Run, stream: str = "unlabelled", number: int = 0) -> Batch:
+    """Return a global batch; an unlabelled one is for all sets."""
+    micro = run.task.build_streams("train")[stream].micro_batches(number, Shard())
+    found = run.trainer.engine.to_device(micro)[0]
+    return found | {"sets": run.task.names} if stream == "unlabelled" else found
+
+
+def scores(run: Run, batch: Batch, name: str, module: str) -> Tensor:
+    with torch.no_grad(), dropout_at(run.model, 0.0):
+        return run.model.scores(run.model.views(batch), batch["scored"], name, module)
+
+
+def with_another_word(batch: Batch, at: int) -> Batch:
+    tokens, characters = batch["tokens"].clone(), batch["characters"].clone()
+    tokens[:, at] = torch.where(tokens[:, at] == 7, 8, 7)
+    characters[:, at, 2] = torch.where(characters[:, at, 2] == 5, 6, 5)
+    return {**batch, "tokens": tokens, "characters": characters}
+
+
+def knows(view: str, position: int, word: int) -> bool:
+    """Return whether states of a view at a position know a word."""
+    return {"full": True, "ahead": word <= position, "back": word >= position}[view]
+
+
+@pytest.mark.parametrize("module", TAGGING)
+def test_tagging_modules_see_their_view_only(module: str, sentences: Path) -> None:
+    """And none of "future" and "past" the word whose label it predicts."""
+    run = built(sentences, "criterion=cvt_aux")
+    batch, at = batch_of(run), 5
+    before = scores(run, batch, "chunk", module)
+    moved = (scores(run, with_another_word(batch, at), "chunk", module) != before).any(-1)
+    moved = (moved & ~batch["padding"]).any(0)  # padding means nothing
+    length = batch["tokens"].shape[1]
+    view = TAGGING[module]["view"]
+    assert moved.tolist() == [knows(view, t, at) for t in range(length)]
+    predicted_at = at - TAGGING[module].get("shift", 0)  # where the label of the word is predicted
+    assert moved[predicted_at] == (module not in ("future", "past"))
+
+
+@pytest.mark.parametrize("module", PARSING)
+def test_parsing_modules_see_their_views_only(module: str, sentences: Path) -> None:
+    run = built(sentences, "criterion=cvt_aux")
+    batch, at = batch_of(run), 5
+    before = scores(run, batch, "dep", module)
+    changed = scores(run, with_another_word(batch, at), "dep", module)
+    rows, length = before.shape[:2]
+    moved = (before != changed).view(rows, length, 1 + length, -1).any(-1)  # row, dependent, head
+    candidate, dependent = PARSING[module]["views"]
+    for t in range(1, length - 1):
+        assert moved[:, t, 0].any() == knows(dependent, t, at)  # ROOT
+        for head in range(1, 11):
+            wanted = knows(dependent, t, at) or knows(candidate, head, at)
+            assert moved[:, t, 1 + head].any() == wanted, (t, head)
+
+
+def gradients(run: Run, batch: Batch) -> tuple[dict[str, Any], Any]:
+    parameters = run.trainer.engine.parameters("main")
+    names = {id(p): name for name, p in run.model.named_parameters()}
+    grads, _ = run.trainer.engine.gradients(
+        lambda micro: run.task.criterion(run.model, micro), [batch], parameters
+    )
+    return {names[id(p)]: g for p, g in zip(parameters, grads)}, grads
+
+
+@pytest.mark.parametrize("sets", [BOTH, ["chunk"]], ids=["all", "one"])
+def test_unlabelled_sentences_train_encoder_and_auxiliaries(
+    sets: list[str], sentences: Path
+) -> None:
+    """Not the primary modules, nor modules of other sets, nor the averages, which nobody trains."""
+    run = built(sentences, "criterion=cvt_aux")
+    found, _ = gradients(run, batch_of(run) | {"sets": sets})
+    for name, gradient in found.items():
+        own = any(name.startswith(f"heads.{s}.") for s in sets) and ".primary." not in name
+        wanted = name.startswith("encoder.") or own
+        assert (gradient is not None) == wanted, name
+    assert not any(name.startswith("average.") for name in found)
+    assert all(g.abs().sum() > 0 for n, g in found.items() if g is not None and "embedding" in n)
+
+
+def test_momentum_moves_no_module_without_gradient(sentences: Path) -> None:
+    """A labelled step fills the momentum of the primary module; the unlabelled one leaves it alone."""
+    run = built(sentences, "criterion=cvt_aux")
+    engine = run.trainer.engine
+    engine.step("main", gradients(run, batch_of(run, "chunk"))[1])
+    before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+    engine.step("main", gradients(run, batch_of(run))[1])
+    moved = {n for n, p in run.model.named_parameters() if not torch.equal(p, before[n])}
+    assert "heads.chunk.future.out.weight" in moved and "encoder.embedding.scale" in moved
+    assert not [name for name in moved if ".primary." in name or name.startswith("average.")]
+
+
+@pytest.mark.parametrize("mean_teacher", [False, True])
+def test_the_teacher_is_the_primary_module_without_dropout(
+    mean_teacher: bool, sentences: Path
+) -> None:
+    run = built(sentences, "criterion=cvt_aux", f"criterion.mean_teacher={mean_teacher}")
+    with torch.no_grad():
+        for p in run.model.encoder.parameters():
+            p.add_(0.3)  # the average is not there yet
+    batch = batch_of(run)
+    targets = run.task.criterion.targets(run.model, batch)
+    assert run.model.encoder.dropout.p == 0.5 and run.model.training
+    net = run.model.averaged if mean_teacher else run.model
+    other = run.model if mean_teacher else run.model.averaged
+    run.model.eval()
+    for name in BOTH:
+        wanted = net.scores(net.views(batch), batch["scored"], name, "primary").softmax(-1)
+        assert torch.equal(targets[name], wanted * batch["scored"].unsqueeze(-1))
+        assert not targets[name].requires_grad
+        different = other.scores(other.views(batch), batch["scored"], name, "primary").softmax(-1)
+        assert (different - wanted).abs().max() > 1e-4
+
+
+def test_losses_are_means_over_words_and_over_pairs(sentences: Path) -> None:
+    """By a loop: "future" at t learns what the teacher says of t + 1, both words; all weigh 1."""
+    run = built(sentences, "criterion=cvt_aux", "criterion.unlabelled_dropout=0")
+    batch = batch_of(run)
+    with torch.no_grad():
+        terms = run.task.criterion(run.model, batch)
+    assert set(terms) == {f"chunk_unlabelled_{m}" for m in TAGGING} | {
+        f"dep_unlabelled_{m}" for m in PARSING
+    }
+    teacher = scores(run, batch, "chunk", "primary").softmax(-1)
+    for module, options in TAGGING.items():
+        given = scores(run, batch, "chunk", module).log_softmax(-1)
+        shift, total, count = options.get("shift", 0), 0.0, 0
+        for row, length in enumerate(batch["lengths"].tolist()):
+            for t in range(1, length + 1):
+                if 1 <= t + shift <= length:
+                    total -= float((teacher[row, t + shift] * given[row, t]).sum())
+                    count += 1
+        term = terms[f"chunk_unlabelled_{module}"]
+        assert term.sum.item() == pytest.approx(total, rel=1e-12)
+        assert term.weight == 1 and batch["sizes"][term.per] == count
+
+
+def test_cross_entropy_has_the_gradient_of_the_divergence() -> None:
+    draw = torch.Generator().manual_seed(1)
+    target = torch.randn(2, 3, 5, generator=draw).double().softmax(-1)
+    both = []
+    for divergence in (False, True):
+        given = torch.arange(30.0).double().view(2, 3, 5).sin().requires_grad_(True)
+        loss = soft_cross_entropy(given, target).sum()
+        if divergence:
+            logs = given.log_softmax(-1)
+            loss = torch.nn.functional.kl_div(logs, target, reduction="sum")
+        both.append((loss.item(), torch.autograd.grad(loss, given)[0]))
+    assert (both[0][1] - both[1][1]).abs().max() < 1e-15
+    entropy = -(target * target.log()).sum().item()
+    assert both[0][0] - both[1][0] == pytest.approx(entropy)
+
+
+def test_hard_targets_and_confidence(sentences: Path) -> None:
+    run = built(sentences, "criterion=cvt_aux", "criterion.hard_targets=true")
+    batch = batch_of(run)
+    probabilities = scores(run, batch, "chunk", "primary").softmax(-1)
+    hard = run.task.criterion.targets(run.model, batch)["chunk"]
+    assert torch.equal(hard.sum(-1), batch["scored"].double()) and hard.unique().tolist() == [0, 1]
+    assert torch.equal(hard.argmax(-1)[batch["scored"]], probabilities.argmax(-1)[batch["scored"]])
+    level = probabilities.amax(-1)[batch["scored"]].median().item()
+    run = built(sentences, "criterion=cvt_aux", f"criterion.confidence={level}")
+    kept = run.task.criterion.targets(run.model, batch)["chunk"].sum(-1) > 0.5
+    assert torch.equal(kept, (probabilities.amax(-1) >= level) & batch["scored"])
+    assert 0 < kept.sum() < batch["scored"].sum()
+
+
+def test_auxiliaries_learn_from_gold_labels_if_asked(sentences: Path) -> None:
+    """Purely supervised: every update is a labelled one, and all modules of its set get gradients."""
+    options = ("criterion.gold_auxiliaries=true", "criterion.use_unlabelled=false")
+    run = built(sentences, "criterion=cvt_aux", *options)
+    assert set(run.task.build_streams("train")) == set(BOTH)
+    found, _ = gradients(run, batch_of(run, "chunk"))
+    wanted = {n for n in found if n.startswith(("encoder.", "heads.chunk."))}
+    assert {name for name, gradient in found.items() if gradient is not None} == wanted
+    plain, _ = gradients(built(sentences, "criterion=cvt_aux"), batch_of(run, "chunk"))
+    moved = {n for n, g in plain.items() if g is not None and n.startswith("heads.")}
+    assert moved and all(".chunk.primary." in name for name in moved)
+
+
+def test_updates_take_turns_and_sets_come_by_the_root_of_their_size(sentences: Path) -> None:
+    """And the draws follow from seed and number of the update alone."""
+    run = built(sentences, "criterion=cvt_aux")
+    sizes = {"chunk": 90, "dep": 10}
+    run.task.chosen = lambda name: range(sizes[name])
+    turns = [run.task.needs(update) for update in range(4000)]
+    assert all(turns[n] == {"unlabelled": 1} for n in range(1, 4000, 2))
+    counts = Counter(next(iter(turn)) for turn in turns[::2])
+    assert counts["chunk"] / 2000 == pytest.approx(0.75, abs=0.03) and sum(counts.values()) == 2000
+    assert turns == [run.task.needs(update) for update in range(4000)]
+    labelled = built(sentences, "criterion=tagging").task
+    assert {next(iter(labelled.needs(update))) for update in range(20)} == set(BOTH)
+    assert labelled._shares.tolist() == pytest.approx([0.5, 1.0])
+
+
+def test_one_set_at_a_time(sentences: Path) -> None:
+    run = built(sentences, "criterion=cvt_aux", "criterion.all_sets=false")
+    engine, seen = run.trainer.engine, Counter()
+    batches = {"unlabelled": [[batch_of(run)]]}
+    for update in range(8):
+        engine.begin(update)
+        logs = run.task.update(engine, run.model, batches)
+        sets = {name.split("_")[0] for name in logs if name.endswith("unlabelled_full")}
+        assert len(sets) == 1 and logs["loss_unlabelled"] == logs["loss"]
+        seen.update(sets)
+    assert set(seen) == set(BOTH)
+
+
+def test_word_dropout_removes_words(sentences: Path) -> None:
+    """A tenth of the words with their characters, never <start> or <end>; the teacher reads them all."""
+    run = built(sentences, "criterion=word_dropout")
+    batch = batch_of(run)
+    found = [run.task.criterion.removed(batch_of(run, number=n)) for n in range(10)]
+    gone = torch.cat([(b["tokens"] == REMOVED)[b["scored"]] for b in found])
+    assert gone.double().mean().item() == pytest.approx(0.1, abs=0.04)
+    for changed in found:
+        removed = changed["tokens"] == REMOVED
+        assert not (removed & ~changed["scored"]).any()
+        assert (changed["characters"][removed] == 0).all()
+        assert (changed["characters"][changed["scored"] & ~removed] != 0).any(-1).all()
+    grads, _ = gradients(run, batch)
+    assert all(gradient is not None for gradient in grads.values())
+
+
+def test_the_perturbation_is_adversarial_and_of_its_norm(sentences: Path) -> None:
+    """More harmful than a random one, on words only; finding it leaves no gradient anywhere."""
+    options = ("criterion=vat", "model.normalize_words=true", "criterion.xi=0.01")
+    run = built(sentences, *options, "criterion.unlabelled_dropout=0")
+    criterion, batch = run.task.criterion, batch_of(run)
+    targets = criterion.targets(run.model, batch)
+
+    def harm(name: str, shift: Tensor) -> float:
+        with torch.no_grad(), dropout_at(run.model, 0.0):
+            views = run.model.views(batch, shift)
+            (term,) = criterion.term(
+                run.model, views, batch, name, "primary", targets[name]
+            ).values()
+        return term.sum.item()
+
+    for name, norm in (("chunk", 0.5), ("dep", 1.0)):
+        shift = criterion.perturbation(run.model, batch, name, targets[name])
+        rows = shift.flatten(1).norm(dim=1)
+        assert torch.allclose(rows, torch.full_like(rows, norm)) and not shift.requires_grad
+        assert not shift[~batch["scored"]].any()
+        assert all(p.grad is None for p in run.model.parameters())
+        random = torch.randn_like(shift) * batch["scored"].unsqueeze(-1)
+        random *= norm / random.flatten(1).norm(dim=1)[:, None, None]
+        clean = harm(name, torch.zeros_like(shift))
+        assert harm(name, shift) - clean > 3 * abs(harm(name, random) - clean)
+
+
+def test_the_encoder_can_be_a_transformer(sentences: Path, tmp_path: Path) -> None:
+    sizes = ["model.encoder_embed_dim=8", "model.encoder_ffn_embed_dim=8", "model.max_positions=20"]
+    task = [option for option in CVT if not option.startswith("model")]
+    places = [f"data={sentences}", f"save_dir={tmp_path}", "trainer.max_update=2"]
+    options = [*places, *task, "model=transformer_views", *sizes, "criterion=cvt_aux", *SGD]
+    run = Run(load_config(options))
+    before = run.model.encoder.merge.weight.clone()
+    run.train()
+    assert (run.folder.path / "checkpoints" / "last").exists()
+    assert not torch.equal(run.model.encoder.merge.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["criterion=vat"], "normalize_words=true"),
+        (["criterion=cvt_aux", "criterion.tagging_auxiliaries=[futur]"], "Did you mean 'future'"),
+        (["criterion=cvt_aux", "criterion.parsing_auxiliaries=[full,full]"], "twice"),
+        (["criterion=cvt_aux", "criterion.confidence=2"], "confidence"),
+        (["criterion=word_dropout", "criterion.rate=2"], "criterion.rate"),
+        (["criterion=vat", "criterion.xi=0"], "criterion.xi"),
+        (["criterion=masked_lm"], "criterion of words"),
+        (["criterion=cvt_aux", "task.labelled=[chunk,chunk]"], "all different"),
+        (["criterion=cvt_aux", "task.unlabelled_longest=2"], "no sentence"),
+        (["criterion=cvt_aux", "task.labelled=[chunk,train]"], "cannot have heads"),
+    ],
+)
+def test_mistakes_are_told(options: list[str], message: str, sentences: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        run = built(sentences, *options)
+        run.task.build_streams("train")

@@ -1,0 +1,242 @@
+"""Cross-view training of translation: who sees what, who learns when, and from what."""
+
+from pathlib import Path
+
+import parallel_data
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from metaseq_lm.config import load_config
+from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.data.parallel import UNLABELLED
+from metaseq_lm.data.streams import Shard
+from metaseq_lm.errors import UsageError
+from metaseq_lm.run import Run
+
+TINY = [
+    "task=cvt_translation",
+    "model=lstm_encoder_decoder",
+    "model.layers=2",
+    "model.embed_dim=6",
+    "model.hidden_dim=8",
+    "model.output_dim=8",
+    "model.dropout=0.5",
+    "schedule=constant",
+    "optimizer.lr=0.01",
+    "task.batch_size=8",
+    "task.beam_size=2",
+    "task.bleu=false",
+    "trainer.log_interval=1",
+    "engine.device=cpu",
+    "engine.threads=1",
+    "engine.tensorboard=false",
+]
+
+EXACT = ["engine.precision=fp64"]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("pairs")
+    return parallel_data.binarise(place / "text", place / "data")
+
+
+def configure(data: Path, save: Path, *more: str, criterion: str = "cvt_translation") -> DictConfig:
+    places = [f"data={data}", f"save_dir={save}", f"criterion={criterion}"]
+    return load_config([*TINY, *places, *more])
+
+
+def build(data: Path, save: Path, *more: str, criterion: str = "cvt_translation") -> Run:
+    run = Run(configure(data, save, *more, criterion=criterion))
+    run.model.train()
+    return run
+
+
+def scrambled(run: Run) -> Run:
+    """Draw large weights, so that every input matters."""
+    for parameter in run.model.net.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    return run
+
+
+def batches(run: Run, stream: str) -> list:
+    return run.task.build_streams("train")[stream].micro_batches(0, Shard())
+
+
+def taught(run: Run, parts: list | None = None) -> list:
+    """Return unlabelled micro-batches with the translations of the teacher."""
+    engine = run.trainer.engine
+    engine.begin(1)
+    parts = parts or engine.to_device(batches(run, UNLABELLED))
+    return run.task.with_translations(engine, run.model, parts)
+
+
+def reached(run: Run, parts: list) -> set[str]:
+    """Return the names of the parameters that a gradient reaches."""
+    engine = run.trainer.engine
+    grads, _ = engine.gradients(
+        lambda batch: run.task.criterion(run.model, batch), parts, engine.parameters("main")
+    )
+    names = [n for n, p in run.model.named_parameters() if p.requires_grad]
+    return {name for name, grad in zip(names, grads, strict=True) if grad is not None}
+
+
+def heads(names: set[str]) -> set[str]:
+    return {name.split(".")[2] for name in names if name.startswith("net.heads.")}
+
+
+def test_labels_teach_the_primary_head_and_translations_the_others(
+    pairs: Path, tmp_path: Path
+) -> None:
+    run = build(pairs, tmp_path, "criterion.auxiliary=[attention,future,full]")
+    labelled = reached(run, batches(run, "train"))
+    unlabelled = reached(run, taught(run))
+    assert heads(labelled) == {"primary"}
+    assert heads(unlabelled) == {"attention", "future", "full"}
+    shared = {name for name in labelled if not name.startswith("net.heads.")}
+    assert shared == {name for name in unlabelled if not name.startswith("net.heads.")}
+    assert {name.split(".")[1] for name in shared} == {
+        *("source", "target", "ahead", "back", "decoder")
+    }
+
+
+def test_a_step_leaves_the_other_heads_where_they_are(pairs: Path, tmp_path: Path) -> None:
+    """With momentum, too: a head without a gradient is not moved (trap 21)."""
+    more = ["optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.1"]
+    run = build(pairs, tmp_path, *more)
+    engine = run.trainer.engine
+    streams = run.task.build_streams("train")
+    for update in range(4):
+        before = {n: w.clone() for n, w in run.model.state_dict().items()}
+        engine.begin(update)
+        needed = run.task.needs(update)
+        made = {n: [streams[n].micro_batches(update // 2, Shard())] for n in needed}
+        logs = run.task.update(engine, run.model, made)
+        moved = {n for n, w in run.model.state_dict().items() if not torch.equal(w, before[n])}
+        wanted = {"attention", "future"} if update % 2 else {"primary"}
+        assert heads(moved) == wanted
+        assert ("cvt_future" in logs) == bool(update % 2) == ("loss_unlabelled" in logs)
+
+
+def test_future_sees_the_attention_vector_before(pairs: Path, tmp_path: Path) -> None:
+    """What future says of word t does not depend on word t - 1, what the others say does."""
+    run = scrambled(build(pairs, tmp_path, "criterion.auxiliary=[future,full]", *EXACT))
+    run.model.eval()
+    (batch,) = taught(run)
+    net, word = run.model.net, 3
+    other = batch["inputs"].clone()
+    other[:, word] = (other[:, word] + 1) % 7 + 5  # what was said at word - 1
+    losses = []
+    for inputs in (batch["inputs"], other):
+        memory = net.encode(batch["tokens"], batch["padding"])
+        states, _ = net.decode(inputs, memory.first)
+        later = batch["targets"][:, 1:].clamp(min=0)
+        future = cross_entropy(net.heads["future"](states[:, :-1], memory), later)
+        full = cross_entropy(net.heads["full"](states, memory), batch["targets"].clamp(min=0))
+        losses.append((future, full))
+    (future, full), (changed_future, changed_full) = losses
+    # Column j of the future's losses is of word j + 1, which it predicts from states up to j.
+    assert torch.equal(future[:, :word], changed_future[:, :word])
+    assert not torch.isclose(full[:, word], changed_full[:, word]).any()
+    assert not torch.isclose(future[:, word], changed_future[:, word]).any()
+
+
+def test_the_losses_are_those_of_the_formula(pairs: Path, tmp_path: Path) -> None:
+    """Without dropout: smoothed cross-entropy per token; future's over all tokens but the first."""
+    more = ["criterion.unlabelled_dropout=0", "criterion.attention_dropout=0", "model.dropout=0"]
+    run = scrambled(build(pairs, tmp_path, *more, *EXACT))
+    (batch,) = taught(run)
+    terms = run.task.criterion(run.model, batch)
+    net = run.model.net
+    memory = net.encode(batch["tokens"], batch["padding"])
+    states, _ = net.decode(batch["inputs"], memory.first)
+    size = len(run.task.tokenizers[1].vocabulary)
+    for name, shift in (("attention", 0), ("future", 1)):
+        length = states.shape[1] - shift
+        log_probs = net.heads[name](states[:, :length], memory).log_softmax(-1)
+        targets = batch["targets"][:, shift:]
+        smooth = torch.full_like(log_probs, 0.1 / size)
+        smooth.scatter_add_(
+            2, targets.clamp(min=0).unsqueeze(-1), torch.full_like(smooth[..., :1], 0.9)
+        )
+        each = -(smooth * log_probs).sum(-1)[targets >= 0]
+        torch.testing.assert_close(terms[f"cvt_{name}"].sum, each.sum())
+        assert len(each) == batch["sizes"][terms[f"cvt_{name}"].per]
+
+
+def test_the_teacher_is_the_primary_head_without_dropout(pairs: Path, tmp_path: Path) -> None:
+    """Its translations are those of evaluation mode, whatever the parts of the batch; dropout is back."""
+    run = scrambled(build(pairs, tmp_path, *EXACT))
+    parts = run.trainer.engine.to_device(batches(run, UNLABELLED))
+    (batch,) = taught(run, parts)
+    assert run.model.net.dropout.p == 0.5 and run.model.training
+    run.model.eval()
+    ids = run.task.search(run.model.net, parts[0])
+    run.model.train()
+    said = batch["targets"].masked_fill(batch["targets"] < 0, 0)
+    assert torch.equal(said[:, : ids.shape[1]], ids[:, : said.shape[1]])
+    stream = run.task.build_streams("train")[UNLABELLED]
+    pieces = taught(run, stream.micro_batches(0, Shard(micro_batch_size=3)))
+    assert torch.equal(torch.cat([p["targets"] for p in pieces]), batch["targets"])
+    assert sum(p["sizes"]["targets"] for p in pieces) == batch["sizes"]["targets"]
+    assert batch["sizes"]["targets"] == int((batch["targets"] >= 0).sum())
+
+
+def test_attention_dropout_hides_from_the_first_head_only(pairs: Path, tmp_path: Path) -> None:
+    run = build(pairs, tmp_path, "criterion.auxiliary=[attention,future,full]")
+    rates = {name: head.attention_dropout.p for name, head in run.model.net.heads.items()}
+    assert rates == {"primary": 0.0, "attention": 0.5, "future": 0.0, "full": 0.0}
+
+
+def test_word_dropout_hides_words_only(pairs: Path, tmp_path: Path) -> None:
+    more = ["criterion.rate=1", "criterion.unlabelled_dropout=0"]
+    run = build(pairs, tmp_path, *more, criterion="word_dropout_translation")
+    (batch,) = taught(run)
+    assert heads(reached(run, [batch])) == {"primary"}
+    hidden = run.task.criterion.hidden(batch["tokens"], batch["words"])
+    vocabulary = run.task.tokenizers[0].vocabulary
+    special = (batch["tokens"] == vocabulary.sep) | (batch["tokens"] == vocabulary.pad)
+    assert torch.equal(hidden, ~special) and batch["mask_id"] == vocabulary.mask
+
+
+def test_turns_and_streams(pairs: Path, tmp_path: Path) -> None:
+    task = build(pairs, tmp_path, "task.labelled_first=3").task
+    kinds = [next(iter(task.needs(update))) for update in range(6)]
+    assert kinds == ["train", "train", "train", UNLABELLED, "train", UNLABELLED]
+    more = ["task.unlabelled=rest", "task.labelled_share=0.25"]
+    task = build(pairs, tmp_path / "rest", *more).task
+    used, others = task.labelled_pairs()
+    assert task.unlabelled_rows().chosen.tolist() == others.tolist() and len(others) == 36
+    supervised = build(pairs, tmp_path / "s", criterion="translation")
+    assert supervised.task.needs(1) == {"train": 1}
+    assert list(supervised.task.build_streams("train")) == ["train"]
+    assert list(supervised.model.net.heads) == ["primary"]
+
+
+def test_the_average_is_scored_and_saved(pairs: Path, tmp_path: Path) -> None:
+    more = ["trainer.max_update=6", "task.average_decay=0.5", "task.score_raw=true"]
+    run = build(pairs, tmp_path, *more)
+    start = {n: w.clone() for n, w in run.model.net.state_dict().items()}
+    run.train()
+    logs = run.trainer.last_valid
+    assert logs["loss"] != logs["raw_loss"] and logs["perplexity"] != logs["raw_perplexity"]
+    name = "source.weight"
+    now, average = run.model.net.state_dict(), run.model.average.net.state_dict()
+    assert not torch.equal(now[name], average[name]) and not torch.equal(start[name], average[name])
+    plain = build(pairs, tmp_path / "plain", "task.average_decay=0")
+    assert plain.model.average is None and plain.model.averaged is plain.model.net
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (["criterion.auxiliary=[past]"], "no head 'past'"),
+        (["criterion.auxiliary=[]"], "one or more different heads"),
+        (["criterion.auxiliary=[future,future]"], "one or more different heads"),
+        (["task.unlabelled=rest"], "1 leaves none"),
+    ],
+)
+def test_what_is_refused(more: list[str], words: str, pairs: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=words):
+        build(pairs, tmp_path, *more)

@@ -1,0 +1,291 @@
+"""Cross-view training of images: splits, teacher and students, perturbations, what each step moves."""
+
+from pathlib import Path
+
+import image_data
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from metaseq_lm.config import load_config
+from metaseq_lm.data.images import moved
+from metaseq_lm.data.streams import Shard
+from metaseq_lm.errors import UsageError
+from metaseq_lm.methods.cvt.vision import balanced
+from metaseq_lm.methods.cvt.vision_losses import (
+    PLACES,
+    UNLABELLED,
+    PlaceHeads,
+    divergence,
+    gaussian,
+)
+from metaseq_lm.randomness import Noise, Pass, entered, key
+from metaseq_lm.run import Run
+
+TINY = [
+    "task=cvt_vision",
+    "task.labelled=40",
+    "task.valid_count=20",
+    "task.batch_size=8",
+    "task.unlabelled_batch_size=8",
+    "model=conv_large",
+    "model.width=0.06",
+    "model.groups=2",
+    "schedule=constant",
+    "optimizer.lr=0.003",
+    "trainer.log_interval=1",
+    "engine.device=cpu",
+    "engine.threads=1",
+    "engine.tensorboard=false",
+    "engine.precision=fp64",
+]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return image_data.write(tmp_path_factory.mktemp("images"), size=16)
+
+
+def configure(data: Path, save: Path, *more: str, criterion: str = "cvt_vision") -> DictConfig:
+    return load_config([*TINY, f"criterion={criterion}", f"data={data}", f"save_dir={save}", *more])
+
+
+def build(data: Path, save: Path, *more: str, criterion: str = "cvt_vision") -> Run:
+    run = Run(configure(data, save, *more, criterion=criterion))
+    run.model.train()
+    return run
+
+
+def parts(run: Run, stream: str, **shard: int) -> list:
+    made = run.task.build_streams("train")[stream].micro_batches(0, Shard(**shard))
+    return run.trainer.engine.to_device(made)
+
+
+def gradients(run: Run, batches: list) -> dict[str, torch.Tensor]:
+    """Return the gradients that there are, by name."""
+    engine = run.trainer.engine
+    engine.begin(1)
+    grads, _ = engine.gradients(
+        lambda batch: run.task.criterion(run.model, batch), batches, engine.parameters("main")
+    )
+    names = [n for n, p in run.model.named_parameters() if p.requires_grad]
+    return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
+
+
+def heads(names: object) -> set[str]:
+    return {n.split(".")[2] for n in names if n.startswith("net.heads.")}  # type: ignore[attr-defined]
+
+
+def test_beginnings_of_the_order_have_all_classes_alike() -> None:
+    labels = np.random.default_rng(1).integers(0, 5, 300)
+    order = balanced(labels, 1)
+    assert sorted(order) == list(range(300))
+    for count in (5, 50, 150):
+        counts = np.bincount(labels[order[:count]], minlength=5)
+        assert counts.max() - counts.min() <= 1
+    assert (order != balanced(labels, 2)).any() and (order == balanced(labels, 1)).all()
+
+
+def test_parts_do_not_overlap(pictures: Path, tmp_path: Path) -> None:
+    found = build(pictures, tmp_path).task.parts
+    assert {n: len(p) for n, p in found.items()} == {"valid": 20, "train": 40, UNLABELLED: 100}
+    every = np.concatenate([p.images for p in found.values()]).reshape(160, -1)
+    assert len(np.unique(every, axis=0)) == 160
+    assert np.bincount(found["train"].labels).tolist() == [10] * 4
+    share = build(pictures, tmp_path / "share", "task.labelled_share=0.5").task.parts
+    assert len(share["train"]) == 70 and (share["valid"].images == found["valid"].images).all()
+    (batch,) = parts(build(pictures, tmp_path / "u"), UNLABELLED)
+    assert "targets" not in batch and batch["sizes"] == {UNLABELLED: 8}
+
+
+def test_images_are_moved_and_mirrored() -> None:
+    images = np.arange(2 * 4 * 4).reshape(2, 4, 4, 1).astype(np.uint8)
+    same = moved(images, np.zeros((2, 2), int), np.zeros(2, bool))
+    assert (same == images).all()
+    down, right = moved(images, np.array([[1, 0], [0, 2]]), np.zeros(2, bool))
+    assert (down[1:] == images[0, :-1]).all() and (down[0] == images[0, 1]).all()
+    assert (right[:, 2:] == images[1, :, :2]).all()
+    assert (right[:, :2] == images[1, :, 2:0:-1]).all()
+    flipped = moved(images, np.zeros((2, 2), int), np.array([True, False]))
+    assert (flipped[0] == images[0, :, ::-1]).all() and (flipped[1] == images[1]).all()
+
+
+def test_labels_teach_the_primary_head_and_it_teaches_the_places(
+    pictures: Path, tmp_path: Path
+) -> None:
+    run = build(pictures, tmp_path)
+    labelled, unlabelled = gradients(run, parts(run, "train")), gradients(
+        run, parts(run, UNLABELLED)
+    )
+    assert heads(labelled) == {"primary"} and heads(unlabelled) == {PLACES}
+    body = {n for n in labelled if not n.startswith("net.heads.")}
+    assert body == {n for n in unlabelled if not n.startswith("net.heads.")} and body
+    both = build(pictures, tmp_path / "both", "criterion.primary=true")
+    assert heads(gradients(both, parts(both, UNLABELLED))) == {PLACES, "primary"}
+    vat = build(pictures, tmp_path / "vat", criterion="vat_vision")
+    assert heads(gradients(vat, parts(vat, UNLABELLED))) == {"primary"}
+    assert list(vat.model.net.heads) == ["primary"]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_loss_is_the_divergence_of_each_place(
+    reduction: str, pictures: Path, tmp_path: Path
+) -> None:
+    """Mean (or sum) over the places of KL(primary, place), the teacher without dropout."""
+    more = [f"criterion.reduction={reduction}", "criterion.unlabelled_dropout=0"]
+    run = build(pictures, tmp_path, *more)
+    (batch,) = parts(run, UNLABELLED)
+    term = run.task.criterion(run.model, batch)["consistency"]
+    run.model.eval()
+    net = run.model.net
+    wanted = net(batch["images"]).softmax(-1)
+    features = net.features(batch["images"])
+    assert features.shape[2:] == (2, 2)
+    losses = []
+    for place in range(4):
+        layer = net.heads[PLACES]
+        x = features[:, :, place // 2, place % 2]
+        given = (x @ layer.weight[place].T + layer.bias[place]).softmax(-1)
+        losses.append((wanted * (wanted / given).log()).sum())
+    total = sum(losses) / (4 if reduction == "mean" else 1)
+    torch.testing.assert_close(term.sum, total)
+    assert term.per == UNLABELLED
+
+
+def test_the_teacher_does_not_depend_on_dropout(pictures: Path, tmp_path: Path) -> None:
+    """Two passes with other masks differ in the student only: the target's entropy is the same."""
+    run = build(pictures, tmp_path)
+    seen = []
+    criterion = run.task.criterion
+    plain = criterion.losses
+    criterion.losses = lambda net, images, wanted: (
+        seen.append(wanted),
+        plain(net, images, wanted),
+    )[1]
+    one, two = (gradients(run, parts(run, UNLABELLED)) for _ in range(2))
+    run.trainer.engine.begin(9)
+    (batch,) = parts(run, UNLABELLED)
+    criterion(run.model, batch)
+    assert torch.equal(seen[0], seen[1]) and torch.equal(seen[0], seen[2])
+    assert not seen[0].requires_grad and run.model.net.features[4].p == 0.5
+    assert all(torch.equal(one[n], two[n]) for n in one)  # the same update draws the same masks
+
+
+@pytest.mark.parametrize("kind", ["random", "adversarial"])
+def test_perturbations_have_their_norm_and_the_adversarial_one_hurts(
+    kind: str, pictures: Path, tmp_path: Path
+) -> None:
+    more = [f"criterion.perturbation={kind}", "criterion.radius=0.5", "model.dropout=0"]
+    run = build(pictures, tmp_path, *more, criterion="vat_vision")
+    criterion, net = run.task.criterion, run.model.net
+    (batch,) = parts(run, UNLABELLED)
+    wanted = net(batch["images"]).log_softmax(-1).detach()
+
+    def loss(images: torch.Tensor) -> torch.Tensor:
+        return divergence(wanted, net(images))
+
+    change = criterion.perturbation(batch["images"], loss)
+    norms = change.flatten(1).norm(dim=1)
+    torch.testing.assert_close(norms, torch.full_like(norms, 0.5))
+    if kind == "adversarial":
+        chance = criterion.how.radius * torch.nn.functional.normalize(
+            torch.randn(8, 768, dtype=torch.float64)
+        ).view_as(change)
+        assert (loss(batch["images"] + change) > 2 * loss(batch["images"] + chance)).all()
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_normal_numbers_belong_to_rows() -> None:
+    def drawn(rows: list[int]) -> torch.Tensor:
+        with entered(Pass(Noise(key("x"), np.array(rows, np.uint64)))):
+            return gaussian(torch.zeros(len(rows), 1, 100, 100, dtype=torch.float64))
+
+    whole = drawn([0, 1, 2])
+    assert torch.equal(whole[1:2], drawn([1]))
+    assert abs(whole.mean()) < 0.02 and abs(whole.std() - 1) < 0.02
+    assert abs((whole**4).mean() - 3) < 0.15
+
+
+def test_batch_normalisation_remembers_labelled_images_only(pictures: Path, tmp_path: Path) -> None:
+    """Neither teacher nor student leaves a trace in the statistics (trap 24)."""
+    more = ["model.norm=batch", "criterion.perturbation=adversarial"]
+    run = build(pictures, tmp_path, *more)
+    engine = run.trainer.engine
+    names = [n for n in run.model.net.state_dict() if "running" in n]
+    for number, stream in enumerate((UNLABELLED, "train")):
+        before = {n: run.model.net.state_dict()[n].clone() for n in names}
+        engine.begin(number)
+        run.task.update(engine, run.model, {stream: [parts(run, stream)]})
+        now = run.model.net.state_dict()
+        assert all(torch.equal(before[n], now[n]) == (stream == UNLABELLED) for n in names)
+
+
+def test_the_average_teaches_if_asked(pictures: Path, tmp_path: Path) -> None:
+    more = ["criterion.mean_teacher=true", "criterion.perturbation=none"]
+    run = build(pictures, tmp_path, *more, criterion="vat_vision")
+    (batch,) = parts(run, UNLABELLED)
+    seen = []
+    run.task.criterion.losses = lambda net, images, wanted: (seen.append(wanted), wanted.sum(1))[1]
+    run.task.criterion(run.model, batch)
+    with torch.no_grad():
+        run.model.net.heads["primary"].weight.mul_(3.0)
+    run.task.criterion(run.model, batch)
+    assert torch.equal(seen[0], seen[1])
+    with torch.no_grad():
+        run.model.average.net.heads["primary"].weight.mul_(3.0)
+    run.task.criterion(run.model, batch)
+    assert not torch.allclose(seen[0], seen[2])
+
+
+def test_turns(pictures: Path, tmp_path: Path) -> None:
+    task = build(pictures, tmp_path).task
+    assert [list(task.needs(u)) for u in range(3)] == [["train"], [UNLABELLED], ["train"]]
+    joint = build(pictures, tmp_path / "j", "task.joint=true").task
+    assert joint.needs(5) == {"train": 1, UNLABELLED: 1}
+    supervised = build(pictures, tmp_path / "s", criterion="image_classification").task
+    assert supervised.needs(1) == {"train": 1} and list(supervised.build_streams("train")) == [
+        "train"
+    ]
+
+
+def test_stripes_are_learnt(pictures: Path, tmp_path: Path) -> None:
+    more = ["trainer.max_update=50", "task.average_decay=0.8", "task.score_raw=true"]
+    more += ["task.joint=true", "task.batch_size=20", "model.dropout=0", "optimizer.lr=0.01"]
+    run = build(pictures, tmp_path, *more)
+    run.train()
+    metrics, rows = run.score("test")
+    assert metrics["accuracy"] > 0.8 and metrics["raw_accuracy"] > 0.8 and len(rows) == 80
+    assert {row["gold"] for row in rows} == set("abcd")
+
+
+def test_a_head_for_each_place() -> None:
+    torch.manual_seed(1)
+    layer = PlaceHeads(36, 5, 3)
+    features = torch.randn(2, 5, 6, 6)
+    out = layer(features)
+    wanted = features[1, :, 4, 2] @ layer.weight[26].T + layer.bias[26]
+    torch.testing.assert_close(out[1, 26], wanted)
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (["criterion.perturbation=noise"], "one of none, random, adversarial"),
+        (["criterion.reduction=max"], "one of mean, sum"),
+        (["task.labelled=150"], "160 training images are too few"),
+        (["criterion.mean_teacher=true", "task.average_decay=0"], "needs averaged weights"),
+        (["model.norm=batch", "engine.micro_batch_size=4"], "batch normalisation takes"),
+        (["model.channels=1"], "and 3 channels"),
+    ],
+)
+def test_what_is_refused(more: list[str], words: str, pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=words):
+        run = build(pictures, tmp_path, *more)
+        run.task.build_streams("train")
+
+
+def test_small_images_are_refused(tmp_path: Path) -> None:
+    small = image_data.write(tmp_path / "small")
+    with pytest.raises(UsageError, match="square ones of 12 or more"):
+        build(small, tmp_path / "run")

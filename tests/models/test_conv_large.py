@@ -1,0 +1,50 @@
+"""The CNN for images: what its places see, and how many weights it has."""
+
+import pytest
+import torch
+
+from metaseq_lm.errors import UsageError
+from metaseq_lm.models.conv_large import ConvLarge, ConvLargeConfig, places
+
+
+def test_places_see_21_to_29_pixels() -> None:
+    """Clark 2021, section 4.4: 6 x 6 places; a corner sees 21 x 21 pixels, the middle 29 x 29."""
+    torch.manual_seed(1)
+    net = ConvLarge(ConvLargeConfig(width=1 / 16, norm="batch", dropout=0), 10).double().eval()
+    images = torch.randn(1, 3, 32, 32, dtype=torch.float64, requires_grad=True)
+    features = net.features(images)
+    assert features.shape[2:] == (6, 6) and places(32) == 6
+    seen = {}
+    for place in ((0, 0), (2, 2), (3, 3), (5, 5), (0, 3)):
+        (gradient,) = torch.autograd.grad(features[0, :, *place].sum(), images, retain_graph=True)
+        reached = gradient[0].abs().sum(0) > 0
+        seen[place] = (int(reached.any(1).sum()), int(reached.any(0).sum()))
+    assert seen == {
+        (0, 0): (21, 21),
+        (2, 2): (29, 29),
+        (3, 3): (29, 29),
+        (5, 5): (21, 21),
+        (0, 3): (21, 29),
+    }
+
+
+def test_layers_and_weights() -> None:
+    """9 convolutions of 128, 256 and 512 channels, 2 poolings: 3.1 million weights."""
+    net = ConvLarge(ConvLargeConfig(), 10)
+    shapes = [m.weight.shape[:3] for m in net.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert [tuple(s) for s in shapes] == [
+        *((128, 3, 3), (128, 128, 3), (128, 128, 3), (256, 128, 3), (256, 256, 3), (256, 256, 3)),
+        *((512, 256, 3), (256, 512, 1), (128, 256, 1)),
+    ]
+    assert sum(isinstance(m, torch.nn.MaxPool2d) for m in net.modules()) == 2
+
+
+def test_the_primary_head_is_on_the_mean() -> None:
+    net = ConvLarge(ConvLargeConfig(width=1 / 16), 4).eval()
+    images = torch.randn(2, 3, 16, 16)
+    features = net.features(images)
+    head = net.heads["primary"]
+    wanted = features.flatten(2).mean(2) @ head.weight.T + head.bias
+    torch.testing.assert_close(net(images), wanted)
+    with pytest.raises(UsageError, match="model.norm is 'layer'"):
+        ConvLarge(ConvLargeConfig(norm="layer"), 4)
