@@ -27,7 +27,7 @@ def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 @pytest.fixture(scope="module")
 def whole(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, Tensor]]:
-    """The weights after 20 updates on whole batches."""
+    """The weights after 10 updates on whole batches."""
     place = tmp_path_factory.mktemp("whole")
     return {
         case: battery.train(
@@ -112,7 +112,7 @@ def replicas(
 def test_replicas_change_nothing(
     case: Case, sharded: bool, whole: dict[Case, dict[str, Tensor]], replicas: list[dict]
 ) -> None:
-    """20 updates on 1, 2 and 4 processes end in the same weights, with sharded moments too."""
+    """10 updates on 1, 2 and 4 processes end in the same weights, with sharded moments too."""
     for other in replicas[1:]:
         assert difference(replicas[0][case, sharded], other[case, sharded]) == 0
     assert difference(whole[case], replicas[0][case, sharded]) <= 1e-12

@@ -34,7 +34,7 @@ def test_question_answering_has_a_reader_of_its_own(corpus, monkeypatch, name, v
         (["--source", "x"], "--source only applies to benchmarks"),
         (["--no-double"], "--no-double only applies to benchmarks"),
         (["--benchmark", "glue/CoLA"], "--benchmark needs --source DIR"),
-        (["--benchmark", "glue/CoLA", "--labelled", "a/b", "--source", "x"], "--labelled 'a/b'"),
+        (["--benchmark", "glue/CoLA", "--labelled", "a/b", "--source", "x"], "name of a set 'a/b'"),
     ],
 )
 def test_wrong_options(corpus, capsys, options, message):

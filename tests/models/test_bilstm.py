@@ -102,7 +102,7 @@ def test_reverse_turns_within_the_lengths() -> None:
 
 def test_second_derivatives() -> None:
     net = encoder()
-    tokens = rows(2, 4)
+    tokens = rows(1, 3)
     names = [n for n, _ in net.named_parameters() if "0" in n]
 
     def loss(*weights: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def test_tagging_writes_scores_and_columns(sentences: Path, tmp_path: Path) -> N
     assert [[row[0] for row in block] for block in rows] == data.surface(range(len(data)))
     gold, predicted = ([[row[i] for row in block] for block in rows] for i in (1, 2))
     assert span_counts(gold, predicted).scores.f1 == test["f1"]
-    lines = (tmp_path / "predictions.test.jsonl").read_text().splitlines()
+    lines = (tmp_path / "predictions.test.chunk.jsonl").read_text().splitlines()
     assert [json.loads(line)["predicted"] for line in lines] == predicted
     weights = built(sentences, *TAGGING, *options).model.state_dict()
     assert "average.net.encoder.embedding.scale" in weights
@@ -72,7 +72,7 @@ def test_parsing_writes_scores_and_trees(sentences: Path, tmp_path: Path) -> Non
     test = results(tmp_path)["test"]
     assert test["score"] == test["las"] <= test["uas"] and "uas_all" in test
     rows = [line.split("\t") for line in (tmp_path / "dep.test.conllu").read_text().splitlines()]
-    lines = (tmp_path / "predictions.test.jsonl").read_text().splitlines()
+    lines = (tmp_path / "predictions.test.dep.jsonl").read_text().splitlines()
     said = [json.loads(line) for line in lines]
     heads = [int(row[6]) for row in rows if len(row) > 1]
     assert heads == [head for row in said for head in row["predicted_heads"]]
