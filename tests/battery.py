@@ -15,6 +15,8 @@ from metaseq_lm import distributed, plugins
 from metaseq_lm.config import load_config
 from metaseq_lm.run import Run
 
+Case = tuple[str, int]
+Weights = dict[Case, dict[str, Tensor]]
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [
     "model.encoder_layers=2",
@@ -219,7 +221,13 @@ CASES: dict[str, list[list[str]]] = {
 ALL = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]
 FIRST = [(name, 0) for name in CASES]
 # Of each kind of update one: how moments are sharded is the engine's business.
-SHARDED = ("masked_lm", "meta_pseudo_label_hard", "meta_pseudo_label_soft", "tartan_meta", "cvt_aux")
+SHARDED = (
+    "masked_lm",
+    "meta_pseudo_label_hard",
+    "meta_pseudo_label_soft",
+    "tartan_meta",
+    "cvt_aux",
+)
 # By number of processes, the cases and whether the optimizer is sharded.
 REPLICATED = {
     2: [(case, False) for case in ALL] + [((name, 0), True) for name in SHARDED],
@@ -227,7 +235,7 @@ REPLICATED = {
 }
 
 
-def configure(data: Path, save: Path, case: tuple[str, int], *more: str) -> DictConfig:
+def configure(data: Path, save: Path, case: Case, *more: str) -> DictConfig:
     """Return the configuration of a case; `more` comes last and wins.
 
     `data` is the Two Moons folder; cases that need documents find theirs beside it.
@@ -270,6 +278,12 @@ def train(config: DictConfig) -> dict[str, Tensor]:
     run = Run(config)
     run.train()
     return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Return the largest absolute difference between two sets of weights."""
+    assert a.keys() == b.keys()
+    return max((a[n] - b[n]).abs().max().item() for n in a)
 
 
 def main(data: str, out: str) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import bam_data
+import battery
 import image_data
 import parallel_data
 import pytest
@@ -58,6 +59,18 @@ def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
     squad_data.binarise(data, "squad", {"train": 6, "valid": 2})
     assert main(wnli_data.arguments(wnli_data.write(text / "wnli", 15), data)) == 0
     return data
+
+
+@pytest.fixture(scope="session")
+def whole(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> battery.Weights:
+    """The weights after 10 updates on whole batches."""
+    place = tmp_path_factory.mktemp("whole")
+    return {
+        case: battery.train(
+            battery.configure(moons, place / f"{case[0]}-{case[1]}", case, *battery.exact())
+        )
+        for case in battery.ALL
+    }
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """What every registered criterion must satisfy, whatever it computes."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,32 +8,11 @@ from pathlib import Path
 
 import battery
 import pytest
-import torch
-from torch import Tensor
 
 from metaseq_lm.registry import CRITERIONS
 from metaseq_lm.run import Run
 
-Case = tuple[str, int]
 cases = pytest.mark.parametrize("case", battery.ALL, ids=lambda c: f"{c[0]}-{c[1]}")
-
-
-def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """Return the largest absolute difference between two sets of weights."""
-    assert a.keys() == b.keys()
-    return max((a[n] - b[n]).abs().max().item() for n in a)
-
-
-@pytest.fixture(scope="module")
-def whole(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, Tensor]]:
-    """The weights after 10 updates on whole batches."""
-    place = tmp_path_factory.mktemp("whole")
-    return {
-        case: battery.train(
-            battery.configure(moons, place / f"{case[0]}-{case[1]}", case, *battery.exact())
-        )
-        for case in battery.ALL
-    }
 
 
 def test_every_criterion_has_a_case() -> None:
@@ -43,7 +21,7 @@ def test_every_criterion_has_a_case() -> None:
 
 @cases
 def test_micro_batches_change_nothing(
-    case: Case, moons: Path, whole: dict[Case, dict[str, Tensor]], tmp_path: Path
+    case: battery.Case, moons: Path, whole: battery.Weights, tmp_path: Path
 ) -> None:
     """Four micro-batches (of one row of each micro-step, or four rows) equal the whole batch."""
     rows = (
@@ -54,11 +32,13 @@ def test_micro_batches_change_nothing(
     config = battery.configure(
         moons, tmp_path, case, *battery.exact(f"engine.micro_batch_size={rows}")
     )
-    assert difference(whole[case], battery.train(config)) <= 1e-12
+    assert battery.difference(whole[case], battery.train(config)) <= 1e-12
 
 
 @cases
-def test_micro_batches_see_the_same_dropout(case: Case, moons: Path, tmp_path: Path) -> None:
+def test_micro_batches_see_the_same_dropout(
+    case: battery.Case, moons: Path, tmp_path: Path
+) -> None:
     """With dropout on, too: masks belong to rows, not to calls."""
     on = ["model.dropout=0.1", "model.attention_dropout=0.1"]
     weights = [
@@ -72,58 +52,23 @@ def test_micro_batches_see_the_same_dropout(case: Case, moons: Path, tmp_path: P
         )
         for rows in (0, 1)
     ]
-    assert difference(*weights) <= 1e-11
+    assert battery.difference(*weights) <= 1e-11
 
 
 @cases
 def test_the_update_moves_the_weights(
-    case: Case, moons: Path, whole: dict[Case, dict[str, Tensor]], tmp_path: Path
+    case: battery.Case, moons: Path, whole: battery.Weights, tmp_path: Path
 ) -> None:
     """A battery of runs that do nothing would pass everything else."""
     start = Run(battery.configure(moons, tmp_path, case, *battery.exact())).model.state_dict()
-    assert difference(whole[case], start) > 1e-3
-
-
-@pytest.fixture(scope="module")
-def replicas(
-    request: pytest.FixtureRequest, moons: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict]:
-    """The weights of cases on 2 or 4 processes of several micro-batches each, by replica."""
-    out = tmp_path_factory.mktemp("replicas")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [str(Path(battery.__file__)), str(moons), str(out)]
-    done = subprocess.run(
-        [*launcher, f"--nproc-per-node={request.param}", *command],
-        env=dict(os.environ, OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [torch.load(out / f"weights.{r}.pt", weights_only=True) for r in range(request.param)]
-
-
-@pytest.mark.parametrize(
-    "replicas, case, sharded",
-    [(n, *run) for n, runs in battery.REPLICATED.items() for run in runs],
-    ids=lambda x: f"{x[0]}-{x[1]}" if isinstance(x, tuple) else {True: "sharded", False: "whole"}.get(x),
-    indirect=["replicas"],
-)
-def test_replicas_change_nothing(
-    case: Case, sharded: bool, whole: dict[Case, dict[str, Tensor]], replicas: list[dict]
-) -> None:
-    """10 updates on 1, 2 and 4 processes end in the same weights, with sharded moments too."""
-    for other in replicas[1:]:
-        assert difference(replicas[0][case, sharded], other[case, sharded]) == 0
-    assert difference(whole[case], replicas[0][case, sharded]) <= 1e-12
-    assert not sharded or difference(replicas[0][case, True], replicas[0][case, False]) == 0
+    assert battery.difference(whole[case], start) > 1e-3
 
 
 CUTS = (1, 3, 5, 7, 8)  # token_labels: an epoch has 5 updates, so within and at the end of one
 
 
 @cases
-def test_resume_is_bitwise(case: Case, moons: Path, tmp_path: Path) -> None:
+def test_resume_is_bitwise(case: battery.Case, moons: Path, tmp_path: Path) -> None:
     """Stopping after any of five updates and starting again equals going on, to the last bit."""
 
     def config(name: str, last: int) -> object:
@@ -133,7 +78,7 @@ def test_resume_is_bitwise(case: Case, moons: Path, tmp_path: Path) -> None:
     straight = battery.train(config("straight", 9))
     for cut in (*CUTS, 9):
         resumed = battery.train(config("cut", cut))
-    assert difference(straight, resumed) == 0
+    assert battery.difference(straight, resumed) == 0
     logs = [(tmp_path / name / "log.jsonl").read_text() for name in ("straight", "cut")]
     assert losses(logs[0]) == losses(logs[1])
 
@@ -147,7 +92,7 @@ def losses(log: str) -> list[tuple]:
 
 
 @cases
-def test_workers_change_nothing(case: Case, moons: Path, tmp_path: Path) -> None:
+def test_workers_change_nothing(case: battery.Case, moons: Path, tmp_path: Path) -> None:
     """Batches prepared by two threads ahead of time are the same batches."""
     runs = [
         battery.train(
@@ -157,7 +102,7 @@ def test_workers_change_nothing(case: Case, moons: Path, tmp_path: Path) -> None
         )
         for n in (0, 2)
     ]
-    assert difference(*runs) == 0
+    assert battery.difference(*runs) == 0
 
 
 def test_kill_and_resume_is_bitwise(moons: Path, tmp_path: Path) -> None:
