@@ -113,7 +113,8 @@ class Run:
         self.first = distributed.rank() == 0
         self.task = build_task(config)
         self.model = build_model(self.task, config, self.device)
-        self.pretraining: Optional[dict[str, Any]] = None
+        source = None if dry_run else self.task.start(self.model)
+        self.pretraining = cost_before(source) if source else None
         if config.init_from:
             self._initialise(config.init_from)
         optimizers = self.task.build_optimizers(self.model)

@@ -118,6 +118,9 @@ WORDS = [
     "task.batch_size=8",
 ]
 CVT = ["task=cvt", "task.labelled=[chunk,dep]", "task.parser_dim=4", *WORDS]
+# The checkpoint is beside the data.
+ELMO = ["task.elmo=", "task.elmo_dropout=0.3"]
+WORD_LM = ["task=word_language_modeling", "task.batch_size=8", *LSTM]
 ABLATIONS = [
     "criterion.all_sets=false",
     "criterion.mean_teacher=true",
@@ -139,6 +142,7 @@ CASES: dict[str, list[list[str]]] = {
     ],
     "language_modeling": [
         ["task=language_modeling", *TEXT, *LSTM],
+        WORD_LM,
         ["task=meta_pretrain_lstm", *TEXT, *LSTM, *TWO_STEPS],
     ],
     "meta_pretrain_pairs": [
@@ -196,7 +200,7 @@ CASES: dict[str, list[list[str]]] = {
     "image_classification": [LARGER_IMAGES],
     "cvt_vision": [[*LARGER_IMAGES, *MOVED, "criterion.perturbation=adversarial"]],
     "vat_vision": [[*LARGER_IMAGES, "criterion.xi=1", "criterion.radius=1"]],
-    "tagging": [["task=tagging", "task.labelled=chunk", *WORDS]],
+    "tagging": [["task=tagging", "task.labelled=chunk", *WORDS], [*CVT, *ELMO]],
     "parsing": [["task=parsing", "task.labelled=dep", "task.parser_dim=4", *WORDS]],
     "cvt_aux": [[*CVT, "task.root=vector", *ABLATIONS]],
     "word_dropout": [[*CVT, "task.label_fraction=0.5"]],
@@ -253,7 +257,9 @@ def configure(data: Path, save: Path, case: Case, *more: str) -> DictConfig:
         data = data.parent / "parallel"
     if set(LARGER_IMAGES) <= set(own):
         data = data.parent / "larger_images"
-    if set(WORDS) <= set(own):
+    if set(ELMO) <= set(own):
+        own = [*own, f"task.elmo={data.parent / 'elmo' / 'last'}"]
+    if set(WORDS) <= set(own) or set(WORD_LM) <= set(own):
         data = data.parent / "words"
     if any(set(sizes) <= set(own) for sizes in (IMAGES, LSTM, TRANSLATION, LARGER_IMAGES, WORDS)):
         # Of a Transformer's options these have only the dropout.

@@ -56,6 +56,7 @@ def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
     image_data.write(data.parent / "larger_images", size=16)
     parallel_data.binarise(text, data.parent / "parallel")
     word_data.binarise(text, data.parent / "words")
+    word_data.language_model(data.parent / "words", data.parent / "elmo")
     squad_data.binarise(data, "squad", {"train": 6, "valid": 2})
     assert main(wnli_data.arguments(wnli_data.write(text / "wnli", 15), data)) == 0
     return data

@@ -4,7 +4,13 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
+from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
+from metaseq_lm.config import load_config
+from metaseq_lm.data.manifest import tokenizer_hash
+from metaseq_lm.run import build_model, build_task
 
 NOUNS = ["cat", "dog", "tree", "car", "bird", "House"]
 RELATIONS = {"D": "det", "A": "amod"}
@@ -89,3 +95,17 @@ def binarise(text: Path, data: Path, train: int = 40, other: int = 10) -> None:
     tags = ["--tagged", "pos", "--tag-column", "1"]
     assert main(["preprocess", *tags, *files("conll"), *place]) == 0
     assert main(["preprocess", "--treebank", "dep", *files("conllu"), *place]) == 0
+
+
+def language_model(data: Path, folder: Path, *options: str) -> Path:
+    """Write an untrained language model of the words of `data` as a checkpoint, and return its folder.
+
+    It has 2 layers of width 3 with 5 cells, `options` are further ones; dropout is 0.5.
+    """
+    sizes = ["model.encoder_embed_dim=3", "model.encoder_hidden_dim=5", "model.dropout=0.5"]
+    names = ["task=word_language_modeling", "criterion=language_modeling", "model=bilstm_lm"]
+    places = [f"data={data}", f"save_dir={folder}"]
+    config = load_config([*names, *sizes, *places, *options])
+    model = build_model(build_task(config), config, "cpu")
+    about = {"config": OmegaConf.to_container(config), "tokenizer": tokenizer_hash(data)}
+    return checkpoint.save(folder, 1, model.state_dict(), {}, about)

@@ -30,8 +30,9 @@ class LanguageModeling(Criterion):
             raise UsageError("criterion language_modeling needs --model bilstm_lm")
         tokens, padding = batch["tokens"], batch["padding"]
         ahead, back = model.directions(tokens, padding)
-        following = inside(tokens[:, 1:], padding)
-        previous = inside(tokens[:, :-1], padding)
+        wanted = model.encoder.known(tokens)
+        following = inside(wanted[:, 1:], padding)
+        previous = inside(wanted[:, :-1], padding)
         return {
             "forward": Term(cross_entropy(ahead, following).sum(), "targets", 0.5),
             "backward": Term(cross_entropy(back, previous).sum(), "targets", 0.5),

@@ -42,12 +42,23 @@ class BiLSTM(nn.Module):
     """Token embeddings and a stack of projected LSTMs for each direction, with separate weights.
 
     From the second layer on the input of a layer is added to its output. Not done of what ELMo's
-    program does: characters as input, clipping of cells, states kept from batch to batch. Raises
-    UsageError if the cells are not more than the width they are projected to.
+    program does: characters as input, clipping of cells, states kept from batch to batch. `ids`
+    (tokens of the data,) say which of the `vocab_size` tokens of the model each counts as; without
+    them they are the same. Raises UsageError if the cells are not more than the width they are
+    projected to.
     """
 
-    def __init__(self, config: BiLSTMConfig, vocab_size: int, padding_idx: int = 0) -> None:
+    ids: Tensor | None
+
+    def __init__(
+        self,
+        config: BiLSTMConfig,
+        vocab_size: int,
+        padding_idx: int = 0,
+        ids: Tensor | None = None,
+    ) -> None:
         super().__init__()
+        self.register_buffer("ids", ids)
         width, cells = config.encoder_embed_dim, config.encoder_hidden_dim
         if not 0 < width < cells:
             raise UsageError(
@@ -61,6 +72,10 @@ class BiLSTM(nn.Module):
         self.back = nn.ModuleList(projected_lstm(width, cells) for _ in layers)
         self.dropout = Dropout(config.dropout)
 
+    def known(self, tokens: Tensor) -> Tensor:
+        """Return which tokens of the model the `tokens` of the data are."""
+        return tokens if self.ids is None else self.ids[tokens]
+
     def states(
         self, tokens: Tensor, padding: Tensor | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
@@ -70,7 +85,7 @@ class BiLSTM(nn.Module):
         t on. The first of each list are the embeddings. What stands at padding means nothing.
         """
         lengths = lengths_of(tokens, padding)
-        x = self.tokens(tokens)
+        x = self.tokens(self.known(tokens))
         ahead = self._stack(self.ahead, x)
         # Turned within the lengths: padding comes last for both directions, and changes nothing.
         back = self._stack(self.back, reverse(x, lengths))
@@ -140,11 +155,17 @@ def reverse(x: Tensor, lengths: Tensor) -> Tensor:
 
 @register_model("bilstm_lm", dataclass=BiLSTMConfig)
 class BiLSTMLM(nn.Module):
-    """A BiLSTM and a softmax that both directions share."""
+    """A BiLSTM and a softmax that both directions share; `ids` as in BiLSTM."""
 
-    def __init__(self, config: BiLSTMConfig, vocab_size: int, padding_idx: int = 0) -> None:
+    def __init__(
+        self,
+        config: BiLSTMConfig,
+        vocab_size: int,
+        padding_idx: int = 0,
+        ids: Tensor | None = None,
+    ) -> None:
         super().__init__()
-        self.encoder = BiLSTM(config, vocab_size, padding_idx)
+        self.encoder = BiLSTM(config, vocab_size, padding_idx, ids)
         width = config.encoder_embed_dim
         head = Linear(width, vocab_size)
         nn.init.normal_(head.weight, std=width**-0.5)

@@ -3,6 +3,7 @@
 Shapes: B rows, S positions, M characters of a word, P width of the states of one direction.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from metaseq_lm.config import option
 from metaseq_lm.errors import UsageError
 from metaseq_lm.models.bilstm import lengths_of, projected_lstm, reverse
 from metaseq_lm.models.layers import Dropout
+from metaseq_lm.models.scalar_mix import ScalarMix
 from metaseq_lm.models.views import Views, ViewsEncoder
 from metaseq_lm.models.word_embedding import WordEmbedding, WordEmbeddingConfig
 from metaseq_lm.registry import register_model
@@ -58,13 +60,14 @@ class CNNBiLSTM(ViewsEncoder):
         words: int,
         characters: int,
         vectors: np.ndarray | None = None,
+        mix: ScalarMix | None = None,
     ) -> None:
         super().__init__()
         config.check()
         self.width, self.full_width = config.widths[0], 2 * config.widths[1]
         self.dropout = Dropout(config.dropout)
-        self.embedding = WordEmbedding(config, words, characters, self.dropout, vectors)
-        first = (config.widths[0], config.encoder_hidden_dim, config.embedded_width)
+        self.embedding = WordEmbedding(config, words, characters, self.dropout, vectors, mix)
+        first = (config.widths[0], config.encoder_hidden_dim, self.embedding.width)
         second = (config.widths[1], config.second_hidden_dim, 2 * config.widths[0])
         self.ahead = nn.ModuleList([projected_lstm(*first), projected_lstm(*second)])
         self.back = nn.ModuleList([projected_lstm(*first), projected_lstm(*second)])
@@ -75,9 +78,10 @@ class CNNBiLSTM(ViewsEncoder):
         characters: Tensor,
         padding: Tensor,
         shift: Tensor | None = None,
+        layers: Sequence[Tensor] = (),
     ) -> Views:
         lengths = lengths_of(tokens, padding)
-        x = self.embedding(tokens, characters, shift)
+        x = self.embedding(tokens, characters, shift, layers)
         ahead, back = self._layer(0, x, lengths)
         both = self._layer(1, torch.cat([ahead, back], -1), lengths)
         return Views(ahead, back, torch.cat(both, -1))

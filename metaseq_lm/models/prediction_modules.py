@@ -24,7 +24,7 @@ class Projection(nn.Module):
     def forward(self, views: Views) -> Tensor:
         """Return (B, S, H)."""
         parts = [layer(x) for layer, x in zip(self.maps, views.of(self.view), strict=True)]
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        return sum(parts[1:], parts[0])
 
 
 def glorot(module: nn.Module) -> None:

@@ -5,6 +5,7 @@ attends to those from t on, and above the two one that attends to all. Not in th
 Shapes: B rows, S positions, D width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 from metaseq_lm.config import option
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.models.layers import Dropout, Linear
+from metaseq_lm.models.scalar_mix import ScalarMix
 from metaseq_lm.models.transformer import Stack, TransformerConfig, initialise
 from metaseq_lm.models.views import Views, ViewsEncoder
-from metaseq_lm.models.word_embedding import WordEmbedding, WordEmbeddingConfig
+from metaseq_lm.models.word_embedding import WordEmbedding, WordEmbeddingConfig, full_width
 from metaseq_lm.registry import register_model
 
 
@@ -50,6 +52,7 @@ class TransformerViews(ViewsEncoder):
         words: int,
         characters: int,
         vectors: np.ndarray | None = None,
+        mix: ScalarMix | None = None,
     ) -> None:
         super().__init__()
         config.check()
@@ -57,7 +60,7 @@ class TransformerViews(ViewsEncoder):
         self.width = self.full_width = width
         self.max_positions = config.max_positions
         self.dropout = Dropout(config.dropout)
-        self.project = Linear(config.embedded_width, width)
+        self.project = Linear(full_width(config, mix), width)
         self.positions = nn.Embedding(config.max_positions, width)
         directed = replace(config, encoder_layers=config.directed_layers)
         self.ahead, self.back = Stack(directed), Stack(directed)
@@ -65,7 +68,7 @@ class TransformerViews(ViewsEncoder):
         self.full = Stack(config)
         initialise(self, config.init)
         # Last: it draws its own weights.
-        self.embedding = WordEmbedding(config, words, characters, self.dropout, vectors)
+        self.embedding = WordEmbedding(config, words, characters, self.dropout, vectors, mix)
 
     def forward(
         self,
@@ -73,6 +76,7 @@ class TransformerViews(ViewsEncoder):
         characters: Tensor,
         padding: Tensor,
         shift: Tensor | None = None,
+        layers: Sequence[Tensor] = (),
     ) -> Views:
         length = tokens.shape[1]
         if length > self.max_positions:
@@ -80,7 +84,7 @@ class TransformerViews(ViewsEncoder):
                 f"a sentence of {length - 2} words is longer than model.max_positions "
                 f"({self.max_positions}) less 2; raise it"
             )
-        x = self.project(self.embedding(tokens, characters, shift))
+        x = self.project(self.embedding(tokens, characters, shift, layers))
         x = self.dropout(x + self.positions.weight[:length])
         at = torch.arange(length, device=tokens.device)
         past = at[:, None] >= at  # query, key

@@ -4,6 +4,7 @@ Facts follow the code of Clark et al. 2018. Shapes: B rows, S positions, M chara
 width of the word embeddings, E width of the result.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from metaseq_lm.config import option
 from metaseq_lm.errors import UsageError
 from metaseq_lm.models.layers import Dropout
+from metaseq_lm.models.scalar_mix import ScalarMix
 
 # Of random embeddings of words, about that of GloVe's.
 SPREAD = 0.3
@@ -95,11 +97,17 @@ class CharacterCNN(nn.Module):
         return torch.cat([layer(x).amax(-1) for layer in self.filters], -1).relu()
 
 
+def full_width(config: WordEmbeddingConfig, mix: ScalarMix | None) -> int:
+    """Return the width of an embedded word with what a mix of a language model's states adds."""
+    return config.embedded_width + (0 if mix is None else mix.width)
+
+
 class WordEmbedding(nn.Module):
     """Words (B, S) with characters (B, S, M) to vectors (B, S, E).
 
     A word embedding passes dropout and is multiplied by a learned number that starts at 1. `vectors`
     (V, W) are what word embeddings start from. With normalize_words the caller must set `frequencies`.
+    With a `mix` the states of a language model, mixed, stand beside them; `width` counts both.
     """
 
     frequencies: Tensor
@@ -111,9 +119,11 @@ class WordEmbedding(nn.Module):
         characters: int,
         dropout: Dropout,
         vectors: np.ndarray | None = None,
+        mix: ScalarMix | None = None,
     ) -> None:
         super().__init__()
         config.check()
+        self.width = full_width(config, mix)
         self.combine, self.normalize = config.combine, config.normalize_words
         width = config.word_embed_dim
         self.words = nn.Embedding(words, width)
@@ -128,6 +138,7 @@ class WordEmbedding(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
         self.characters = CharacterCNN(config, characters) if config.char_filters else None
         self.dropout = dropout
+        self.mix = mix
 
     @staticmethod
     def _check_vectors(vectors: np.ndarray, words: int, width: int) -> None:
@@ -147,8 +158,21 @@ class WordEmbedding(nn.Module):
         variance = (share * (weight - mean) ** 2).sum(0)
         return (weight - mean) / (variance + 1e-6).sqrt()
 
-    def forward(self, tokens: Tensor, characters: Tensor, shift: Tensor | None = None) -> Tensor:
-        """Return the vectors; `shift` (B, S, W) is added to word embeddings after their dropout."""
+    def forward(
+        self,
+        tokens: Tensor,
+        characters: Tensor,
+        shift: Tensor | None = None,
+        layers: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """Return the vectors; `shift` (B, S, W) is added to word embeddings after their dropout.
+
+        `layers` are the states of a language model, (B, S, X) each, for the mix.
+        """
+        x = self._embedded(tokens, characters, shift)
+        return x if self.mix is None else torch.cat([x, self.mix(layers)], -1)
+
+    def _embedded(self, tokens: Tensor, characters: Tensor, shift: Tensor | None) -> Tensor:
         x = self.dropout(F.embedding(tokens, self.table()))
         x = (x if shift is None else x + shift) * self.scale
         if self.characters is None:

@@ -1,6 +1,6 @@
 """An encoder of words with the heads of one or several labelled sets, and their moving averages.
 
-Shapes: B rows, S positions, C classes.
+Shapes: B rows, S positions, C classes, X width of the states of both directions of a language model.
 """
 
 from __future__ import annotations
@@ -13,25 +13,43 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.models.averaged import AveragedWeights
+from metaseq_lm.models.bilstm import BiLSTM
 from metaseq_lm.models.layers import Dropout
+from metaseq_lm.models.scalar_mix import ScalarMix
 from metaseq_lm.models.views import Views, ViewsEncoder
 
 
 class WordNet(nn.Module):
-    """`encoder`, and `heads` by the name of the set, each of them modules by name."""
+    """`encoder`, and `heads` by the name of the set, each of them modules by name.
 
-    def __init__(self, encoder: ViewsEncoder, heads: Mapping[str, nn.ModuleDict]) -> None:
+    `mixes`, by the name of the set, are what its heads get of the layers of a language model.
+    """
+
+    def __init__(
+        self,
+        encoder: ViewsEncoder,
+        heads: Mapping[str, nn.ModuleDict],
+        mixes: Mapping[str, ScalarMix] | None = None,
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.heads = nn.ModuleDict(heads)
+        self.mixes = nn.ModuleDict(mixes)
 
     def views(self, batch: dict, shift: Tensor | None = None) -> Views:
-        """Return the views of the rows of a batch; `shift` is added to the embeddings of words."""
+        """Return the views of the rows of a batch; `shift` is added to the embeddings of words.
+
+        batch["layers"], if it is there, are the states of a language model.
+        """
         encoder: ViewsEncoder = self.encoder  # type: ignore[assignment]
-        return encoder(batch["tokens"], batch["characters"], batch["padding"], shift)
+        layers = batch.get("layers", ())
+        views = encoder(batch["tokens"], batch["characters"], batch["padding"], shift, layers)
+        return views._replace(layers=layers)
 
     def scores(self, views: Views, scored: Tensor, name: str, module: str) -> Tensor:
         """Return the scores (B, S, C) of a module of the set `name`."""
+        if name in self.mixes:
+            views = views._replace(extra=self.mixes[name](views.layers))
         return self.module(name, module)(views, scored)
 
     def module(self, name: str, module: str) -> nn.Module:
@@ -52,15 +70,42 @@ class WordNet(nn.Module):
 
 
 class WordModel(WordNet):
-    """A WordNet, and with a `decay` above 0 the moving average of its weights, `average`."""
+    """A WordNet, and with a `decay` above 0 the moving average of its weights, `average`.
+
+    A `language_model` is a part of the model, and so of its checkpoints, but neither trained nor
+    averaged: both nets read the same states of it.
+    """
 
     def __init__(
-        self, encoder: ViewsEncoder, heads: Mapping[str, nn.ModuleDict], decay: float = 0.0
+        self,
+        encoder: ViewsEncoder,
+        heads: Mapping[str, nn.ModuleDict],
+        decay: float = 0.0,
+        mixes: Mapping[str, ScalarMix] | None = None,
+        language_model: BiLSTM | None = None,
     ) -> None:
-        super().__init__(encoder, heads)
+        super().__init__(encoder, heads, mixes)
         self.average = None
         if decay:
-            self.average = AveragedWeights(WordNet(encoder, heads), decay)
+            self.average = AveragedWeights(WordNet(encoder, heads, mixes), decay)
+        self.language_model = language_model
+        if language_model is not None:
+            language_model.requires_grad_(False)
+
+    @torch.no_grad()
+    def read(self, batch: dict) -> dict:
+        """Return the batch with "layers", the states (B, S, X) of each layer of the language model.
+
+        Without a language model, and if they are there already, the batch as it is. A net of
+        averaged weights needs such a batch; `views` of this one reads by itself.
+        """
+        if self.language_model is None or "layers" in batch:
+            return batch
+        states = self.language_model.states(batch["tokens"], batch["padding"])
+        return {**batch, "layers": [torch.cat(pair, -1) for pair in zip(*states)]}
+
+    def views(self, batch: dict, shift: Tensor | None = None) -> Views:
+        return super().views(self.read(batch), shift)
 
     @property
     def averaged(self) -> WordNet:

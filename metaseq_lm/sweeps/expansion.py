@@ -118,7 +118,11 @@ def check_path(argument: str) -> None:
     """Raise UsageError for a relative path: jobs may run, or run again, from another folder."""
     key, _, value = argument.partition("=")
     bare = value.strip("'\"")
-    if key in ("init_from", "data") and bare not in ("", "null") and not os.path.isabs(bare):
+    if (
+        key in ("init_from", "data", "task.elmo")
+        and bare not in ("", "null")
+        and not os.path.isabs(bare)
+    ):
         raise UsageError(f"'{argument}': give an absolute path, or one from a stage: {{stage}}/...")
 
 

@@ -127,6 +127,14 @@ class Task:
         """
         raise UsageError(f"task '{self.options._name}' cannot put predictions of runs together")
 
+    def start(self, model: nn.Module) -> str | None:
+        """Fill in frozen weights of another run, before a run begins; return that run, whose cost counts.
+
+        Not called where all weights come from a checkpoint of this task, as for evaluation; what
+        init_from gives comes afterwards, and its cost counts instead.
+        """
+        return None
+
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Choose from a checkpoint's `weights` those that this task's model starts from."""
         return weights

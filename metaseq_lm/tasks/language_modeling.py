@@ -1,6 +1,8 @@
 """Language modelling in both directions on a binarised corpus."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -43,7 +45,11 @@ class LanguageModelingTask(Task):
                 f"task '{self.options._name}' needs criterion=language_modeling, "
                 f"not '{config.criterion._name}'"
             )
-        self.vocabulary = Vocabulary.load(self.data / "dict.txt")
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens of the data folder."""
+        return Vocabulary.load(self.data / "dict.txt")
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         options = self.options
@@ -57,13 +63,17 @@ class LanguageModelingTask(Task):
         return {split: text_stream(self.config, split, corpus.row_lengths, collate)}
 
     def build_model(self) -> nn.Module:
+        return self.language_model(len(self.vocabulary), self.vocabulary.pad)
+
+    def language_model(self, *vocabulary: Any) -> nn.Module:
+        """Return the configured model; `vocabulary` are its size, the padding, and ids if any."""
         entry = MODELS.entry(self.config.model._name)
         if not issubclass(entry.value, BiLSTMLM) or entry.dataclass is None:
             raise UsageError(
                 f"task {self.options._name} needs --model bilstm_lm, got {self.config.model._name}"
             )
         sizes = entry.dataclass(**options_of(self.config.model))
-        return entry.value(sizes, len(self.vocabulary), self.vocabulary.pad)
+        return entry.value(sizes, *vocabulary)
 
     def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
         """Return the losses per token, and the perplexity, of their mean over both directions."""

@@ -33,6 +33,14 @@ from metaseq_lm.models.views import ViewsEncoder
 from metaseq_lm.models.word_model import WordModel, WordNet
 from metaseq_lm.registry import MODELS
 from metaseq_lm.tasks import Batches, Passes, Task, options_of
+from metaseq_lm.tasks.elmo import (
+    ElmoConfig,
+    head_mixes,
+    language_model,
+    load_language_model,
+    scalar_mix,
+    with_sizes,
+)
 from metaseq_lm.tasks.finetuning import ENCODER, judged, mapped
 from metaseq_lm.tasks.masked_lm import first
 from metaseq_lm.tasks.word_scores import (
@@ -49,8 +57,8 @@ AT = ":"  # between the name of a set and that of a split
 
 
 @dataclass
-class WordTaskConfig:
-    """Batches, heads and averaged weights (defaults: Clark et al. 2018)."""
+class WordTaskConfig(ElmoConfig):
+    """Batches, heads, averaged weights (defaults: Clark et al. 2018), a language model's states."""
 
     batch_size: int = option(64, "sentences of a batch, on average: of long ones it has fewer")
     label_fraction: float = option(1.0, "share of the training sentences that is used")
@@ -83,7 +91,7 @@ class WordTask(Task):
     """
 
     criterion: WordLabels
-    fresh = ("heads.", f"{AVERAGE}heads.")
+    fresh = ("heads.", "mixes.", f"{AVERAGE}heads.", f"{AVERAGE}mixes.", "language_model.")
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
@@ -102,7 +110,7 @@ class WordTask(Task):
         # Evaluation of such a run has its own weights and no init_from.
         if config.task.freeze_encoder and not config.init_from:
             raise UsageError("task.freeze_encoder needs init_from, the run whose encoder it is")
-        return config
+        return with_sizes(config)
 
     @property
     def names(self) -> list[str]:
@@ -153,10 +161,21 @@ class WordTask(Task):
         return Stream(name, once, collate, seed, data.lengths[by_length])
 
     def build_model(self) -> nn.Module:
+        options = self.options
         encoder = build_encoder(self.config, self.vocabulary)
-        encoder.requires_grad_(not self.options.freeze_encoder)
+        encoder.requires_grad_(not options.freeze_encoder)
+        mixes = head_mixes(options, self.names)
         heads = {name: self.build_heads(name, encoder) for name in self.names}
-        return WordModel(encoder, heads, self.options.average_decay)
+        frozen = language_model(options, self.vocabulary)
+        return WordModel(encoder, heads, options.average_decay, mixes, frozen)
+
+    def start(self, model: nn.Module) -> str | None:
+        """Fill in the language model of task.elmo."""
+        assert isinstance(model, WordModel)
+        if model.language_model is None:
+            return None
+        load_language_model(model.language_model, self.options.elmo)
+        return self.options.elmo
 
     def build_heads(self, name: str, encoder: ViewsEncoder) -> nn.ModuleDict:
         """Return the modules of a set: the primary one, first; methods add others."""
@@ -213,7 +232,7 @@ class WordTask(Task):
         losses: list[float] = []
         for key, batches in passes.items():
             name = key.partition(AT)[0]
-            terms, scores = self._validate_set(engine, nets, key, batches)
+            terms, scores = self._validate_set(engine, model, nets, key, batches)
             losses.append(terms.pop("loss"))
             logs |= terms
             for prefix, of_net in scores.items():
@@ -223,15 +242,21 @@ class WordTask(Task):
         return {**means, **logs, "loss": float(np.mean(losses))}
 
     def _validate_set(
-        self, engine: Engine, nets: dict[str, WordNet], key: str, batches: Iterable[list[Batch]]
+        self,
+        engine: Engine,
+        model: WordModel,
+        nets: dict[str, WordNet],
+        key: str,
+        batches: Iterable[list[Batch]],
     ) -> tuple[Logs, dict[str, Logs]]:
-        """Return the terms of the first net on one set, and the scores of each by its prefix."""
+        """Return the terms of the first of a model's nets on one set, and the scores of each by prefix."""
         name, _, split = key.partition(AT)
         data = self.labelled(name, split)
 
         def judge(batch: Batch) -> tuple[Terms, list[tuple[str, Predicted]]]:
             found: list[tuple[str, Predicted]] = []
             terms: Terms = {}
+            batch = model.read(batch)
             for prefix, net in nets.items():
                 scores = net.scores(net.views(batch), batch["scored"], name, PRIMARY)
                 terms = terms or self.criterion.terms(net, scores, batch)
@@ -255,7 +280,8 @@ class WordTask(Task):
             data = self.labelled(name, split)
 
             def find(batch: Batch, name: str = name, data: WordSet = data) -> list[Predicted]:
-                scores = net.scores(net.views(batch), batch["scored"], name, PRIMARY)
+                views = net.views(model.read(batch))
+                scores = net.scores(views, batch["scored"], name, PRIMARY)
                 return predictions_of(data, scores, batch)
 
             rows += prediction_rows(name, data, mapped(engine, batches, find))
@@ -306,12 +332,16 @@ def build_encoder(config: DictConfig, vocabulary: WordVocabulary) -> ViewsEncode
             f"{config.task._name} needs; choose --model {' or '.join(known)}"
         )
     assert entry.dataclass is not None
+    mix = scalar_mix(config.task)
     encoder = entry.value(
         entry.dataclass(**options_of(config.model)),
         len(vocabulary),
         len(vocabulary.characters),
         vocabulary.vectors if config.model.word_vectors else None,
+        mix,
     )
+    if mix is not None and config.task.elmo_heads:
+        encoder.extra_width = mix.width
     if config.model.normalize_words and sum(vocabulary.counts):
         counts = torch.tensor(vocabulary.counts, dtype=torch.float64)
         encoder.embedding.frequencies.copy_(counts / counts.sum())

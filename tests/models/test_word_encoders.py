@@ -62,7 +62,7 @@ def test_each_view_knows_its_side_only(kind: str) -> None:
     other[:, at] = tokens[:, at] % (WORDS - 1) + 1
     spelled[:, at] = (characters[:, at] + 1) % CHARACTERS
     for changed in (net(other, characters, padding), net(tokens, spelled, padding)):
-        moved = [(a != b).any(-1).all(0).tolist() for a, b in zip(before, changed)]
+        moved = [(a != b).any(-1).all(0).tolist() for a, b in zip(before[:3], changed)]
         assert moved[0] == [False] * at + [True] * 4
         assert moved[1] == [True] * (at + 1) + [False] * 3
         assert all(moved[2])
@@ -77,7 +77,7 @@ def test_padding_changes_nothing(kind: str) -> None:
     padding[1, 4:] = True
     together = net(tokens, characters, padding)
     alone = net(tokens[1:2, :4], characters[1:2, :4], padding[1:2, :4])
-    for a, b in zip(together, alone):
+    for a, b in zip(together[:3], alone):
         assert (a[1, :4] - b[0]).abs().max() < 1e-14
         assert torch.isfinite(a).all()
 
@@ -88,7 +88,7 @@ def test_a_shift_is_added_to_word_embeddings(kind: str) -> None:
     table = net.embedding.words.weight
     shift = table[5] - table[tokens]
     everywhere = net(torch.full_like(tokens, 5), characters, padding)
-    for a, b in zip(net(tokens, characters, padding, shift), everywhere):
+    for a, b in zip(net(tokens, characters, padding, shift)[:3], everywhere):
         assert (a - b).abs().max() < 1e-13
 
 

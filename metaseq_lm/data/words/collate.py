@@ -16,44 +16,57 @@ CHARACTERS = LONGEST_WORD + 4
 
 
 def word_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> Batch:
-    """Return `sentences` (B,) as arrays for rows of at least `width` words, S = width + 2.
+    """Return the `token_rows` of `sentences` (B,) with characters and labels.
 
-    "tokens" int64 (B, S), word ids with start and end; "padding" bool (B, S); "scored" bool (B, S),
-    true at words; "characters" int64 (B, S, M), each word as padding, word start, its first 20
-    characters, word end, padding (start and end have no characters, padding is all padding);
-    "lengths" int64 (B,) in words. For tags and trees "labels" int64 (B, S), -1 where no word stands;
-    for trees "heads" int64 (B, S), positions in the row, 0 (that of <start>) for the root, -1 where no
-    word stands, and "counted" bool (B, S), words that are no punctuation. "sizes": "rows" and "words".
+    "characters" int64 (B, S, M), each word as padding, word start, its first 20 characters, word end,
+    padding (start and end have no characters, padding is all padding). For tags and trees "labels"
+    int64 (B, S), -1 where no word stands; for trees "heads" int64 (B, S), positions in the row, 0
+    (that of <start>) for the root, -1 where no word stands, and "counted" bool (B, S), words that are
+    no punctuation.
     """
     rows = np.asarray(sentences, np.int64)
-    lengths = data.lengths[rows]
-    shape = len(rows), max(width, int(lengths.max(initial=0))) + 2
-    at = np.arange(shape[1])
-    # A word i, from 1, stands at position i, so heads need no shift.
-    scored = (at >= 1) & (at <= lengths[:, None])
+    batch = token_rows(data, rows, width)
+    scored, lengths = batch["scored"], batch["lengths"]
 
     def spread(values: np.ndarray, fill: int | bool) -> np.ndarray:
-        out = np.full(shape, fill, bool if isinstance(fill, bool) else np.int64)
-        out[scored] = values
-        return out
+        return _spread(scored, values, fill)
 
-    tokens = spread(data.words.gather(rows, 0)[0][_inside(lengths)], WordVocabulary.PAD)
-    tokens[:, 0] = WordVocabulary.START
-    tokens[np.arange(len(rows)), lengths + 1] = WordVocabulary.END
-    batch: Batch = {
-        "tokens": tokens,
-        "padding": at > lengths[:, None] + 1,
-        "scored": scored,
-        "characters": _characters(data, rows, scored, lengths),
-        "lengths": lengths,
-        "sizes": {"rows": len(rows), "words": int(lengths.sum())},
-    }
+    batch["characters"] = _characters(data, rows, scored, lengths)
     if data.labels is not None:
         batch["labels"] = spread(data.labels.gather(rows, 0)[0][_inside(lengths)], -1)
     if data.heads is not None:
         batch["heads"] = spread(data.heads.gather(rows, 0)[0][_inside(lengths)], -1)
         batch["counted"] = spread(~data.punctuation(rows), False)
     return batch
+
+
+def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> Batch:
+    """Return `sentences` (B,) as arrays for rows of at least `width` words, S = width + 2.
+
+    "tokens" int64 (B, S), word ids with start and end; "padding" bool (B, S); "scored" bool (B, S),
+    true at words; "lengths" int64 (B,) in words. "sizes": "rows" and "words".
+    """
+    rows = np.asarray(sentences, np.int64)
+    lengths = data.lengths[rows]
+    at = np.arange(max(width, int(lengths.max(initial=0))) + 2)
+    # A word i, from 1, stands at position i, so heads need no shift.
+    scored = (at >= 1) & (at <= lengths[:, None])
+    tokens = _spread(scored, data.words.gather(rows, 0)[0][_inside(lengths)], WordVocabulary.PAD)
+    tokens[:, 0] = WordVocabulary.START
+    tokens[np.arange(len(rows)), lengths + 1] = WordVocabulary.END
+    return {
+        "tokens": tokens,
+        "padding": at > lengths[:, None] + 1,
+        "scored": scored,
+        "lengths": lengths,
+        "sizes": {"rows": len(rows), "words": int(lengths.sum())},
+    }
+
+
+def _spread(scored: np.ndarray, values: np.ndarray, fill: int | bool) -> np.ndarray:
+    out = np.full(scored.shape, fill, bool if isinstance(fill, bool) else np.int64)
+    out[scored] = values
+    return out
 
 
 def _inside(lengths: np.ndarray) -> np.ndarray:

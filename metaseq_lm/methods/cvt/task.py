@@ -49,7 +49,7 @@ class CVTTask(WordTask):
 
     A labelled set is drawn with a probability like the square root of the number of its training
     sentences. With criterion tagging or parsing, or criterion.use_unlabelled=false, every update is a
-    labelled one.
+    labelled one. A language model beside the encoder (task.elmo) goes with those two criterions only.
     """
 
     def __init__(self, config: DictConfig) -> None:
@@ -59,6 +59,12 @@ class CVTTask(WordTask):
         if needs_normalised(self.criterion) and not config.model.get("normalize_words"):
             raise UsageError(
                 "criterion vat needs normalised word embeddings; give model.normalize_words=true"
+            )
+
+        if self.options.get("elmo") and isinstance(self.criterion, Unlabelled):
+            raise UsageError(
+                "task.elmo is for supervised training, --criterion tagging or parsing: the states of the "
+                "language model know the whole sentence, and so would every auxiliary module"
             )
 
     @property

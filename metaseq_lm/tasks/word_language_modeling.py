@@ -1,0 +1,107 @@
+"""Language modelling in both directions on sentences of words, whose states help taggers (ELMo)."""
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from metaseq_lm.config import option
+from metaseq_lm.criterions import Batch
+from metaseq_lm.data.streams import Sequential, Stream
+from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed
+from metaseq_lm.data.words.collate import token_rows
+from metaseq_lm.data.words.sets import WordSet
+from metaseq_lm.data.words.vocabulary import SPECIAL_WORDS, WordVocabulary
+from metaseq_lm.errors import UsageError
+from metaseq_lm.registry import register_task
+from metaseq_lm.tasks.language_modeling import LanguageModelingTask
+from metaseq_lm.tasks.masked_lm import first
+
+
+@dataclass
+class WordLanguageModelingConfig:
+    """Batches, and the words that the model knows: its softmax over them is most of the cost."""
+
+    batch_size: int = option(64, "sentences of a batch, on average: of long ones it has fewer")
+    min_frequency: int = option(
+        2, "words that the text has less often are <unk>, which so has a meaning for unknown ones"
+    )
+    vocab_size: int = option(0, "most words that are not <unk>, frequent ones first (0 = all)")
+    chunk: int = option(CHUNK, "sentences that are sorted by length together (0 = all of them)")
+    longest: int = option(
+        LONGEST, "training sentences with so many words or more are left out (0 = none)"
+    )
+    valid_size: int = option(0, "sentences of the validation split that are used (0 = all)")
+
+
+@register_task("word_language_modeling", dataclass=WordLanguageModelingConfig)
+class WordLanguageModelingTask(LanguageModelingTask):
+    """One stream of rows `<start> words <end>`; the criterion is language_modeling, the model bilstm_lm.
+
+    Perplexities are of the words that the model knows, <unk> being one of them.
+    """
+
+    @cached_property
+    def words(self) -> WordVocabulary:
+        """The words of the data folder."""
+        return WordVocabulary.load(self.data)
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        options, seed = self.options, self.config.seed
+        data = WordSet(self.data, split, self.words)
+        if split == "train":
+            order = Bucketed(
+                data.lengths,
+                options.batch_size,
+                seed,
+                split,
+                chunk=options.chunk,
+                longest=options.longest,
+            )
+            return {split: Stream(split, order, partial(sentence_batch, data), seed, data.lengths)}
+        kept = np.arange(first(len(data), options.valid_size))
+        # Rows of one length together: no time goes into padding.
+        by_length = kept[np.argsort(data.lengths[kept], kind="stable")]
+
+        def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+            return sentence_batch(data, by_length[samples], keys, width)
+
+        once = Sequential(len(kept), options.batch_size)
+        return {split: Stream(split, once, collate, seed, data.lengths[by_length])}
+
+    def build_model(self) -> nn.Module:
+        options = self.options
+        ids = model_ids(self.words, options.min_frequency, options.vocab_size)
+        return self.language_model(int(ids.max()) + 1, self.words.PAD, torch.from_numpy(ids))
+
+
+def sentence_batch(data: WordSet, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> Batch:
+    """Return sentences as `token_rows` gives them; the size "targets" is that of the words and <end>."""
+    batch = token_rows(data, samples, width)
+    sizes = {"targets": batch["sizes"]["words"] + len(samples), **batch["sizes"]}
+    return {"tokens": batch["tokens"], "padding": batch["padding"], "sizes": sizes}
+
+
+def model_ids(vocabulary: WordVocabulary, least: int, most: int = 0) -> np.ndarray:
+    """Return what each word (V,) is for a language model, int64: special words stay what they are.
+
+    The `most` frequent words (0: all) that occur `least` times follow, others are <unk>. UsageError
+    if there is none.
+    """
+    if least < 1 or most < 0:
+        raise UsageError("task.min_frequency must be at least 1 and task.vocab_size at least 0")
+    counts = np.asarray(vocabulary.counts)
+    order = np.argsort(-counts, kind="stable")
+    chosen = order[counts[order] >= least]  # no special word: they count 0
+    if not len(chosen):
+        raise UsageError(
+            f"no word of the data folder occurs task.min_frequency={least} times; lower it"
+        )
+    chosen = chosen[:most] if most else chosen
+    ids = np.full(len(counts), vocabulary.UNKNOWN, np.int64)
+    specials = len(SPECIAL_WORDS)
+    ids[:specials] = np.arange(specials)
+    ids[chosen] = specials + np.arange(len(chosen))
+    return ids
