@@ -12,7 +12,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm import checkpoint, distributed
+from metaseq_lm import checkpoint, cost, distributed
 from metaseq_lm.data.manifest import tokenizer_hash
 from metaseq_lm.engine import PRECISIONS, Engine
 from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
@@ -113,8 +113,10 @@ class Run:
         self.first = distributed.rank() == 0
         self.task = build_task(config)
         self.model = build_model(self.task, config, self.device)
-        source = None if dry_run else self.task.start(self.model)
-        self.pretraining = cost_before(source) if source else None
+        self.task.dry_run = dry_run
+        self.before: cost.Costs = {}
+        if not dry_run:
+            self.task.start(self.model)
         if config.init_from:
             self._initialise(config.init_from)
         optimizers = self.task.build_optimizers(self.model)
@@ -132,6 +134,7 @@ class Run:
     def _initialise(self, source: str) -> None:
         found = checkpoint.load(checkpoint.resolve(source))
         check_source(found, self.config)
+        self.task.check_facts(found.manifest.get("facts") or {}, found.path)
         chosen = self.task.pretrained(found.weights)
         if not chosen:
             raise checkpoint.CheckpointError(
@@ -141,7 +144,7 @@ class Run:
         own = self.model.state_dict()
         fresh = {n: w for n, w in own.items() if n not in chosen and n.startswith(self.task.fresh)}
         checkpoint.load_into(self.model, {**fresh, **chosen}, found.path)
-        self.pretraining = cost_before(source)
+        self.before = cost.behind(source)
 
     def train(self) -> None:
         """Train what is left of the run, score the final splits, write the results."""
@@ -177,7 +180,13 @@ class Run:
     def _check_splits(self) -> None:
         """Open every split that will be scored, so that a missing one costs no training."""
         options = self.config.trainer
-        for split in sorted({options.valid_split, *options.final_splits} - {""}):
+        splits = sorted({options.valid_split, *options.final_splits} - {""})
+        if "train" in splits:
+            raise UsageError(
+                "trainer.valid_split and trainer.final_splits: the stream of 'train' is endless and "
+                "cannot be scored; binarise its text as a further split and name that"
+            )
+        for split in splits:
             self.task.build_streams(split)
 
     def _finish(self, progress: Progress) -> None:
@@ -225,6 +234,7 @@ class Run:
         own = (trainer.flops.total, peak_memory(self.device))
         every = distributed.gather_objects(own) if status != "failed" else [own]
         by_rule = self.task.flops_by_rule()
+        before = cost.union([self.before, self.task.further_costs()])
         if self.folder is None:
             return
         self.folder.write_results(
@@ -246,7 +256,7 @@ class Run:
                 "data": trainer.data,
                 "code": code_hash(config.user_dir),
                 "replicas": distributed.world_size(),
-                "pretraining": self.pretraining,
+                "pretraining": cost.summed(before, config.init_from),
             }
         )
 
@@ -299,16 +309,6 @@ def check_room(folder: Path, model: nn.Module) -> None:
             f"{folder}: there is no room for checkpoints: about {needed:,} bytes are needed and {free:,} "
             f"are free ({human_bytes(free)}). Make room, or choose another --save-dir"
         )
-
-
-def cost_before(source: str) -> Optional[dict[str, Any]]:
-    """Return seconds, FLOPs and updates of all runs that `source` (a checkpoint or run) came from."""
-    results = read_results(checkpoint.resolve(source).parent.parent)
-    if results is None:
-        return None
-    earlier = results["pretraining"] or {}
-    keys = ("seconds", "flops", "updates")
-    return {key: results[key] + earlier.get(key, 0) for key in keys} | {"run": source}
 
 
 def peak_memory(device: str) -> int:

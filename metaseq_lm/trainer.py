@@ -68,8 +68,8 @@ class Trainer:
     def train(self, progress: Progress, board: TensorBoard) -> None:
         """Make the updates that are left; raises DivergedError or Interrupted."""
         self.progress, self.board = progress, board
-        self._started = time.monotonic() - self.seconds
         streams = self.task.build_streams("train")
+        self._started = time.monotonic() - self.seconds
         for name, stream in streams.items():
             self.shard.check(name, stream.smallest_batch)
         if self.options.on_nonfinite == "rollback" and not self.update:
@@ -347,6 +347,7 @@ class Trainer:
                 "valid": self.last_valid,
                 "data": self.data,
                 "tokenizer": tokenizer_hash(self.config.data),
+                "facts": self.task.facts(),
             }
             checkpoint.save(folder, self.update, weights, state, about)
         if is_best:

@@ -104,11 +104,14 @@ def polynomial(
 
     With `zero_based` the first step is number 0, the form of ELECTRA's code. Without
     `decay_in_warmup` the second factor is left out in the first W steps, so that after nearly 1 the
-    rate falls to 1 - W / total at once: the form of BERT's and BAM's code.
+    rate falls to 1 - W / total at once: the form of BERT's and BAM's code, where W is a whole
+    number, rounded down.
     """
     if total_updates < 1:
         raise UsageError(f"schedule.total_updates must be at least 1, got {total_updates}")
     rising = warmup_length(warmup_updates, warmup_ratio, total_updates)
+    if not decay_in_warmup:
+        rising = int(rising)
 
     def factor(step: int) -> float:
         step -= zero_based

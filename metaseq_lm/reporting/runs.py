@@ -18,7 +18,7 @@ from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.files import read_json
 
 # Where a run was started says nothing about what it computed.
-PATH_KEYS = ("save_dir", "init_from", "user_dir")
+PATH_KEYS = ("save_dir", "init_from", "user_dir", "task.teachers")
 # Folders below a run that can hold copies of its config, never a run.
 SKIPPED_FOLDERS = ("checkpoints", "tb")
 
@@ -211,6 +211,9 @@ def read_values(folder: Path, notes: list[str], seen: tuple[Path, ...] = ()) -> 
     names = [str(values[k]) for k in ("task._name", "criterion._name") if values.get(k)]
     label = str(values.pop("label", None) or "/".join(names) or folder.name)
     values = {"label": label, **values}
+    if "task.teachers" in values:
+        # Where they are does not count, but whether there are any does.
+        values["teachers"] = len(values["task.teachers"] or [])
     start = values.get("init_from")
     if not start:
         return values

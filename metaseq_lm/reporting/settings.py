@@ -96,7 +96,7 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
 def is_excluded(key: str) -> bool:
     """Return whether a key says where or how a run was made, not what it computed."""
     parts = [part for part in key.split(".") if part != "pretraining"]
-    return parts[0] in ("seed", "engine", *PATH_KEYS)
+    return parts[0] in ("seed", "engine") or ".".join(parts) in PATH_KEYS
 
 
 def telling_keys(identities: list[tuple[Any, ...]], keys: list[str]) -> tuple[str, ...]:

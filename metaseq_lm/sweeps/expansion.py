@@ -11,6 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
+from hydra.errors import HydraException
+
 from metaseq_lm.config import quote
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import nearest
@@ -117,13 +121,21 @@ def arguments_of(
 def check_path(argument: str) -> None:
     """Raise UsageError for a relative path: jobs may run, or run again, from another folder."""
     key, _, value = argument.partition("=")
-    bare = value.strip("'\"")
-    if (
-        key in ("init_from", "data", "task.elmo")
-        and bare not in ("", "null")
-        and not os.path.isabs(bare)
-    ):
+    if key not in ("init_from", "data", "task.elmo", "task.teachers"):
+        return
+    paths = listed_paths(argument) if value.startswith("[") else [value.strip("'\"")]
+    if any(path not in ("", "null") and not os.path.isabs(path) for path in paths):
         raise UsageError(f"'{argument}': give an absolute path, or one from a stage: {{stage}}/...")
+
+
+def listed_paths(argument: str) -> list[str]:
+    """Return the items of an override KEY=[ITEM,ITEM]; UsageError if it is not written so."""
+    try:
+        found = OverridesParser.create().parse_override(argument).value()
+    except HydraException as error:
+        raise UsageError(f"'{argument}': {str(error).splitlines()[0]}") from error
+    items = found if isinstance(found, list) else []
+    return [item.text if isinstance(item, QuotedString) else str(item) for item in items]
 
 
 def fill(template: str, values: dict[str, str], paths: dict[str, str]) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import II, DictConfig, OmegaConf
 from torch import Tensor, nn
 
+from metaseq_lm.cost import Costs
 from metaseq_lm.criterions import Batch, Criterion
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
 from metaseq_lm.optim import Optimizer, build_optimizer
-from metaseq_lm.registry import CRITERIONS
+from metaseq_lm.registry import CRITERIONS, SCHEDULES
 
 # What one update gets: per stream a list of global batches, each a list of micro-batches.
 Batches = dict[str, list[list[Batch]]]
@@ -27,11 +29,13 @@ class Task:
 
     `config` is the whole resolved config of the run, `self.options` its task node. `fresh` are
     beginnings of the names of weights that start fresh where `pretrained` has none for them; all
-    others must be there. Before an unlabelled text stands [CLSn], n being `text_token`.
+    others must be there. Before an unlabelled text stands [CLSn], n being `text_token`. In a
+    `dry_run` nothing may be written.
     """
 
     fresh: tuple[str, ...] = ()
     text_token = 0
+    dry_run = False
 
     def __init__(self, config: DictConfig) -> None:
         self.config = config
@@ -127,13 +131,23 @@ class Task:
         """
         raise UsageError(f"task '{self.options._name}' cannot put predictions of runs together")
 
-    def start(self, model: nn.Module) -> str | None:
-        """Fill in frozen weights of another run, before a run begins; return that run, whose cost counts.
+    def start(self, model: nn.Module) -> None:
+        """Fill in frozen weights of another run, before a run begins and before those of init_from.
 
-        Not called where all weights come from a checkpoint of this task, as for evaluation; what
-        init_from gives comes afterwards, and its cost counts instead.
+        Not called where all weights come from a checkpoint of this task, as for evaluation. What the
+        other run cost is for `further_costs` to say.
         """
-        return None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint has to say of its data and weights besides the config, for JSON."""
+        return {}
+
+    def check_facts(self, facts: dict[str, Any], source: object) -> None:
+        """Raise UsageError if a run cannot start from the weights of `source`, which has these facts."""
+
+    def further_costs(self) -> Costs:
+        """Return what the runs cost that this one used without starting from them, see cost.py."""
+        return {}
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Choose from a checkpoint's `weights` those that this task's model starts from."""
@@ -146,15 +160,14 @@ def with_epochs(
     batch_size: int,
     epochs: float,
     between: float = 0.0,
-    padded: bool = True,
 ) -> DictConfig:
     """Return `config` with trainer.max_update for so many `epochs` of `examples`; 0 changes nothing.
 
-    An epoch is the examples padded up to whole batches (Clark et al. 2020, code), or, where batches
-    run on from one epoch into the next, not `padded`. `between` are the epochs between validations;
-    0 leaves trainer.validate_interval_updates as it is. Raises UsageError for less than one update.
+    An epoch is the examples padded up to whole batches (Clark et al. 2020, code). `between` are the
+    epochs between validations; 0 leaves trainer.validate_interval_updates as it is. Raises UsageError
+    for less than one update.
     """
-    per_epoch = -(-examples // batch_size) if padded else examples / batch_size
+    per_epoch = -(-examples // batch_size)
     if between:
         config = config.copy()
         config.trainer.validate_interval_updates = max(1, int(per_epoch * between))
@@ -172,11 +185,15 @@ def with_epochs(
 def with_updates(config: DictConfig, updates: int) -> DictConfig:
     """Return `config` with trainer.max_update at `updates`, and the totals that followed it.
 
-    Those are total_updates of the schedule and of the criterion.
+    Those are total_updates of the schedule and of the criterion, where its default is max_update
+    and no other number was given.
     """
     config = config.copy()
-    for node in (config.schedule, config.criterion):
-        if node.get("total_updates") == config.trainer.max_update:
+    for registry, node in ((SCHEDULES, config.schedule), (CRITERIONS, config.criterion)):
+        options = registry.entry(node._name).dataclass
+        defaults = {f.name: f.default for f in fields(options)} if options else {}
+        follows = defaults.get("total_updates") == II("trainer.max_update")
+        if follows and node.total_updates == config.trainer.max_update:
             node.total_updates = updates
     config.trainer.max_update = updates
     return config

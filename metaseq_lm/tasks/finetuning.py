@@ -123,14 +123,15 @@ def labelled_folder(config: DictConfig) -> Path:
 
 
 def different_sets(names: Sequence[str]) -> list[str]:
-    """Return task.labelled as a list; UsageError unless it names different sets, none with a dot.
+    """Return task.labelled as a list; UsageError unless it names different sets directly in DATA.
 
-    A set's name is the name of its head, too, and heads are told apart by dots.
+    A set's name is the name of its head, its stream and its files, too: no dots, no slashes.
     """
-    if not names or len(set(names)) < len(names) or any("." in name for name in names):
+    named = [name for name in names if name and not set("./\\") & set(name)]
+    if not names or len(set(named)) < len(names):
         raise UsageError(
-            "give task.labelled=[NAME,NAME], different labelled sets in DATA without dots in "
-            f"their names; got {list(names)}"
+            "give task.labelled=[NAME,NAME], different labelled sets in DATA without dots and "
+            f"slashes in their names; got {list(names)}"
         )
     return list(names)
 

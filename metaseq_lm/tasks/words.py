@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.config import option
+from metaseq_lm.cost import Costs, behind
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.tagging import WordLabels
 from metaseq_lm.data.manifest import Manifest
@@ -169,13 +170,15 @@ class WordTask(Task):
         frozen = language_model(options, self.vocabulary)
         return WordModel(encoder, heads, options.average_decay, mixes, frozen)
 
-    def start(self, model: nn.Module) -> str | None:
+    def start(self, model: nn.Module) -> None:
         """Fill in the language model of task.elmo."""
         assert isinstance(model, WordModel)
-        if model.language_model is None:
-            return None
-        load_language_model(model.language_model, self.options.elmo)
-        return self.options.elmo
+        if model.language_model is not None:
+            load_language_model(model.language_model, self.options.elmo)
+
+    def further_costs(self) -> Costs:
+        """Return what the language model of task.elmo has cost."""
+        return behind(self.options.elmo, prefer="best") if self.options.elmo else {}
 
     def build_heads(self, name: str, encoder: ViewsEncoder) -> nn.ModuleDict:
         """Return the modules of a set: the primary one, first; methods add others."""

@@ -134,6 +134,7 @@ def test_the_example(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture)
         ({"overrides": ["seed=1"]}, ("seed=1", "--seeds")),
         ({"overrides": ["optimizer.lr=x"]}, ("seed=1", "optimizer.lr")),
         ({"overrides": ["init_from=runs/a"]}, ("init_from=runs/a", "absolute")),
+        ({"overrides": ["task.teachers=['/a,b',runs/c]"]}, ("runs/c", "absolute")),
         ({"stages": []}, ("stages", "empty")),
         ({"stages": [{"name": "a"}, {"name": "a"}]}, ("same name",)),
         ({"stages": [{"name": "a", "confg_name": "b"}]}, ("confg_name", "'config_name'")),

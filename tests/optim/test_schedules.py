@@ -62,6 +62,9 @@ def test_form_of_bert() -> None:
     for t in range(200):
         assert factor(t + 1) == pytest.approx(t / 20 if t < 20 else 1 - t / 200, abs=1e-15)
     assert factor(20) == 0.95 and factor(21) == 0.9
+    # W is a whole number: 10 % of 233 are 23, so that number 23 decays already.
+    factor = polynomial(0, 233, 1.0, 0.0, 0.1, zero_based=True, decay_in_warmup=False)
+    assert factor(23) == pytest.approx(22 / 23) and factor(24) == pytest.approx(1 - 23 / 233)
 
 
 def test_share_of_warmup() -> None:

@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 from synthetic import make_run
 
+from metaseq_lm.cli import main
 from metaseq_lm.errors import UsageError
 from metaseq_lm.reporting.runs import find_runs
 from metaseq_lm.reporting.settings import as_numbers, group, hidden_keys, where
@@ -20,6 +23,30 @@ def test_seed_paths_and_engine_do_not_make_a_setting(tmp_path):
     )
     (setting,) = group(runs)
     assert len(setting.runs) == 2 and list(setting.values) == ["label"]
+
+
+def test_where_the_teachers_are_does_not_make_a_setting_but_that_there_are_some(tmp_path):
+    """Each seed of a student has teachers of its own; a run that started from it, too."""
+    for seed in (1, 2):
+        places = [f"/runs/{name}/seed={seed}" for name in "ab"]
+        for name, teachers in (("student", places), ("alone", [])):
+            task = {"_name": "bam", "labelled": ["a", "b"], "teachers": teachers}
+            make_run(tmp_path / f"{name}{seed}", seed=seed, task=task, label=name)
+            start = {"seed": seed, "init_from": str(tmp_path / f"{name}{seed}")}
+            make_run(tmp_path / f"{name}{seed}_tuned", **start, label=f"{name} tuned")
+    settings = group(find_runs([tmp_path]))
+    assert [(s.values["label"], len(s.runs)) for s in settings] == [
+        ("alone", 2),
+        ("alone tuned", 2),
+        ("student", 2),
+        ("student tuned", 2),
+    ]
+    # Without labels, too, it is told whether there are teachers.
+    unnamed = [replace(run, values=run.values | {"label": "x"}) for run in find_runs([tmp_path])]
+    runs = [run for run in unnamed if not run.values["init_from"]]
+    assert [(s.values["teachers"], len(s.runs)) for s in group(runs)] == [(0, 2), (2, 2)]
+    command = ["report", *(str(run.path) for run in runs), "--metric", "valid.accuracy"]
+    assert main([*command, "--baseline", "label=alone"]) == 0
 
 
 def test_whole_numbers_and_floats_are_one_value(tmp_path):

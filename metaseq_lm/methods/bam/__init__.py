@@ -4,7 +4,7 @@
       'task.teachers=[runs/CoLA,runs/RTE]'
 
 Read criterion.py (the target, teacher annealing), sampling.py (how often each set is seen), teachers.py
-(what teachers say, stored), task.py (the rest).
+(outputs of teachers, stored), task.py (the rest).
 """
 
 from metaseq_lm.methods.bam import criterion, task  # noqa: F401  (fill the registries)

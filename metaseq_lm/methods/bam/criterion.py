@@ -1,8 +1,9 @@
-"""The loss of several labelled sets with mixed targets: gold labels and what teachers say of the rows.
+"""The loss of several labelled sets with mixed targets: gold labels and the outputs of teachers.
 
 Shapes: B rows, K_k outputs of set k, K the most outputs of a set.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omegaconf import II
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.errors import UsageError
-from metaseq_lm.methods.bam.data import size_of
+from metaseq_lm.methods.bam.data import WITH_CLASSES
 from metaseq_lm.models.layers import full_precision
 from metaseq_lm.registry import register_criterion
 
@@ -41,9 +42,9 @@ class BamDistill(Criterion):
     """Cross-entropy, or squared error, against gold * share + teacher * (1 - share).
 
     Of classes the teacher's part is its softmax; of real values its prediction, on the scale of the
-    head. batch["gold_share"] is the share, 1 where it or batch["teacher"] is missing, as in an
-    evaluation. Every row counts for its own set only. An evaluation has no batch: there losses are
-    means over rows, and weights do not count.
+    labels. batch["gold_share"] is the share, 1 where there is no batch["teacher"]. Every row counts
+    for its own set only. The term of a set is its part of the batch's loss, not its mean. An
+    evaluation (`evaluated`) has means over the rows of a set, and no weights.
     """
 
     tasks = ("bam",)
@@ -63,6 +64,8 @@ class BamDistill(Criterion):
             )
         if temperature <= 0:
             raise UsageError(f"criterion.temperature must be above 0, got {temperature}")
+        if total_updates < 1:
+            raise UsageError(f"criterion.total_updates must be at least 1, got {total_updates}")
         self.annealing, self.total_updates = annealing, total_updates
         self.distill_weight, self.temperature = distill_weight, temperature
         self.sigmoid, self.batch_sum = sigmoid, batch_sum
@@ -71,39 +74,41 @@ class BamDistill(Criterion):
         """Return the gold label's share of the target after `updates` updates."""
         if not self.annealing:
             return 1.0 - self.distill_weight
-        return min(1.0, updates / max(self.total_updates, 1))
+        return min(1.0, updates / self.total_updates)
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
-        per = None if self.batch_sum and model.training else "rows"
+        per = None if self.batch_sum else "rows"
         terms: Terms = {}
-        rows = len(batch["set"])
+        right = []
         for number, (name, scores) in enumerate(self.scores(model, batch).items()):
-            mine = batch["set"] == number
-            losses = self.losses(model, number, scores, batch)
-            if model.training:
-                losses = losses * batch["weights"]
-            terms[f"{name}_loss"] = Term(losses.where(mine, 0.0).sum(), per)
+            own = batch["set"] == number
+            losses = self.losses(model, name, scores, batch) * batch["weights"]
+            terms[f"{name}_part_of_loss"] = Term(losses.where(own, 0.0).sum(), per)
             if scores.shape[-1] > 1:
-                right = (scores.argmax(-1) == batch["targets"]) & mine
-                terms[f"{name}_accuracy"] = Term(right.sum().to(scores.dtype), size_of(name), 0.0)
+                right.append(((scores.argmax(-1) == batch["targets"]) & own).sum())
+        if right:
+            terms["accuracy"] = Term(sum(right[1:], right[0]).to(losses.dtype), WITH_CLASSES, 0.0)
         if "teacher" in batch:
-            share = scores.new_full((), batch["gold_share"] * rows)
+            share = losses.new_full((), batch["gold_share"] * len(batch["set"]))
             terms["gold_share"] = Term(share, "rows", 0.0)
         return terms
 
-    def scores(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return every head's logits (B, K_k), or predictions (B, 1) of its real values, by set.
+    def scores(
+        self, model: nn.Module, batch: Batch, names: Sequence[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Return the heads' logits (B, K_k), or predictions (B, 1) of real values, by set.
 
         They are in full precision. Of a set of real values they are on the scale of the head.
+        Without `names` all heads.
         """
-        found = model(batch["tokens"], batch["padding"], batch["segments"])
+        found = model(batch["tokens"], batch["padding"], batch["segments"], names)
         found = {name: full_precision(scores) for name, scores in found.items()}
         if self.sigmoid:
             return {n: s.sigmoid() if s.shape[-1] == 1 else s for n, s in found.items()}
         return found
 
-    def losses(self, model: nn.Module, number: int, scores: Tensor, batch: Batch) -> Tensor:
-        """Return the loss (B,) of each row as a row of the set at place `number`, given its `scores`.
+    def losses(self, model: nn.Module, name: str, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the loss (B,) of each row as a row of the set `name`, given its `scores`.
 
         Rows of other sets have one, too, that means nothing.
         """
@@ -111,9 +116,9 @@ class BamDistill(Criterion):
         share = 1.0 if teacher is None else batch["gold_share"]
         classes = scores.shape[-1]
         if classes == 1:
-            wanted = model.scaled(number, targets)  # type: ignore[operator]
             if teacher is not None:
-                wanted = share * wanted + (1 - share) * teacher[:, 0]
+                targets = share * targets + (1 - share) * teacher[:, 0]
+            wanted = model.scaled(name, targets)  # type: ignore[operator]
             return (scores.squeeze(-1) - wanted) ** 2
         logs = scores.log_softmax(-1)
         gold = targets.long().clamp(0, classes - 1)
@@ -123,22 +128,24 @@ class BamDistill(Criterion):
             losses = share * losses - (1 - share) * (soft * logs).sum(-1)
         return losses
 
-    def final(self, model: nn.Module, number: int, scores: Tensor) -> Tensor:
+    def answers(self, model: nn.Module, batch: Batch, name: str) -> Tensor:
+        """Return what a teacher is asked for: logits (B, K_k), or values (B, 1) on the labels' scale."""
+        scores = self.scores(model, batch, [name])[name]
+        return scores if scores.shape[-1] > 1 else self.final(model, name, scores)
+
+    def final(self, model: nn.Module, name: str, scores: Tensor) -> Tensor:
         """Return probabilities (B, K_k), or values (B, 1) on the scale of the labels, as float64."""
         if scores.shape[-1] == 1:
-            return model.unscaled(number, scores.double())  # type: ignore[operator]
+            return model.unscaled(name, scores.double())  # type: ignore[operator]
         return scores.double().softmax(-1)
 
-    def evaluated(
-        self, model: nn.Module, batch: Batch, number: int, name: str
-    ) -> tuple[Tensor, Terms]:
+    def evaluated(self, model: nn.Module, batch: Batch, name: str) -> tuple[Tensor, Terms]:
         """Return `final` outputs and the terms of a batch of rows of one set.
 
         A split without labels has no terms.
         """
-        scores = self.scores(model, batch)[name]
+        scores = self.scores(model, batch, [name])[name]
         terms: Terms = {}
         if "targets" in batch:
-            losses = self.losses(model, number, scores, batch)
-            terms[LOSS] = Term(losses.sum(), "rows")
-        return self.final(model, number, scores), terms
+            terms[LOSS] = Term(self.losses(model, name, scores, batch).sum(), "rows")
+        return self.final(model, name, scores), terms

@@ -1,7 +1,7 @@
 """Rows of several labelled sets in one batch.
 
 Shapes: B rows of a batch, S its longest row, K the most outputs of a set (classes, or 1 for real
-values), N_k rows of set k.
+values), N_k rows and K_k outputs of set k.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,14 @@ from metaseq_lm.criterions import Batch
 from metaseq_lm.data.corpus import padding_of
 from metaseq_lm.data.sentence_rows import SentenceRows
 
-
-def size_of(name: str) -> str:
-    """Return the name of the size that counts the rows of the set `name` in a batch."""
-    return f"rows of {name}"
+WITH_CLASSES = "rows with classes"  # the size that counts a batch's rows of sets with classes
 
 
 class MixedRows:
     """The training rows of several sets as one, numbered through from the first set to the last.
 
-    `weights` are those of the losses of each set; `teachers`, if there are any, what each row's
-    teacher says, (N_k, its outputs) for each set.
+    `weights` are those of the losses of each set; `teachers`, if there are any, the outputs of each
+    row's teacher, (N_k, K_k) for each set.
     """
 
     def __init__(
@@ -31,9 +28,9 @@ class MixedRows:
         weights: Mapping[str, float],
         teachers: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        self.names = list(rows)
         self.rows = list(rows.values())
         self.weights = np.array([weights[name] for name in rows])
+        self.with_classes = np.array([not part.data.regression for part in self.rows])
         self.ends = np.cumsum([len(part) for part in self.rows])
         self.lengths = np.concatenate([part.lengths for part in self.rows])
         self.teachers = None if teachers is None else side_by_side([teachers[n] for n in rows])
@@ -42,7 +39,7 @@ class MixedRows:
         """Return tokens, segments and padding (B, S) and, of each row, the set, target and weight (B,).
 
         "set" is the place of the set, "targets" the class or real value, both as floats; "teacher"
-        (B, K) is there if there are teachers. The sizes are "rows" and, for each set, `size_of` it.
+        (B, K) is there if there are teachers. The sizes are "rows" and WITH_CLASSES.
         """
         sets = np.searchsorted(self.ends, samples, side="right")
         lengths = self.lengths[samples]
@@ -57,7 +54,6 @@ class MixedRows:
             found = part.batch(own, keys[at], width)
             tokens[at], segments[at] = found["tokens"], found["segments"]
             targets[at] = found["targets"]
-        counts = np.bincount(sets, minlength=len(self.rows)).tolist()
         batch: Batch = {
             "tokens": tokens,
             "segments": segments,
@@ -65,7 +61,7 @@ class MixedRows:
             "set": sets,
             "targets": targets,
             "weights": self.weights[sets],
-            "sizes": {"rows": len(samples)} | dict(zip(map(size_of, self.names), counts)),
+            "sizes": {"rows": len(samples), WITH_CLASSES: int(self.with_classes[sets].sum())},
         }
         if self.teachers is not None:
             batch["teacher"] = self.teachers[samples]

@@ -5,16 +5,19 @@ A list of one set is ordinary fine-tuning (the paper's "Single"). Shapes: N rows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Optional
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.config import option
+from metaseq_lm.cost import Costs
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.data.manifest import Manifest, require_tokenizer
@@ -23,12 +26,16 @@ from metaseq_lm.data.streams import Sequential, Stream
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.methods.bam import sampling, teachers
+from metaseq_lm.methods.bam import sampling
+from metaseq_lm.methods.bam import teachers as teaching
 from metaseq_lm.methods.bam.criterion import LOSS, BamDistill
 from metaseq_lm.methods.bam.data import MixedRows, one_set
-from metaseq_lm.methods.bam.model import POOLER, SETS, MultiTaskModel, SetHeads
+from metaseq_lm.methods.bam.model import RANGES, MultiTaskModel
+from metaseq_lm.methods.bam.teachers import Teacher
+from metaseq_lm.models.labelled_sets import POOLER, SETS, SetHeads, set_of
 from metaseq_lm.registry import nearest, register_task
-from metaseq_lm.tasks import Batches, Passes, Task, with_epochs
+from metaseq_lm.run_folder import read_results
+from metaseq_lm.tasks import Batches, Passes, Task, with_epochs, with_updates
 from metaseq_lm.tasks.finetuning import (
     different_sets,
     encoder_sizes,
@@ -108,22 +115,63 @@ class BamTask(Task):
                 )
         if not 0 <= options.exponent <= 1:
             raise UsageError(f"task.exponent must be from 0 to 1, got {options.exponent}")
+        if options.copies_over and options.sampling != "legacy_copies":
+            raise UsageError("task.copies_over counts with task.sampling=legacy_copies only")
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
-        self.fresh = ("label_ranges",) if options.keep_head else ("heads.", "label_ranges")
+        self.fresh = () if options.keep_head else ("heads.", RANGES)
         self._splits: dict[tuple[str, str], SentenceRows] = {}
-        self._outputs: Optional[list[int]] = None
+        self._teachers_cost: Costs = None
 
     @classmethod
     def prepare(cls, config: DictConfig) -> DictConfig:
+        config = config.copy()
         options = config.task
-        task = cls(config)
-        if options.teachers:
-            teachers.assigned(options.teachers, task.names)
+        # The run may go on from another folder.
+        options.teachers = [os.path.abspath(path) if path else path for path in options.teachers]
+        # How many updates trainer.max_flops pays for is not known yet.
+        task = cls(config if config.trainer.max_update else with_updates(config, 1))
+        done = read_results(Path(config.save_dir)) if config.save_dir else None
+        if done is None or done["status"] != "finished":
+            _ = task.teachers  # so that what is wrong with them is said before anything is written
         if not (options.epochs or options.validate_epochs):
             return config
         rows = sum(task.mixing()[0])
-        between = options.validate_epochs
-        return with_epochs(config, rows, options.batch_size, options.epochs, between, padded=False)
+        return with_epochs(
+            config, rows, options.batch_size, options.epochs, options.validate_epochs
+        )
+
+    @cached_property
+    def labels(self) -> dict[str, list[str]]:
+        """The classes of each set in the order of the outputs of its head; none for real values."""
+        manifests = {name: Manifest.load(self.data / name) for name in self.names}
+        return {name: list(m.details.get("labels", ())) for name, m in manifests.items()}
+
+    @cached_property
+    def teachers(self) -> dict[str, Teacher]:
+        """The teacher of each set, or nothing."""
+        named = self.options.teachers
+        return teaching.assigned(named, self.labels) if named else {}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the classes of each set, without which a head's outputs mean nothing."""
+        return {"labels": self.labels}
+
+    def check_facts(self, facts: dict[str, Any], source: object) -> None:
+        """Raise UsageError if kept heads are not there, or for other classes or another order."""
+        if not self.options.keep_head:
+            return
+        labels = teaching.labels_of(facts, source)
+        for name, own in self.labels.items():
+            if name not in labels:
+                raise UsageError(
+                    f"task.keep_head: {source} has no head for {name}; it has heads for "
+                    f"{', '.join(sorted(labels))}"
+                )
+            teaching.check_labels(source, name, labels[name], own)
+
+    def further_costs(self) -> Costs:
+        """Return what the teachers have cost, and computing their outputs."""
+        return self._teachers_cost if self.options.teachers else {}
 
     # ---------------------------------------------------------------- data
 
@@ -161,8 +209,8 @@ class BamTask(Task):
     def build_streams(self, split: str) -> dict[str, Stream]:
         """Return the mixed stream of "train", or a pass over each set that has the split.
 
-        The split that is validated on all of them must have. With teachers the first is a call of
-        all replicas.
+        The split that is validated on all of them must have. With teachers that of "train" is a
+        call of all replicas.
         """
         if split == "train":
             return {split: self._mixed()}
@@ -181,16 +229,20 @@ class BamTask(Task):
         for found in rows.values():
             if found.data.labels is None:
                 raise MetaseqError(f"{found.data.folder}: 'train' has no labels to train on")
-        said = None
-        if options.teachers:
-            chosen = teachers.assigned(options.teachers, self.names)
-            data = {name: found.data for name, found in rows.items()}
-            said = teachers.outputs_of(self.config, data, chosen)
+        outputs = self._outputs_of_teachers({n: found.data for n, found in rows.items()})
         counts, weights = self.mixing()
         sizes = [len(found) for found in rows.values()]
         order = sampling.MixedEpochs(sizes, counts, options.batch_size, seed, "train")
-        mixed = MixedRows(rows, weights, said)
+        mixed = MixedRows(rows, weights, outputs)
         return Stream("train", order, mixed.batch, seed, mixed.lengths)
+
+    def _outputs_of_teachers(self, data: Mapping[str, LabelledSet]) -> dict[str, np.ndarray] | None:
+        if not self.teachers:
+            return None
+        found, self._teachers_cost = teaching.outputs_of(
+            self.config, data, self.teachers, self.dry_run
+        )
+        return found
 
     def once(self, name: str, split: str) -> Stream:
         """Return one pass over a split of a set."""
@@ -202,37 +254,37 @@ class BamTask(Task):
 
     # ---------------------------------------------------------------- model
 
-    @property
-    def outputs(self) -> list[int]:
+    @cached_property
+    def outputs(self) -> dict[str, int]:
         """How many outputs the head of each set has: its classes, or 1 for real values."""
-        if self._outputs is None:
-            self._outputs = []
-            for name in self.names:
-                split = sorted(Manifest.load(self.data / name).splits)[0]
-                data = self.labelled(name, split).data
-                if not data.regression and len(data.label_names) < 2:
-                    raise UsageError(f"{data.folder}: a set with classes needs at least two")
-                self._outputs.append(1 if data.regression else len(data.label_names))
-        return self._outputs
+        counts = {}
+        for name in self.names:
+            split = sorted(Manifest.load(self.data / name).splits)[0]
+            data = self.labelled(name, split).data
+            if not data.regression and len(data.label_names) < 2:
+                raise UsageError(f"{data.folder}: a set with classes needs at least two")
+            counts[name] = 1 if data.regression else len(data.label_names)
+        return counts
 
     def build_model(self) -> nn.Module:
-        sizes, options = encoder_sizes(self.config), self.options
-        outputs = dict(zip(self.names, self.outputs))
-        heads = SetHeads(sizes.width, outputs, options.head_dropout, options.pooled)
-        real = [name for name, count in outputs.items() if count == 1]
+        sizes, options, vocabulary = encoder_sizes(self.config), self.options, self.vocabulary
+        heads = SetHeads(sizes.width, self.outputs, options.head_dropout, options.pooled)
+        real = [name for name, count in self.outputs.items() if count == 1]
         ranges = {name: label_range(self.data / name) for name in real}
-        vocab = len(self.vocabulary), self.vocabulary.pad
-        return MultiTaskModel(sizes, vocab, heads, ranges)
+        return MultiTaskModel(sizes, len(vocabulary), vocabulary.pad, heads, ranges)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder, the pooler if there is one, and with task.keep_head the sets' heads."""
+        """Take the encoder, the pooler if there is one, and with task.keep_head the sets' heads.
+
+        With a head comes the range of its labels, whatever that of DATA is.
+        """
         chosen = encoder_weights(weights, self.config)
         for name, weight in weights.items():
             before, pooler, end = name.partition("pooler.")
             if self.options.pooled and pooler and before.startswith("heads."):
                 chosen[POOLER + end] = weight
-            own = name.removeprefix(SETS).partition(".")[0] in self.names
-            if self.options.keep_head and name.startswith(SETS) and own:
+            own = set_of(name, SETS) or set_of(name, RANGES)
+            if self.options.keep_head and own in self.names:
                 chosen[name] = weight
         return chosen
 
@@ -263,17 +315,15 @@ class BamTask(Task):
             if found:
                 every[name] = found | {"score": self._score(found)}
                 del every[name][LOSS]
-        if not every:
-            return {}
-        logs = {kind: float(np.mean([f[kind] for f in every.values()])) for kind in MEANS}
-        return logs | {f"{name}_{k}": v for name, found in every.items() for k, v in found.items()}
+        return summary(every)
 
     def _scored(self, model: nn.Module, name: str, batch: Batch) -> tuple[Tensor, Terms]:
-        return self.criterion.evaluated(model, batch, self.names.index(name), name)
+        return self.criterion.evaluated(model, batch, name)
 
     def _score(self, metrics: Logs) -> float:
+        """Return the score of a set; where there is none of DEV it is the official one (MultiRC)."""
         chosen = [metrics[name] for name in DEV if name in metrics]
-        return metrics["score"] if self.options.score == "official" else chosen[0]
+        return chosen[0] if chosen and self.options.score == "dev" else metrics["score"]
 
     def predict(
         self, engine: Engine, model: nn.Module, split: str, passes: Passes
@@ -313,11 +363,14 @@ class BamTask(Task):
             rows += [{"set": name, **row} for row in found]
             if metrics:
                 every[name] = metrics | {"score": self._score(metrics)}
-        if not every:
-            return {}, rows
-        logs = {"score": float(np.mean([found["score"] for found in every.values()]))}
-        named = {f"{name}_{k}": v for name, found in every.items() for k, v in found.items()}
-        return logs | named, rows
+        return summary(every), rows
+
+
+def summary(every: Mapping[str, Logs]) -> Logs:
+    """Return the means over the sets of what MEANS names, then what is known of each set."""
+    kinds = [kind for kind in MEANS if all(kind in found for found in every.values())]
+    means = {kind: float(np.mean([f[kind] for f in every.values()])) for kind in kinds if every}
+    return means | {f"{name}_{k}": v for name, found in every.items() for k, v in found.items()}
 
 
 def by_set(rows: Sequence[dict]) -> dict[str, list[dict]]:

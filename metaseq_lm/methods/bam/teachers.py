@@ -1,9 +1,10 @@
-"""What teachers say of the training rows: computed once, without dropout, and stored.
+"""Teachers: runs of this task, and their outputs on the training rows, computed once and stored.
 
 A file FOLDER/SET.train.safetensors holds the tensor "outputs", fp32 (rows of the set, K): the logits of
-its classes, or the prediction of its real value (K = 1) on the scale of the head; row i is that of
-row i of the set (a benchmark's doubled rows have numbers of their own). Its header says of which data
-and of which weights. The folder of a teacher's run has them in outputs/CHECKPOINT/.
+its classes, or its real value (K = 1) on the scale of the labels; row i is that of row i of the set (a
+benchmark's doubled rows have numbers of their own). Its header says of which data, classes and weights
+it is, and what all that it took has cost. The folder of a teacher's run has them in
+outputs/CHECKPOINT/.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ import fcntl
 import gc
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator, Sequence
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,160 +27,246 @@ import numpy as np
 import safetensors.numpy
 from omegaconf import DictConfig
 
-from metaseq_lm import checkpoint, distributed
+from metaseq_lm import checkpoint, cost, distributed
+from metaseq_lm.checkpoint import CheckpointError
+from metaseq_lm.cost import Costs
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import fingerprint
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.data.manifest import MANIFEST_FILE, fingerprint
+from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.files import write_atomic
 from metaseq_lm.opened import open_run
-from metaseq_lm.tasks.finetuning import Outputs, listed, mapped
+from metaseq_lm.tasks.finetuning import Outputs, listed
 
 if TYPE_CHECKING:
     from metaseq_lm.methods.bam.task import BamTask
     from metaseq_lm.run import Run
 
-FORMAT = 1
+FORMAT = 2
 SUFFIX = ".train.safetensors"
 FOLDER = "outputs"
 # What the student's engine decides for its teachers too; it changes no result.
 ENGINE = ("device", "micro_batch_size", "threads", "timeout", "keep_memory")
+QUIET = 10.0  # seconds between two lines of progress
 
 
-def assigned(teachers: Sequence[str], sets: Sequence[str]) -> dict[str, str]:
-    """Return the teacher (run, checkpoint or folder of stored outputs) of each of the student's sets.
+@dataclass(frozen=True)
+class Teacher:
+    """A run of this task, or a folder of outputs, resolved.
 
-    Raises UsageError unless each set has exactly one.
+    `labels` has the classes of each set that it teaches (none for real values); of a folder of
+    outputs they are None, the files know them. `outputs` is where its outputs are, or will be;
+    `checkpoint` is None for a folder of outputs.
     """
-    found: dict[str, str] = {}
-    for teacher in teachers:
-        for name in taught(teacher):
-            if name in found and name in sets:
-                raise UsageError(
-                    f"task.teachers: both {found[name]} and {teacher} teach {name}; a set has one teacher"
-                )
-            found[name] = teacher
-    lacking = [name for name in sets if name not in found]
-    if lacking:
-        raise UsageError(
-            f"task.teachers: none of {', '.join(teachers)} teaches {', '.join(lacking)} (they teach "
-            f"{', '.join(sorted(found)) or 'nothing'}); name a run trained on each of task.labelled"
-        )
-    return {name: found[name] for name in sets}
+
+    name: str
+    outputs: Path
+    labels: Mapping[str, list[str] | None]
+    checkpoint: Path | None = None
+    weights: str | None = None  # a hash
+
+    def file(self, name: str) -> Path:
+        """Return the file with its outputs on the set `name`."""
+        return self.outputs / f"{name}{SUFFIX}"
 
 
-def taught(teacher: str) -> list[str]:
-    """Return the sets that a teacher was trained on, or that a folder has outputs of.
+def resolve(name: str) -> Teacher:
+    """Return the teacher that a path means: a run (its best checkpoint, else its last), or outputs.
 
     Raises UsageError for a run of another task, CheckpointError for what is neither.
     """
-    stored = sorted(Path(teacher).glob(f"*{SUFFIX}"))
+    stored = sorted(Path(name).glob(f"*{SUFFIX}"))
     if stored:
-        return [path.name.removesuffix(SUFFIX) for path in stored]
-    place = checkpoint.resolve(teacher, prefer="best")
-    task = (checkpoint.read_manifest(place).get("config") or {}).get("task") or {}
-    if task.get("_name") != "bam":
+        sets = [path.name.removesuffix(SUFFIX) for path in stored]
+        return Teacher(name, Path(name), dict.fromkeys(sets))
+    place = checkpoint.resolve(name, prefer="best")
+    manifest = checkpoint.read_manifest(place)
+    config = manifest.get("config")
+    task = config.get("task") if isinstance(config, dict) else None
+    kind = task.get("_name") if isinstance(task, dict) else None
+    if kind != "bam":
         raise UsageError(
-            f"{teacher} is a run of task {task.get('_name')}; a teacher is a run of task bam (on one set "
-            "or several), or a folder of its outputs"
+            f"{name} is a run of task {str(kind)[:40]}; a teacher is a run of task bam (on one set or "
+            "several), or a folder of its outputs"
         )
-    return list(task["labelled"])
+    # Outside a run folder they are in the checkpoint itself.
+    inside = place.parent.name == "checkpoints"
+    outputs = place.parent.parent / FOLDER / place.name if inside else place / FOLDER
+    weights = str(manifest["sha256"].get("model.safetensors"))
+    return Teacher(name, outputs, labels_of(manifest.get("facts"), place), place, weights)
 
 
-def outputs_of(
-    config: DictConfig, sets: dict[str, LabelledSet], teachers: dict[str, str]
-) -> dict[str, np.ndarray]:
-    """Return what the teacher of each set says of its training rows, float32 (rows, K).
+def labels_of(facts: Any, source: object) -> dict[str, list[str]]:
+    """Return the classes of each set of a checkpoint; CheckpointError if it does not say them."""
+    labels = facts.get("labels") if isinstance(facts, dict) else None
+    if not isinstance(labels, dict) or not all(isinstance(v, list) for v in labels.values()):
+        raise CheckpointError(
+            f"{source} does not say which classes its heads are for; train it anew with this version"
+        )
+    return labels
 
-    What is not stored yet is computed, by all replicas, and stored; what comes back is what is
-    stored, so that it is the same for all replicas and for a run that is resumed. A call of all
-    replicas. Raises MetaseqError if something is stored that is not of these rows.
+
+def check_labels(source: object, name: str, then: list[str], now: list[str]) -> None:
+    """Raise UsageError if the head of a set was trained for other classes, or in another order."""
+    if then != now:
+        was, is_now = (", ".join(labels) or "real values" for labels in (then, now))
+        raise UsageError(
+            f"{source} was trained on {name} with the classes {was}, but DATA has {is_now}; their order "
+            "is that of the outputs. Preprocess the set again with --labels, in the order that it had then"
+        )
+
+
+def assigned(names: Sequence[str], labels: Mapping[str, list[str]]) -> dict[str, Teacher]:
+    """Return the teacher of each of the student's sets, given their classes.
+
+    Raises UsageError unless each set has exactly one, with the same classes in the same order.
     """
-    for teacher in dict.fromkeys(teachers.values()):
-        names = [name for name, own in teachers.items() if own == teacher]
-        if any(Path(teacher).glob(f"*{SUFFIX}")):
-            continue
-        place = checkpoint.resolve(teacher, prefer="best")
-        missing = [name for name in names if not stored_at(teacher, name).is_file()]
-        missing = distributed.from_first(missing)
-        if missing:
-            compute(config, str(place), stored_folder(place), missing)
-    found = {}
-    for name, teacher in teachers.items():
-        weights = None
-        if not any(Path(teacher).glob(f"*{SUFFIX}")):
-            weights = weights_hash(checkpoint.resolve(teacher, prefer="best"))
-        about = describe(Path(config.data) / name, sets[name], weights)
-        found[name] = read(stored_at(teacher, name), about)
-    return found
-
-
-def stored_at(teacher: str, name: str) -> Path:
-    """Return the file with a teacher's outputs on the set `name`."""
-    folder = Path(teacher)
-    if not any(folder.glob(f"*{SUFFIX}")):
-        folder = stored_folder(checkpoint.resolve(teacher, prefer="best"))
-    return folder / f"{name}{SUFFIX}"
-
-
-def stored_folder(place: Path) -> Path:
-    """Return where the outputs of a checkpoint are: in its run folder, or in itself if it has none."""
-    if place.parent.name == "checkpoints":
-        return place.parent.parent / FOLDER / place.name
-    return place / FOLDER
-
-
-def weights_hash(place: Path) -> str:
-    """Return the hash of a checkpoint's weights, from its manifest."""
-    return str(checkpoint.read_manifest(place)["sha256"].get("model.safetensors"))
+    found: dict[str, Teacher] = {}
+    for teacher in map(resolve, names):
+        for name in teacher.labels:
+            if name in found and name in labels:
+                raise UsageError(
+                    f"task.teachers: both {found[name].name} and {teacher.name} teach {name}; a set has "
+                    "one teacher"
+                )
+            found[name] = teacher
+    lacking = [name for name in labels if name not in found]
+    if lacking:
+        raise UsageError(
+            f"task.teachers: none of {', '.join(names)} teaches {', '.join(lacking)} (they teach "
+            f"{', '.join(sorted(found)) or 'nothing'}); name a run trained on each of task.labelled"
+        )
+    for name, own in labels.items():
+        then = found[name].labels[name]
+        if then is not None:
+            check_labels(found[name].name, name, then, own)
+    return {name: found[name] for name in labels}
 
 
 # ---------------------------------------------------------------- computing
 
 
-def compute(config: DictConfig, place: str, folder: Path, names: Sequence[str]) -> None:
-    """Compute the outputs of a checkpoint on training rows of the student's data, and store them.
+def outputs_of(
+    config: DictConfig,
+    sets: Mapping[str, LabelledSet],
+    teachers: Mapping[str, Teacher],
+    dry_run: bool = False,
+) -> tuple[dict[str, np.ndarray], Costs]:
+    """Return the outputs, float32 (rows, K), of the teacher of each set, and what they have cost.
 
-    A call of all replicas, each of which computes its share; the first one writes.
+    What is not stored yet is computed, by all replicas, and stored; what comes back is what is
+    stored, so that it is the same for all replicas and for a run that is resumed. In a `dry_run`
+    zeros stand in for it, after a look whether the teacher can be asked. A call of all replicas.
+    Raises MetaseqError if something is stored that is not of these rows, Interrupted for a signal.
     """
-    if distributed.rank() == 0:
-        print(f"{place} is asked what it says of the rows of {', '.join(names)}", flush=True)
+    for teacher, names in missing(teachers):
+        run = opened(config, teacher)
+        for name in () if dry_run else names:
+            outputs, spent = computed(run, teacher, name)
+            if distributed.rank() == 0:
+                file = teacher.file(name)
+                own = {str(file.resolve()): spent}
+                costs = cost.union([cost.behind(str(teacher.checkpoint)), own])
+                about = describe(Path(config.data) / name, sets[name], teacher.weights)
+                store(file, outputs, about | {"checkpoint": str(teacher.checkpoint), "cost": costs})
+            distributed.from_first(None)  # nobody reads before it is written
+        del run
+        gc.collect()
+    found, every = {}, []
+    for name, teacher in teachers.items():
+        data, file = sets[name], teacher.file(name)
+        if dry_run and not file.is_file():
+            found[name] = np.zeros((len(data), max(len(data.label_names), 1)), np.float32)
+            continue
+        found[name], costs = read(file, describe(Path(config.data) / name, data, teacher.weights))
+        every.append(costs)
+    return found, cost.union(every)
+
+
+def missing(teachers: Mapping[str, Teacher]) -> list[tuple[Teacher, list[str]]]:
+    """Return each teacher with the sets of which its outputs are not stored, by the first replica."""
+    by_name = {teacher.name: teacher for teacher in teachers.values() if teacher.checkpoint}
+    found = []
+    for own in by_name.values():
+        names = [n for n, t in teachers.items() if t is own and not own.file(n).is_file()]
+        if names := distributed.from_first(names):
+            found.append((own, names))
+    return found
+
+
+def opened(config: DictConfig, teacher: Teacher) -> Run:
+    """Return the run of a teacher on the student's data, to be asked in full precision.
+
+    Raises MetaseqError if it cannot be: a model has all its heads, so DATA must have all its sets.
+    """
+    lacking = [n for n in teacher.labels if not (Path(config.data) / n / MANIFEST_FILE).is_file()]
+    if lacking:
+        raise UsageError(
+            f"the teacher {teacher.name} has heads for {', '.join(lacking)}, too, which are not in "
+            f"{config.data}; preprocess them there, or give a folder of its outputs instead"
+        )
     overrides = [f"engine.{key}={config.engine[key]}" for key in ENGINE]
-    if config.engine.precision == "fp64":
-        overrides.append("engine.precision=fp64")
-    teacher = open_run(place, config.data, config.user_dir, overrides)
-    weights = weights_hash(Path(place))
-    for name in names:
-        data, outputs = forward(teacher, name)
-        if distributed.rank() == 0:
-            about = describe(Path(config.data) / name, data, weights)
-            store(folder / f"{name}{SUFFIX}", outputs, about | {"checkpoint": place})
-        distributed.from_first(None)  # nobody reads before it is written
-    del teacher
-    gc.collect()
+    precision = "fp64" if config.engine.precision == "fp64" else "fp32"
+    overrides.append(f"engine.precision={precision}")
+    return open_run(str(teacher.checkpoint), config.data, config.user_dir, overrides)
 
 
-def forward(teacher: Run, name: str) -> tuple[LabelledSet, np.ndarray]:
-    """Return a set's training rows, and the outputs (rows, K) of a pass over them without dropout."""
-    task: BamTask = teacher.task  # type: ignore[assignment]
-    number, engine, model = task.names.index(name), teacher.trainer.engine, teacher.model
+def computed(run: Run, teacher: Teacher, name: str) -> tuple[np.ndarray, dict[str, float]]:
+    """Return a teacher's outputs (rows, K) on a set's training rows, without dropout, and their cost.
 
-    def placed() -> Iterator[list[Batch]]:
-        for batch in task.once(name, "train").once(teacher.trainer.shard):
-            distributed.alive()
-            yield engine.to_device(batch)
+    A call of all replicas, each of which takes its share of each batch. Raises Interrupted.
+    """
+    task: BamTask = run.task  # type: ignore[assignment]
+    meter, engine, model = run.trainer.flops, run.trainer.engine, run.model
+    started, before = time.monotonic(), meter.total
+    rows = len(task.labelled(name, "train"))
+    show = Rows(f"{teacher.name}: its outputs on {name}", rows)
 
     def find(batch: Batch) -> Outputs:
-        return listed(batch["samples"], task.criterion.scores(model, batch)[name])
+        return listed(batch["samples"], task.criterion.answers(model, batch, name))
 
-    data = task.labelled(name, "train").data
+    mine: Outputs = []
     model.eval()
     with engine.outside_updates():
-        mine = mapped(engine, placed(), find)
+        for number, batch in enumerate(task.once(name, "train").once(run.trainer.shard)):
+            distributed.alive()
+            stop_if_asked(run, teacher)
+            show(number * task.options.batch_size)
+            placed = engine.to_device(batch)
+            with meter.count(placed):
+                parts = engine.map(find, placed)
+            mine += [row for part in parts for row in part]
+    flops = sum(distributed.gather_objects(meter.total - before))
     every = [row for part in distributed.gather_objects(mine) for row in part]
-    outputs = np.empty((len(data), task.outputs[number]), np.float32)
+    # What nobody has computed must not pass for an output.
+    outputs = np.full((rows, task.outputs[name]), np.nan, np.float32)
     outputs[[sample for sample, _ in every]] = [values for _, values in every]
-    return data, outputs
+    return outputs, {"seconds": time.monotonic() - started, "flops": flops, "updates": 0}
+
+
+class Rows:
+    """Prints how many of `total` rows are done: at once, then a line every QUIET seconds."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.shown = what, total, -math.inf
+
+    def __call__(self, done: int) -> None:
+        """Print the line, if it is time and this is the first replica."""
+        if distributed.rank() == 0 and time.monotonic() - self.shown >= QUIET:
+            print(f"{self.what}: {done:,} of {self.total:,} rows", flush=True)
+            self.shown = time.monotonic()
+
+
+def stop_if_asked(run: Run, teacher: Teacher) -> None:
+    """Raise Interrupted on all replicas if a signal asked one of them to stop."""
+    asked = run.trainer.agree()
+    if asked:
+        error = Interrupted(
+            f"stopped by {signal.Signals(asked).name} while the outputs of {teacher.name} were computed; "
+            "those of whole sets are stored, start the same command again to go on"
+        )
+        error.signal = asked
+        raise error
 
 
 # ---------------------------------------------------------------- storing
@@ -198,8 +289,8 @@ def store(path: Path, outputs: np.ndarray, about: dict[str, Any]) -> None:
     outputs = np.ascontiguousarray(outputs, np.float32)
     if not np.isfinite(outputs).all():
         raise MetaseqError(
-            f"the teacher {about.get('checkpoint')} says something that is not finite of "
-            f"{about['set']}; choose another teacher"
+            f"the teacher {about.get('checkpoint')} has outputs on {about['set']} that are not finite; "
+            "choose another teacher"
         )
     about = about | {"sha256": hashlib.sha256(outputs.tobytes()).hexdigest()}
     content = safetensors.numpy.save({"outputs": outputs}, {"about": json.dumps(about)})
@@ -226,8 +317,11 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def read(path: Path, wanted: dict[str, Any]) -> np.ndarray:
-    """Return stored outputs, float32 (rows, K); MetaseqError if they are damaged or not of `wanted`."""
+def read(path: Path, wanted: dict[str, Any]) -> tuple[np.ndarray, Costs]:
+    """Return stored outputs, float32 (rows, K), and what they have cost.
+
+    Raises MetaseqError if they are damaged or not of `wanted`.
+    """
     try:
         content = path.read_bytes()
         checkpoint.check_header(content)
@@ -238,6 +332,7 @@ def read(path: Path, wanted: dict[str, Any]) -> np.ndarray:
             raise ValueError(f"a table of {outputs.dtype} with {outputs.ndim} dimensions")
         if about["sha256"] != hashlib.sha256(outputs.tobytes()).hexdigest():
             raise ValueError("its checksum differs")
+        costs = cost.checked(about.get("cost"))
     except OSError as error:
         raise MetaseqError(f"{path}: {error.strerror}") from error
     except Exception as error:  # whatever the library raises for a file that is not its own
@@ -256,8 +351,8 @@ def read(path: Path, wanted: dict[str, Any]) -> np.ndarray:
         differing = [f"a table of {outputs.shape}, not of {(wanted['rows'], columns)}"]
     if differing:
         raise MetaseqError(
-            f"{path}: what this teacher says is of other rows or weights than are used now "
+            f"{path}: these outputs are of other rows, classes or weights than are used now "
             f"({'; '.join(differing)}); delete the file to have it computed anew, or give the data and the "
             "teacher that it was made with"
         )
-    return outputs
+    return outputs, costs

@@ -27,9 +27,8 @@ class LabelledSets(Criterion):
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         name, targets = batch["set"], batch["targets"]
-        scores = full_precision(
-            model(batch["tokens"], batch["padding"], batch["segments"], name)
-        )  # (B, K)
+        found = model(batch["tokens"], batch["padding"], batch["segments"], [name])
+        scores = full_precision(found[name])  # (B, K)
         with torch.no_grad():
             right = (scores.argmax(-1) == targets).sum().to(scores.dtype)
         return {

@@ -24,7 +24,7 @@ from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.methods.meta_pretrain.criterion import PAIRS, LabelledSets
-from metaseq_lm.methods.meta_pretrain.model import LabelledSetsModel
+from metaseq_lm.methods.meta_pretrain.model import labelled_sets_model
 from metaseq_lm.methods.meta_pretrain.update import MetaOptions, meta_update
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Batches, Task
@@ -150,8 +150,7 @@ class MetaPretrainPairsTask(MetaLearned):
                     f"{PAIRS} is for sentences and pairs with classes"
                 )
             classes[name] = len(data.label_names)
-        sizes = encoder_sizes(self.config)
-        return LabelledSetsModel(sizes, len(self.vocabulary), self.vocabulary.pad, classes)
+        return labelled_sets_model(encoder_sizes(self.config), self.vocabulary, classes)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the encoder of any model that calls it so."""

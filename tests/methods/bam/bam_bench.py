@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -88,10 +89,11 @@ def logged(save: Path, kind: str = "train") -> list[dict]:
     return [line for line in lines if line["kind"] == kind]
 
 
-def teacher(place: Path, data: Path, *names: str) -> Path:
+def teacher(place: Path, data: Path, *names: str, more: Sequence[str] = ()) -> Path:
     """Train a teacher of `names` for two updates, and return its run folder."""
     save = place / f"teacher_{'_'.join(names)}"
-    train(data, save, f"task.labelled=[{','.join(names)}]", "trainer.max_update=2", "seed=5")
+    labelled = f"task.labelled=[{','.join(names)}]"
+    train(data, save, labelled, "trainer.max_update=2", "seed=5", *more)
     return save
 
 

@@ -13,7 +13,7 @@ def bam_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def taught(bam_sets: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def teacher_runs(bam_sets: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The run folders of a teacher of two sets and of one of the third."""
     place = tmp_path_factory.mktemp("teachers")
     return [

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from metaseq_lm.config import load_config
 from metaseq_lm.sweeps.definition import normalise, read_file
 from metaseq_lm.sweeps.expansion import expand, fill
 
@@ -50,3 +51,25 @@ def test_who_teaches_whom(name: str, student: str, teaching: list[str], tmp_path
     assert teachers_of(every[student]) == [folders[n] for n in teaching]
     untaught = [n for n in every if not n.startswith(("second_", "student", "multi"))]
     assert untaught and not any(teachers_of(every[n]) for n in untaught)
+
+
+@pytest.mark.parametrize("name", ["ablations", "subsets"])
+def test_the_paper_s_size_is_one_axis(name: str, tmp_path: Path) -> None:
+    """The student's config and the folders of its teachers follow it together."""
+    content = read_file(EXAMPLES / f"{name}.yaml") | {"data": str(tmp_path), "seeds": [3]}
+    content.pop("launch")
+    content["grid"] = {"size": ["paper"], "teachers": ["/runs"]}
+    for run in expand(normalise(content), tmp_path / "out"):
+        (arguments,) = [stage.arguments for stage in run.stages]
+        chosen = arguments[arguments.index("--config-name") + 1]
+        assert chosen in ("paper_single", "paper_multi")
+        assert "/runs/RTE/size=paper-seed=3" in teachers_of(arguments)
+
+
+def test_the_last_weights_count() -> None:
+    """As in the authors' code, also for what starts from them."""
+    for path in sorted((EXAMPLES / "config").glob("*.yaml")):
+        assert load_config([], str(path.parent), path.stem).trainer.best_checkpoint_metric == ""
+    starts = [line for p in EXAMPLES.glob("*.yaml") for line in p.read_text().splitlines()]
+    starts = [line for line in starts if "init_from={" in line]
+    assert starts and all("/checkpoints/last" in line for line in starts)

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metaseq_lm.config import load_config
 from metaseq_lm.methods.bam.sampling import MixedEpochs, copies_and_weights, draws, shares
+from metaseq_lm.tasks import with_epochs
 
 # MRPC and STS-B are doubled with their texts swapped.
 GLUE = {
@@ -31,7 +33,11 @@ def test_the_table_of_the_authors_code() -> None:
     assert list(weights.values()) == pytest.approx(WEIGHTS, abs=6e-4)
     assert shares(list(GLUE.values()), 0.75) == pytest.approx(SHARES, abs=6e-5)
     total = sum(copies[name] * size for name, size in GLUE.items())
-    assert total == 1_080_322 and int(total / 128 * 6) == 50_640
+    config = load_config(["task=bam", "criterion=bam_distill", "schedule=polynomial"])
+    found = with_epochs(config, total, 128, 6)
+    # The fact sheet's 50,640 does not round an epoch up to whole batches; here all tasks do.
+    assert total == 1_080_322 and found.trainer.max_update == 50_646
+    assert found.criterion.total_updates == found.schedule.total_updates == 50_646
 
 
 def test_copies_and_weights_make_the_shares() -> None:

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.bam.criterion import BamDistill
+from metaseq_lm.methods.bam.data import WITH_CLASSES
 from metaseq_lm.optim.layers import layer_multipliers
 
-RANGE = torch.tensor([[0.0, 1.0], [0.0, 1.0], [-6.0, 4.0]]).double()
+LEAST, SCALE = -6.0, 4.0  # of the real values of set c
 
 
 class Known(torch.nn.Module):
@@ -28,8 +29,9 @@ class Known(torch.nn.Module):
     def forward(self, *_: Any) -> dict[str, Tensor]:
         return self.found
 
-    def scaled(self, number: int, labels: Tensor) -> Tensor:
-        return (labels - RANGE[number, 0]) / RANGE[number, 1]
+    def scaled(self, name: str, labels: Tensor) -> Tensor:
+        assert name == "c"
+        return (labels - LEAST) / SCALE
 
 
 def batch_of(share: float | None) -> dict[str, Any]:
@@ -54,9 +56,9 @@ def by_hand(model: Known, batch: dict[str, Any], share: float, temperature: floa
         name, gold = "abc"[number], batch["targets"][row]
         scores, teacher = model.found[name][row], batch.get("teacher")
         if name == "c":
-            wanted = share * (gold + 6) / 4
-            wanted = wanted + (0 if teacher is None else (1 - share) * teacher[row, 0])
-            loss = (scores[0] - wanted) ** 2
+            # Both on the scale of the labels; the mixture is brought to that of the head.
+            wanted = gold if teacher is None else share * gold + (1 - share) * teacher[row, 0]
+            loss = (scores[0] - (wanted - LEAST) / SCALE) ** 2
         else:
             target = share * F.one_hot(gold.long(), len(scores)).double()
             if teacher is not None:
@@ -74,11 +76,20 @@ def test_targets_are_mixed_as_defined(share: float | None, temperature: float) -
     terms = BamDistill(temperature=temperature)(model, batch)
     wanted = by_hand(model, batch, 1.0 if share is None else share, temperature)
     for name, value in wanted.items():
-        term = terms[f"{name}_loss"]
+        term = terms[f"{name}_part_of_loss"]
         assert float(term.sum) == pytest.approx(value, rel=1e-12) and term.per is None
     assert ("gold_share" in terms) == (share is not None)
     mean = BamDistill(batch_sum=False)(model, batch)
     assert {t.per for n, t in mean.items() if n.endswith("_loss")} == {"rows"}
+    # One accuracy, over the rows of all sets with classes.
+    names = ["abc"[number] for number in batch["set"]]
+    right = sum(
+        int(model.found[n][row].argmax()) == int(batch["targets"][row])
+        for row, n in enumerate(names)
+        if n != "c"
+    )
+    assert float(terms["accuracy"].sum) == right and terms["accuracy"].per == WITH_CLASSES
+    assert terms["accuracy"].weight == 0 and not [n for n in terms if n.endswith("_accuracy")]
 
 
 def test_the_first_update_ignores_gold_and_the_last_hardly_sees_the_teacher() -> None:
@@ -114,7 +125,11 @@ def test_the_sigmoid_of_the_text_is_of_real_values_only() -> None:
 
 @pytest.mark.parametrize(
     "options, words",
-    [({"distill_weight": 1.1}, "share from 0 to 1"), ({"temperature": 0}, "above")],
+    [
+        ({"distill_weight": 1.1}, "share from 0 to 1"),
+        ({"temperature": 0}, "above"),
+        ({"total_updates": 0}, "at least 1"),
+    ],
 )
 def test_impossible_options(options: dict, words: str) -> None:
     with pytest.raises(UsageError, match=words):
@@ -131,6 +146,7 @@ def test_losses_of_a_model_are_those_of_its_rows_alone(bam_sets: Path) -> None:
     rows = run.task.build_streams("train")["train"].micro_batches(0, run.trainer.shard)
     (batch,) = run.trainer.engine.to_device(rows)
     terms = run.task.criterion(run.model, batch)
+    assert batch["sizes"] == {"rows": 16, WITH_CLASSES: int((batch["set"] < 2).sum())}
     wanted = dict.fromkeys(("words", "few", "values"), 0.0)
     first = np.cumsum([0, *(len(run.task.labelled(name, "train")) for name in wanted)])
     for sample in batch["samples"].tolist():
@@ -146,7 +162,9 @@ def test_losses_of_a_model_are_those_of_its_rows_alone(bam_sets: Path) -> None:
             loss = F.cross_entropy(scores, target)
         wanted[name] += loss.item()
     for name, value in wanted.items():
-        assert value > 0 and terms[f"{name}_loss"].sum.item() == pytest.approx(value, rel=1e-9)
+        assert value > 0 and terms[f"{name}_part_of_loss"].sum.item() == pytest.approx(
+            value, rel=1e-9
+        )
 
 
 def test_rates_by_layer(bam_sets: Path) -> None:

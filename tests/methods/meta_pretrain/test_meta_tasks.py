@@ -123,7 +123,7 @@ def test_the_loss_of_labelled_sets_is_the_sum_of_their_means(moons: Path, tmp_pa
         (batch,) = stream.micro_batches(0, Shard())
         assert len(batch["tokens"]) == 4 and batch["sizes"] == {name: 4}
         states = run.model.encoder(batch["tokens"], batch["padding"], batch["segments"])
-        scores = run.model.heads[f"set_{name}"].out(states[:, 0])
+        scores = run.model.heads.sets[f"set_{name}"](states[:, 0])
         wanted += F.cross_entropy(scores, batch["targets"]).item()
     run.train()
     line = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
