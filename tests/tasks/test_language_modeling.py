@@ -130,4 +130,4 @@ def test_the_encoder_is_taken_over(moons: Path, tmp_path: Path) -> None:
     names = {n for n in own if n.startswith("encoder.")}
     assert len(names) == 1 + 2 * 2 * 5
     assert all(torch.equal(own[n], trained[n]) for n in names)
-    assert run.pretraining is not None and run.pretraining["flops"] > 0
+    assert run.before and sum(cost["flops"] for cost in run.before.values()) > 0
