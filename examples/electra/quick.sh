@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ELECTRA, Electric and BERT at equal FLOPs on the documentation that every Python carries: pre-train,
-# fine-tune, score sentences, plot. No download; about 6 minutes on 2 cores.
+# fine-tune, score sentences, plot. No download; made for at most 10 minutes on 2 cores.
 #
 #   quick.sh OUT                 SEEDS=1,2,3 FLOPS=1e12,4e12,1.6e13 JOBS=2 quick.sh OUT
 set -euo pipefail
