@@ -9,39 +9,45 @@ import battery
 import pytest
 import torch
 
+Replicas = dict[int, list[dict]]
+
 
 @pytest.fixture(scope="module")
-def replicas(
-    request: pytest.FixtureRequest, moons: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict]:
-    """The weights of cases on 2 or 4 processes of several micro-batches each, by replica."""
-    out = tmp_path_factory.mktemp("replicas")
+def replicas(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> Replicas:
+    """The weights of cases of several micro-batches each, by number of processes and replica.
+
+    Not parametrized: pytest would train everything again for each test.
+    """
+    return {n: trained_on(n, moons, tmp_path_factory.mktemp("replicas")) for n in battery.REPLICATED}
+
+
+def trained_on(processes: int, data: Path, out: Path) -> list[dict]:
+    """Train the cases of this number of processes; return the weights of each replica."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [str(Path(battery.__file__)), str(moons), str(out)]
     done = subprocess.run(
-        [*launcher, f"--nproc-per-node={request.param}", *command],
+        [*launcher, f"--nproc-per-node={processes}", battery.__file__, str(data), str(out)],
         env=dict(os.environ, OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return [torch.load(out / f"weights.{r}.pt", weights_only=True) for r in range(request.param)]
+    return [torch.load(out / f"weights.{r}.pt", weights_only=True) for r in range(processes)]
 
 
 @pytest.mark.parametrize(
-    "replicas, case, sharded",
+    "processes, case, sharded",
     [(n, *run) for n, runs in battery.REPLICATED.items() for run in runs],
     ids=lambda x: (
         f"{x[0]}-{x[1]}" if isinstance(x, tuple) else {True: "sharded", False: "whole"}.get(x)
     ),
-    indirect=["replicas"],
 )
 def test_replicas_change_nothing(
-    case: battery.Case, sharded: bool, whole: battery.Weights, replicas: list[dict]
+    processes: int, case: battery.Case, sharded: bool, whole: battery.Weights, replicas: Replicas
 ) -> None:
     """10 updates on 1, 2 and 4 processes end in the same weights, with sharded moments too."""
-    for other in replicas[1:]:
-        assert battery.difference(replicas[0][case, sharded], other[case, sharded]) == 0
-    assert battery.difference(whole[case], replicas[0][case, sharded]) <= 1e-12
-    assert not sharded or battery.difference(replicas[0][case, True], replicas[0][case, False]) == 0
+    first, *others = replicas[processes]
+    for other in others:
+        assert battery.difference(first[case, sharded], other[case, sharded]) == 0
+    assert battery.difference(whole[case], first[case, sharded]) <= 1e-12
+    assert not sharded or battery.difference(first[case, True], first[case, False]) == 0

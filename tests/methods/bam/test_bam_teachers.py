@@ -35,13 +35,22 @@ def stored(teacher_runs: list[Path]) -> dict[str, Path]:
     return {file.name.partition(".")[0]: file for file in files}
 
 
+def copied(teacher_runs: list[Path], place: Path) -> list[Path]:
+    """Copy runs of teachers, without the outputs that students of other tests may have stored."""
+    without = shutil.ignore_patterns(teachers.FOLDER)
+    return [
+        Path(shutil.copytree(run, place / run.name, symlinks=True, ignore=without))
+        for run in teacher_runs
+    ]
+
+
 @pytest.fixture(scope="module")
 def student(
     bam_sets: Path, teacher_runs: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[Path]]:
     """A student of copies of the teachers, and those copies with their outputs."""
     place = tmp_path_factory.mktemp("student")
-    copies = [Path(shutil.copytree(run, place / run.name, symlinks=True)) for run in teacher_runs]
+    copies = copied(teacher_runs, place)
     bam_bench.train(bam_sets, place / "run", given(copies), "trainer.max_update=2")
     return place / "run", copies
 
@@ -187,10 +196,6 @@ def test_a_run_of_another_task_is_no_teacher(bam_sets: Path, tmp_path: Path) -> 
         bam_bench.train(bam_sets, tmp_path / "b", given([tmp_path / "a"]))
 
 
-def copied(teacher_runs: list[Path], place: Path) -> list[Path]:
-    return [Path(shutil.copytree(run, place / run.name, symlinks=True)) for run in teacher_runs]
-
-
 @pytest.mark.parametrize("use", ["teacher", "keep_head"])
 def test_classes_in_another_order_are_refused(
     use: str, teacher_runs: list[Path], bam_sets: Path, tmp_path: Path
@@ -332,7 +337,7 @@ def test_two_processes_do_as_one(teacher_runs: list[Path], bam_sets: Path, tmp_p
     found = {}
     for number in (1, 2):
         place = tmp_path / str(number)
-        copies = [Path(shutil.copytree(t, place / t.name, symlinks=True)) for t in teacher_runs]
+        copies = copied(teacher_runs, place)
         if number == 1:
             run = bam_bench.train(bam_sets, place / "run", given(copies), *more)
             found[1] = (bam_bench.weights(run), copies)
