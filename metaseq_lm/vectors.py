@@ -38,7 +38,7 @@ def dot(a: Vector, b: Vector) -> Tensor:
 
 def norm(a: Vector) -> Tensor:
     """Return the global Euclidean norm."""
-    return torch.linalg.vector_norm(flat(a))
+    return torch.nn.utils.get_total_norm([x for x in a if x is not None])
 
 
 def cosine(a: Vector, b: Vector) -> Tensor:
