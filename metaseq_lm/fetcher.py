@@ -43,7 +43,7 @@ class Fetcher:
 
     def _plan(self, update: int, positions: dict[str, int]) -> Plan:
         plan = []
-        for name, count in self.task.needs(update).items():
+        for name, count in self.task.planned(update).items():
             plan += [(name, positions[name] + i) for i in range(count)]
             positions[name] += count
         return plan

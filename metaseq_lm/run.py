@@ -63,7 +63,7 @@ def prepared(config: DictConfig) -> DictConfig:
 def paid_for(config: DictConfig) -> DictConfig:
     """Return the config with as many updates as trainer.max_flops pays for, if trainer.max_update is 0.
 
-    The price is that of the first update, which is made to count it. A call of all replicas.
+    To know the price of one, an update of each kind is made. A call of all replicas.
     """
     options = config.trainer
     if options.max_update:
@@ -75,9 +75,10 @@ def paid_for(config: DictConfig) -> DictConfig:
         )
     probe = with_updates(config, 1)
     probe.trainer.valid_split = ""
-    trainer = Run(probe, dry_run=True).trainer
-    trainer.train(Progress(1, 0, "", False), TensorBoard(None))
-    price = sum(distributed.gather_objects(trainer.flops.total))
+    run = Run(probe, dry_run=True)
+    run.plan_kinds()
+    run.trainer.train(Progress(1, 0, "", False), TensorBoard(None))
+    price = run.price()
     if price > options.max_flops:
         raise UsageError(
             f"one update costs {price:.3g} FLOPs, more than trainer.max_flops={options.max_flops:.3g}"
@@ -93,12 +94,18 @@ def build_model(task: Task, config: DictConfig, device: str) -> nn.Module:
 
 
 class Run:
-    """Builds everything that a run needs; with `dry_run` one update is made and nothing is written."""
+    """Builds everything that a run needs.
+
+    With `dry_run` nothing is written, and one update of each kind of the task is made, whatever the
+    limits are.
+    """
 
     def __init__(self, config: DictConfig, dry_run: bool = False) -> None:
         if dry_run:
             config = config.copy() if config.trainer.max_update else with_updates(config, 1)
             config.trainer.max_update = 1
+            config.trainer.max_flops = config.trainer.max_seconds = 0.0
+            config.trainer.patience = 0
             config.trainer.final_splits = []
         else:
             config = paid_for(prepared(config))
@@ -112,8 +119,8 @@ class Run:
         distributed.initialise(self.device, config.engine.timeout)
         self.first = distributed.rank() == 0
         self.task = build_task(config)
-        self.model = build_model(self.task, config, self.device)
         self.task.dry_run = dry_run
+        self.model = build_model(self.task, config, self.device)
         self.before: cost.Costs = {}
         if not dry_run:
             self.task.start(self.model)
@@ -151,6 +158,8 @@ class Run:
         trainer = self.trainer
         trainer.check_data()
         self._check_splits()
+        if self.dry_run:
+            self.plan_kinds()
         folder = Path(self.config.save_dir)
         done = None if self.dry_run else read_results(folder)
         complete = done is not None and is_complete(done, self.config.trainer)
@@ -172,10 +181,24 @@ class Run:
                 self.folder.log("event", trainer.update, trainer.seconds, {"message": message})
         try:
             trainer.train(progress, board)
+            if self.dry_run:
+                progress.message(f"an update costs {self.price():.3g} FLOPs")
             self._finish(progress)
         finally:
             progress.close()
             board.close()
+
+    def plan_kinds(self) -> None:
+        """Let this dry run make one update of each kind of its task."""
+        self.config.trainer.max_update = len(self.task.kinds())
+
+    def price(self) -> float:
+        """Return the FLOPs of an update of all replicas, the mean over its kinds, after a dry run."""
+        # Kinds differ in their streams, so each has an entry of its own, in their order.
+        spent = distributed.gather_objects(list(self.trainer.flops.known.values()))
+        costs = map(sum, zip(*spent, strict=True))
+        shares = [share for share, _ in self.task.kinds()]
+        return float(sum(s * cost for s, cost in zip(shares, costs, strict=True)))
 
     def _check_splits(self) -> None:
         """Open every split that will be scored, so that a missing one costs no training."""

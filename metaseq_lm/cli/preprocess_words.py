@@ -56,7 +56,8 @@ def _add_text_arguments(add: Any) -> None:
         nargs="+",
         metavar="SET",
         help="leave out training sentences that occur in an evaluation split of these sets of D, or in "
-        "these files in CoNLL columns or .conllu",
+        "these files in CoNLL columns or .conllu; two are the same if their letters and digits run "
+        "together are (lower case, every digit a 0), however they are cut into words",
     )
 
 
@@ -70,7 +71,8 @@ def _add_set_arguments(add: Any) -> None:
     add(
         "--tag-column",
         metavar="N",
-        help="column of the tags (default: -1, the last); of .conllu files a field such as upos",
+        help="column of the tags, or of HEAD-RELATION (default: -1, the last); of .conllu files with "
+        "--tagged a field such as upos",
     )
     add(
         "--tag-scheme",
@@ -133,11 +135,13 @@ def run(args: argparse.Namespace, job: Any) -> None:
         return
     from metaseq_lm.data.words.preprocess_sets import SetChoice, preprocess_set
 
+    if args.hold_out_seed is not None and args.hold_out is None:
+        raise UsageError("--hold-out-seed needs --hold-out N, whose sentences it draws")
     chosen = SetChoice(
         trees=args.treebank is not None,
         scheme=args.tag_scheme or "auto",
         word_column=column,
-        tag_column=args.tag_column or "-1",
+        tag_column=args.tag_column or "",
         unseen=args.unseen_tags or "own",
         hold_out=args.hold_out or 0,
         seed=args.hold_out_seed or 0,

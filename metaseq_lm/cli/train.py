@@ -70,7 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nproc", type=int, default=1, metavar="N", help="processes on this machine (default: 1)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="do one update and write nothing")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="do one update (of each kind, if the task has several), say what it costs, write nothing",
+    )
     parser.add_argument(
         "--print-config", action="store_true", help="print the configuration and stop"
     )

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.checks import check_share
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
-from metaseq_lm.errors import UsageError
 from metaseq_lm.models.parsing_heads import ParsingModule, classes_of
 from metaseq_lm.models.prediction_modules import PRIMARY, next_to
 from metaseq_lm.models.views import Views
@@ -38,10 +38,7 @@ class WordLabels(Criterion):
     tasks: tuple[str, ...] = ("tagging", "cvt")
 
     def __init__(self, label_smoothing: float = 0.1) -> None:
-        if not 0 <= label_smoothing < 1:
-            raise UsageError(
-                f"criterion.label_smoothing must be from 0 to below 1, got {label_smoothing}"
-            )
+        check_share("criterion.label_smoothing", label_smoothing, whole=False)
         self.label_smoothing = label_smoothing
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:

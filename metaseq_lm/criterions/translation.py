@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.checks import check_share
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
@@ -33,12 +34,13 @@ def target_terms(logits: Tensor, targets: Tensor, label_smoothing: float) -> Ter
 class Translation(Criterion):
     """The loss of the primary head on targets that are known (teacher forcing).
 
-    Targets are smoothed in training only.
+    Targets are smoothed in training only. UsageError for a smoothing outside [0, 1).
     """
 
     tasks: tuple[str, ...] = ("translation", "cvt_translation")
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
+        check_share("criterion.label_smoothing", label_smoothing, whole=False)
         self.label_smoothing = label_smoothing
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:

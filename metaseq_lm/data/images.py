@@ -145,6 +145,16 @@ def require_channels(images: Images, options: Mapping[str, int]) -> None:
             raise UsageError(f"{name} is for {found} channel(s), but the images have {channels}")
 
 
+def require_scale(images: Images, mean: Sequence[float], sd: Sequence[float]) -> None:
+    """Raise UsageError unless there are a mean and an sd above 0 for each channel of the images."""
+    require_channels(images, {"task.mean": len(mean), "task.sd": len(sd)})
+    if not np.isfinite([*mean, *sd]).all() or min(sd) <= 0:
+        raise UsageError(
+            f"task.mean is {list(mean)} and task.sd {list(sd)}; images are divided by the second, "
+            "which must be above 0"
+        )
+
+
 def normalised(images: np.ndarray, mean: Sequence[float], sd: Sequence[float]) -> np.ndarray:
     """Return images uint8 (B, H, W, C) as float32 (B, C, H, W), (x / 255 - mean) / sd by channel."""
     scaled = images.astype(np.float32) / 255 - np.asarray(mean, np.float32)

@@ -4,7 +4,6 @@ As in the code of Clark et al. 2018 words of punctuation, known by their form al
 nothing makes a tree of heads that are none.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import nan
 
@@ -40,11 +39,6 @@ class TreeScores:
         """The share of the words with the right head and relation; nan if no word counts."""
         return self.both / self.words if self.words else nan
 
-    def __add__(self, other: "TreeScores") -> "TreeScores":
-        return TreeScores(
-            self.words + other.words, self.heads + other.heads, self.both + other.both
-        )
-
 
 Tree = tuple[npt.ArrayLike, npt.ArrayLike]
 
@@ -64,17 +58,3 @@ def tree_scores(gold: Tree, predicted: Tree, counted: npt.ArrayLike | None = Non
     right = keep & (true[0] == found[0])
     both = right & (true[1] == found[1])
     return TreeScores(int(keep.sum()), int(right.sum()), int(both.sum()))
-
-
-def sentence_scores(
-    words: Iterable[Sequence[str]],
-    gold: Iterable[Tree],
-    predicted: Iterable[Tree],
-    punctuation: bool = False,
-) -> TreeScores:
-    """Return the scores of sentences; words of punctuation count only if `punctuation`."""
-    total = TreeScores()
-    for forms, true, found in zip(words, gold, predicted, strict=True):
-        counted = [punctuation or not is_punctuation(form) for form in forms]
-        total += tree_scores(true, found, counted)
-    return total

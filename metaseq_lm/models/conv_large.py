@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from metaseq_lm.config import option
+from metaseq_lm.errors import UsageError
 from metaseq_lm.models.layers import Dropout, Linear
 from metaseq_lm.models.wide_resnet import norm_of
 from metaseq_lm.registry import register_model
@@ -49,11 +50,14 @@ class ConvLarge(nn.Module):
 
     The third stage begins without padding, so that 32 x 32 pixels become 6 x 6 places, of which the
     corners have seen 21 x 21 pixels and those in the middle 29 x 29 (Clark 2021, section 4.4). The
-    head "primary" is on the mean of all places; other heads may be added.
+    head "primary" is on the mean of all places; other heads may be added. UsageError for sizes that
+    do not fit.
     """
 
     def __init__(self, config: ConvLargeConfig, classes: int) -> None:
         super().__init__()
+        if not config.width > 0:
+            raise UsageError(f"model.width must be above 0, got {config.width}")
         small, middle, large = (max(8, round(c * config.width) // 8 * 8) for c in (128, 256, 512))
 
         def three(inputs: int, outputs: int) -> list[nn.Module]:

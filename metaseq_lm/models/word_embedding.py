@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
+from metaseq_lm.data.words.vocabulary import CHARACTERS, UNKNOWN
 from metaseq_lm.errors import UsageError
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.scalar_mix import ScalarMix
@@ -45,10 +47,15 @@ class WordEmbeddingConfig:
         """Raise UsageError for sizes that do not fit together."""
         if self.combine not in ("concat", "sum"):
             raise UsageError(f"model.combine must be concat or sum, got '{self.combine}'")
-        if self.word_embed_dim < 1 or self.char_filters < 0 or self.char_embed_dim < 1:
-            raise UsageError("model.word_embed_dim and model.char_embed_dim must be at least 1")
-        if self.char_filters and (not self.char_widths or min(self.char_widths) < 1):
-            raise UsageError("model.char_widths must name one or more widths of at least 1")
+        widths = {"model.word_embed_dim": self.word_embed_dim}
+        check_least(widths | {"model.char_embed_dim": self.char_embed_dim}, 1)
+        check_least({"model.char_filters": self.char_filters}, 0)
+        wrong = [width for width in self.char_widths if not 1 <= width <= CHARACTERS]
+        if self.char_filters and (wrong or not self.char_widths):
+            raise UsageError(
+                f"model.char_widths is {list(self.char_widths)}; it must name one or more widths from 1 to "
+                f"{CHARACTERS}, the characters of a word with its padding"
+            )
         if self.combine == "sum" and self.char_filters:
             if self.char_filters * len(self.char_widths) != self.word_embed_dim:
                 raise UsageError(
@@ -106,8 +113,10 @@ class WordEmbedding(nn.Module):
     """Words (B, S) with characters (B, S, M) to vectors (B, S, E).
 
     A word embedding passes dropout and is multiplied by a learned number that starts at 1. `vectors`
-    (V, W) are what word embeddings start from. With normalize_words the caller must set `frequencies`.
-    With a `mix` the states of a language model, mixed, stand beside them; `width` counts both.
+    (V, W) are what word embeddings start from; else they are random, but for padding and <unk>, which
+    are 0: where the vocabulary has all words of the training text nothing trains <unk>, and a random
+    row would be noise at test time. With normalize_words the caller must set `frequencies`. With a
+    `mix` the states of a language model, mixed, stand beside them; `width` counts both.
     """
 
     frequencies: Tensor
@@ -129,7 +138,7 @@ class WordEmbedding(nn.Module):
         self.words = nn.Embedding(words, width)
         nn.init.normal_(self.words.weight, std=SPREAD)
         with torch.no_grad():
-            self.words.weight[0] = 0.0
+            self.words.weight[: UNKNOWN + 1] = 0.0
             if vectors is not None and config.word_vectors:
                 self._check_vectors(vectors, words, width)
                 self.words.weight.copy_(torch.from_numpy(vectors))

@@ -6,7 +6,7 @@ Shapes: B rows, S positions, C classes, X width of the states of both directions
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 import torch
@@ -113,20 +113,6 @@ class WordModel(WordNet):
         if self.average is None:
             return self
         return self.average.net  # type: ignore[return-value]
-
-    def step_with_average(self, step: Callable[[], bool], undo: bool = False) -> bool:
-        """Take the weights into the average, then do `step`, and return what it returns.
-
-        With `undo` a step that returns False leaves the average as it was; that costs a copy of it.
-        """
-        if self.average is None:
-            return step()
-        before = [p.clone() for p in self.average.parameters()] if undo else []
-        self.average.move(self)
-        done = step()
-        if undo and not done:
-            torch._foreach_copy_(list(self.average.parameters()), before)
-        return done
 
 
 @contextlib.contextmanager

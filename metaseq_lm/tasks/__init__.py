@@ -20,6 +20,8 @@ from metaseq_lm.registry import CRITERIONS, SCHEDULES
 
 # What one update gets: per stream a list of global batches, each a list of micro-batches.
 Batches = dict[str, list[list[Batch]]]
+# The kinds of updates: of each its share of all updates, and what it takes as `Task.needs` says it.
+Kinds = list[tuple[float, dict[str, int]]]
 # What an evaluation gets: per stream all global batches, once.
 Passes = dict[str, Iterable[list[Batch]]]
 
@@ -30,7 +32,7 @@ class Task:
     `config` is the whole resolved config of the run, `self.options` its task node. `fresh` are
     beginnings of the names of weights that start fresh where `pretrained` has none for them; all
     others must be there. Before an unlabelled text stands [CLSn], n being `text_token`. In a
-    `dry_run` nothing may be written.
+    `dry_run` nothing may be written, and one update of each of the `kinds` is made.
     """
 
     fresh: tuple[str, ...] = ()
@@ -80,6 +82,20 @@ class Task:
     def needs(self, update: int) -> dict[str, int]:
         """Return how many global batches update number `update` (from 0) takes from each stream."""
         return {"train": 1}
+
+    def kinds(self) -> Kinds:
+        """Return the kinds of updates that differ in cost, in the long run; the default is one.
+
+        A dry run makes one update of each, and the price of an update is their mean.
+        """
+        return [(1.0, self.needs(0))]
+
+    def planned(self, update: int) -> dict[str, int]:
+        """Return what update number `update` takes: `needs`, in a dry run that of one kind after another."""
+        if not self.dry_run:
+            return self.needs(update)
+        kinds = self.kinds()
+        return kinds[update % len(kinds)][1]
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Do one update; the default is one gradient over all batches and one step of "main"."""

@@ -130,7 +130,7 @@ def different_sets(names: Sequence[str]) -> list[str]:
     named = [name for name in names if name and not set("./\\") & set(name)]
     if not names or len(set(named)) < len(names):
         raise UsageError(
-            "give task.labelled=[NAME,NAME], different labelled sets in DATA without dots and "
+            "give task.labelled, one or more different labelled sets in DATA without dots and "
             f"slashes in their names; got {list(names)}"
         )
     return list(names)

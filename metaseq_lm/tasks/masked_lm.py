@@ -8,6 +8,7 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import nn
 
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.data.corpus import masked_batch
 from metaseq_lm.data.masking import Masking
@@ -103,7 +104,8 @@ def masking_of(options: DictConfig, vocabulary: Vocabulary) -> Masking:
 
 
 def first(count: int, most: int) -> int:
-    """Return `count`, or `most` if that is set and smaller."""
+    """Return `count`, or `most`, task.valid_size, if that is set and smaller; UsageError if negative."""
+    check_least({"task.valid_size": most}, 0)
     return min(count, most) if most else count
 
 

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm import randomness
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.translation import Translation
@@ -69,10 +70,13 @@ class TranslationTask(Task):
             raise UsageError(
                 f"task {options._name} needs --model lstm_encoder_decoder, got {config.model._name}"
             )
-        if options.beam_size < 1 or not 0 < options.labelled_share <= 1:
+        check_least({"task.beam_size": options.beam_size}, 1)
+        factors = ("max_length", "length_factor")
+        check_least({f"task.{name}": options[name] for name in factors}, 0)
+        if not 0 < options.labelled_share <= 1:
             raise UsageError(
-                "task.beam_size must be at least 1 and task.labelled_share above 0 and at most 1; got "
-                f"{options.beam_size} and {options.labelled_share}"
+                "task.labelled_share must be above 0 and at most 1, got "
+                f"{options.labelled_share}"
             )
         if options.bleu:
             check_bleu(options.bleu_tokenizer)

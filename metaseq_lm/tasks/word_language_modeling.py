@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.streams import Sequential, Stream
@@ -29,7 +30,9 @@ class WordLanguageModelingConfig:
         2, "words that the text has less often are <unk>, which so has a meaning for unknown ones"
     )
     vocab_size: int = option(0, "most words that are not <unk>, frequent ones first (0 = all)")
-    chunk: int = option(CHUNK, "sentences that are sorted by length together (0 = all of them)")
+    chunk: int = option(
+        CHUNK, "random sentences that are put into buckets by length together (0 = all)"
+    )
     longest: int = option(
         LONGEST, "training sentences with so many words or more are left out (0 = none)"
     )
@@ -50,6 +53,7 @@ class WordLanguageModelingTask(LanguageModelingTask):
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         options, seed = self.options, self.config.seed
+        check_least({"task.chunk": options.chunk, "task.longest": options.longest}, 0)
         data = WordSet(self.data, split, self.words)
         if split == "train":
             order = Bucketed(

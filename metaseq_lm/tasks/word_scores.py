@@ -12,7 +12,9 @@ from torch import Tensor
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.words.conllu import conllu_text
 from metaseq_lm.data.words.sets import TREES, WordSet
+from metaseq_lm.data.words.tags import bio_tags
 from metaseq_lm.engine import Logs
+from metaseq_lm.evaluation.conlleval import conlleval_report, conlleval_spans
 from metaseq_lm.evaluation.words import score_tags, score_trees, tag_names
 from metaseq_lm.models.parsing_heads import heads_of
 
@@ -78,15 +80,29 @@ def prediction_rows(name: str, data: WordSet, found: Sequence[Predicted]) -> lis
     return rows
 
 
-def prediction_files(name: str, split: str, rows: Sequence[dict]) -> dict[str, str]:
-    """Return the predictions of a split as one file: CoNLL columns word, gold, predicted, or CoNLL-U."""
+def prediction_files(name: str, data: WordSet, rows: Sequence[dict]) -> dict[str, str]:
+    """Return the predictions of a split as one file: CoNLL columns word, gold, predicted, or CoNLL-U.
+
+    Tags of spans are in BIO, the scheme that every version of conlleval reads, and stand for the spans
+    that it sees in the classes: its F1 of the file is "conlleval_f1". Beside it NAME.SPLIT.conlleval.txt
+    is what it prints of the file.
+    """
     chosen = sorted((row for row in rows if row["set"] == name), key=lambda row: row["index"])
-    if chosen and "predicted_heads" in chosen[0]:
+    if data.form == TREES:
         trees = (conllu_text(r["words"], r["predicted_heads"], r["predicted"]) for r in chosen)
-        return {f"{name}.{split}.conllu": "".join(trees)}
-    lines = []
+        return {f"{name}.{data.split}.conllu": "".join(trees)}
+    lines: list[str] = []
+    every: list[list[list[str]]] = []
     for row in chosen:
         words = ["_".join(word.split()) for word in row["words"]]  # CoNLL-U has words with blanks
-        lines += ["\t".join(part) for part in zip(words, row["gold"], row["predicted"])]
+        tags = [row["gold"], row["predicted"]]
+        if data.spans:
+            tags = [bio_tags(conlleval_spans(column), len(column)) for column in tags]
+        lines += ["\t".join(part) for part in zip(words, *tags)]
         lines.append("")
-    return {f"{name}.{split}.conll": "".join(line + "\n" for line in lines)}
+        every.append(tags)
+    files = {f"{name}.{data.split}.conll": "".join(line + "\n" for line in lines)}
+    if data.spans:
+        report = conlleval_report([gold for gold, _ in every], [found for _, found in every])
+        files[f"{name}.{data.split}.conlleval.txt"] = report
+    return files

@@ -15,6 +15,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.cost import Costs, behind
 from metaseq_lm.criterions import Batch, Terms
@@ -34,6 +35,7 @@ from metaseq_lm.models.views import ViewsEncoder
 from metaseq_lm.models.word_model import WordModel, WordNet
 from metaseq_lm.registry import MODELS
 from metaseq_lm.tasks import Batches, Passes, Task, options_of
+from metaseq_lm.tasks.averaging import RAW, moving
 from metaseq_lm.tasks.elmo import (
     ElmoConfig,
     head_mixes,
@@ -42,7 +44,7 @@ from metaseq_lm.tasks.elmo import (
     scalar_mix,
     with_sizes,
 )
-from metaseq_lm.tasks.finetuning import ENCODER, judged, mapped
+from metaseq_lm.tasks.finetuning import ENCODER, different_sets, judged, mapped
 from metaseq_lm.tasks.masked_lm import first
 from metaseq_lm.tasks.word_scores import (
     Predicted,
@@ -53,7 +55,6 @@ from metaseq_lm.tasks.word_scores import (
 )
 
 AVERAGE = "average.net."
-RAW = "raw_"
 AT = ":"  # between the name of a set and that of a split
 
 
@@ -101,10 +102,16 @@ class WordTask(Task):
                 f"task '{self.options._name}' needs a criterion of words, such as tagging or parsing, not "
                 f"'{config.criterion._name}'"
             )
+        sizes = ("batch_size", "hidden_dim", "parser_dim")
+        check_least({f"task.{name}": self.options.get(name, 1) for name in sizes}, 1)
         self.vocabulary = WordVocabulary.load(self.data)
         # Validation and prediction ask for the same split again and again.
         self.labelled = lru_cache(maxsize=None)(self._labelled)
-        check_names(self.names)
+        for name in different_sets(self.names):
+            if hasattr(nn.ModuleDict(), name):
+                raise UsageError(
+                    f"a set called '{name}' cannot have heads; make it under another name"
+                )
 
     @classmethod
     def prepare(cls, config: DictConfig) -> DictConfig:
@@ -216,8 +223,8 @@ class WordTask(Task):
             lambda batch: self.criterion(model, batch), everything, engine.parameters("main")
         )
         assert isinstance(model, WordModel)
-        undo = self.config.trainer.on_nonfinite == "skip"
-        model.step_with_average(lambda: engine.step("main", grads), undo)
+        with moving(model.average, model, engine, self.config):
+            engine.step("main", grads)
         return logs
 
     def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
@@ -254,7 +261,7 @@ class WordTask(Task):
     ) -> tuple[Logs, dict[str, Logs]]:
         """Return the terms of the first of a model's nets on one set, and the scores of each by prefix."""
         name, _, split = key.partition(AT)
-        data = self.labelled(name, split)
+        data = self.labelled(name, split or "train")  # whose stream says why it cannot be scored
 
         def judge(batch: Batch) -> tuple[Terms, list[tuple[str, Predicted]]]:
             found: list[tuple[str, Predicted]] = []
@@ -291,10 +298,10 @@ class WordTask(Task):
         return rows
 
     def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
-        """Return NAME.SPLIT.conll (word, gold, predicted) or .conllu of each set."""
+        """Return NAME.SPLIT.conll (word, gold, predicted; spans in BIO) or .conllu of each set."""
         files: dict[str, str] = {}
         for name in self.names:
-            files |= prediction_files(name, split, rows)
+            files |= prediction_files(name, self.labelled(name, split), rows)
         return files
 
 
@@ -308,17 +315,6 @@ def word_batch(
     batch = word_rows(data, samples, width)
     pairs = int(np.maximum(batch["lengths"] - 1, 0).sum())
     return {**batch, "set": name, "sizes": {**batch["sizes"], "pairs": pairs}}
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Raise UsageError unless there are sets, all different, whose names a module can have."""
-    if not names or not all(names) or len(set(names)) < len(names):
-        raise UsageError(
-            f"task.labelled is {list(names)}; give tagged sets or treebanks in DATA, all different"
-        )
-    for name in names:
-        if "." in name or hasattr(nn.ModuleDict(), name):
-            raise UsageError(f"a set called '{name}' cannot have heads; make it under another name")
 
 
 def build_encoder(config: DictConfig, vocabulary: WordVocabulary) -> ViewsEncoder:

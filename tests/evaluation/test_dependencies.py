@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaseq_lm.evaluation.dependencies import (
-    TreeScores,
-    is_punctuation,
-    sentence_scores,
-    tree_scores,
-)
+from metaseq_lm.evaluation.dependencies import TreeScores, is_punctuation, tree_scores
 
 SKIPPED = "! ... `` { } ( ) [ ] -- - , . '' ` ; : ? -LRB- -RRB- -LSB- -RSB- -LCB- -RCB-".split()
 
@@ -28,12 +23,12 @@ def test_words_that_count(word):
 
 
 def test_by_hand():
-    words = [["I", "see", "-LRB-", "him", ")"], ["!", "?"]]
-    gold = [([2, 0, 4, 2, 4], [1, 0, 2, 3, 2]), ([0, 1], [0, 2])]
-    predicted = [([2, 0, 1, 1, 4], [1, 0, 2, 3, 1]), ([2, 0], [2, 0])]
-    scores = sentence_scores(words, gold, predicted)
+    words = ["I", "see", "-LRB-", "him", ")", "!", "?"]
+    gold = [2, 0, 4, 2, 4, 0, 1], [1, 0, 2, 3, 2, 0, 2]
+    predicted = [2, 0, 1, 1, 4, 2, 0], [1, 0, 2, 3, 1, 2, 0]
+    scores = tree_scores(gold, predicted, [not is_punctuation(word) for word in words])
     assert scores == TreeScores(words=3, heads=2, both=2)
-    every = sentence_scores(words, gold, predicted, punctuation=True)
+    every = tree_scores(gold, predicted)
     assert every == TreeScores(words=7, heads=3, both=2)
     assert (scores.uas, every.las) == (2 / 3, 2 / 7)
     # The relation alone is worth nothing.
@@ -41,7 +36,7 @@ def test_by_hand():
 
 
 def test_only_punctuation_has_no_score():
-    scores = sentence_scores([["!", "?"]], [([0, 1], [0, 1])], [([0, 1], [0, 1])])
+    scores = tree_scores(([0, 1], [0, 1]), ([0, 1], [0, 1]), [False, False])
     assert scores == TreeScores() and isnan(scores.uas) and isnan(scores.las)
 
 
@@ -59,5 +54,3 @@ def test_counts(rows):
 def test_lengths_must_fit():
     with pytest.raises(ValueError):
         tree_scores(([0], [0]), ([0], [0, 1]))
-    with pytest.raises(ValueError):
-        sentence_scores([["a"]], [([0], [0])], [])

@@ -173,6 +173,9 @@ def test_word_vectors_are_the_start() -> None:
         replace(config, word_vectors=False), WORDS, CHARACTERS, Dropout(0.0), vectors
     )
     assert not torch.equal(without.words.weight, with_them.words.weight)
+    # Nothing may ever train the row of <unk>: it says nothing, unless the vectors have one.
+    assert not without.words.weight[:2].any() and without.words.weight[2:].all()
+    assert with_them.words.weight[1].all()
     with pytest.raises(UsageError, match="6 numbers; make them equal"):
         wrong = replace(config, word_embed_dim=7)
         WordEmbedding(wrong, WORDS, CHARACTERS, Dropout(0.0), vectors)
@@ -197,6 +200,10 @@ def test_normalised_words_have_mean_0_and_variance_1_by_frequency() -> None:
         ({"combine": "mean"}, "concat or sum"),
         ({"combine": "sum", "char_filters": 3}, "as many filters"),
         ({"char_widths": []}, "char_widths"),
+        ({"char_widths": [2, 0]}, "char_widths"),
+        ({"char_widths": [2, 25]}, r"char_widths is \[2, 25\]; .* from 1 to 24"),
+        ({"word_embed_dim": 0}, "model.word_embed_dim must be at least 1"),
+        ({"char_filters": -1}, "model.char_filters must be at least 0"),
         ({"projection_dim": 0}, "at least 1"),
         ({"dropout": 1.0}, "below 1"),
     ],

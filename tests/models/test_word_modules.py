@@ -119,22 +119,11 @@ def test_averages_are_the_closed_form() -> None:
         AveragedWeights(net, 1.0)
 
 
-def test_the_average_moves_before_the_step_and_is_put_back() -> None:
-    """A step that is refused leaves no trace if that is asked for."""
+def test_the_average_is_a_part_of_the_model() -> None:
     encoder = Encoder()
     encoder.weight = nn.Parameter(torch.tensor(1.0))
     heads = {"a": nn.ModuleDict({PRIMARY: TaggingModule(encoder, 2, 2)})}
     model = WordModel(encoder, heads, 0.5)
-    own = model.averaged.encoder
-
-    def step(done: bool) -> bool:
-        with torch.no_grad():
-            encoder.weight.add_(2.0)
-        return done
-
-    assert model.step_with_average(lambda: step(True)) and own.weight == 1
-    assert not model.step_with_average(lambda: step(False), undo=True) and own.weight == 1
-    assert not model.step_with_average(lambda: step(False)) and own.weight == 3
     assert "average.net.encoder.weight" in model.state_dict()
     assert WordModel(encoder, heads).averaged.encoder is encoder
 

@@ -94,12 +94,15 @@ def test_batches_hold_the_text_without_long_sentences(sentences: Path, tmp_path:
     [
         (["task.min_frequency=0"], "min_frequency must be at least 1"),
         (["task.min_frequency=100000"], "lower it"),
+        (["task.valid_size=-3"], "task.valid_size must be at least 0"),
+        (["task.chunk=-1"], "task.chunk must be at least 0"),
+        (["task.longest=-1"], "task.longest must be at least 0"),
         (["criterion=masked_lm"], "needs criterion=language_modeling"),
     ],
 )
 def test_mistakes(more: list[str], words: str, sentences: Path, tmp_path: Path) -> None:
     with pytest.raises(MetaseqError, match=words):
-        Run(configure(sentences, tmp_path, *more))
+        Run(configure(sentences, tmp_path, *more)).train()
 
 
 def test_other_data_are_refused(tmp_path: Path) -> None:

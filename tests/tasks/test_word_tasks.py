@@ -13,6 +13,7 @@ from metaseq_lm.criterions.tagging import targets_of
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.errors import MetaseqError
 from metaseq_lm.evaluation.chunks import span_counts
+from metaseq_lm.evaluation.conlleval import conlleval_report, conlleval_spans
 from metaseq_lm.opened import open_run
 from metaseq_lm.run import Run
 from metaseq_lm.tasks.words import word_batch
@@ -60,9 +61,13 @@ def test_tagging_writes_scores_and_columns(sentences: Path, tmp_path: Path) -> N
     data = WordSet(sentences / "chunk", "test")
     assert [[row[0] for row in block] for block in rows] == data.surface(range(len(data)))
     gold, predicted = ([[row[i] for row in block] for block in rows] for i in (1, 2))
-    assert span_counts(gold, predicted).scores.f1 == test["f1"]
+    assert {tag[:2] for row in (*gold, *predicted) for tag in row} == {"B-", "I-", "O"}
+    assert span_counts(gold, predicted, conlleval_spans).scores.f1 == test["conlleval_f1"]
     lines = (tmp_path / "predictions.test.chunk.jsonl").read_text().splitlines()
-    assert [json.loads(line)["predicted"] for line in lines] == predicted
+    said = [json.loads(line) for line in lines]
+    both = [[row[name] for row in said] for name in ("gold", "predicted")]
+    assert span_counts(*both).scores.f1 == test["f1"]
+    assert (tmp_path / "chunk.test.conlleval.txt").read_text() == conlleval_report(gold, predicted)
     weights = built(sentences, *TAGGING, *options).model.state_dict()
     assert "average.net.encoder.embedding.scale" in weights
 
@@ -154,19 +159,34 @@ def test_label_smoothing_is_for_training_only(sentences: Path) -> None:
     [
         ([*TAGGING, "task.labelled=dep"], "treebanks for parsing"),
         ([*PARSING, "task.labelled=pos"], "tagged sets are for task tagging"),
-        ([*TAGGING], "give tagged sets or treebanks"),
+        ([*TAGGING], "give task.labelled"),
         ([*TAGGING, "task.labelled=none"], "no such file"),
         ([*TAGGING, "task.labelled=pos", "task.average_decay=1"], "below 1"),
         ([*TAGGING, "task.labelled=pos", "criterion.label_smoothing=1"], "label_smoothing"),
         ([*TAGGING, "task.labelled=pos", "task.label_fraction=0"], "share of the labels"),
         ([*PARSING, "criterion=tagging"], "criterion tagging is for task"),
         ([*PARSING, "task.root=none"], "task.root"),
+        ([*PARSING, "task.parser_dim=0"], "task.parser_dim must be at least 1, got 0"),
+        ([*PARSING, "task.hidden_dim=0"], "task.hidden_dim must be at least 1, got 0"),
+        ([*PARSING, "task.batch_size=0"], "task.batch_size must be at least 1, got 0"),
+        ([*PARSING, "task.valid_size=-3"], "task.valid_size must be at least 0, got -3"),
+        ([*PARSING, "model.char_widths=[30]"], "from 1 to 24"),
+        ([*PARSING, "trainer.valid_split=train"], "the stream of 'train' is endless"),
+        ([*PARSING, "trainer.final_splits=[train]"], "the stream of 'train' is endless"),
     ],
 )
-def test_mistakes_are_told(options: list[str], message: str, sentences: Path) -> None:
+def test_mistakes_are_told(
+    options: list[str], message: str, sentences: Path, tmp_path: Path
+) -> None:
+    """Before anything is trained."""
     with pytest.raises(MetaseqError, match=message):
-        run = built(sentences, *options)
-        run.task.build_streams("train")
+        start(sentences, tmp_path, *options, "trainer.max_update=1").train()
+    assert not (tmp_path / "log.jsonl").exists()
+
+
+def test_scoring_the_training_split_is_told(sentences: Path) -> None:
+    with pytest.raises(MetaseqError, match="endless one of training and cannot be scored"):
+        built(sentences, *PARSING).score("train")
 
 
 def test_another_kind_of_model_is_refused(sentences: Path) -> None:

@@ -1,8 +1,9 @@
 """Orders of training batches whose sentences are about equally long.
 
-As in the code of Clark et al. 2018: sentences are taken in pieces of the file, each piece in buckets
-by length, and a batch is filled to a constant sum of the square roots of its lengths, so that long
-sentences do not make larger batches.
+As in the code of Clark et al. 2018: sentences are taken in pieces, each piece in buckets by length,
+and a batch is filled to a constant sum of the square roots of its lengths, so that long sentences do
+not make larger batches. There the pieces follow the file, here each is drawn from the whole of it:
+of several texts one after another a run that ends early would see the first only.
 """
 
 from functools import lru_cache
@@ -13,7 +14,7 @@ from metaseq_lm import randomness
 from metaseq_lm.errors import UsageError
 
 BUCKETS = (15, 40)  # the lengths at which a new bucket begins
-CHUNK = 10_000  # sentences of unlabelled text that are sorted into buckets together
+CHUNK = 10_000  # sentences of unlabelled text that are put into buckets together
 LONGEST = 100  # unlabelled sentences are shorter
 
 
@@ -23,9 +24,11 @@ class Bucketed:
     `lengths` (sentences,) are words per sentence. `batch_size` is the mean number of sentences of a
     batch: each holds a sum of sqrt(length) of about batch_size times the mean of sqrt(length).
     `samples` are the sentences to use (default: all), of which those with `longest` words or more
-    are left out (0: none). With `chunk` the pieces of about so many sentences come in the order of the
-    file, each sorted and shuffled by itself; 0 takes all sentences together. A bucket with less than
-    half a batch joins a neighbour. UsageError if no sentence is left.
+    are left out (0: none). With `chunk` one permutation, the same in all epochs, spreads the sentences
+    over pieces of about so many; the pieces come one after another, each put into buckets and shuffled
+    by itself, so that only the plan of a piece is in memory besides one number for each sentence. 0
+    takes all sentences together. A bucket with less than half a batch joins a neighbour. UsageError if
+    no sentence is left.
     """
 
     def __init__(
@@ -40,7 +43,9 @@ class Bucketed:
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"task.batch_size must be at least 1, got {batch_size}")
-        chosen = np.arange(len(lengths)) if samples is None else np.asarray(samples, np.int64)
+        chosen = np.arange(len(lengths)) if samples is None else np.asarray(samples)
+        # As narrow as can be: there may be tens of millions of them.
+        chosen = chosen.astype(np.min_scalar_type(max(len(lengths) - 1, 0)))
         chosen = chosen[lengths[chosen] > 0]
         if longest:
             chosen = chosen[lengths[chosen] < longest]
@@ -49,13 +54,12 @@ class Bucketed:
                 f"stream '{name}': no sentence of 1 to {longest - 1 if longest else 'any number of'} words"
             )
         self.count = len(chosen)
-        self._weights = np.sqrt(lengths.astype(np.float64))
-        per_batch = batch_size * float(self._weights[chosen].mean())
+        self._lengths = lengths
+        per_batch = batch_size * float(self._weights(chosen).mean())
         pieces = max(1, round(len(chosen) / chunk)) if chunk else 1
-        self._buckets = [
-            _buckets(part, lengths, self._weights, per_batch)
-            for part in np.array_split(chosen, pieces)
-        ]
+        if pieces > 1:
+            randomness.generator(seed, name, "pieces").shuffle(chosen)
+        self._buckets = [self._bucketed(part, per_batch) for part in np.array_split(chosen, pieces)]
         counts = [sum(n for _, n in buckets) for buckets in self._buckets]
         self._ends = np.cumsum(counts)
         self.per_epoch = int(self._ends[-1])
@@ -69,9 +73,26 @@ class Bucketed:
             )
         )
 
+    def _weights(self, sentences: np.ndarray) -> np.ndarray:
+        return np.sqrt(self._lengths[sentences].astype(np.float64))
+
+    def _bucketed(self, samples: np.ndarray, per_batch: float) -> list[tuple[np.ndarray, int]]:
+        """Return the sentences of each bucket of a piece, and how many batches it makes."""
+        place = np.searchsorted(BUCKETS, self._lengths[samples], side="right")
+        found: list[np.ndarray] = []
+        for number in range(len(BUCKETS) + 1):
+            members = samples[place == number]
+            light = found and self._weights(found[-1]).sum() < per_batch / 2
+            if found and (light or self._weights(members).sum() < per_batch / 2):
+                found[-1] = np.concatenate([found[-1], members])
+            elif len(members):
+                found.append(members)
+        counts = [max(1, round(float(self._weights(m).sum()) / per_batch)) for m in found]
+        return [(members, min(n, len(members))) for members, n in zip(found, counts)]
+
     def _fewest(self, members: np.ndarray, batches: int) -> int:
         """Return a number of sentences that no batch of a bucket falls below in any epoch."""
-        weights = self._weights[members]
+        weights = self._weights(members)
         return max(1, int(weights.sum() / batches / weights.max() - 1e-9))
 
     def _plan(
@@ -80,7 +101,7 @@ class Bucketed:
         found = []
         for members, batches in buckets:
             order = generator.permutation(members)
-            found += np.split(order, cuts(self._weights[order], batches))
+            found += np.split(order, cuts(self._weights(order), batches))
         return [found[i] for i in generator.permutation(len(found))]
 
     def batch(self, number: int) -> np.ndarray:
@@ -88,24 +109,7 @@ class Bucketed:
         epoch, at = divmod(number, self.per_epoch)
         piece = int(np.searchsorted(self._ends, at, side="right"))
         before = int(self._ends[piece - 1]) if piece else 0
-        return self._batches(epoch, piece)[at - before]
-
-
-def _buckets(
-    samples: np.ndarray, lengths: np.ndarray, weights: np.ndarray, per_batch: float
-) -> list[tuple[np.ndarray, int]]:
-    """Return the sentences of each bucket of a piece, and how many batches it makes."""
-    place = np.searchsorted(BUCKETS, lengths[samples], side="right")
-    found: list[np.ndarray] = []
-    for number in range(len(BUCKETS) + 1):
-        members = samples[place == number]
-        light = found and weights[found[-1]].sum() < per_batch / 2
-        if found and (light or weights[members].sum() < per_batch / 2):
-            found[-1] = np.concatenate([found[-1], members])
-        elif len(members):
-            found.append(members)
-    counts = [max(1, round(float(weights[members].sum()) / per_batch)) for members in found]
-    return [(members, min(n, len(members))) for members, n in zip(found, counts)]
+        return self._batches(epoch, piece)[at - before].astype(np.int64)
 
 
 def cuts(weights: np.ndarray, batches: int) -> np.ndarray:

@@ -7,12 +7,7 @@ import numpy as np
 
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.words.sets import WordSet
-from metaseq_lm.data.words.vocabulary import WordVocabulary
-
-LONGEST_WORD = 20
-# Padding, word start, the characters, word end, padding. Always so wide: what a convolution and a
-# maximum over the padding give must not depend on the other words of the batch.
-CHARACTERS = LONGEST_WORD + 4
+from metaseq_lm.data.words.vocabulary import CHARACTERS, LONGEST_WORD, WordVocabulary
 
 
 def word_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> Batch:
@@ -21,22 +16,17 @@ def word_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> Batch:
     "characters" int64 (B, S, M), each word as padding, word start, its first 20 characters, word end,
     padding (start and end have no characters, padding is all padding). For tags and trees "labels"
     int64 (B, S), -1 where no word stands; for trees "heads" int64 (B, S), positions in the row, 0
-    (that of <start>) for the root, -1 where no word stands, and "counted" bool (B, S), words that are
-    no punctuation.
+    (that of <start>) for the root, -1 where no word stands.
     """
     rows = np.asarray(sentences, np.int64)
     batch = token_rows(data, rows, width)
     scored, lengths = batch["scored"], batch["lengths"]
 
-    def spread(values: np.ndarray, fill: int | bool) -> np.ndarray:
-        return _spread(scored, values, fill)
-
     batch["characters"] = _characters(data, rows, scored, lengths)
     if data.labels is not None:
-        batch["labels"] = spread(data.labels.gather(rows, 0)[0][_inside(lengths)], -1)
+        batch["labels"] = _spread(scored, data.labels.gather(rows, 0)[0][_inside(lengths)], -1)
     if data.heads is not None:
-        batch["heads"] = spread(data.heads.gather(rows, 0)[0][_inside(lengths)], -1)
-        batch["counted"] = spread(~data.punctuation(rows), False)
+        batch["heads"] = _spread(scored, data.heads.gather(rows, 0)[0][_inside(lengths)], -1)
     return batch
 
 
@@ -63,8 +53,8 @@ def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> Batch:
     }
 
 
-def _spread(scored: np.ndarray, values: np.ndarray, fill: int | bool) -> np.ndarray:
-    out = np.full(scored.shape, fill, bool if isinstance(fill, bool) else np.int64)
+def _spread(scored: np.ndarray, values: np.ndarray, fill: int) -> np.ndarray:
+    out = np.full(scored.shape, fill, np.int64)
     out[scored] = values
     return out
 

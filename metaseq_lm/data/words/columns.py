@@ -144,7 +144,10 @@ class HeadColumnReader(ColumnReader):
 
 
 def checked_tree(sentence: Sentence) -> Sentence:
-    """Return a sentence whose heads are words of it or 0; else MetaseqError with file and line."""
+    """Return a sentence whose heads make a tree, of one or more roots; else MetaseqError with file and line.
+
+    Heads are places of words, 1 for the first, and 0 for a root.
+    """
     assert sentence.heads is not None
     for word, head in enumerate(sentence.heads):
         if head > len(sentence.words) or head == word + 1:
@@ -153,7 +156,32 @@ def checked_tree(sentence: Sentence) -> Sentence:
                 f"{sentence.place(word)}: the head of word {word + 1} is {fault} "
                 f"({len(sentence.words)} words; 0 is the root)"
             )
+    if sentence.words and 0 not in sentence.heads:
+        raise MetaseqError(f"{sentence.place(0)}: no word of this sentence has head 0, the root")
+    if cycle := _cycle(sentence.heads):
+        heads = " -> ".join(map(str, [*cycle, cycle[0]]))
+        raise MetaseqError(
+            f"{sentence.place(cycle[0] - 1)}: the heads of words {heads} go round in a circle; in a tree "
+            "they lead to the root"
+        )
     return sentence
+
+
+def _cycle(heads: list[int]) -> list[int]:
+    """Return words, from 1, each the head of the one before, the first that of the last; none in a tree."""
+    seen = [0] * (1 + len(heads))  # by which walk
+    seen[0] = -1
+    for first in range(1, 1 + len(heads)):
+        word = first
+        while not seen[word]:
+            seen[word] = first
+            word = heads[word - 1]
+        if seen[word] == first:
+            cycle = [word]
+            while heads[cycle[-1] - 1] != word:
+                cycle.append(heads[cycle[-1] - 1])
+            return cycle
+    return []
 
 
 def is_conllu(path: Path) -> bool:

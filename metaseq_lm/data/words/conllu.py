@@ -27,7 +27,7 @@ class ConlluReader(SentenceReader):
 
     Comments, lines of multi-word tokens (3-4) and empty nodes (8.1) are passed over; subtypes of
     relations (nsubj:pass) are kept. MetaseqError with file and line for rows that have not ten
-    fields, ids out of order, and heads that are no words of the sentence.
+    fields, ids out of order, and heads that make no tree.
     """
 
     label: int = RELATION

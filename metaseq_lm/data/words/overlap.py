@@ -1,4 +1,9 @@
-"""Training sentences that occur in an evaluation split of another set (Clark et al. 2018, 4.3.1)."""
+"""Training sentences that occur in an evaluation split of another set (Clark et al. 2018, 4.3.1).
+
+Two sentences are the same if their letters and digits are, run together: in lower case, every digit
+a 0, without blanks and signs. So neither tokenisation nor quotation marks hide one. A sentence of
+signs alone has the signs as they stand.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +21,7 @@ CHUNK = 4096
 
 
 class Overlap:
-    """Says of sentences whether they are among those given; words count in their normalised form."""
+    """Says of sentences, as lists of words, whether their letters are those of one of the given."""
 
     def __init__(self, sentences: Iterable[Sequence[str]]) -> None:
         self._known: dict[str, str] = {}
@@ -28,8 +33,9 @@ class Overlap:
     def _key(self, words: Sequence[str]) -> str:
         for word in words:
             if word not in self._known:
-                self._known[word] = normalise(word)
-        return "\n".join([self._known[word] for word in words])
+                self._known[word] = "".join(filter(str.isalnum, normalise(word)))
+        letters = "".join([self._known[word] for word in words])
+        return letters or " ".join(words)
 
     def __contains__(self, words: Sequence[str]) -> bool:
         return bool(self._keys) and self._key(words) in self._keys
@@ -39,7 +45,8 @@ def evaluation_overlap(names: Sequence[str], data: Path, word_column: int, polic
     """Return the sentences to keep out of training.
 
     Each name is a set of the data folder (DATA/NAME), another folder of a set, whose splits except
-    train count, or a file in CoNLL columns or CoNLL-U. UsageError for anything else.
+    train count, or a file in CoNLL columns or CoNLL-U. UsageError for anything else, and for a set
+    without such a split.
     """
     return Overlap(s for name in names for s in _sentences(name, data, word_column, policy))
 
@@ -52,7 +59,13 @@ def _sentences(name: str, data: Path, word_column: int, policy: str) -> Iterator
                 raise UsageError(
                     f"--drop-overlap-with {name}: {folder} holds no sentences of words"
                 )
-            for split in sorted(set(manifest.splits) - {"train"}):
+            splits = sorted(set(manifest.splits) - {"train"})
+            if not splits:
+                raise UsageError(
+                    f"--drop-overlap-with {name}: {folder} has the split train only, so nothing of it "
+                    "is evaluated on; leave it out, or name a file"
+                )
+            for split in splits:
                 content = WordSet(folder, split)
                 for first in range(0, len(content), CHUNK):
                     yield from content.surface(np.arange(first, min(first + CHUNK, len(content))))

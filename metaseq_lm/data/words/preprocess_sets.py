@@ -45,15 +45,16 @@ class SetChoice:
     """What a labelled set of sentences is.
 
     `trees` makes a treebank, else it is tags, read by `scheme` (tags.SCHEMES). `tag_column` is a
-    number, or the name of a field for .conllu files. With `unseen` "one" the tags that train lacks are
-    one class, which no prediction gets right (CCG categories; Clark et al. 2018), with "own" each is a
-    class. `hold_out` random sentences of train become the valid split. `drop` is as in TextChoice.
+    number, or the name of a field for .conllu files; '' is the last column. With `unseen` "one" the
+    tags that train lacks are one class, which no prediction gets right (CCG categories; Clark et al.
+    2018), with "own" each is a class. `hold_out` random sentences of train become the valid split.
+    `drop` is as in TextChoice.
     """
 
     trees: bool = False
     scheme: str = "auto"
     word_column: int = 0
-    tag_column: str = "-1"
+    tag_column: str = ""
     unseen: str = "own"
     hold_out: int = 0
     seed: int = 0
@@ -79,19 +80,25 @@ class SetChoice:
         """Return the reader of a file, by its name."""
         if is_conllu(path):
             if self.trees:
+                if self.tag_column:
+                    raise UsageError(
+                        f"--tag-column {self.tag_column} does not apply to {path}: the relations of a "
+                        "treebank in CoNLL-U are its field deprel"
+                    )
                 return ConlluReader(path, policy)
-            if _is_number(self.tag_column):
+            if not self.tag_column or _is_number(self.tag_column):
                 raise UsageError(
                     f"{path}: name the field of the tags, for example --tag-column upos"
                 )
             return ConlluReader(path, policy, label=field_number(self.tag_column), trees=False)
-        if not _is_number(self.tag_column):
+        column = self.tag_column or "-1"
+        if not _is_number(column):
             raise UsageError(
-                f"{path}: --tag-column {self.tag_column} is for .conllu files; give a number, from 0, or "
+                f"{path}: --tag-column {column} is for .conllu files; give a number, from 0, or "
                 "negative from the right"
             )
         kind = HeadColumnReader if self.trees else ColumnReader
-        return kind(path, policy, word_column=self.word_column, label_column=int(self.tag_column))
+        return kind(path, policy, word_column=self.word_column, label_column=int(column))
 
 
 def _is_number(text: str) -> bool:

@@ -16,9 +16,9 @@ from metaseq_lm import randomness
 from metaseq_lm.data.indexed import IndexedDataset
 from metaseq_lm.data.manifest import Manifest, require_sizes
 from metaseq_lm.data.packing import ranges
-from metaseq_lm.data.words.vocabulary import BRACKETS, WordVocabulary, normalise
+from metaseq_lm.data.words.vocabulary import BRACKETS, WordVocabulary
 from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.evaluation.dependencies import PUNCTUATION
+from metaseq_lm.evaluation.dependencies import is_punctuation
 
 TEXT, TAGS, TREES = "text", "tags", "trees"
 # The kind of a manifest, and the form of its sets.
@@ -176,7 +176,7 @@ class WordSet:
         """Whether each form is one that scores of trees leave out, boolean (forms,)."""
         found = np.zeros(len(self.surface_forms), bool)
         forms = self._short_forms(max(map(len, BRACKETS)))
-        found[[i for i, form in forms.items() if normalise(form) in PUNCTUATION]] = True
+        found[[i for i, form in forms.items() if is_punctuation(form)]] = True
         return found
 
     def punctuation(self, sentences: np.ndarray) -> np.ndarray:

@@ -134,6 +134,12 @@ def bioes_tags(spans: Iterable[Span], words: int) -> list[str]:
     return tags
 
 
+def bio_tags(spans: Iterable[Span], words: int) -> list[str]:
+    """Return the BIO tags of a sentence with these spans; ValueError as `bioes_tags` has it."""
+    same = {"S": "B", "E": "I"}
+    return [same.get(tag[0], tag[0]) + tag[1:] for tag in bioes_tags(spans, words)]
+
+
 def bioes_names(kinds: Iterable[str]) -> list[str]:
     """Return the classes of spans of these types: O, then B, I, E and S of each type, sorted."""
     return [OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(set(kinds)) for prefix in PREFIXES)]

@@ -8,10 +8,16 @@ from typing import Any
 from torch import nn
 
 from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.errors import UsageError
 from metaseq_lm.models.averaged import AveragedWeights
 from metaseq_lm.tasks import Passes
+from metaseq_lm.tasks.averaging import RAW
 
-RAW = "raw_"
+
+def check_teacher(mean_teacher: bool, decay: float) -> None:
+    """Raise UsageError if averaged weights are to teach and there are none."""
+    if mean_teacher and not decay:
+        raise UsageError("criterion.mean_teacher needs averaged weights; task.average_decay is 0")
 
 
 class AveragedNet(nn.Module):
@@ -26,11 +32,6 @@ class AveragedNet(nn.Module):
     def averaged(self) -> nn.Module:
         """The net of averaged weights, or the trained one if there is no average."""
         return self.net if self.average is None else self.average.net
-
-    def move_average(self) -> None:
-        """Take the present weights into the average, if there is one."""
-        if self.average is not None:
-            self.average.move(self.net)
 
     def forward(self, *inputs: Any) -> Any:
         """Call the trained net."""

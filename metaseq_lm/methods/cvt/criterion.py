@@ -8,7 +8,6 @@ word embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -16,14 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.checks import check_share
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Term, Terms
 from metaseq_lm.criterions.tagging import WordLabels
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.data.words.vocabulary import REMOVED
 from metaseq_lm.errors import UsageError
-from metaseq_lm.methods.cvt.model import PARSING, TAGGING, check_auxiliaries
-from metaseq_lm.methods.cvt.vision_losses import gaussian, unit
+from metaseq_lm.methods.cvt.model import PARSING, TAGGING, auxiliaries, check_auxiliaries
+from metaseq_lm.methods.cvt.perturbation import gaussian, harmful, unit
 from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.parsing_heads import ParsingModule
 from metaseq_lm.models.prediction_modules import PRIMARY, next_to
@@ -59,8 +59,8 @@ class Unlabelled(WordLabels):
 
     def __init__(self, how: UnlabelledConfig) -> None:
         super().__init__(how.label_smoothing)
-        if not 0 <= how.confidence <= 1:
-            raise UsageError(f"criterion.confidence must be from 0 to 1, got {how.confidence}")
+        check_share("criterion.confidence", how.confidence)
+        check_share("criterion.unlabelled_dropout", how.unlabelled_dropout or 0.0, whole=False)
         self.how = how
 
     @property
@@ -69,7 +69,7 @@ class Unlabelled(WordLabels):
         return True
 
     def modules(self, form: str) -> list[str]:
-        """Return the auxiliary modules that sets of a form have."""
+        """Return the auxiliary modules that sets of a form have; UsageError if nothing would learn."""
         return []
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
@@ -163,8 +163,15 @@ class CrossView(Unlabelled):
         return self.how.use_unlabelled
 
     def modules(self, form: str) -> list[str]:
-        trees = form == TREES
-        return list(self.how.parsing_auxiliaries if trees else self.how.tagging_auxiliaries)
+        kind = "parsing" if form == TREES else "tagging"
+        chosen: list[str] = list(getattr(self.how, f"{kind}_auxiliaries"))
+        if self.unlabelled and not chosen:
+            raise UsageError(
+                f"criterion.{kind}_auxiliaries is empty, so no module of a set of {form} would learn from "
+                f"unlabelled sentences; name some of {', '.join(auxiliaries(form))}, or give "
+                "criterion.use_unlabelled=false"
+            )
+        return chosen
 
     def labelled_terms(self, model: WordModel, batch: Batch) -> Terms:
         if not self.how.gold_auxiliaries:
@@ -203,8 +210,7 @@ class WordDropout(Unlabelled):
     def __init__(self, **options: Any) -> None:
         how = WordDropoutConfig(**options)
         super().__init__(how)
-        if not 0 <= how.rate <= 1:
-            raise UsageError(f"criterion.rate must be from 0 to 1, got {how.rate}")
+        check_share("criterion.rate", how.rate)
 
     def student_terms(self, model: WordModel, batch: Batch, targets: dict[str, Tensor]) -> Terms:
         views = model.views(self.removed(batch))
@@ -269,20 +275,17 @@ class VirtualAdversarial(Unlabelled):
         width = encoder.embedding.words.embedding_dim
         words = batch["scored"].unsqueeze(-1)
         like = target.new_zeros(*batch["tokens"].shape, width)
-        step = (self.how.xi * unit(gaussian(like) * words)).requires_grad_(True)
-        with torch.enable_grad(), dropout_at(model, 0.0):
-            (term,) = self.term(
-                model, model.views(batch, step), batch, name, PRIMARY, target
-            ).values()
-            (gradient,) = torch.autograd.grad(term.sum, step)
+
+        def loss(step: Tensor) -> Tensor:
+            views = model.views(batch, step)
+            (term,) = self.term(model, views, batch, name, PRIMARY, target).values()
+            return term.sum
+
+        with dropout_at(model, 0.0):
+            gradient = harmful(gaussian(like) * words, self.how.xi, loss)
         return norm * unit(gradient * words)
 
 
 def needs_normalised(criterion: object) -> bool:
     """Return whether a criterion makes sense with normalised word embeddings only."""
     return isinstance(criterion, VirtualAdversarial)
-
-
-def drawn_set(names: Sequence[str], all_sets: bool, draw: float) -> list[str]:
-    """Return the sets that learn from an unlabelled batch: all, or by `draw` in [0, 1) one of them."""
-    return list(names) if all_sets else [names[int(draw * len(names))]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -10,18 +11,21 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm import randomness
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
-from metaseq_lm.data.streams import Stream
+from metaseq_lm.criterions import Batch
+from metaseq_lm.data.streams import Order, Stream
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
-from metaseq_lm.methods.cvt.criterion import Unlabelled, drawn_set, needs_normalised
+from metaseq_lm.methods.cvt.averaging import check_teacher
+from metaseq_lm.methods.cvt.criterion import Unlabelled, needs_normalised
 from metaseq_lm.methods.cvt.model import auxiliaries
 from metaseq_lm.models.views import ViewsEncoder
 from metaseq_lm.registry import register_task
-from metaseq_lm.tasks import Batches
-from metaseq_lm.tasks.words import ParserConfig, WordTask, WordTaskConfig, word_batch
+from metaseq_lm.tasks import Batches, Kinds
+from metaseq_lm.tasks.words import AT, ParserConfig, WordTask, WordTaskConfig, word_batch
 
 UNLABELLED = "unlabelled"
 
@@ -36,7 +40,7 @@ class CVTConfig(ParserConfig, WordTaskConfig):
     )
     unlabelled: str = option("train", "split of the text in DATA that is the unlabelled one")
     unlabelled_chunk: int = option(
-        CHUNK, "sentences of it that are sorted by length together (0 = all of them)"
+        CHUNK, "random sentences of it that are put into buckets by length together (0 = all)"
     )
     unlabelled_longest: int = option(
         LONGEST, "sentences of it with so many words or more are left out (0 = none)"
@@ -49,19 +53,25 @@ class CVTTask(WordTask):
 
     A labelled set is drawn with a probability like the square root of the number of its training
     sentences. With criterion tagging or parsing, or criterion.use_unlabelled=false, every update is a
-    labelled one. A language model beside the encoder (task.elmo) goes with those two criterions only.
+    labelled one. With criterion.all_sets=false each set has a stream of unlabelled batches of its own,
+    and all of them together go through the text once. A language model beside the encoder (task.elmo)
+    goes with criterion tagging and parsing only.
     """
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
+        options = self.options
+        names = ("unlabelled_chunk", "unlabelled_longest")
+        check_least({f"task.{name}": options[name] for name in names}, 0)
         if UNLABELLED in self.names:
             raise UsageError(f"a set called '{UNLABELLED}' cannot be one of task.labelled")
         if needs_normalised(self.criterion) and not config.model.get("normalize_words"):
             raise UsageError(
                 "criterion vat needs normalised word embeddings; give model.normalize_words=true"
             )
-
-        if self.options.get("elmo") and isinstance(self.criterion, Unlabelled):
+        if isinstance(self.criterion, Unlabelled):
+            check_teacher(self.criterion.how.mean_teacher, options.average_decay)
+        if options.get("elmo") and isinstance(self.criterion, Unlabelled):
             raise UsageError(
                 "task.elmo is for supervised training, --criterion tagging or parsing: the states of the "
                 "language model know the whole sentence, and so would every auxiliary module"
@@ -87,10 +97,18 @@ class CVTTask(WordTask):
     def build_streams(self, split: str) -> dict[str, Stream]:
         streams = super().build_streams(split)
         if split == "train" and self.alternating:
-            streams[UNLABELLED] = self._unlabelled_stream()
+            streams |= self._unlabelled_streams()
         return streams
 
-    def _unlabelled_stream(self) -> Stream:
+    @cached_property
+    def learners(self) -> dict[str, list[str]]:
+        """The sets that learn from the batches of each unlabelled stream."""
+        assert isinstance(self.criterion, Unlabelled)
+        if self.criterion.how.all_sets:
+            return {UNLABELLED: self.names}
+        return {f"{UNLABELLED}{AT}{name}": [name] for name in self.names}
+
+    def _unlabelled_streams(self) -> dict[str, Stream]:
         options, seed = self.options, self.config.seed
         data = WordSet(self.data, options.unlabelled, self.vocabulary)
         order = Bucketed(
@@ -101,8 +119,12 @@ class CVTTask(WordTask):
             chunk=options.unlabelled_chunk,
             longest=options.unlabelled_longest,
         )
-        collate = partial(word_batch, data, UNLABELLED)
-        return Stream(UNLABELLED, order, collate, seed, data.lengths)
+        streams = {}
+        for number, (name, sets) in enumerate(self.learners.items()):
+            own = EveryOther(order, number, len(self.learners))
+            collate = partial(unlabelled_batch, data, sets)
+            streams[name] = Stream(name, own, collate, seed, data.lengths)
+        return streams
 
     @cached_property
     def _shares(self) -> np.ndarray:
@@ -116,18 +138,40 @@ class CVTTask(WordTask):
 
     def needs(self, update: int) -> dict[str, int]:
         if self.alternating and update % 2:
-            return {UNLABELLED: 1}
+            streams = list(self.learners)
+            return {streams[int(self.drawn("learner", update) * len(streams))]: 1}
         number = int(np.searchsorted(self._shares, self.drawn("set", update), side="right"))
         return {self.names[min(number, len(self.names) - 1)]: 1}
 
+    def kinds(self) -> Kinds:
+        shares = np.diff(self._shares, prepend=0.0).tolist()
+        labelled: Kinds = [(share, {name: 1}) for share, name in zip(shares, self.names)]
+        if not self.alternating:
+            return labelled
+        unlabelled = [(0.5 / len(self.learners), {name: 1}) for name in self.learners]
+        return [(0.5 * share, needs) for share, needs in labelled] + unlabelled
+
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Do one step; "loss" is logged under the name of its kind too, whose means can be compared."""
-        if UNLABELLED not in batches:
-            logs = super().update(engine, model, batches)
-            return logs | {"loss_labelled": logs["loss"]}
-        assert isinstance(self.criterion, Unlabelled)
-        draw = self.drawn("learner", engine.optimizers["main"].updates)
-        sets = drawn_set(self.names, self.criterion.how.all_sets, draw)
-        marked = [[micro | {"sets": sets} for micro in batch] for batch in batches[UNLABELLED]]
-        logs = super().update(engine, model, {UNLABELLED: marked})
-        return logs | {"loss_unlabelled": logs["loss"]}
+        logs = super().update(engine, model, batches)
+        kind = "labelled" if set(batches) <= set(self.names) else UNLABELLED
+        return logs | {f"loss_{kind}": logs["loss"]}
+
+
+class EveryOther:
+    """The batches `number`, `number` + `count`, `number` + 2 `count`, ... of an order."""
+
+    def __init__(self, order: Order, number: int, count: int) -> None:
+        self.order, self.number, self.count = order, number, count
+        self.smallest = order.smallest
+
+    def batch(self, number: int) -> np.ndarray:
+        """Return the sample numbers of global batch `number`, int64 (rows,)."""
+        return self.order.batch(number * self.count + self.number)
+
+
+def unlabelled_batch(
+    data: WordSet, sets: Sequence[str], samples: np.ndarray, keys: np.ndarray, width: int = 0
+) -> Batch:
+    """Return a `word_batch` of unlabelled sentences, with "sets", those whose modules learn from it."""
+    return word_batch(data, UNLABELLED, samples, keys, width) | {"sets": list(sets)}

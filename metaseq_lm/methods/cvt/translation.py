@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm import distributed
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.parallel import IGNORE, UNLABELLED, ParallelSet, TranslationRows, shorter
@@ -24,7 +25,8 @@ from metaseq_lm.methods.cvt.averaging import AveragedNet, scores
 from metaseq_lm.methods.cvt.translation_losses import SemiSupervisedTranslation
 from metaseq_lm.models.word_model import dropout_at
 from metaseq_lm.registry import register_task
-from metaseq_lm.tasks import Batches, Passes
+from metaseq_lm.tasks import Batches, Kinds, Passes
+from metaseq_lm.tasks.averaging import moving
 from metaseq_lm.tasks.translation import TranslationConfig, TranslationTask
 
 REST = "rest"
@@ -59,11 +61,8 @@ class CVTTranslationTask(TranslationTask):
         super().__init__(config)
         self.semi_supervised = isinstance(self.criterion, SemiSupervisedTranslation)
         options = self.options
-        if self.semi_supervised and options.unlabelled == REST and options.labelled_share == 1:
-            raise UsageError(
-                "task.unlabelled=rest takes the training pairs that task.labelled_share leaves, and 1 "
-                "leaves none; lower it, or name a split of source text"
-            )
+        sizes = ("unlabelled_batch_size", "labelled_first")
+        check_least({f"task.{name}": options[name] for name in sizes}, 0)
 
     # ---------------------------------------------------------------- data and model
 
@@ -72,6 +71,11 @@ class CVTTranslationTask(TranslationTask):
         options = self.options
         if options.unlabelled == REST:
             data, chosen = ParallelSet(self.data, "train"), self.labelled_pairs()[1]
+            if not len(chosen):
+                raise UsageError(
+                    f"task.unlabelled=rest: task.labelled_share={options.labelled_share} leaves no pair; "
+                    "lower it, or name a split of source text"
+                )
         else:
             data = ParallelSet(self.data, options.unlabelled)
             chosen = shorter(data, options.max_length, with_target=False)
@@ -100,14 +104,20 @@ class CVTTranslationTask(TranslationTask):
         turn = update % 2 and update >= self.options.labelled_first
         return {UNLABELLED: 1} if self.semi_supervised and turn else {"train": 1}
 
+    def kinds(self) -> Kinds:
+        """Return the two kinds that take turns after task.labelled_first."""
+        kinds: Kinds = [(0.5, {"train": 1}), (0.5, {UNLABELLED: 1})]
+        return kinds if self.semi_supervised else super().kinds()
+
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Do one step; "loss" is logged under the name of its kind too, whose means can be compared."""
         kind = "labelled"
         if UNLABELLED in batches:
             kind, (parts,) = UNLABELLED, batches[UNLABELLED]
             batches = {UNLABELLED: [self.with_translations(engine, model, parts)]}
-        model.move_average()  # type: ignore[operator]
-        logs = super().update(engine, model, batches)
+        assert isinstance(model, AveragedNet)
+        with moving(model.average, model.net, engine, self.config):
+            logs = super().update(engine, model, batches)
         return logs | {f"loss_{kind}": logs["loss"]}
 
     def with_translations(

@@ -12,6 +12,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.checks import check_share
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Term, Terms
 from metaseq_lm.criterions.masked_lm import cross_entropy
@@ -64,6 +65,9 @@ class SemiSupervisedTranslation(Translation):
     attention_dropout = 0.0
 
     def __init__(self, how: SemiSupervisedConfig) -> None:
+        check_share("criterion.gold_smoothing", how.gold_smoothing, whole=False)
+        check_share("criterion.label_smoothing", how.label_smoothing, whole=False)
+        check_share("criterion.unlabelled_dropout", how.unlabelled_dropout or 0.0, whole=False)
         super().__init__(how.gold_smoothing)
         self.how = how
 
@@ -93,6 +97,7 @@ class CVTTranslation(SemiSupervisedTranslation):
     def __init__(self, **options: Any) -> None:
         how = CVTTranslationConfig(**options)
         super().__init__(how)
+        check_share("criterion.attention_dropout", how.attention_dropout, whole=False)
         for name in how.auxiliary:
             if name not in AUXILIARY:
                 raise UsageError(
@@ -127,8 +132,7 @@ class WordDropoutTranslation(SemiSupervisedTranslation):
     def __init__(self, **options: Any) -> None:
         how = WordDropoutConfig(**options)
         super().__init__(how)
-        if not 0 <= how.rate <= 1:
-            raise UsageError(f"criterion.rate must be from 0 to 1, got {how.rate}")
+        check_share("criterion.rate", how.rate)
         self.rate = how.rate
 
     def student_terms(self, net: LSTMEncoderDecoder, batch: Batch) -> Terms:

@@ -14,14 +14,22 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm import randomness
+from metaseq_lm.checks import check_least, check_share
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.image_classification import ImageClassification, class_terms
-from metaseq_lm.data.images import ClassifiedImages, Images, load_images, moved, normalised
+from metaseq_lm.data.images import (
+    ClassifiedImages,
+    Images,
+    load_images,
+    moved,
+    normalised,
+    require_scale,
+)
 from metaseq_lm.data.streams import Sequential, Shuffled, Stream
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.methods.cvt.averaging import AveragedNet, scores
+from metaseq_lm.methods.cvt.averaging import AveragedNet, check_teacher, scores
 from metaseq_lm.methods.cvt.vision_losses import (
     PLACES,
     UNLABELLED,
@@ -32,8 +40,12 @@ from metaseq_lm.methods.cvt.vision_losses import (
 from metaseq_lm.models.conv_large import ConvLarge, ConvLargeConfig, places
 from metaseq_lm.models.wide_resnet import check_whole_batches
 from metaseq_lm.registry import register_task
-from metaseq_lm.tasks import Batches, Passes, Task, options_of
+from metaseq_lm.tasks import Batches, Kinds, Passes, Task, options_of
+from metaseq_lm.tasks.averaging import moving
 from metaseq_lm.tasks.finetuning import labelled_predictions, labelled_scores
+
+# Options that are at least 0, and at least 1.
+NUMBERS = ("labelled", "valid_count", "translate"), ("batch_size", "unlabelled_batch_size")
 
 
 @dataclass
@@ -91,13 +103,13 @@ class CVTVisionTask(Task):
             raise UsageError(f"task cvt_vision needs --model conv_large, got {sizes._name}")
         self.semi_supervised = isinstance(self.criterion, ConsistentImages)
         largest = options.batch_size
-        if self.semi_supervised:
+        if isinstance(self.criterion, ConsistentImages):
             largest = max(largest, options.unlabelled_batch_size)
-            if self.criterion.how.mean_teacher and not options.average_decay:  # type: ignore
-                raise UsageError(
-                    "criterion.mean_teacher needs averaged weights; task.average_decay is 0"
-                )
+            check_teacher(self.criterion.how.mean_teacher, options.average_decay)
         check_whole_batches(sizes.norm, largest, config.engine.micro_batch_size)
+        for least, names in enumerate(NUMBERS):
+            check_least({f"task.{name}": options[name] for name in names}, least)
+        check_share("task.labelled_share", options.labelled_share)
 
     # ---------------------------------------------------------------- data
 
@@ -106,12 +118,16 @@ class CVTVisionTask(Task):
         """The training images in three: "valid", "train" with labels, "unlabelled"."""
         options, images = self.options, load_images(self.data, "train")
         order = balanced(images.labels, options.split_seed)
-        count = options.labelled
         left = len(order) - options.valid_count
+        count = options.labelled or left
         if options.labelled_share:
             count = round(options.labelled_share * left)
-        count = count or left
-        if not 0 < count <= left or options.valid_count < 0:
+            if not count:
+                raise UsageError(
+                    f"task.labelled_share={options.labelled_share} of {left} training images is none; "
+                    "raise it"
+                )
+        if not 0 < count <= left:
             raise UsageError(
                 f"{len(order)} training images are too few for task.valid_count={options.valid_count} "
                 f"and {count} labelled ones; lower task.labelled or task.valid_count"
@@ -176,6 +192,11 @@ class CVTVisionTask(Task):
                 f"{self.data}: images of {height} x {width} pixels and {channels} channels; the model is "
                 f"for square ones of 12 or more and {sizes.channels} channels (model.channels)"
             )
+        require_scale(images, self.options.mean, self.options.sd)
+        if self.options.translate >= height:
+            raise UsageError(
+                f"task.translate is {self.options.translate}, but the images have {height} pixels a side"
+            )
         net = ConvLarge(sizes, len(images.names))
         if isinstance(self.criterion, CVTVision):
             net.heads[PLACES] = PlaceHeads(places(height) ** 2, net.outputs, len(images.names))
@@ -188,9 +209,14 @@ class CVTVisionTask(Task):
             return {"train": 1, UNLABELLED: 1}
         return {UNLABELLED: 1} if update % 2 else {"train": 1}
 
+    def kinds(self) -> Kinds:
+        turns = self.semi_supervised and not self.options.joint
+        return [(0.5, {"train": 1}), (0.5, {UNLABELLED: 1})] if turns else super().kinds()
+
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        model.move_average()  # type: ignore[operator]
-        return super().update(engine, model, batches)
+        assert isinstance(model, AveragedNet)
+        with moving(model.average, model.net, engine, self.config):
+            return super().update(engine, model, batches)
 
     # ---------------------------------------------------------------- scores
 

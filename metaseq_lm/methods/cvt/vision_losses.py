@@ -13,15 +13,16 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.checks import check_share
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Term, Terms
 from metaseq_lm.criterions.image_classification import ImageClassification
 from metaseq_lm.errors import UsageError
+from metaseq_lm.methods.cvt.perturbation import gaussian, harmful, unit
 from metaseq_lm.models.conv_large import ConvLarge
 from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.wide_resnet import frozen_statistics
 from metaseq_lm.models.word_model import dropout_at
-from metaseq_lm.randomness import current_pass
 from metaseq_lm.registry import register_criterion
 
 UNLABELLED = "unlabelled"
@@ -70,6 +71,7 @@ class ConsistentImages(ImageClassification):
             )
         if how.radius < 0 or how.xi <= 0:
             raise UsageError("criterion.radius must be at least 0 and criterion.xi above 0")
+        check_share("criterion.unlabelled_dropout", how.unlabelled_dropout or 0.0, whole=False)
         self.how = how
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
@@ -102,35 +104,16 @@ class ConsistentImages(ImageClassification):
         """
         if self.how.perturbation == NONE:
             return torch.zeros_like(images)
-        direction = unit(gaussian(images))
+        direction = gaussian(images)
         if self.how.perturbation == ADVERSARIAL:
-            step = (self.how.xi * direction).requires_grad_(True)
-            with torch.enable_grad():
-                (gradient,) = torch.autograd.grad(loss(images + step).sum(), step)
-            direction = unit(gradient)
-        return self.how.radius * direction.detach()
+            direction = harmful(direction, self.how.xi, lambda step: loss(images + step).sum())
+        return self.how.radius * unit(direction)
 
 
 def divergence(wanted: Tensor, logits: Tensor) -> Tensor:
     """Return KL of log-probabilities (..., K) and the softmax of logits (..., K)."""
     given = full_precision(logits).log_softmax(-1)
     return (wanted.exp() * (wanted - given)).sum(-1)
-
-
-def unit(x: Tensor) -> Tensor:
-    """Return x (B, ...) with rows of norm 1; a row of zeros stays."""
-    norms = x.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny)
-    return x / norms.view(-1, *[1] * (x.dim() - 1))
-
-
-def gaussian(like: Tensor) -> Tensor:
-    """Return normal numbers of the shape (B, ...) of `like`, drawn by row (see randomness)."""
-    noise = current_pass().noise
-    if noise is None:
-        return torch.randn_like(like)
-    # Box and Muller 1958; 1 - u is never 0.
-    radius, angle = (noise.uniform(like.shape, like.dtype) for _ in range(2))
-    return (-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * math.pi * angle)
 
 
 @register_criterion("vat_vision", dataclass=ConsistencyConfig)

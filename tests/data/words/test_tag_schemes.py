@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from metaseq_lm.data.words.tags import (
     TagError,
+    bio_tags,
     bioes_names,
     bioes_tags,
     guess_scheme,
@@ -50,6 +51,7 @@ def spelled(words, spans, scheme):
 def test_round_trips(sentence):
     words, spans = sentence
     assert bioes_tags(spans, words) == spelled(words, spans, "bioes")
+    assert bio_tags(spans, words) == spelled(words, spans, "bio")
     for scheme in ("iob1", "bio", "bioes", "bilou"):
         tags = spelled(words, spans, scheme)
         read = "bioes" if scheme == "bilou" else scheme

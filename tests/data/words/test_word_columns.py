@@ -1,13 +1,19 @@
 """CoNLL columns and CoNLL-U, read and written, good and malformed."""
 
 import lzma
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from word_files import TREES
 
-from metaseq_lm.data.words.columns import ColumnReader, HeadColumnReader
+from metaseq_lm.data.words.columns import (
+    ColumnReader,
+    HeadColumnReader,
+    Sentence,
+    checked_tree,
+)
 from metaseq_lm.data.words.conllu import ConlluReader, conllu_text
 from metaseq_lm.errors import MetaseqError
 
@@ -84,9 +90,43 @@ def test_heads_in_columns(tmp_path):
 ROW = "{}\ta\t_\tNOUN\t_\t_\t{}\tdep\t_\t_\n"
 
 
+def leads_to_the_root(heads):
+    """Follow each word's heads for as many steps as there are words."""
+    for word in range(1, len(heads) + 1):
+        for _ in heads:
+            word = heads[word - 1] if word else 0
+        if word:
+            return False
+    return True
+
+
+@given(st.integers(1, 6).flatmap(lambda n: st.lists(st.integers(0, n), min_size=n, max_size=n)))
+def test_heads_that_are_no_tree_are_told(heads):
+    """Without a root, or in a circle, which the message names by file, line and words."""
+    lines = list(range(11, 11 + len(heads)))
+    read_in = Sentence("a.conllu", lines, ["w"] * len(heads), ["x"] * len(heads), heads)
+    if leads_to_the_root(heads):
+        assert checked_tree(read_in) is read_in
+        return
+    with pytest.raises(MetaseqError) as caught:
+        checked_tree(read_in)
+    message = str(caught.value)
+    if found := re.fullmatch(r"a.conllu:(\d+): the heads of words (.*) go round .*", message):
+        circle = [int(word) for word in found[2].split(" -> ")]
+        assert [heads[word - 1] for word in circle[:-1]] == circle[1:]
+        assert circle[0] == circle[-1] and int(found[1]) == 10 + circle[0]
+    elif "itself" not in message:
+        assert 0 not in heads and message.startswith("a.conllu:11: no word")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (ROW.format(1, 2) + ROW.format(2, 1), ":1: no word of this sentence has head 0"),
+        (
+            "# c\n" + "".join(ROW.format(i, h) for i, h in ((1, 0), (2, 3), (3, 4), (4, 2))),
+            ":3: the heads of words 2 -> 3 -> 4 -> 2 go round",
+        ),
         ("1\ta\tb\n", ":1: 3 fields"),
         (ROW.format(1, 0).replace("\t", " "), ":1: 1 fields"),
         (ROW.format(1, 0).replace("dep", ""), "none may be empty"),
@@ -114,10 +154,10 @@ def test_multi_word_tokens_empty_nodes_and_fields(tmp_path):
 @st.composite
 def trees(draw):
     words = draw(st.lists(st.lists(FIELD, min_size=1, max_size=2).map(" ".join), min_size=1))
-    heads = [
-        draw(st.integers(0, len(words)).filter(lambda h, own=i: h != own))
-        for i in range(1, len(words) + 1)
-    ]
+    heads = [0] * len(words)
+    order = draw(st.permutations(range(1, len(words) + 1)))
+    for place, word in enumerate(order[1:], 1):
+        heads[word - 1] = draw(st.sampled_from([0, *order[:place]]))
     return words, heads, [draw(FIELD) for _ in words]
 
 

@@ -54,10 +54,6 @@ def test_a_row_of_a_tree(words):
     root = data.label_names.index("root")
     assert batch["labels"][0, 2] == batch["labels"][1, 4] == root
     assert (batch["labels"] >= 0).tolist() == batch["scored"].tolist()
-    assert batch["counted"].tolist() == [
-        [False, True, True, *[False] * 5],
-        [False, *[True] * 4, *[False] * 3],
-    ]
 
 
 @given(st.permutations(range(4)), st.integers(0, 3), st.integers(0, 9))
@@ -110,14 +106,44 @@ def test_batches_have_about_the_same_sum_of_roots():
     sums = np.array([np.sqrt(lengths[batch]).sum() for batch in batches])
     assert (abs(sums / wanted - 1) < 0.1).all()
     assert abs(np.mean([len(batch) for batch in batches]) - 64) < 1
-    # Each is of one bucket, and the first half of them of the first half of the text.
     for batch in batches:
         assert len(set(np.digitize(lengths[batch], [15, 40]))) == 1
-    half = len(batches) // 2 - 3
-    assert max(batch.max() for batch in batches[:half]) < 10_600
     assert {tuple(b) for b in batches[:9]} != {
         tuple(order.batch(order.per_epoch + n)) for n in range(9)
     }
+
+
+def test_pieces_are_drawn_from_the_whole_text():
+    """Of three texts one after another a run sees all from the beginning, not the first one only."""
+    texts = [np.random.default_rng(i).poisson(mean, 10_000) for i, mean in enumerate((9, 18, 30))]
+    lengths = np.concatenate(texts)
+    order = Bucketed(lengths, 64, 1, "text", chunk=1000)
+    early = np.concatenate([order.batch(number) for number in range(order.per_epoch // 20)])
+    shares = np.bincount(early // 10_000, minlength=3) / len(early)
+    assert abs(shares - 1 / 3).max() < 0.06
+    # One plan of a piece at a time, and what an epoch holds does not depend on the order asked for.
+    again = Bucketed(lengths, 64, 1, "text", chunk=1000)
+    for number in (400, 3, 250, order.per_epoch + 3):
+        assert np.array_equal(again.batch(number), order.batch(number))
+    other = Bucketed(lengths, 64, 2, "text", chunk=1000)
+    assert set(other.batch(0)) != set(order.batch(0))
+
+
+def padded(lengths, batches):
+    """The share of the places of batches that is padding."""
+    places = sum(len(batch) * lengths[batch].max() for batch in batches)
+    return 1 - sum(lengths[batch].sum() for batch in batches) / places
+
+
+def test_buckets_save_padding():
+    """By pieces as much as over the whole text, and much beside batches drawn at random."""
+    lengths = np.random.default_rng(0).gamma(2, 12, 20_000).astype(int) + 1
+    made = {chunk: Bucketed(lengths, 64, 1, "text", chunk=chunk) for chunk in (0, 5000)}
+    found = {c: padded(lengths, [o.batch(n) for n in range(o.per_epoch)]) for c, o in made.items()}
+    drawn = np.random.default_rng(1).permutation(len(lengths))
+    assert found[5000] < 1.03 * found[0] and found[5000] < 0.7 * padded(
+        lengths, np.array_split(drawn, 300)
+    )
 
 
 def test_an_order_follows_from_seed_and_name():

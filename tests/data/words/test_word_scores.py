@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from metaseq_lm.data.words.sets import WordSet
+from metaseq_lm.data.words.tags import read_spans
 from metaseq_lm.errors import MetaseqError
 from metaseq_lm.evaluation.words import (
     score_tags,
     score_trees,
     tagging_accuracy,
 )
+from metaseq_lm.tasks.word_scores import prediction_files, prediction_rows
 
 
 def test_accuracy():
@@ -31,6 +33,34 @@ def test_tags(words):
     # gold: NP; NP NP; NP VP. Ours: NP; VP(0-2) NP; NP NP. conlleval: NP; NP VP NP; NP NP.
     assert (scores["precision"], scores["recall"]) == (3 / 5, 3 / 5)
     assert scores["f1"] == 3 / 5 and scores["conlleval_f1"] == 6 / 11
+
+
+def test_the_file_of_spans_is_in_bio_and_has_the_score_of_conlleval(words):
+    """Of tags of BIOES that are not well formed, too; tags of words stay as they are."""
+    data = WordSet(words / "chunk", "test")
+    number = {name: i for i, name in enumerate(data.label_names)}
+    tags = [["B-NP", "E-VP", "B-NP", "E-NP"], ["I-NP", "O", "S-NP"], ["O"], ["E-NP"]]
+    found = [(i, [[number[tag] for tag in row]]) for i, row in enumerate(tags)]
+    files = prediction_files("chunk", data, prediction_rows("chunk", data, found))
+    blocks = files["chunk.test.conll"].strip().split("\n\n")
+    rows = [[line.split("\t") for line in block.split("\n")] for block in blocks]
+    assert [[row[0] for row in block] for block in rows] == data.surface(range(4))
+    true, predicted = (
+        {
+            (i, *span)
+            for i, block in enumerate(rows)
+            for span in read_spans([row[column] for row in block], "bio")
+        }
+        for column in (1, 2)
+    )
+    f1 = 2 * len(true & predicted) / (len(true) + len(predicted))
+    assert f1 == score_tags(data, range(4), [row for _, (row,) in found])["conlleval_f1"] == 6 / 11
+    assert "FB1:  54.55" in files["chunk.test.conlleval.txt"].splitlines()[1]
+    upos = WordSet(words / "upos", "train")
+    upos.label_names[:2] = ["S-NP", "E-NP"]  # as if
+    rows = prediction_rows("upos", upos, [(1, [[0, 1]])])
+    files = prediction_files("upos", upos, rows)
+    assert files == {"upos.train.conll": "10_000\tNUM\tS-NP\ncats\tE-NP\tE-NP\n\n"}
 
 
 def test_tags_of_words_have_an_accuracy_only(words):

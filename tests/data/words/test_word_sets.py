@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from metaseq_lm.cli import main
 from metaseq_lm.data.indexed import IndexedWriter
 from metaseq_lm.data.manifest import Manifest, verify
+from metaseq_lm.data.words.overlap import Overlap
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import UNKNOWN, WordVocabulary
 from metaseq_lm.errors import MetaseqError, UsageError
@@ -138,6 +139,25 @@ def test_overlap_is_dropped(run, words, tmp_path):
     assert (counts["train"]["sentences"], counts["test"]["sentences"]) == (1, 2)
     code, shown = run(content, "--tagged", "x", "--drop-overlap-with", "nothing")
     assert code == 2 and "nothing: neither a set" in shown
+    # A set without a split to evaluate on has nothing to keep out.
+    code, shown = run(content, "--tagged", "x", "--drop-overlap-with", "trees")
+    assert code == 2 and "trees has the split train only" in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "same", "other"),
+    [
+        ("do n't -- go", ["don 't go", "Don't go !", '" DO N\'T GO "'], ["do not go", "don't"]),
+        ("in 1984 , 3.5", ["in 2001 3.5", "In 1984,3.5", "( in 000 035 )"], ["in 84", "in 1984"]),
+        ("-LRB- etc. -RRB-", ["( etc . )", "etc"], ["-", "lrb etc rrb"]),
+        ("! ?", ["! ?"], ["?", "!", ". ."]),
+    ],
+)
+def test_sentences_are_the_same_however_they_are_cut_into_words(given, same, other):
+    known = Overlap([given.split(), ["other", "words"]])
+    assert len(known) == 2 and given.split() in known
+    assert [words for words in same if words.split() not in known] == []
+    assert [words for words in other if words.split() in known] == []
 
 
 @given(share=st.floats(0.01, 1), larger=st.floats(0.01, 1), seed=st.integers(0, 99))
@@ -182,6 +202,7 @@ def test_the_vocabulary_alone_and_taken_over(words, run, tmp_path):
         (["--tagged", "x", "--tag-column", "upos"], "is for .conllu files"),
         (["--words", "--documents", "blank"], "needs --split-text"),
         (["--tagged", "x", "--hold-out", "0"], "at least 1"),
+        (["--tagged", "x", "--hold-out-seed", "0"], "--hold-out-seed needs --hold-out N"),
         (["--tagged", "x", "--unseen-tags", "one", "--hold-out", "1"], "not for spans"),
     ],
 )
@@ -196,6 +217,16 @@ def test_a_conllu_file_needs_the_name_of_a_field(run):
     assert code == 2 and "--tag-column upos" in shown
     code, shown = run("1\ta\n", "--tagged", "x", "--tag-column", "upso", name="t.conllu")
     assert code == 2 and "'upos'" in shown
+    code, shown = run("1\ta\n", "--tagged", "x", "--tag-column", "-1", name="t.conllu")
+    assert code == 2 and "--tag-column upos" in shown
+
+
+def test_a_column_for_a_treebank(run, words):
+    """CoNLL-U says itself where relations stand; other files may have them anywhere."""
+    code, shown = run("1\ta\n", "--treebank", "x", "--tag-column", "upos", name="t.conllu")
+    assert code == 2 and "--tag-column upos does not apply to" in shown
+    assert run("a 0-root X\n", "--treebank", "column", "--tag-column", "1")[0] == 0
+    assert WordSet(words / "column", "train").label_names == ["root"]
 
 
 def test_empty_and_missing(run, words, tmp_path):

@@ -27,6 +27,7 @@ SGD = [
     "engine.threads=1",
 ]
 BOTH = ["chunk", "dep"]
+NORMALISED = "model.normalize_words=true"
 
 
 def built(data: Path, *options: str) -> Run:
@@ -232,16 +233,76 @@ def test_updates_take_turns_and_sets_come_by_the_root_of_their_size(sentences: P
 
 
 def test_one_set_at_a_time(sentences: Path) -> None:
+    """Drawn by the number of the update; together the sets go through the text once."""
     run = built(sentences, "criterion=cvt_aux", "criterion.all_sets=false")
-    engine, seen = run.trainer.engine, Counter()
-    batches = {"unlabelled": [[batch_of(run)]]}
-    for update in range(8):
-        engine.begin(update)
-        logs = run.task.update(engine, run.model, batches)
+    streams = {name: f"unlabelled:{name}" for name in BOTH}
+    turns = Counter(next(iter(run.task.needs(update))) for update in range(1, 800, 2))
+    assert set(turns) == set(streams.values()) and turns[streams["dep"]] == pytest.approx(200, 0.2)
+    made = run.task.build_streams("train")
+    assert set(made) == {*BOTH, *streams.values()}
+    engine = run.trainer.engine
+    for name, stream in streams.items():
+        (batch,) = engine.to_device(made[stream].micro_batches(0, Shard()))
+        engine.begin(1)
+        logs = run.task.update(engine, run.model, {stream: [[batch]]})
         sets = {name.split("_")[0] for name in logs if name.endswith("unlabelled_full")}
-        assert len(sets) == 1 and logs["loss_unlabelled"] == logs["loss"]
-        seen.update(sets)
-    assert set(seen) == set(BOTH)
+        assert sets == {name} and logs["loss_unlabelled"] == logs["loss"]
+    whole = built(sentences, "criterion=cvt_aux").task.build_streams("train")["unlabelled"].order
+    assert whole.order.per_epoch == 10
+    found = [made[stream].order.batch(n) for n in range(5) for stream in streams.values()]
+    assert all((a == whole.batch(n)).all() for n, a in enumerate(found))
+
+
+def spent(data: Path, folder: Path, *options: str) -> tuple[float, dict[str, int]]:
+    """Train for 12 updates; return the FLOPs and how many updates each stream has had."""
+    places = [f"data={data}", f"save_dir={folder}", "trainer.max_update=12"]
+    run = Run(load_config([*places, *CVT, *SGD, *options]))
+    run.train()
+    return run.trainer.flops.total, run.trainer.positions
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_flops_are_those_of_the_sets_that_learn(seed: int, sentences: Path, tmp_path: Path) -> None:
+    """Not of whichever was drawn first: 12 updates cost what their kinds cost one by one."""
+    options = ["criterion=cvt_aux", "criterion.all_sets=false", f"seed={seed}"]
+    options += ["task.batch_size=8", "task.unlabelled_longest=12"]
+    text = [*options, "task.label_fraction=0.02"]  # one sentence: all batches of a kind are alike
+    total, made = spent(sentences, tmp_path / "run", *text)
+    run = built(sentences, *text)
+    run.train()
+    kinds = [next(iter(needs)) for _, needs in run.task.kinds()]
+    costs = dict(zip(kinds, run.trainer.flops.known.values(), strict=True))
+    assert costs["unlabelled:chunk"] != costs["unlabelled:dep"]
+    assert total == pytest.approx(sum(costs[name] * count for name, count in made.items()), 0.05)
+
+
+def test_the_price_is_that_of_a_whole_cycle(sentences: Path, tmp_path: Path) -> None:
+    """Each kind of update is made once in a dry run; the price is their mean by their shares."""
+    run = built(sentences, "criterion=cvt_aux", "criterion.all_sets=false")
+    run.task.chosen = lambda name: range({"chunk": 9, "dep": 1}[name])
+    kinds = run.task.kinds()
+    assert sum(share for share, _ in kinds) == pytest.approx(1)
+    found = {next(iter(needs)): share for share, needs in kinds}
+    assert found == pytest.approx(
+        {"chunk": 0.375, "dep": 0.125, "unlabelled:chunk": 0.25, "unlabelled:dep": 0.25}
+    )
+    run = built(sentences, "criterion=cvt_aux")
+    run.train()
+    assert run.trainer.update == 3 and run.trainer.positions == dict.fromkeys(
+        ["chunk", "dep", "unlabelled"], 1
+    )
+    chunk, dep, unlabelled = run.trainer.flops.known.values()
+    assert run.price() == pytest.approx((chunk + dep) / 4 + unlabelled / 2)
+    supervised = built(sentences, "criterion=tagging")
+    assert [share for share, _ in supervised.task.kinds()] == pytest.approx([0.5, 0.5])
+    # What a budget pays for: so many updates of both kinds spend it.
+    budget = [f"trainer.max_flops={12.5 * run.price()}", "engine.precision=fp64"]
+    budget += ["criterion=cvt_aux", "trainer.valid_split=''"]
+    places = [f"data={sentences}", f"save_dir={tmp_path}", "trainer.max_update=0"]
+    paid = Run(load_config([*places, *CVT, *SGD, *budget]))
+    assert paid.config.trainer.max_update == 12
+    paid.train()
+    assert paid.trainer.update == pytest.approx(12, abs=2)
 
 
 def test_word_dropout_removes_words(sentences: Path) -> None:
@@ -262,7 +323,7 @@ def test_word_dropout_removes_words(sentences: Path) -> None:
 
 def test_the_perturbation_is_adversarial_and_of_its_norm(sentences: Path) -> None:
     """More harmful than a random one, on words only; finding it leaves no gradient anywhere."""
-    options = ("criterion=vat", "model.normalize_words=true", "criterion.xi=0.01")
+    options = ("criterion=vat", NORMALISED, "criterion.xi=0.01")
     run = built(sentences, *options, "criterion.unlabelled_dropout=0")
     criterion, batch = run.task.criterion, batch_of(run)
     targets = criterion.targets(run.model, batch)
@@ -309,12 +370,29 @@ def test_the_encoder_can_be_a_transformer(sentences: Path, tmp_path: Path) -> No
         (["criterion=word_dropout", "criterion.rate=2"], "criterion.rate"),
         (["criterion=vat", "criterion.xi=0"], "criterion.xi"),
         (["criterion=masked_lm"], "criterion of words"),
-        (["criterion=cvt_aux", "task.labelled=[chunk,chunk]"], "all different"),
+        (["criterion=cvt_aux", "task.labelled=[chunk,chunk]"], "different labelled sets"),
+        (["criterion=cvt_aux", "criterion.tagging_auxiliaries=[]"], "tagging_auxiliaries is empty"),
+        (["criterion=cvt_aux", "criterion.parsing_auxiliaries=[]"], "parsing_auxiliaries is empty"),
+        (["criterion=cvt_aux", "criterion.unlabelled_dropout=1"], "from 0 to below 1, got 1"),
+        (["criterion=word_dropout", "criterion.unlabelled_dropout=-0.1"], "unlabelled_dropout"),
+        (
+            ["criterion=vat", "criterion.mean_teacher=true", "task.average_decay=0", NORMALISED],
+            "mean_teacher needs averaged weights",
+        ),
+        (["criterion=cvt_aux", "criterion.label_smoothing=-1"], "criterion.label_smoothing"),
+        (["criterion=cvt_aux", "task.unlabelled_chunk=-5"], "task.unlabelled_chunk must be at"),
+        (["criterion=cvt_aux", "task.unlabelled_longest=-1"], "task.unlabelled_longest must be"),
+        (["criterion=cvt_aux", "trainer.valid_split=train"], "stream of 'train' is endless"),
         (["criterion=cvt_aux", "task.unlabelled_longest=2"], "no sentence"),
         (["criterion=cvt_aux", "task.labelled=[chunk,train]"], "cannot have heads"),
     ],
 )
 def test_mistakes_are_told(options: list[str], message: str, sentences: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        run = built(sentences, *options)
-        run.task.build_streams("train")
+        built(sentences, *options).train()
+
+
+def test_auxiliaries_may_be_missing_where_nothing_learns_from_text(sentences: Path) -> None:
+    """Of a form of which there is no set, and without unlabelled sentences."""
+    for more in (["task.labelled=[dep]"], ["criterion.use_unlabelled=false"]):
+        built(sentences, "criterion=cvt_aux", "criterion.tagging_auxiliaries=[]", *more)

@@ -234,9 +234,46 @@ def test_the_average_is_scored_and_saved(pairs: Path, tmp_path: Path) -> None:
         (["criterion.auxiliary=[past]"], "no head 'past'"),
         (["criterion.auxiliary=[]"], "one or more different heads"),
         (["criterion.auxiliary=[future,future]"], "one or more different heads"),
-        (["task.unlabelled=rest"], "1 leaves none"),
+        (["task.unlabelled=rest"], "labelled_share=1.0 leaves no pair"),
+        (["task.unlabelled=rest", "task.labelled_share=0.999"], "leaves no pair"),
+        (["criterion.unlabelled_dropout=1"], "criterion.unlabelled_dropout must be from 0"),
+        (["criterion.attention_dropout=-1"], "criterion.attention_dropout must be from 0"),
+        (["criterion.label_smoothing=1"], "criterion.label_smoothing must be from 0 to below 1"),
+        (["criterion.gold_smoothing=-0.1"], "criterion.gold_smoothing must be from 0"),
+        (["task.unlabelled_batch_size=-1"], "task.unlabelled_batch_size must be at least 0"),
     ],
 )
 def test_what_is_refused(more: list[str], words: str, pairs: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
-        build(pairs, tmp_path, *more)
+        build(pairs, tmp_path, *more, "trainer.max_update=1").train()
+    assert not (tmp_path / "log.jsonl").exists()
+
+
+def test_kinds(pairs: Path, tmp_path: Path) -> None:
+    """Both kinds are priced, whenever the first unlabelled batch comes."""
+    run = Run(configure(pairs, tmp_path, "task.labelled_first=9"), dry_run=True)
+    run.train()
+    assert run.trainer.positions == {"train": 1, UNLABELLED: 1}
+    labelled, unlabelled = run.trainer.flops.known.values()
+    assert run.price() == (labelled + unlabelled) / 2
+    supervised = Run(configure(pairs, tmp_path, criterion="translation"), dry_run=True)
+    assert supervised.task.kinds() == [(1.0, {"train": 1})]
+
+
+def test_a_refused_step_leaves_the_average_alone(pairs: Path, tmp_path: Path) -> None:
+    run = build(pairs, tmp_path, "trainer.on_nonfinite=skip")
+    engine = run.trainer.engine
+    with torch.no_grad():
+        for parameter in run.model.net.parameters():
+            parameter.add_(0.1)
+        run.model.net.source.weight[9] = float("nan")
+    before = {n: w.clone() for n, w in run.model.average.state_dict().items()}
+    batch = batches(run, "train")[0]
+    for token, refused in ((9, True), (8, False)):
+        batch["tokens"][:, 0] = token
+        batch["tokens"][batch["tokens"] == 9] = token
+        engine.begin(0)
+        run.task.update(engine, run.model, {"train": [[batch]]})
+        assert bool(engine.nonfinite) == refused
+        now = run.model.average.state_dict()
+        assert all(torch.equal(w, before[n]) for n, w in now.items()) == refused

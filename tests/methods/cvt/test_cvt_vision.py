@@ -12,14 +12,9 @@ from metaseq_lm.config import load_config
 from metaseq_lm.data.images import moved
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.errors import UsageError
+from metaseq_lm.methods.cvt.perturbation import gaussian
 from metaseq_lm.methods.cvt.vision import balanced
-from metaseq_lm.methods.cvt.vision_losses import (
-    PLACES,
-    UNLABELLED,
-    PlaceHeads,
-    divergence,
-    gaussian,
-)
+from metaseq_lm.methods.cvt.vision_losses import PLACES, UNLABELLED, PlaceHeads, divergence
 from metaseq_lm.randomness import Noise, Pass, entered, key
 from metaseq_lm.run import Run
 
@@ -249,6 +244,33 @@ def test_turns(pictures: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_kinds(pictures: Path, tmp_path: Path) -> None:
+    """Both kinds are priced where they take turns."""
+    run = Run(configure(pictures, tmp_path, "trainer.valid_split=''"), dry_run=True)
+    run.train()
+    labelled, unlabelled = run.trainer.flops.known.values()
+    assert run.price() == (labelled + unlabelled) / 2 and labelled != unlabelled
+    joint = Run(configure(pictures, tmp_path, "task.joint=true"), dry_run=True)
+    assert joint.task.kinds() == [(1.0, {"train": 1, UNLABELLED: 1})]
+    supervised = Run(configure(pictures, tmp_path, criterion="image_classification"), dry_run=True)
+    assert supervised.task.kinds() == [(1.0, {"train": 1})]
+
+
+def test_a_refused_step_leaves_the_average_alone(pictures: Path, tmp_path: Path) -> None:
+    run = build(pictures, tmp_path, "trainer.on_nonfinite=skip", "model.dropout=0")
+    engine, (batch,) = run.trainer.engine, parts(run, "train")
+    with torch.no_grad():
+        for parameter in run.model.net.parameters():
+            parameter.add_(0.1)
+    before = {n: w.clone() for n, w in run.model.state_dict().items()}
+    for images, refused in ((batch["images"] * float("nan"), True), (batch["images"], False)):
+        engine.begin(0)
+        run.task.update(engine, run.model, {"train": [[batch | {"images": images}]]})
+        moved = {n for n, w in run.model.state_dict().items() if not torch.equal(w, before[n])}
+        assert bool(engine.nonfinite) == refused
+        assert {name.split(".")[0] for name in moved} == (set() if refused else {"net", "average"})
+
+
 def test_stripes_are_learnt(pictures: Path, tmp_path: Path) -> None:
     more = ["trainer.max_update=50", "task.average_decay=0.8", "task.score_raw=true"]
     more += ["task.joint=true", "task.batch_size=20", "model.dropout=0", "optimizer.lr=0.01"]
@@ -277,12 +299,26 @@ def test_a_head_for_each_place() -> None:
         (["criterion.mean_teacher=true", "task.average_decay=0"], "needs averaged weights"),
         (["model.norm=batch", "engine.micro_batch_size=4"], "batch normalisation takes"),
         (["model.channels=1"], "and 3 channels"),
+        (["criterion.unlabelled_dropout=1"], "criterion.unlabelled_dropout must be from 0"),
+        (["task.mean=[0.5]"], r"task.mean is for 1 channel\(s\), but the images have 3"),
+        (["task.sd=[0.2,0.2]"], r"task.sd is for 2 channel\(s\), but the images have 3"),
+        (["task.sd=[0.2,0,0.2]"], "must be above 0"),
+        (["task.mean=[0.2,nan,0.2]"], "must be above 0"),
+        (["task.labelled_share=0.001"], "labelled_share=0.001 of 140 training images is none"),
+        (["task.labelled_share=1.5"], "task.labelled_share must be from 0 to 1"),
+        (["task.translate=-1"], "task.translate must be at least 0"),
+        (["task.translate=16"], "images have 16 pixels a side"),
+        (["task.labelled=-1"], "task.labelled must be at least 0"),
+        (["task.valid_count=-1"], "task.valid_count must be at least 0"),
+        (["task.unlabelled_batch_size=0"], "task.unlabelled_batch_size must be at least 1"),
+        (["model.width=-1"], "model.width must be above 0, got -1"),
+        (["trainer.valid_split=train"], "stream of 'train' is endless"),
     ],
 )
 def test_what_is_refused(more: list[str], words: str, pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
-        run = build(pictures, tmp_path, *more)
-        run.task.build_streams("train")
+        build(pictures, tmp_path, *more, "trainer.max_update=1").train()
+    assert not (tmp_path / "log.jsonl").exists()
 
 
 def test_small_images_are_refused(tmp_path: Path) -> None:

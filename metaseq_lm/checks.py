@@ -1,0 +1,18 @@
+"""Checks of the values of options that several tasks, criterions and models have alike."""
+
+from collections.abc import Mapping
+
+from metaseq_lm.errors import UsageError
+
+
+def check_least(options: Mapping[str, float], least: float) -> None:
+    """Raise UsageError that names the first of `options`, name to value, which is below `least`."""
+    for name, value in options.items():
+        if not value >= least:  # not a number, too
+            raise UsageError(f"{name} must be at least {least}, got {value}")
+
+
+def check_share(name: str, value: float, whole: bool = True) -> None:
+    """Raise UsageError unless `value` is from 0 to 1, without `whole` below 1."""
+    if not 0 <= value <= 1 or (value == 1 and not whole):
+        raise UsageError(f"{name} must be from 0 to {'1' if whole else 'below 1'}, got {value}")

@@ -1,0 +1,42 @@
+"""Perturbations of a student's input: at random, or where it hurts most (Miyato et al. 2017).
+
+Shapes: B rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from metaseq_lm.randomness import current_pass
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return x (B, ...) with rows of norm 1; a row of zeros stays."""
+    norms = x.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny)
+    return x / norms.view(-1, *[1] * (x.dim() - 1))
+
+
+def gaussian(like: Tensor) -> Tensor:
+    """Return normal numbers of the shape (B, ...) of `like`, drawn by row (see randomness)."""
+    noise = current_pass().noise
+    if noise is None:
+        return torch.randn_like(like)
+    # Box and Muller 1958; 1 - u is never 0.
+    radius, angle = (noise.uniform(like.shape, like.dtype) for _ in range(2))
+    return (-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * math.pi * angle)
+
+
+def harmful(start: Tensor, xi: float, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the gradient (B, ...) of a loss, a sum over rows, at `xi` in the directions of `start`.
+
+    With random directions that is one step of power iteration for those that raise the loss most.
+    Parameters get no gradient.
+    """
+    step = (xi * unit(start)).requires_grad_(True)
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(loss(step), step)
+    return gradient

@@ -1,0 +1,28 @@
+"""What checks of options let through, and what they say else."""
+
+import pytest
+
+from metaseq_lm.checks import check_least, check_share
+from metaseq_lm.errors import UsageError
+
+
+def test_least() -> None:
+    check_least({"a": 1, "b": 7.5}, 1)
+    for value in (0, -3.5, float("nan")):
+        with pytest.raises(UsageError, match=f"task.b must be at least 1, got {value}"):
+            check_least({"task.a": 1, "task.b": value}, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "whole", "good"),
+    [
+        *((0, True, True), (1, True, True), (1, False, False), (0.999, False, True)),
+        *((-0.1, True, False), (1.1, True, False), (float("nan"), True, False)),
+    ],
+)
+def test_share(value: float, whole: bool, good: bool) -> None:
+    if good:
+        check_share("task.x", value, whole)
+        return
+    with pytest.raises(UsageError, match=f"task.x must be from 0 to .*1, got {value}"):
+        check_share("task.x", value, whole)
