@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.errors import UsageError
 from metaseq_lm.models.beam_search import Beam, beam_search
@@ -37,6 +38,7 @@ class EncoderDecoderConfig:
     def check(self) -> None:
         """Raise UsageError for sizes that do not fit together."""
         cells, width = self.hidden_dim, self.output_dim
+        check_least({"model.embed_dim": self.embed_dim}, 1)
         if self.layers < 1 or cells % 2 or width % 2 or not 0 < width <= cells:
             raise UsageError(
                 "model.layers must be at least 1, model.hidden_dim and model.output_dim even numbers and "

@@ -71,7 +71,7 @@ class TranslationTask(Task):
                 f"task {options._name} needs --model lstm_encoder_decoder, got {config.model._name}"
             )
         check_least({"task.beam_size": options.beam_size}, 1)
-        factors = ("max_length", "length_factor")
+        factors = ("max_length", "length_penalty", "length_factor")
         check_least({f"task.{name}": options[name] for name in factors}, 0)
         if not 0 < options.labelled_share <= 1:
             raise UsageError(

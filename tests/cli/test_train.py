@@ -1,6 +1,7 @@
 """The `train` command: flags, help, and every user's mistake as one message and its exit code."""
 
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -62,10 +63,12 @@ def test_help_lists_the_keys_of_the_choice(capsys: pytest.CaptureFixture) -> Non
         assert text in shown
 
 
-def test_dry_run_writes_nothing(moons: Path, tmp_path: Path) -> None:
+def test_dry_run_writes_nothing(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Limits that one update exceeds do not stop it."""
     place = tmp_path / "run"
-    assert train(moons, place, "--dry-run") == 0
+    assert train(moons, place, "--dry-run", "trainer.max_flops=1") == 0
     assert not place.exists()
+    assert re.search(r"an update costs \d\S* FLOPs\n", capsys.readouterr().err)
 
 
 def test_missing_data(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

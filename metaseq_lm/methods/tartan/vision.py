@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from metaseq_lm import randomness
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
-from metaseq_lm.data.images import ClassifiedImages, Images, load_images, require_channels
+from metaseq_lm.data.images import (
+    ClassifiedImages,
+    Images,
+    load_images,
+    require_channels,
+    require_scale,
+)
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import MetaseqError, UsageError
@@ -195,8 +201,9 @@ class TartanVisionTask(Task):
     def build_model(self) -> nn.Module:
         assert isinstance(self.criterion, MultiTask)
         options, sizes = self.options, WideResNetConfig(**options_of(self.config.model))
-        given = {"model.channels": sizes.channels, "task.mean": len(options.mean)}
-        require_channels(self.parts["train"].images, {**given, "task.sd": len(options.sd)})
+        images = self.parts["train"].images
+        require_channels(images, {"model.channels": sizes.channels})
+        require_scale(images, options.mean, options.sd)
         encoder = WideResNet(sizes)
         target, others = self.classes
         heads = {OTHER: nn.Linear(encoder.outputs, len(others))}
