@@ -18,7 +18,9 @@ def replicas(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> Replicas:
 
     Not parametrized: pytest would train everything again for each test.
     """
-    return {n: trained_on(n, moons, tmp_path_factory.mktemp("replicas")) for n in battery.REPLICATED}
+    return {
+        n: trained_on(n, moons, tmp_path_factory.mktemp("replicas")) for n in battery.REPLICATED
+    }
 
 
 def trained_on(processes: int, data: Path, out: Path) -> list[dict]:

@@ -3,12 +3,13 @@
 An update is C = batches_per_update micro-steps of B = batch_size samples each.
 * masked_lm: one student step on the mean of the C micro-steps' losses.
 * hard: the student takes C real steps, one per micro-step; the teacher one.
-* soft: the C micro-steps are C virtual students, side by side as one model with an axis of copies
-  (they all start from the same weights); student and teacher take one real step each.
+* soft: C virtual students, side by side as one model with an axis of copies (they all start from
+  the same weights); student and teacher take one real step each.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Optional
@@ -52,7 +53,7 @@ from metaseq_lm.models.virtual import VirtualModel
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.optim.virtual import Moments, adamw, moments_of, sgd
 from metaseq_lm.registry import register_task
-from metaseq_lm.tasks import Batches, Passes, Task
+from metaseq_lm.tasks import Batches, Kinds, Passes, Task
 from metaseq_lm.tasks.masked_lm import first
 from metaseq_lm.vectors import Vector
 
@@ -147,11 +148,9 @@ class MetaPseudoLabelTask(Task):
             rows, lengths = partial(masked_rows, unlabelled), unlabelled.corpus.row_lengths
             return {split: Stream(split, order, rows, seed, lengths)}
         wanted = options.include_mlm_task
-        mlm = (
-            unlabelled
-            if (isinstance(self.criterion, SoftLabels) if wanted is None else wanted)
-            else None
-        )
+        if wanted is None:
+            wanted = isinstance(self.criterion, SoftLabels)
+        mlm = unlabelled if wanted else None
         sets = labelled_sets(self.data, split, self.vocabulary, options)
         labelled = Labelled(sets, mlm, options.samples_per_task, seed, options.mlm_label_mask)
         return streams(unlabelled, labelled, options.batches_per_update, options.batch_size)
@@ -164,10 +163,9 @@ class MetaPseudoLabelTask(Task):
 
     def build_optimizers(self, model: nn.Module) -> dict[str, Optimizer]:
         """Return one optimizer per net, with the same settings (table 5)."""
+        config = self.config
         return {
-            name: build_optimizer(
-                net.named_parameters(), self.config.optimizer, self.config.schedule
-            )
+            name: build_optimizer(net.named_parameters(), config.optimizer, config.schedule)
             for name, net in model.named_children()
         }
 
@@ -191,10 +189,16 @@ class MetaPseudoLabelTask(Task):
     # ---------------------------------------------------------------- updates
 
     def needs(self, update: int) -> dict[str, int]:
+        return self.kinds()[-1 if self.reward_due(update) else 0][1]
+
+    def kinds(self) -> Kinds:
         wanted = {"unlabelled": 1, "support": 1, "query": 1}
-        if isinstance(self.criterion, MaskedLM) and not self.reward_due(update):
-            return {"unlabelled": 1, "support": 0, "query": 0}
-        return wanted
+        if not isinstance(self.criterion, MaskedLM):
+            return [(1.0, wanted)]
+        samples = self.options.batch_size * self.options.batches_per_update
+        share = min(1.0, samples / (self.options.reward_interval or math.inf))
+        plain = (1 - share, wanted | {"support": 0, "query": 0})
+        return [kind for kind in (plain, (share, wanted)) if kind[0]]
 
     def reward_due(self, update: int) -> bool:
         """Return whether masked_lm logs its reward at this update."""
@@ -226,8 +230,8 @@ class MetaPseudoLabelTask(Task):
         (unlabelled,) = batches["unlabelled"]
         pairs = engine.map(partial(criterion.sample, teacher), unlabelled, draw="teacher")
         logs: Logs = {}
-        rewards = []
-        for micro_step in range(self.options.batches_per_update):
+        rewards, micro_steps = [], self.options.batches_per_update
+        for micro_step in range(micro_steps):
             pseudo = [
                 pseudo_batch(batch, x[micro_step], y[micro_step], micro_step, self.vocabulary.pad)
                 for batch, (x, y) in zip(unlabelled, pairs)
@@ -239,9 +243,7 @@ class MetaPseudoLabelTask(Task):
             engine.step("student", grads)
             earned = self.reward(engine, student, criterion, before, batches, micro_step)
             rewards.append(earned["reward"])
-            logs = merged(
-                logs, {"pseudo": more["query"]} | earned, 1 / self.options.batches_per_update
-            )
+            logs = merged(logs, {"pseudo": more["query"]} | earned, 1 / micro_steps)
         sampled = [
             batch | {"sampled_x": x, "sampled_y": y} for batch, (x, y) in zip(unlabelled, pairs)
         ]

@@ -6,13 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from meta_pseudo_bench import Bench
+from meta_pseudo_bench import CONFIGS, Bench
 from omegaconf import OmegaConf
 from scipy import stats
 from torch.nn import functional as F
 
+from metaseq_lm.config import load_config
 from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label.episodes import Labelled, Unlabelled, check_options
+from metaseq_lm.run import Run
 from metaseq_lm.tasks import Batches
 
 TWO = "task.labelled=[which_moon_10,which_moon_160]"
@@ -280,6 +282,26 @@ def test_reward_is_logged_every_thousand_samples(even: Path) -> None:
     assert not any(off.task.reward_due(u) for u in range(200))
     logs = Bench(even, "mlm", "task.reward_interval=16").update(0)
     assert -1 <= logs["reward"] <= 1 and "query" in logs
+
+
+def test_the_price_of_masked_lm_counts_its_rewards(even: Path) -> None:
+    """16 of 1,000 samples make an update with a reward; a dry run makes one of each kind."""
+    rewarded, plain = {"unlabelled": 1, "support": 1, "query": 1}, {"unlabelled": 1}
+    plain |= {"support": 0, "query": 0}
+    assert Bench(even, "mlm").task.kinds() == [(0.984, plain), (0.016, rewarded)]
+    assert Bench(even, "mlm", "task.reward_interval=0").task.kinds() == [(1.0, plain)]
+    assert Bench(even, "mlm", "task.reward_interval=4").task.kinds() == [(1.0, rewarded)]
+    assert Bench(even, "hard").task.kinds() == [(1.0, rewarded)]
+    every = [price(even, interval) for interval in (16, 32, 0)]
+    assert every[0] > 1.05 * every[2] and every[1] == pytest.approx((every[0] + every[2]) / 2)
+
+
+def price(data: Path, interval: int) -> float:
+    """Return the FLOPs of an update of masked_lm by a dry run."""
+    given = [f"data={data}", f"task.reward_interval={interval}", "trainer.valid_split=''"]
+    run = Run(load_config(given, str(CONFIGS), "mlm"), dry_run=True)
+    run.train()
+    return run.price()
 
 
 @pytest.mark.parametrize(
