@@ -23,7 +23,9 @@ SWEEP.yaml (paths relative to the file):
   overrides: ["task.labelled=which_moon_{n}", "task.batch_size={batch}"]
   launch: {executor: slurm, max_parallel: 4, time: 60}
 A key that stands somewhere as {key} is put there; any other is an option of every stage, or of one as
-stage:key. {seed} and the folders of earlier stages, such as {pretrain}, can be used too.
+stage:key. {seed} and the folders of earlier stages, such as {pretrain}, can be used too. A stage with
+`each: {set: [RTE, CoLA]}` and the name "tuned-{set}" is two stages, tuned-RTE and tuned-CoLA. A sweep may
+grow: the command with more seeds, values or stages goes on with what is there.
 """
 
 import argparse
@@ -72,6 +74,11 @@ def add_definition(parser: argparse.ArgumentParser) -> None:
     add("--out", metavar="S", help="folder of the sweep; an existing one is gone on with")
     add("--grid", action="append", metavar="KEY=A,B", help="values to combine; can be repeated")
     add("--seeds", metavar="1,2,3", help="seeds of every setting (default: 1)")
+    add(
+        "--stages",
+        metavar="A,B",
+        help="only these stages, and what they start from; A* is possible",
+    )
     add("--config-dir", help="folder with configs of your own")
     add("--config-name", help="config in --config-dir (default: base)")
     add("--user-dir", help="plug-in folder or file to load")
@@ -203,7 +210,7 @@ def launch_sweep(args: argparse.Namespace) -> int:
     check_out(Path(os.path.abspath(args.out)), launch.executor)
     out = Path(args.out).resolve()
     check_out(out, launch.executor)
-    definition = normalise(content)
+    definition = normalise(content, args.stages.split(",") if args.stages else ())
     runs = expand(definition, out)
     check_configs(runs, definition)
     stages = len(definition["stages"])

@@ -6,9 +6,12 @@ absolute and every value is checked.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +25,12 @@ from metaseq_lm.config import quote
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import nearest
 
-STAGE_KEYS = ("name", "config_name", "overrides")
+STAGE_KEYS = ("name", "each", "config_name", "overrides")
 KEYS = tuple("data config_dir user_dir config_name stages grid list seeds overrides launch".split())
-KEY = re.compile(r"([A-Za-z]\w*:)?[A-Za-z_][\w./@-]*")
-STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
+KEY = re.compile(r"([A-Za-z][\w-]*:)?[A-Za-z_][\w./@-]*")
+STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
+# {name}, but not OmegaConf's ${name} and not Hydra's {key: value}.
+PLACEHOLDER = re.compile(r"(?<!\$)\{([^{}:,\s]+)\}")
 OURS = {"save_dir": "the sweep names the folders", "seed": "give seeds (--seeds 1,2,3)"}
 TAKEN = ("code", "jobs", "seed", "train")
 
@@ -93,8 +98,11 @@ def plain(value: Any) -> Any:
 # ---------------------------------------------------------------- checking
 
 
-def normalise(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the checked definition, with every key; raises UsageError that names what is wrong."""
+def normalise(content: dict[str, Any], wanted: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the checked definition, with every key; raises UsageError that names what is wrong.
+
+    `wanted` are patterns of the names of stages: only those stay, and those that they start from.
+    """
     if not content.get("data"):
         raise UsageError("no DATA folder given; see 'metaseq-lm sweep --help'")
     if not Path(content["data"]).is_dir():
@@ -106,7 +114,11 @@ def normalise(content: dict[str, Any]) -> dict[str, Any]:
         "config_name": content.get("config_name"),
         "overrides": [],
     }
-    stages = [stage_of(stage) for stage in sequence(content.get("stages", [single]), "stages")]
+    stages = [
+        stage_of(one)
+        for stage in sequence(content.get("stages", [single]), "stages")
+        for one in repeated(mapping(stage, "stages"))
+    ]
     names = [stage["name"] for stage in stages]
     grid = mapping(content.get("grid", {}), "grid")
     chosen = [mapping(item, "list") for item in sequence(content.get("list", []), "list", True)]
@@ -124,19 +136,57 @@ def normalise(content: dict[str, Any]) -> dict[str, Any]:
     }
     if len(set(names)) < len(names):
         raise UsageError(f"stages: two have the same name ({', '.join(names)})")
-    check_axes(definition, names)
+    definition["stages"] = chosen_stages(stages, wanted)
+    check_axes(definition, [stage["name"] for stage in definition["stages"]])
     return definition
 
 
-def stage_of(stage: Any) -> dict[str, Any]:
+def repeated(stage: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a stage once for each value of its `each`, put where {key} stands in its texts."""
+    each = mapping(stage.get("each", {}), "each")
+    choices = [sequence(values, f"each {key}") for key, values in each.items()]
+    rest = {key: value for key, value in stage.items() if key != "each"}
+    copies = []
+    for values in itertools.product(*choices):
+        filled = {key: text_of(value, f"each {key}") for key, value in zip(each, values)}
+        copies.append({key: put(value, filled) for key, value in rest.items()})
+    return copies
+
+
+def put(value: Any, values: dict[str, str]) -> Any:
+    """Return a text, or a list of them, with `values` for their {names}; other names stay."""
+    if isinstance(value, list):
+        return [put(item, values) for item in value]
+    if not isinstance(value, str):
+        return value
+    return PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), value)
+
+
+def chosen_stages(stages: list[dict[str, Any]], wanted: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the stages whose names match a pattern, and all that those start from; all without any."""
+    names = [stage["name"] for stage in stages]
+    for pattern in wanted:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            have = f"{nearest(pattern, names)} Stages: {', '.join(names)}."
+            raise UsageError(
+                f"--stages {printable(pattern, '--stages')}: there is no such stage.{have}"
+            )
+    chosen = {n for n in names if not wanted or any(fnmatchcase(n, p) for p in wanted)}
+    for stage in reversed(stages):
+        if stage["name"] in chosen:
+            texts = [stage["config_name"] or "", *stage["overrides"]]
+            chosen |= {name for text in texts for name in PLACEHOLDER.findall(text)}
+    return [stage for stage in stages if stage["name"] in chosen]
+
+
+def stage_of(stage: dict[str, Any]) -> dict[str, Any]:
     """Return a checked stage."""
-    stage = mapping(stage, "stages")
     name = stage.get("name")
     known(stage, STAGE_KEYS, f"stage {name}")
     single = name == "" and "overrides" in stage
     if not single and not (isinstance(name, str) and STAGE.fullmatch(name) and name not in TAKEN):
         raise UsageError(
-            f"stage name {name!r}: it names a folder, so use letters, digits and _ "
+            f"stage name {name!r}: it names a folder, so use letters, digits, _ and - "
             f"(at most 50, and not {', '.join(TAKEN)})"
         )
     config_name = stage.get("config_name")

@@ -18,10 +18,8 @@ from hydra.errors import HydraException
 from metaseq_lm.config import quote
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import nearest
-from metaseq_lm.sweeps.definition import hydra_text, text_of
+from metaseq_lm.sweeps.definition import PLACEHOLDER, hydra_text, put, text_of
 
-# {name}, but not OmegaConf's ${name} and not Hydra's {key: value}.
-PLACEHOLDER = re.compile(r"(?<!\$)\{([^{}:,\s]+)\}")
 NAME_LENGTH = 120
 
 
@@ -156,11 +154,6 @@ def fill(template: str, values: dict[str, str], paths: dict[str, str]) -> str:
     text = put(template, values | paths)
     key, equals, value = text.partition("=")
     return f"{key}={quote(value)}" if inside else text
-
-
-def put(template: str, values: dict[str, str]) -> str:
-    """Return a template with `values` for its {placeholders}."""
-    return PLACEHOLDER.sub(lambda found: values[found.group(1)], template)
 
 
 # ---------------------------------------------------------------- naming

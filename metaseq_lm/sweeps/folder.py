@@ -59,13 +59,17 @@ class SweepFolder:
         return [Run.from_json(row) for row in self.read()["runs"]]
 
     def adopt(self, definition: dict[str, Any], runs: list[Run], launch: dict[str, Any]) -> None:
-        """Write sweep.json; raises UsageError if another sweep is here."""
+        """Write sweep.json; raises UsageError if another sweep is here.
+
+        A sweep may grow: by seeds, values, stages, if all that was in it stays as it was.
+        """
         if (self.path / "sweep.json").exists():
-            differing = differences(self.read()["definition"], definition)
-            if differing:
+            old = self.read()
+            differing = differences(old["definition"], definition)
+            if differing and not grown(old, definition, runs):
                 raise UsageError(
-                    f"{self.path} holds another sweep ({'; '.join(differing[:5])}); "
-                    "choose another --out, or the same definition to go on with it"
+                    f"{self.path} holds another sweep ({'; '.join(differing[:5])}); choose another "
+                    "--out, or go on with it by the same definition or one that has all its runs"
                 )
         content = {
             "version": VERSION,
@@ -156,6 +160,16 @@ class SweepFolder:
                 return folder
             except FileExistsError:
                 continue
+
+
+def grown(old: dict[str, Any], definition: dict[str, Any], runs: list[Run]) -> bool:
+    """Return whether `runs` have every stage of what sweep.json names, with the same arguments."""
+    places = ("config_dir", "user_dir")
+    now = {stage.folder: list(stage.arguments) for run in runs for stage in run.stages}
+    before = [stage for run in old["runs"] for stage in run["stages"]]
+    return all(old["definition"][key] == definition[key] for key in places) and all(
+        now.get(stage["folder"]) == stage["arguments"] for stage in before
+    )
 
 
 def process_start(pid: int) -> int:

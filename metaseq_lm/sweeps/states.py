@@ -117,7 +117,8 @@ def state_of(folder: SweepFolder, run: Run, last: Optional[Submission], slurm: S
         if now == "unknown" and last.executor == "local":
             reason = f"it was started on {last.host}; ask there"
         return State(state=now, reason=reason, **about)
-    state, reason = ended(folder, last, slurm)
+    added = stage is not run.stages[0] and not place.exists()
+    state, reason = ended(folder, last, slurm, added)
     return State(state=state, reason=reason, **about)
 
 
@@ -185,8 +186,11 @@ def active(last: Submission, slurm: Slurm) -> str:
     return "" if state in ENDED else "running"
 
 
-def ended(folder: SweepFolder, last: Submission, slurm: Slurm) -> tuple[str, str]:
-    """Return how a job that is over ended without finishing its run, and why."""
+def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> tuple[str, str]:
+    """Return how a job that is over ended without finishing its run, and why.
+
+    `added`: the run has a stage that did not begin, as when the sweep grew after the job.
+    """
     if last.cancelled:
         return "cancelled", ""
     outcome = read_json(outcome_file(folder.path / last.folder, last.job))
@@ -199,6 +203,8 @@ def ended(folder: SweepFolder, last: Submission, slurm: Slurm) -> tuple[str, str
         how = f"{ending(int(outcome['exit_code']))}: " if left in ("failed", "diverged") else ""
         message = str(outcome.get("message", "")).removeprefix("metaseq-lm: ")
         return left, f"{how}{textwrap.shorten(message, 120, placeholder=' ...')} [{where}]"
+    if left == "finished" and added:
+        return "waiting", ""
     if left == "finished":
         return "lost", "the job ended well, but its results are not there"
     if said:
