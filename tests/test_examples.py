@@ -15,8 +15,6 @@ GIVEN = {
     "electra/finetune_sweep.yaml": [
         "init_from='/runs/flops={flops}-method={method}-lr={lr}-seed=1'"
     ],
-    "bam/ablations.yaml": ["--grid", "teachers=/runs/single_multi"],
-    "bam/subsets.yaml": ["--grid", "teachers=/runs/single_multi"],
 }
 
 

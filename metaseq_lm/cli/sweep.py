@@ -214,7 +214,8 @@ def launch_sweep(args: argparse.Namespace) -> int:
     runs = expand(definition, out)
     check_configs(runs, definition)
     stages = len(definition["stages"])
-    print(f"{len(runs)} runs" + (f" of {stages} stages" if stages > 1 else ""), flush=True)
+    count = f"{len(runs)} run" + ("s" if len(runs) > 1 else "")
+    print(count + (f" of {stages} stages" if stages > 1 else ""), flush=True)
     if args.dry_run:
         show_plan(runs, definition)
         if launch.executor == "slurm":
