@@ -46,6 +46,10 @@ metaseq sweep "$here/sweep.yaml" "$data" --out "$out/meta" --seeds "$seeds" --ma
 echo "== tables and pictures in $out/report"
 mkdir -p "$out/report"
 python "$here/epochs.py" "$out/start" "$out/meta" | tee "$out/report/epochs.md"
-tuned=("$out"/{start,meta}/{SST_2,SST_5,SNLI})
+tuned=("$out"/{start,meta}/{SST-2,SST-5,SNLI})
 metaseq report "${tuned[@]}" --metric valid.accuracy --curve valid.accuracy --columns task.labelled \
     --out "$out/report"
+for name in SST-2 SST-5 SNLI; do # is any better than going on as before?
+    metaseq report "$out"/{start,meta}/$name --metric valid.accuracy --rows label --baseline label=k0 \
+        --out "$out/report/$name"
+done
