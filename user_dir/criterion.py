@@ -29,7 +29,8 @@ class SpanWeightedLM(Criterion):
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         logits = model(batch["tokens"], batch["padding"], batch["positions"])  # (B, M, V)
-        weights = batch["span_lengths"].to(logits.dtype) ** self.power  # (B, M)
-        loss = (cross_entropy(logits, batch["targets"]) * weights).sum()
+        losses = cross_entropy(logits, batch["targets"])  # (B, M)
+        # Logits may be in bfloat16, losses never are.
+        loss = (losses * batch["span_lengths"].to(losses.dtype) ** self.power).sum()
         right = row_accuracy(logits, batch["targets"]).sum()
         return {"span": Term(loss, "targets"), "accuracy": Term(right, "rows", weight=0.0)}

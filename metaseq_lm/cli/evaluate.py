@@ -5,8 +5,9 @@ examples:
   metaseq-lm evaluate runs/mlm/checkpoints/last --split valid --data other/data engine.device=cpu
   metaseq-lm evaluate runs/rte/* --split test --ensemble --best 10 --out ensembles/rte
 
-An ensemble takes the mean of the probabilities (of real-valued predictions the mean) of runs of one
-task. The best runs are those with the best validation metric at the checkpoint that is used.
+An ensemble takes the mean of the probabilities (of real-valued predictions the mean; of SQuAD those
+of each text in the n-best lists, and of no answer) of runs of one task. The best runs are those with
+the best validation metric at the checkpoint that is used.
 """
 
 import argparse
@@ -104,6 +105,7 @@ def report(
 def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Sequence[str]) -> int:
     """Score the checkpoints, or the best of them, as one."""
     from metaseq_lm.opened import open_run
+    from metaseq_lm.tasks import Task
 
     if args.best is not None:
         paths = best_of(paths, args.best, args.metric)
@@ -111,6 +113,8 @@ def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Seq
     tasks = []
     for path in paths:
         scorer = open_run(str(path), args.data, args.user_dir, overrides)
+        if type(scorer.task).ensemble is Task.ensemble:
+            scorer.task.ensemble("", [])  # refuses, before anything is scored
         task = scorer.config.task
         tasks.append((task._name, str(task.get("labelled", ""))))
         if tasks[-1] != tasks[0]:

@@ -13,6 +13,7 @@ sentence has the strictly larger pll. A tie is no success.
 examples:
   metaseq-lm score runs/mlm --input sentences.txt --out plls.tsv
   metaseq-lm score runs/mlm --input blimp/*.jsonl --pairs engine.device=cpu
+  metaseq-lm score runs/electra-tt --input sentences.txt criterion.pll_formula=dissertation
 """
 
 import argparse

@@ -31,6 +31,14 @@ class Term:
 Terms = dict[str, Term]
 
 
+def number_of(which: Tensor) -> Tensor:
+    """Return how many items of a boolean tensor are true, for a term that is logged: a float64 scalar.
+
+    Not in the precision of logits: under autocast that is bfloat16, which keeps 8 bits.
+    """
+    return which.sum().double()
+
+
 class Criterion:
     """Turns the outputs of a model on one batch into terms; it has no optimizer, collective or memory.
 

@@ -3,10 +3,10 @@
 Shapes: B rows, S length, D width, M chosen positions, V vocabulary.
 """
 
-from torch import nn
+from torch import Tensor, nn
 
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
-from metaseq_lm.criterions.masked_lm import cross_entropy, labelled_terms, row_accuracy
+from metaseq_lm.criterions.masked_lm import MaskedLM, cross_entropy, labelled_terms, row_accuracy
 from metaseq_lm.errors import UsageError
 from metaseq_lm.models.transformer import TransformerLM
 from metaseq_lm.registry import register_criterion
@@ -35,3 +35,7 @@ class BertPretraining(Criterion):
             "next_sentence": Term(cross_entropy(scores, labels).sum(), "rows"),
             "next_sentence_accuracy": Term(row_accuracy(scores, labels).sum(), "rows", weight=0.0),
         }
+
+    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return what masked_lm does: the head "lm" knows the sentence as a first segment."""
+        return MaskedLM().token_log_probs(model, batch)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.criterions import Batch, Criterion, Term, Terms, number_of
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.registry import register_criterion
 
@@ -11,10 +11,10 @@ from metaseq_lm.registry import register_criterion
 def class_terms(logits: Tensor, targets: Tensor) -> Terms:
     """Return the mean loss and the accuracy of logits (B, K) and targets (B,)."""
     with torch.no_grad():
-        right = (logits.argmax(-1) == targets).sum()
+        right = number_of(logits.argmax(-1) == targets)
     return {
         "cross_entropy": Term(cross_entropy(logits, targets).sum(), "rows"),
-        "accuracy": Term(right.to(logits.dtype), "rows", weight=0.0),
+        "accuracy": Term(right, "rows", weight=0.0),
     }
 
 

@@ -38,11 +38,14 @@ def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0)
 
 @torch.no_grad()
 def row_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return each row's share of correct positions, 1 for a row without targets; (..., M) -> (...)."""
+    """Return each row's share of correct positions, 1 for a row without targets; (..., M) -> (...).
+
+    In float64 whatever the logits are in, as `number_of` counts.
+    """
     counted = targets != IGNORE
     hits = ((logits.argmax(-1) == targets) & counted).sum(-1)
     wanted = counted.sum(-1)
-    return torch.where(wanted > 0, hits / wanted.clamp(min=1), 1.0).to(logits.dtype)
+    return torch.where(wanted > 0, hits.double() / wanted.clamp(min=1), 1.0)
 
 
 def labelled_terms(logits: Tensor, batch: Batch) -> Terms:

@@ -15,6 +15,7 @@ from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.registry import nearest
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+MALFORMED_NAMED = 3  # of a file; the others are only counted
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Columns:
     `names` are the columns of a TSV without header row; `texts` is None for `text`, or else
     `text_a` and `text_b`, whichever the file has; `regression` reads labels as numbers. With
     `index` each row gets an {"idx": number}, from the column of this name or, if the file has none,
-    the number of the row; `skip_malformed` counts rows with a wrong number of fields and goes on.
+    the number of the row; `skip_malformed` counts rows with a wrong number of fields, names the
+    first ones and goes on.
     """
 
     names: tuple[str, ...] | None = None
@@ -153,14 +155,26 @@ class RowReader:
                 self._resolve(names, number)
                 continue
             if len(fields) != len(names):
-                if self.columns.skip_malformed:
-                    self.counts["malformed"] += 1
-                    continue
-                raise MetaseqError(
+                self._malformed(
                     f"{self.path}:{number}: {len(fields)} fields, expected {len(names)} "
                     f"({', '.join(names)}) with tabs between them"
                 )
+                continue
             yield self._row(number, dict(zip(names, fields)), bad)
+        if self.counts["malformed"] > MALFORMED_NAMED:
+            print(
+                f"{self.path}: {self.counts['malformed']:,} malformed rows are left out, the first "
+                f"{MALFORMED_NAMED} are named above",
+                flush=True,
+            )
+
+    def _malformed(self, what: str) -> None:
+        """Count a row that has a wrong number of fields; MetaseqError if such rows are not skipped."""
+        if not self.columns.skip_malformed:
+            raise MetaseqError(what)
+        self.counts["malformed"] += 1
+        if self.counts["malformed"] <= MALFORMED_NAMED:
+            print(f"{what}; the row is left out", flush=True)
 
     def _json_rows(self) -> Iterator[Row]:
         for number, fields, bad in json_objects(self.path, self.policy, self.counts):

@@ -1,7 +1,7 @@
 """Predictions of several runs put together: the mean of what they give, the choice of the best runs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,18 +15,59 @@ def mean_scores(members: Sequence[Sequence[dict[str, Any]]]) -> tuple[np.ndarray
     A member is the prediction rows of one run, in any order. Scores are probabilities, or one real
     value (K = 1). Raises MetaseqError if the members are not predictions of the same rows.
     """
+    ordered = same_rows(members, lambda row: (row["gold"], len(row["scores"])))
+    scores = np.array([[row["scores"] for row in rows] for rows in ordered], np.float64)
+    return np.array([row["index"] for row in ordered[0]], np.int64), scores.mean(0)
+
+
+def mean_answers(members: Sequence[Sequence[dict[str, Any]]], n_best: int) -> list[dict[str, Any]]:
+    """Return SQuAD's prediction rows with the "nbest" and "null_odds" of the members together.
+
+    The probability of a text is the mean of those in the members' lists, 0 in a list without it,
+    its score the logarithm of that; the `n_best` most probable ones stay. The odds of no answer are
+    those of the mean of the members' probabilities, the sigmoids of their odds. One member is
+    returned as it is. Raises MetaseqError if the members are not predictions of the same questions.
+    """
+    ordered = same_rows(members, lambda row: row["id"])
+    if len(ordered) == 1:
+        return ordered[0]
+    together = []
+    for rows in zip(*ordered):
+        shares: dict[str, list[float]] = {}
+        for row in rows:
+            scores = np.array([answer["score"] for answer in row["nbest"]], np.float64)
+            # In log space: the probability of a far worse text is 0, its logarithm is none.
+            log_probs = scores - np.logaddexp.reduce(scores) - math.log(len(rows))
+            for answer, share in zip(row["nbest"], log_probs):
+                shares.setdefault(answer["text"], []).append(share)
+        found = {text: float(np.logaddexp.reduce(parts)) for text, parts in shares.items()}
+        best = sorted(found.items(), key=lambda pair: -pair[1])[:n_best]
+        odds = np.array([row["null_odds"] for row in rows], np.float64)
+        none = np.logaddexp.reduce(-np.logaddexp(0, -odds))
+        some = np.logaddexp.reduce(-np.logaddexp(0, odds))
+        nbest = [{"text": t, "score": s, "probability": math.exp(s)} for t, s in best]
+        together.append({**rows[0], "null_odds": float(none - some), "nbest": nbest})
+    return together
+
+
+def same_rows(
+    members: Sequence[Sequence[dict[str, Any]]], about: Callable[[dict[str, Any]], Any]
+) -> list[list[dict[str, Any]]]:
+    """Return the members' rows in the order of their "index".
+
+    Raises MetaseqError if the rows of two members differ in number or in what `about` says of them.
+    """
     ordered = [sorted(member, key=lambda row: row["index"]) for member in members]
-    about = [[(row["index"], row["gold"], len(row["scores"])) for row in rows] for rows in ordered]
-    for number, other in enumerate(about[1:], 2):
-        differing = [a[0] for a, b in zip(about[0], other) if a != b]
-        if differing or len(other) != len(about[0]):
-            where = f"row {differing[0]}" if differing else f"{len(about[0])} and {len(other)} rows"
+    kinds = [[(row["index"], about(row)) for row in rows] for rows in ordered]
+    for number, other in enumerate(kinds[1:], 2):
+        differing = [a[0] for a, b in zip(kinds[0], other) if a != b]
+        if differing or len(other) != len(kinds[0]):
+            where = f"row {differing[0]}" if differing else f"{len(kinds[0])} and {len(other)} rows"
             raise MetaseqError(
                 f"the predictions of run 1 and run {number} are not of the same rows and classes "
                 f"({where}); an ensemble takes runs on one data set"
             )
-    scores = np.array([[row["scores"] for row in rows] for rows in ordered], np.float64)
-    return np.array([index for index, *_ in about[0]], np.int64), scores.mean(0)
+    return ordered
 
 
 def best(values: Sequence[float], most: int, lower_is_better: bool) -> list[int]:

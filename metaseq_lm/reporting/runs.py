@@ -111,7 +111,8 @@ class Run:
     def cost(self, what: str, own: bool = False) -> float | None:
         """Return "flops", "seconds" or "peak_memory" (bytes), plus pretraining's unless `own`.
 
-        None if the run did not record them; the pretraining's record is the sum of all before.
+        None if the run did not record them; the pretraining's record is the sum of all before. It
+        has no "flops_by_rule", which there is with `own` only.
         """
         results = self.results or {}
         parts: list[Any] = [results.get(what)]

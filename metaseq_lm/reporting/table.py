@@ -67,18 +67,23 @@ def setting_table(
     """Return a row for each setting: its shown keys, seeds, score, best seed, p-values, costs.
 
     Costs are centres over the scored runs, with pretraining; where any run was pretrained, a
-    second column shows the run's own FLOPs. With `significance`, the best is that of the settings
-    that share a baseline.
+    second column shows the run's own FLOPs, and where any has them one more its own FLOPs by the
+    rules of flops_rules.py. With `significance`, the best is that of the settings that share a
+    baseline.
     """
     keys = list(settings[0].shown) if settings else ["label"]
-    pretrained = any(run.was_pretrained for setting in settings for run in setting.runs)
+    runs = [run for setting in settings for run in setting.runs]
+    pretrained = any(run.was_pretrained for run in runs)
+    by_rule = any(run.cost("flops_by_rule", own=True) is not None for run in runs)
     costs: list[tuple[str, str, bool, Callable[[float | None], str]]] = [
         ("FLOPs", "flops", False, flops_text),
         ("own FLOPs", "flops", True, flops_text),
+        ("FLOPs by rule", "flops_by_rule", True, flops_text),
         ("time", "seconds", False, seconds_text),
         ("memory", "peak_memory", True, bytes_text),
     ]
-    costs = [cost for cost in costs if pretrained or cost[0] != "own FLOPs"]
+    absent = {"own FLOPs": not pretrained, "FLOPs by rule": not by_rule}
+    costs = [cost for cost in costs if not absent.get(cost[0])]
     compared = significance.comparisons if significance else None
     summaries = [summarise(setting.scores(metric.name), spread) for setting in settings]
     rows = []
@@ -267,6 +272,7 @@ def record(
     for what in ("flops", "seconds"):
         line[what] = cost_of(setting, metric, what, False, spread)
         line[f"own_{what}"] = cost_of(setting, metric, what, True, spread)
+    line["own_flops_by_rule"] = cost_of(setting, metric, "flops_by_rule", True, spread)
     line["peak_memory"] = cost_of(setting, metric, "peak_memory", True, spread)
     return line
 

@@ -123,6 +123,15 @@ def text_stream(config: DictConfig, split: str, lengths: np.ndarray, collate: Co
     return Stream(split, order, collate, config.seed, lengths)
 
 
+def masked_lm_flops(config: DictConfig, vocabulary: Vocabulary) -> float | None:
+    """Return the FLOPs of an update by the rules of flops_rules.py; None for another model."""
+    if config.model._name != "transformer":
+        return None
+    sizes = TransformerConfig(**options_of(config.model))
+    row = Sizes.of(sizes, len(vocabulary), config.task.tokens_per_sample)
+    return config.task.batch_size * masked_lm(row)
+
+
 @register_task("masked_lm", dataclass=MaskedLMConfig)
 class MaskedLMTask(Task):
     """One stream of masked samples, one model, the default update."""
@@ -141,8 +150,4 @@ class MaskedLMTask(Task):
         return build_transformer(self.config, self.vocabulary)
 
     def flops_by_rule(self) -> float | None:
-        if self.config.model._name != "transformer":
-            return None
-        sizes = TransformerConfig(**options_of(self.config.model))
-        row = Sizes.of(sizes, len(self.vocabulary), self.options.tokens_per_sample)
-        return self.options.batch_size * masked_lm(row)
+        return masked_lm_flops(self.config, self.vocabulary)

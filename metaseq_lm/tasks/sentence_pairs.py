@@ -20,6 +20,7 @@ from metaseq_lm.tasks import Task
 from metaseq_lm.tasks.masked_lm import (
     MaskedLMConfig,
     build_transformer,
+    masked_lm_flops,
     masking_of,
     text_stream,
 )
@@ -67,3 +68,7 @@ class SentencePairsTask(Task):
         initialise(head, options.init)
         model.heads[NEXT_SENTENCE] = head
         return model
+
+    def flops_by_rule(self) -> float | None:
+        """Return those of masked_lm: the rules count no next-sentence head, one vector a row."""
+        return masked_lm_flops(self.config, self.vocabulary)

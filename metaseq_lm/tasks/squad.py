@@ -28,6 +28,7 @@ from metaseq_lm.data.streams import Sequential, Shuffled, Stream
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
+from metaseq_lm.evaluation.ensemble import mean_answers
 from metaseq_lm.evaluation.spans import Answers, WindowAnswers, merged, window_texts
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
 from metaseq_lm.models.span_head import SpanModel
@@ -143,6 +144,16 @@ class SquadTask(Task):
             return []
         return [self._row(split, question, best) for question, best in sorted(answers.items())]
 
+    def ensemble(
+        self, split: str, members: Sequence[Sequence[dict]]
+    ) -> tuple[Logs, Sequence[dict]]:
+        """Return official scores and rows of the mean of the runs' probabilities: `mean_answers`."""
+        rows = mean_answers(members, self.options.n_best)
+        rows = [row | {"predicted": self._predicted(split, row)} for row in rows]
+        texts = {row["id"]: best_text(row) for row in rows}
+        odds = {row["id"]: row["null_odds"] for row in rows}
+        return self._official(split, texts, odds), rows
+
     def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
         """Return the files of the leaderboard by id: texts, odds of no answer, and n-best lists."""
         files = {
@@ -182,32 +193,46 @@ class SquadTask(Task):
         return answers.null - (0.0 if self.options.answerability else answers.best_score)
 
     def _scores(self, split: str, answers: dict[int, Answers]) -> Logs:
-        data = self.windows(split).data
-        ids = [row["id"] for row in data.texts[1]]
+        ids = [row["id"] for row in self.windows(split).data.texts[1]]
         texts = {ids[question]: best.best for question, best in answers.items()}
+        odds = {ids[question]: self._odds(best) for question, best in answers.items()}
+        return self._official(split, texts, odds)
+
+    def _official(self, split: str, texts: dict[str, str], odds: dict[str, float]) -> Logs:
+        """Return the official scores of the best texts and the odds of no answer, by question."""
+        data = self.windows(split).data
         if data.answerable_only:
             found = squad_v1(data.golds(), texts)
         else:
-            odds = {ids[question]: self._odds(best) for question, best in answers.items()}
             found = squad_v2(data.golds(), texts, odds, self.options.null_threshold)
         # As a share, like the scores of other tasks in one report.
         return {"score": found["f1"] / 100, **found}
 
     def _row(self, split: str, question: int, answers: Answers) -> dict[str, Any]:
         """Return id, question, gold texts, predicted text ("" for no answer), odds, n-best list."""
-        data = self.windows(split).data
-        about, odds = data.texts[1][question], self._odds(answers)
-        empty = not data.answerable_only and odds > self.options.null_threshold
+        about = self.windows(split).data.texts[1][question]
         scored = zip(answers.texts, answers.probabilities)
-        return {
+        row = {
             "index": question,
             "id": about["id"],
             "question": about["question"],
             "gold": about["answers"],
-            "predicted": "" if empty else answers.best,
-            "null_odds": odds,
+            "predicted": "",
+            "null_odds": self._odds(answers),
             "nbest": [{"text": t, "score": s, "probability": p} for (s, t), p in scored],
         }
+        return row | {"predicted": self._predicted(split, row)}
+
+    def _predicted(self, split: str, row: dict[str, Any]) -> str:
+        """Return the best text of a row, "" if its odds of no answer are above the threshold."""
+        answerable = self.windows(split).data.answerable_only
+        empty = not answerable and row["null_odds"] > self.options.null_threshold
+        return "" if empty else best_text(row)
+
+
+def best_text(row: dict[str, Any]) -> str:
+    """Return the best text of a prediction row, "" if it has none."""
+    return row["nbest"][0]["text"] if row["nbest"] else ""
 
 
 def squad_folder(config: DictConfig) -> Path:

@@ -25,7 +25,7 @@ ALWAYS = ("engine.device=cpu", "engine.threads=1", "engine.tensorboard=false")
 def configured(
     data: Path, overrides: list[str], folder: Optional[Path] = None, config: Optional[str] = None
 ) -> DictConfig:
-    """Return the configuration of a run on the CPU with one thread."""
+    """Return the configuration of a run on the CPU with one thread, if the overrides say nothing else."""
     plugins.load_all()
     options = [f"data={data}", *ALWAYS, *overrides]
     return load_config(options, str(folder) if folder else None, config)

@@ -8,6 +8,8 @@ import pytest
 from battery import CASES, TINY
 
 from metaseq_lm.cli import main
+from metaseq_lm.evaluation.squad import squad_v2
+from metaseq_lm.run import Run
 
 SEEDS = (1, 2, 3)
 
@@ -99,10 +101,49 @@ def test_mistakes(
     assert "Traceback" not in text and words in text, text
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_answers_to_questions(moons: Path, tmp_path: Path, number: int) -> None:
+    """Of the runs' own n-best lists and odds, with the official scores; both kinds of heads."""
+    names = [str(tmp_path / str(seed)) for seed in SEEDS[:2]]
+    options = [*CASES["squad"][number], *TINY, "--criterion", "squad", "--max-update", "3"]
+    for seed, name in zip(SEEDS, names):
+        assert main(["train", str(moons), "--save-dir", name, *options, f"seed={seed}"]) == 0
+    alone = [evaluated(tmp_path / f"alone{name[-1]}", [name]) for name in names]
+    metrics, rows = evaluated(tmp_path / "one", names, "--ensemble", "--best", "1")
+    assert rows in (alone[0][1], alone[1][1])
+    first = alone[rows == alone[1][1]][0]
+    assert metrics == {name: first[name] for name in metrics} and "best_f1" in metrics
+    metrics, rows = evaluated(tmp_path / "all", names, "--ensemble")
+    assert len(rows) == len(alone[0][1]) == 6
+    said, odds = {}, {}
+    for row, *members in zip(rows, *(found for _, found in alone)):
+        shares: dict[str, float] = {}
+        for member in members:
+            assert member["id"] == row["id"]
+            for answer in member["nbest"]:
+                old = shares.get(answer["text"], 0.0)
+                shares[answer["text"]] = old + answer["probability"] / 2
+        assert row["nbest"][0]["probability"] == pytest.approx(max(shares.values()))
+        said[row["id"]] = text = row["nbest"][0]["text"]
+        assert shares[text] == pytest.approx(max(shares.values()))
+        none = np.mean([1 / (1 + np.exp(-member["null_odds"])) for member in members])
+        odds[row["id"]] = row["null_odds"]
+        assert row["null_odds"] == pytest.approx(np.log(none / (1 - none)))
+        assert row["predicted"] == ("" if row["null_odds"] > -2.75 else text)
+    golds = {row["id"]: row["gold"] for row in rows}
+    wanted = squad_v2(golds, said, odds, -2.75)
+    assert metrics == pytest.approx({"score": wanted["f1"] / 100, **wanted})
+    files = ("predictions", "null_odds", "nbest")
+    kept = [json.loads((tmp_path / "all" / f"{name}.valid.json").read_text()) for name in files]
+    assert kept[0] == {row["id"]: row["predicted"] for row in rows} and kept[1] == odds
+
+
 def test_tasks_without_a_way_to_do_it(
-    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The refusal comes before anything is scored."""
     options = ["--criterion", "masked_lm", *CASES["masked_lm"][0], *TINY, "--max-update", "1"]
     assert main(["train", str(moons), "--save-dir", str(tmp_path), *options]) == 0
+    monkeypatch.setattr(Run, "score", lambda *given: pytest.fail("scored for nothing"))
     assert main(["evaluate", str(tmp_path), "--split", "valid", "--ensemble"]) == 2
     assert "'masked_lm' cannot put predictions" in capsys.readouterr().err

@@ -6,9 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from agreement import make_data, make_pairs, make_run, sentences
 
 from metaseq_lm.cli import main
+from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.models.transformer import TransformerLM
+from metaseq_lm.opened import open_run
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +175,37 @@ def test_empty_standard_input(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
     assert main(["score", str(run), "--input", "-"]) == 1
     assert "standard input: is empty" in capsys.readouterr().err
+
+
+def test_next_sentence_prediction_changes_no_score(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """A run of bert_pretraining gives each hidden token the log-probability of its head "lm"."""
+    from battery import CASES, TINY
+
+    place = tmp_path / "bert"
+    options = [*CASES["bert_pretraining"][0], *TINY, "trainer.max_update=2"]
+    command = ["train", str(moons.parent / "documents"), "--save-dir", str(place)]
+    assert main([*command, "--criterion", "bert_pretraining", *options]) == 0
+    (tmp_path / "in.txt").write_text("a b c\nd\n")
+    capsys.readouterr()
+    precise = ["engine.precision=fp64", "--tokens"]
+    assert main(["score", str(place), "--input", str(tmp_path / "in.txt"), *precise]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    opened = open_run(str(place), overrides=["engine.precision=fp64"])
+    for line in found:
+        assert_plls(opened.model.eval(), opened.task.vocabulary, line)
+
+
+@torch.no_grad()
+def assert_plls(model: TransformerLM, vocabulary: Vocabulary, line: dict) -> None:
+    """Check the scores of a sentence by hiding one token after another."""
+    row = [vocabulary.cls(), *(vocabulary.index(t) for t in line["tokens"]), vocabulary.sep]
+    for place, found in enumerate(line["log_probs"], 1):
+        hidden = torch.tensor([row])
+        hidden[0, place] = vocabulary.mask
+        log_probs = model(hidden, head="lm")[0, place].log_softmax(-1)
+        assert found == pytest.approx(log_probs[row[place]].item(), rel=1e-9)
 
 
 def test_a_criterion_without_probabilities(

@@ -82,12 +82,22 @@ def test_packed_bom_and_missing_files(run, corpus):
     assert set(Manifest.load(folder).splits) == {"train", "valid"}
 
 
-def test_malformed_question_pairs_are_counted(run):
+def test_malformed_question_pairs_are_named_and_counted(run):
+    """Place and fault of the first three, then how many there are."""
     files = glue_files("QQP")
     files["train.tsv"] += "cut\toff\n"
+    files["dev.tsv"] += "\none\n\n" + "one\ttoo\tmany\t4\t5\t6\t7\n" + "a\tb\n" * 3
     code, output, folder = run("glue/QQP", files)
     assert code == 0 and "train: 3 rows" in output and "1 malformed" in output
-    assert Manifest.load(folder).splits["train"]["malformed"] == 1
+    columns = "6 (id, qid1, qid2, question1, question2, is_duplicate) with tabs between them"
+    said = [line.split("/")[-1] for line in output.splitlines() if "left out" in line]
+    wanted = [("train.tsv:5", 2), ("dev.tsv:6", 1), ("dev.tsv:8", 7), ("dev.tsv:9", 2)]
+    assert said == [
+        *(f"{at}: {n} fields, expected {columns}; the row is left out" for at, n in wanted),
+        "dev.tsv: 5 malformed rows are left out, the first 3 are named above",
+    ]
+    splits = Manifest.load(folder).splits
+    assert [splits[name]["malformed"] for name in ("train", "valid")] == [1, 5]
 
 
 def test_mnli_diagnostic_and_json_subset(run, corpus, tmp_path):

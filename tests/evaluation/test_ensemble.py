@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.evaluation.ensemble import best, mean_scores
+from metaseq_lm.evaluation.ensemble import best, mean_answers, mean_scores
 
 
 def member(
@@ -62,3 +62,43 @@ def test_the_best_runs() -> None:
     for most in (0, 6, -1):
         with pytest.raises(UsageError, match="there are 5 runs"):
             best(values, most, True)
+
+
+def answers(odds: float, *texts: tuple[str, float], question: str = "q") -> dict:
+    """One row of SQuAD's predictions; scores are logarithms of probabilities, shifted by 7."""
+    scores = [math.log(p) + 7 if p else -1e4 for _, p in texts]
+    nbest = [{"text": t, "score": s, "probability": p} for (t, p), s in zip(texts, scores)]
+    said = {"predicted": "?", "null_odds": odds, "nbest": nbest}
+    return {"index": 0, "id": question, "question": "?", "gold": ["a"]} | said
+
+
+def test_answers_by_their_mean_probability() -> None:
+    """b is nobody's first choice but one's; a text that a member does not list has 0 there."""
+    one = answers(math.log(0.9 / 0.1), ("a", 0.5), ("b", 0.4), ("c", 0.1))
+    two = answers(math.log(0.2 / 0.8), ("d", 0.55), ("b", 0.45))
+    [row] = mean_answers([[one], [two]], 20)
+    found = [(a["text"], a["probability"]) for a in row["nbest"]]
+    assert [text for text, _ in found] == ["b", "d", "a", "c"]
+    assert [p for _, p in found] == pytest.approx([0.425, 0.275, 0.25, 0.05])
+    assert all(a["score"] == pytest.approx(math.log(a["probability"])) for a in row["nbest"])
+    # The mean of 0.9 and 0.2, not of their odds, which would be above 0.55.
+    assert row["null_odds"] == pytest.approx(math.log(0.55 / 0.45))
+    assert (row["id"], row["gold"]) == ("q", ["a"])
+    assert [a["text"] for a in mean_answers([[one], [two]], 2)[0]["nbest"]] == ["b", "d"]
+    assert mean_answers([[one]], 1) == [one]
+
+
+def test_answers_far_out() -> None:
+    """Odds of 1000 and texts of probability 0, where plain exponentials overflow."""
+    one, two = answers(1000.0, ("a", 1.0), ("b", 0.0)), answers(-1000.0)
+    [row] = mean_answers([[one], [two]], 20)
+    assert row["null_odds"] == pytest.approx(0, abs=1e-12)
+    assert [a["text"] for a in row["nbest"]] == ["a", "b"]
+    assert [a["probability"] for a in row["nbest"]] == pytest.approx([0.5, 0.0])
+    [row] = mean_answers([[answers(-800.0)], [answers(-900.0)]], 20)
+    assert row["null_odds"] == pytest.approx(-800 - math.log(2)) and row["nbest"] == []
+
+
+def test_other_questions_are_refused() -> None:
+    with pytest.raises(MetaseqError, match="run 1 and run 2 .*row 0"):
+        mean_answers([[answers(0.0)], [answers(0.0, question="other")]], 20)

@@ -110,6 +110,23 @@ def test_costs_with_and_without_pretraining(tmp_path):
     assert [line["seconds"] for line in table.records] == [60.0, 7260.0]
 
 
+def test_flops_by_rule_have_a_column_where_a_run_has_them(tmp_path):
+    """The run's own, without pretraining; "-" for a setting whose task has no rule."""
+    make_run(tmp_path / "a", label="none")
+    assert "FLOPs by rule" not in table_of(tmp_path).head
+    assert table_of(tmp_path).records[0]["own_flops_by_rule"] is None
+    before = {"seconds": 1.0, "flops": 5e12, "updates": 1, "run": "x"}
+    for seed in (1, 2):
+        results = {"flops_by_rule": seed * 3e11, "pretraining": before}
+        make_run(tmp_path / f"b{seed}", label="some", seed=seed, results=results)
+    table = table_of(tmp_path)
+    assert table.head[-5:] == ["FLOPs", "own FLOPs", "FLOPs by rule", "time", "memory"]
+    assert cells(table, "FLOPs by rule") == ["-", "4.5e11"]
+    assert "FLOPs by rule" in to_markdown(table)
+    lines = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert [line["own_flops_by_rule"] for line in lines] == ["", "450000000000.0"]
+
+
 def test_costs_are_medians_where_scores_are(tmp_path):
     for seed, seconds in enumerate((10.0, 20.0, 90.0)):
         memory = {"peak_memory": seconds * 2**20} if seed else {"peak_memory": None}

@@ -13,6 +13,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.config import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.errors import UsageError
+from metaseq_lm.flops_rules import Sizes
 from metaseq_lm.run import Run
 
 SIZE = ["task.tokens_per_sample=12", "task.batch_size=32", "model.segments=2"]
@@ -99,6 +100,15 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         battery.train(configure(topics, tmp_path, "trainer.max_update=1", *more))
+
+
+def test_flops_by_rule_are_those_of_the_masked_lm(topics: Path, tmp_path: Path) -> None:
+    """As the ELECTRA paper counts BERT: twice the forward pass, a softmax at 20 of 128 tokens."""
+    run = Run(configure(topics, tmp_path))
+    vocab = len(run.task.vocabulary)  # type: ignore[attr-defined]
+    row = Sizes(layers=2, width=8, ffn=16, heads=2, embed=8, vocab=vocab, length=12)
+    wanted = 2 * (row.blocks() + row.inputs() + row.softmax_head(20 / 128))
+    assert run.task.flops_by_rule() == pytest.approx(32 * wanted, rel=1e-12)
 
 
 def test_masked_lm_alone_trains_on_pairs(topics: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class Benchmark:
     one first; `files` and `leaderboard` map splits to file names. Of GLUE's TSV files: the names of
     the `texts` and `label` columns, `header` for train and dev files without one, the `index`
     column. `doubled`: train rows are repeated with their texts swapped; `skip_malformed`: rows
-    with a wrong number of fields are counted and passed over; `diagnostic`: not part of the average
+    with a wrong number of fields are named, counted and passed over; `diagnostic`: not part of the average
     of the benchmark.
     """
 

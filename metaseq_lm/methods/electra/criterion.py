@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.criterions import Batch, Criterion, Term, Terms, number_of
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.electra.model import NOISES, Electra
@@ -145,12 +145,12 @@ def generator_terms(logits: Tensor, samples: Tensor, batch: Batch, weight: float
     """Return the masked-LM loss, accuracy, and accuracy of the samples at the chosen positions."""
     targets = batch["targets"]
     with torch.no_grad():
-        best = (logits.argmax(-1) == targets).sum()
-        lucky = (samples == targets).sum()
+        best = number_of(logits.argmax(-1) == targets)
+        lucky = number_of(samples == targets)
     return {
         "generator": Term(cross_entropy(logits, targets).sum(), "targets", weight),
-        "generator_accuracy": Term(best.to(logits.dtype), "targets", 0.0),
-        "sample_accuracy": Term(lucky.to(logits.dtype), "targets", 0.0),
+        "generator_accuracy": Term(best, "targets", 0.0),
+        "sample_accuracy": Term(lucky, "targets", 0.0),
     }
 
 
@@ -180,7 +180,7 @@ def detection_terms(logits: Tensor, fake: Tensor, real: Tensor) -> Terms:
             "flagged": flagged,
             "caught": flagged & fake,
         }
-        return {n: Term(c.sum().to(logits.dtype), "tokens", 0.0) for n, c in counts.items()}
+        return {n: Term(number_of(c), "tokens", 0.0) for n, c in counts.items()}
 
 
 @dataclass
@@ -191,7 +191,11 @@ class ElectraConfig(NoiseConfig):
     disc_positions: str = option("all", "tokens judged: all, masked (ELECTRA-15%) or random")
     contrast: float = option(0.0, "share of rows left as they are, told apart by a further head")
     contrast_weight: float = option(1.0, "weight of that head's loss")
-    pll_formula: str = option("corrected", "score: corrected, or dissertation (biased)")
+    pll_formula: str = option(
+        "corrected",
+        "how score and rerank read log p of a two-tower run: corrected, or dissertation (biased); give "
+        "them criterion.pll_formula=dissertation for any finished run",
+    )
 
 
 @register_criterion("electra_rtd", dataclass=ElectraConfig)
@@ -300,7 +304,7 @@ class ReplaceMLM(Corrupting):
         logits = model.heads["lm"](states, model.token_table())  # (B, M, V)
         losses = cross_entropy(logits, batch["targets"])
         with torch.no_grad():
-            right = (logits.argmax(-1) == batch["targets"]).sum().to(logits.dtype)
+            right = number_of(logits.argmax(-1) == batch["targets"])
         terms = {"mlm": Term(losses.sum(), "targets"), "accuracy": Term(right, "targets", 0.0)}
         return noised.terms | terms
 
@@ -323,7 +327,7 @@ class AllTokensMLM(Corrupting):
         logits, gate = full_precision(logits), full_precision(gate)
         log_p = copied_log_probs(logits, gate, noised.tokens == batch["tokens"], batch["tokens"])
         with torch.no_grad():
-            kept = ((gate > 0) & batch["candidates"]).sum().to(logits.dtype)
+            kept = number_of((gate > 0) & batch["candidates"])
         return noised.terms | {
             "mlm": Term(-(log_p * batch["candidates"]).sum(), "candidates"),
             "copied": Term(kept, "candidates", 0.0),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.criterions import Batch, Criterion, Term, Terms, number_of
 from metaseq_lm.methods.electra.criterion import (
     Corrupting,
     NoiseConfig,
@@ -66,21 +66,24 @@ class Electric(Corrupting):
         check_noise("electric_nce", self.noises, model.noise)
         noised = self.corrupt(model, batch)
         assert noised.log_q is not None
-        energy = model.heads["rtd"](model.hidden(noised.tokens, batch))  # (B, S)
-        logits = energy + noised.log_q + self.log_odds(batch, noised)
         taken, size = batch["candidates"], "candidates"
         if self.legacy_specials:
             taken, size = real_tokens(batch), "tokens"
+        energy = model.heads["rtd"](model.hidden(noised.tokens, batch))  # (B, S)
+        logits = energy + noised.log_q + self.log_odds(taken, noised)
         losses = binary_losses(logits, noised.chosen) * taken
         terms = noised.terms | {"discriminator": Term(losses.sum(), size, self.weight)}
         return terms | detection_terms(logits, noised.chosen, real_tokens(batch))
 
-    def log_odds(self, batch: Batch, noised: Noised) -> float | Tensor:
-        """Return log(k / (n - k)): a number, or (B, 1) of each row's own counts."""
+    def log_odds(self, taken: Tensor, noised: Noised) -> float | Tensor:
+        """Return log(k / (n - k)): a number, or (B, 1) of each row's own counts.
+
+        n counts the tokens that the loss is `taken` at, (B, S), of which k are noise.
+        """
         if not self.exact_counts:
             return math.log(self.noise_rate / (1 - self.noise_rate))
         k = noised.chosen.sum(-1, keepdim=True)
-        n = batch["candidates"].sum(-1, keepdim=True)
+        n = taken.sum(-1, keepdim=True)
         # A row without either is no evidence, and log 0 would be NaN.
         odds = torch.log(k.clamp(min=1).double() / (n - k).clamp(min=1))
         return odds if noised.log_q is None else odds.to(noised.log_q)
@@ -109,7 +112,7 @@ class TwoTowerCloze(Criterion):
             right = (log_probs.argmax(-1) == batch["tokens"]) & batch["candidates"]
         return {
             "cloze": cloze_term(log_probs, batch, 1.0),
-            "accuracy": Term(right.sum().to(log_probs.dtype), "candidates", 0.0),
+            "accuracy": Term(number_of(right), "candidates", 0.0),
         }
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm import flops_rules
+from metaseq_lm import distributed, flops_rules
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.corpus import Samples, padding_of
@@ -57,7 +57,7 @@ class ElectraTask(Task):
     """One stream of rows with chosen positions; the criterion says which heads the model has."""
 
     # The heads are so in the second of two stages; the frequencies are the corpus's own.
-    fresh = ("heads.", "generator.log_probs")
+    fresh: tuple[str, ...] = ("heads.", "generator.log_probs")
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
@@ -161,18 +161,41 @@ class ElectraTask(Task):
         return self.options.batch_size * (noise / (1 + model.freeze_generator) + row)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the weights of a run of this task, or start both nets from a masked LM (two-stage).
+        """Take the weights of a run of this task, or start from an encoder alone.
 
-        The second stage of Clark 2021, section 5.3.3: generator and discriminator start from the
-        same masked LM of equal size; the generator keeps its head, the discriminator's is fresh.
+        That of a masked LM or of a discriminator becomes the main encoder; a detection head comes
+        along, other heads are fresh. A generator of the same sizes starts from a masked LM, too,
+        and keeps its head: the second stage of Clark 2021, section 5.3.3. Any other noise model
+        starts fresh; UsageError if it is to be frozen.
         """
         if any(name.startswith("generator.") for name in weights):
             return {n: w for n, w in weights.items() if n != "generator.log_probs"}
-        chosen = {n: w for n, w in weights.items() if n.startswith("encoder.")}
-        own = {f"generator.{n.removeprefix('encoder.')}": w for n, w in chosen.items()}
-        head = "heads.lm."
-        own |= {f"generator.head.{n[len(head) :]}": w for n, w in weights.items() if head in n}
-        return chosen | own
+        heads = [f"heads.{name}." for name in self.heads if name == "rtd"]
+        kept = ("encoder.", *heads) if self.heads else ()
+        chosen = {n: w for n, w in weights.items() if n.startswith(kept)}
+        model = ElectraConfig(**options_of(self.config.model))
+        small, lm = model.generator(), "heads.lm."
+        sizes = ("encoder_layers", "encoder_embed_dim", "embed_dim")
+        same = all(getattr(small, name) == getattr(model, name) for name in sizes)
+        head = {n.replace(lm, "generator.head."): w for n, w in weights.items() if n.startswith(lm)}
+        if head and same and model.noise == "mlm":
+            shared = {"all": ("encoder.",), "embeddings": ("encoder.embeddings.",)}
+            encoder = {n: w for n, w in weights.items() if n.startswith("encoder.")}
+            left_out = shared.get(model.sharing, ())
+            own = {n: w for n, w in encoder.items() if not n.startswith(left_out)}
+            return chosen | head | {n.replace("encoder", "generator", 1): w for n, w in own.items()}
+        if model.freeze_generator:
+            raise UsageError(
+                "model.freeze_generator=true freezes what init_from brings, which is no masked LM of the "
+                "generator's sizes; give the run of the first stage, model.generator_size=1 and "
+                "model.generator_layers=1"
+            )
+        if model.noise in ("mlm", "two_tower") and not distributed.rank():
+            print(
+                f"{self.config.init_from}: nothing in it fits the noise model, which starts fresh"
+            )
+        self.fresh = (*self.fresh, "generator.")
+        return chosen
 
     # ---------------------------------------------------------------- validation
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from metaseq_lm import distributed
 from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.criterions import Batch, Criterion, Term, Terms, number_of
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.data.manifest import Manifest
@@ -60,10 +60,10 @@ class TokenLabelCriterion(Criterion):
         """Return the terms of logits (B, S, V)."""
         loss = Term(cross_entropy(logits, batch["targets"]).sum(), "targets")
         if batch["token_level"]:
-            right = (logits.detach().argmax(-1) == batch["targets"]).sum()
-            return {"labels": loss, "accuracy": Term(right.to(logits.dtype), "targets", 0.0)}
-        right = (class_scores(logits.detach(), batch).argmax(-1) == batch["classes"]).sum()
-        return {"labels": loss, "accuracy": Term(right.to(logits.dtype), "rows", 0.0)}
+            right = number_of(logits.detach().argmax(-1) == batch["targets"])
+            return {"labels": loss, "accuracy": Term(right, "targets", 0.0)}
+        right = number_of(class_scores(logits.detach(), batch).argmax(-1) == batch["classes"])
+        return {"labels": loss, "accuracy": Term(right, "rows", 0.0)}
 
 
 @dataclass

@@ -155,9 +155,9 @@ def test_electric(kind: str, legacy: bool, exact: bool) -> None:
     for row in range(3):
         n = length_of(batch, row)
         k = len(chosen_positions(batch, row))
-        words = n - 2
-        odds = math.log(k / (words - k)) if exact else math.log(RATE / (1 - RATE))
-        for t in range(n) if legacy else range(1, n - 1):
+        taken = range(n) if legacy else range(1, n - 1)
+        odds = math.log(k / (len(taken) - k)) if exact else math.log(RATE / (1 - RATE))
+        for t in taken:
             logit = energy[row, t].item() + log_q[row][t] + odds
             fake = t in chosen_positions(batch, row)
             # In the form that survives a log q of -10,000.

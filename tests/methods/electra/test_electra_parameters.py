@@ -104,6 +104,38 @@ def test_other_ways_of_sharing(size: str) -> None:
     assert count(whole.generator.head) == bert
 
 
+@pytest.mark.parametrize("noise", ["mlm", "two_tower"])
+def test_initial_weights(noise: str) -> None:
+    """As the authors' code draws them: N(0, 0.02) cut at 0.04, but Glorot where it says nothing.
+
+    That is the projections of the embeddings and the heads of one linear layer; biases are 0.
+    """
+    torch.manual_seed(0)
+    heads = ("rtd", "lm", "copy", "contrast", "baseline")
+    config = options("small", "model.encoder_layers=2", f"model.noise={noise}")
+    model = Electra(config, 2000, heads=heads)
+    glorot = ["encoder.stack.project", "heads.rtd.out", *(f"heads.{name}" for name in heads[2:])]
+    towers = {"mlm": ("stack",), "two_tower": ("left", "right")}[noise]
+    glorot += [f"generator.{name}.project" for name in towers]
+    norms = {n for n, m in model.named_modules() if isinstance(m, nn.LayerNorm)}
+    seen = set()
+    for name, weight in model.named_parameters():
+        place, _, kind = name.rpartition(".")
+        if kind == "bias" or place in norms:
+            assert (weight == (kind == "weight")).all(), name
+        elif place in glorot:
+            bound = (6 / sum(weight.shape)) ** 0.5
+            assert 0.9 * bound < weight.abs().max() <= bound, name
+            assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.15), name
+            seen.add(place)
+        else:
+            assert weight.abs().max() <= 0.04, name
+            # Of a normal distribution that is cut at two standard deviations.
+            sure = max(0.03, 4 / (2 * weight.numel()) ** 0.5)
+            assert weight.std().item() == pytest.approx(0.8796 * 0.02, rel=sure), name
+    assert seen == set(glorot)
+
+
 def flops(size: str, length: int, *more: str) -> tuple[Sizes, Sizes]:
     config = options(size, *more)
     return Sizes.of(config, SYMBOLS, length), Sizes.of(config.generator(), SYMBOLS, length)

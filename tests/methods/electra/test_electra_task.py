@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
 from metaseq_lm.config import load_config
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.streams import Shard
+from metaseq_lm.errors import UsageError
 from metaseq_lm.run import Run
 
 WORDS = [f"w{i}" for i in range(12)]
@@ -216,3 +218,91 @@ def test_a_run_of_the_task_starts_from_another(ragged: Path, tmp_path: Path) -> 
     second = run_of(ragged, tmp_path / "second", *sizes, f"init_from={tmp_path}/first")
     for (name, a), b in zip(first.model.named_parameters(), second.model.parameters()):
         assert torch.equal(a, b), name
+
+
+# ---------------------------------------------------------------- encoders without a generator
+
+
+def masked_lm_run(data: Path, place: Path) -> Any:
+    """Train a masked LM for one update; return its model."""
+    places = [f"data={data}", f"save_dir={place}", "trainer.max_update=1", SILENT]
+    model = ["model=transformer", "model.encoder_attention_heads=1"]
+    run = Run(load_config(["task=masked_lm", *ROWS, *SIZES, *model, *places]))
+    run.train()
+    return run.model
+
+
+def started(data: Path, place: Path, source: Path, *options: str) -> tuple[Any, dict, dict]:
+    """Return the model of a run that starts from `source`, its weights, and fresh ones."""
+    sizes = ["criterion=electra_rtd", "model.encoder_attention_heads=1", *options]
+    fresh = run_of(data, place / "fresh", *sizes).model.state_dict()
+    model = run_of(data, place / "started", *sizes, f"init_from={source}").model
+    return model, model.state_dict(), fresh
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["model.generator_size=0.5"],
+        ["model.generator_size=1", "model.generator_layers=2"],
+        ["model.noise=two_tower"],
+        ["model.noise=uniform"],
+        ["model.generator_size=1", "model.token_embed_dim=8", "model.sharing=none"],
+    ],
+    ids=["narrower", "deeper", "two-tower", "uniform", "the-same"],
+)
+def test_from_a_masked_lm(
+    options: list[str], ragged: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Its encoder becomes the main one; noise of another kind or size starts fresh, and says so."""
+    lm = masked_lm_run(ragged, tmp_path / "lm").state_dict()
+    capsys.readouterr()
+    _, found, fresh = started(ragged, tmp_path, tmp_path / "lm", *options)
+    same = "model.sharing=none" in options
+    assert ("starts fresh" in capsys.readouterr().out) == (
+        not same and "model.noise=uniform" not in options
+    )
+    for name, weight in found.items():
+        wanted = fresh[name]
+        if name.startswith("encoder."):
+            wanted = lm[name]
+        elif same and name.startswith("generator."):
+            own = name.replace("generator.head", "heads.lm").replace("generator", "encoder")
+            wanted = lm[own]
+        assert torch.equal(weight, wanted), name
+
+
+@pytest.mark.parametrize("sharing", ["embeddings", "all"])
+def test_a_generator_of_the_same_sizes_is_the_masked_lm(
+    sharing: str, ragged: Path, tmp_path: Path
+) -> None:
+    """What it shares with the main encoder is there once."""
+    lm = masked_lm_run(ragged, tmp_path / "lm")
+    options = ["model.generator_size=1", f"model.sharing={sharing}"]
+    model, _, _ = started(ragged, tmp_path, tmp_path / "lm", *options)
+    torch.testing.assert_close(*logits_of_both(lm, model), rtol=0, atol=1e-12)
+
+
+def test_from_a_discriminator_alone(ragged: Path, tmp_path: Path) -> None:
+    """An imported one has no generator; its detection head comes along, also as energies."""
+    sizes = ["criterion=electra_rtd", "model.encoder_attention_heads=1", "trainer.max_update=2"]
+    first = run_of(ragged, tmp_path / "first", *sizes)
+    first.train()
+    found = checkpoint.load(checkpoint.resolve(str(tmp_path / "first")))
+    alone = {n: w for n, w in found.weights.items() if not n.startswith("generator.")}
+    about = {name: found.manifest[name] for name in ("config", "valid", "data")}
+    checkpoint.save(tmp_path / "alone" / "checkpoints", 0, alone, {}, about)
+    for more in ([], ["criterion=electric_nce", "model.noise=two_tower"]):
+        place = tmp_path / str(len(more))
+        _, weights, fresh = started(ragged, place, tmp_path / "alone", *more)
+        assert alone.keys() <= weights.keys()
+        for name, weight in weights.items():
+            assert torch.equal(weight, alone.get(name, fresh[name])), name
+
+
+def test_a_fresh_generator_is_not_frozen(ragged: Path, tmp_path: Path) -> None:
+    masked_lm_run(ragged, tmp_path / "lm")
+    options = ["model.sharing=none", "model.freeze_generator=true", "model.generator_size=0.5"]
+    options += ["criterion=electra_rtd", "model.encoder_attention_heads=1"]
+    with pytest.raises(UsageError, match="freezes what init_from brings.*generator_size=1"):
+        run_of(ragged, tmp_path / "frozen", *options, f"init_from={tmp_path}/lm")

@@ -1,14 +1,23 @@
 """The example with exactly known conditionals: its tables recover -log p, and by how much not."""
 
+import importlib.util
 import subprocess
 import sys
-from itertools import product
+from collections.abc import Iterator
+from itertools import combinations, product
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import electra_bench
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
+from metaseq_lm.criterions import Batch
+from metaseq_lm.methods.electra import criterion as criterions
+from metaseq_lm.registry import CRITERIONS
 
 FOLDER = Path(__file__).resolve().parents[3] / "examples" / "electric"
 
@@ -147,6 +156,161 @@ def test_reading_probabilities_from_electra(
     assert np.exp(found["log q + log(k/(n-k)) - l"]) == pytest.approx(biased, rel=2e-3)
     printed = np.exp(found["log q + log(k/n) - l"])
     assert printed == pytest.approx((1 - rate) * biased, rel=2e-3)
+
+
+def test_the_best_discriminator_by_counting(toy: ModuleType) -> None:
+    """Real and fake tokens counted over all rows, chosen positions and samples, labels by equality.
+
+    The corrected formula reads p from their odds, the dissertation's too much by a factor of
+    (1 - m + m q) / ((1 - m) (1 - p)).
+    """
+    m, chain = 0.3, toy.Chain(3, 4, seed=4)
+    rows, chances = every_row(chain)
+    number = {tuple(row): i for i, row in enumerate(rows)}
+    q = chain.blurred(0.4)
+    left, right = chain.contexts(rows)
+    real, fake = np.zeros(rows.shape), np.zeros(rows.shape)
+    for i, t in product(range(len(rows)), range(4)):
+        real[i, t] += chances[i] * (1 - m)
+        for symbol in range(3):
+            seen = (*rows[i, :t], symbol, *rows[i, t + 1 :])
+            counts = real if symbol == rows[i, t] else fake
+            counts[number[seen], t] += chances[i] * m * q[left[i, t], right[i, t], symbol]
+    logit = np.log(fake / real)
+    table = chances.reshape((3,) * 4)
+    shares = [(table / table.sum(t, keepdims=True)).ravel() for t in range(4)]
+    p, q_here = np.stack(shares, 1), q[left, right, rows]
+    np.testing.assert_allclose(toy.electra_logit(p, q_here, m), logit, rtol=1e-9)
+    found = toy.inversions(logit, q_here, m)
+    np.testing.assert_allclose(np.exp(found["corrected"]), p, rtol=1e-9)
+    factor = (1 - m + m * q_here) / ((1 - m) * (1 - p))
+    biased = np.exp(found["log q + log(k/(n-k)) - l"])
+    np.testing.assert_allclose(biased, p * factor, rtol=1e-9)
+    assert factor.min() > 1 and factor.max() > 2
+    for formula, wanted in (("corrected", p), ("dissertation", p * factor)):
+        batch = batch_of(rows)
+        model = tabulated(batch, torch.tensor(logit), chain.contexts(rows), q)
+        how = electra_bench.criterion("electra_rtd", pll_formula=formula, noise_rate=m)
+        said = how.token_log_probs(model, batch)[:, 1:-1].exp()
+        np.testing.assert_allclose(said.numpy(), wanted, rtol=1e-9)
+
+
+# ---------------------------------------------------------------- the criterions themselves
+
+
+@pytest.fixture(scope="module")
+def program(toy: ModuleType) -> Iterator[ModuleType]:
+    """The example's program, toy.py, with its criterion; the registry is as before afterwards."""
+    spec = importlib.util.spec_from_file_location("electric_toy", FOLDER / "toy.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del CRITERIONS.entries["electric_naive"]
+
+
+def batch_of(rows: np.ndarray) -> Batch:
+    """Return rows of symbols as tokens between [CLS] and [SEP], (B, n + 2)."""
+    tokens = np.pad(rows + electra_bench.FIRST, ((0, 0), (1, 1)))
+    tokens[:, 0], tokens[:, -1] = electra_bench.CLS, electra_bench.SEP
+    inside = np.zeros(tokens.shape, bool)
+    inside[:, 1:-1] = True
+    batch: Batch = {"tokens": torch.tensor(tokens), "padding": None}
+    return batch | {"candidates": torch.tensor(inside), "scored": torch.tensor(inside)}
+
+
+def tabulated(batch: Batch, energy: Any, contexts: Any, q: np.ndarray) -> Any:
+    """Return a model of tables: noise q (left, right, symbol), and a logit of every seen token.
+
+    `energy` is those logits (B, n), or a function from the seen tokens (N, n + 2) to all (N, n + 2).
+    """
+    model: Any = electra_bench.build(noise="two_tower")
+    log_q = torch.full((*batch["tokens"].shape, electra_bench.VOCABULARY), -1e4).double()
+    symbols = slice(electra_bench.FIRST, electra_bench.FIRST + q.shape[-1])
+    log_q[:, 1:-1, symbols] = torch.tensor(np.log(q[contexts]))
+    model.heads["rtd"] = torch.nn.Identity()
+    model.cloze_noise = lambda batch: log_q
+    if isinstance(energy, Tensor):
+        model.hidden = lambda tokens, batch: torch.nn.functional.pad(energy, (1, 1))
+    else:
+        model.hidden = lambda tokens, batch: energy(tokens)
+    return model
+
+
+def expected_gradient(
+    how: Any, sampler: Any, chain: Any, q: np.ndarray, k: int, energies: np.ndarray
+) -> np.ndarray:
+    """Return the expected gradient of a criterion for the energy of every token of every row.
+
+    Over all rows, k chosen positions and samples of noise q; `energies` (rows, n) by seen row.
+    `sampler` is (monkeypatch, module): what it draws is prescribed.
+    """
+    rows, chances = every_row(chain)
+    n, v = rows.shape[1], chain.symbols
+    number = {tuple(row): i for i, row in enumerate(rows + electra_bench.FIRST)}
+    masks = list(combinations(range(n), k))
+    cases = list(product(range(len(rows)), masks, product(range(v), repeat=k)))
+    at = np.array([i for i, _, _ in cases])
+    where, drawn = (np.array([case[part] for case in cases]) for part in (1, 2))
+    contexts = chain.contexts(rows[at])
+    case = np.arange(len(cases))[:, None]
+    weights = chances[at] / len(masks)
+    weights = weights * q[contexts[0][case, where], contexts[1][case, where], drawn].prod(1)
+    batch = batch_of(rows[at])
+    positions = torch.tensor(where + 1)
+    batch |= {"positions": positions, "targets": batch["tokens"].gather(1, positions)}
+    leaves: list[tuple[Tensor, list[int]]] = []
+
+    def energy(tokens: Tensor) -> Tensor:
+        seen = [number[tuple(row)] for row in tokens[:, 1:-1].tolist()]
+        leaf = torch.tensor(energies[seen], requires_grad=True)
+        leaves.append((leaf, seen))
+        return torch.nn.functional.pad(leaf, (1, 1))
+
+    monkeypatch, module = sampler
+    samples = torch.tensor(drawn + electra_bench.FIRST)
+    monkeypatch.setattr(module, "sample", lambda *given: samples)
+    how(tabulated(batch, energy, contexts, q), batch)["discriminator"].sum.backward()
+    ((leaf, seen),) = leaves
+    assert leaf.grad is not None
+    # The naive criterion sees each original row and k noisy ones of it.
+    grads = leaf.grad.numpy() * weights.repeat(len(seen) // len(cases))[:, None]
+    total = np.zeros(rows.shape)
+    np.add.at(total, seen, grads)
+    return total
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_naive_criterion_is_at_rest_at_minus_log_p(
+    k: int, toy: ModuleType, program: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Algorithm 1 as the example trains it: sign, labels and constant, with noise that is not p."""
+    chain = toy.Chain(2, 4, seed=4)
+    rows, _ = every_row(chain)
+    q, energies = chain.blurred(0.4), -chain.log_p(rows)
+    how = electra_bench.criterion("electric_naive", discriminator_weight=1.0)
+    sampler = (monkeypatch, program)
+    grads = expected_gradient(how, sampler, chain, q, k, energies)
+    assert abs(grads).max() < 1e-12
+    for wrong in (-energies, energies + 0.1):
+        assert abs(expected_gradient(how, sampler, chain, q, k, wrong)).max() > 1e-4
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("k", [1, 3])
+def test_electric_nce_is_at_rest_at_its_aim(
+    k: int, exact: bool, toy: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Algorithm 2: the energies that the replaced neighbours allow, not quite -log p."""
+    chain = toy.Chain(2, 4, seed=4)
+    rows, _ = every_row(chain)
+    q = chain.blurred(0.4)
+    aim = toy.best_with_context_noise(chain, k, rows, q)
+    how = electra_bench.criterion("electric_nce", noise_rate=k / 4, exact_counts=exact)
+    sampler = (monkeypatch, criterions)
+    assert abs(expected_gradient(how, sampler, chain, q, k, aim)).max() < 1e-9
+    for wrong in (-aim, aim + 0.1, -chain.log_p(rows)):
+        assert abs(expected_gradient(how, sampler, chain, q, k, wrong)).max() > 1e-4
 
 
 def test_the_program_without_transformers(tmp_path: Path) -> None:
