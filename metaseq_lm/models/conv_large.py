@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from metaseq_lm.config import option
 from metaseq_lm.errors import UsageError
-from metaseq_lm.models.layers import Dropout, Linear
-from metaseq_lm.models.wide_resnet import norm_of
+from metaseq_lm.models.layers import Dropout, LayerNorm, Linear
+from metaseq_lm.models.wide_resnet import BatchNorm
 from metaseq_lm.registry import register_model
 
 SLOPE = 0.1  # of the leaky ReLUs
 PRIMARY = "primary"
+POSITIONAL, BATCH = "positional", "batch"
 
 
 @dataclass
@@ -26,9 +27,27 @@ class ConvLargeConfig:
     channels: int = option(3, "channels of the images")
     dropout: float = option(0.5, "after each pooling")
     norm: str = option(
-        "group", "group: each image by itself; batch: needs whole batches in one process"
+        POSITIONAL,
+        "positional: over the channels of each place; batch: needs whole batches in one process",
     )
-    groups: int = option(8, "groups of channels that norm=group takes together")
+
+
+class PositionalNorm(LayerNorm):
+    """Normalises the channels of each place by themselves (Li et al. 2019; without its moments).
+
+    Norms that average over an image, such as group norm, would show every place the whole of it.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x (B, C, H, W) normalised over C."""
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+def norm_of(norm: str, channels: int) -> nn.Module:
+    """Return the normalisation of a layer; UsageError for an unknown one."""
+    if norm not in (POSITIONAL, BATCH):
+        raise UsageError(f"model.norm is '{norm}'; one of {POSITIONAL}, {BATCH}")
+    return PositionalNorm(channels) if norm == POSITIONAL else BatchNorm(channels)
 
 
 class Convolution(nn.Sequential):
@@ -39,7 +58,7 @@ class Convolution(nn.Sequential):
     ) -> None:
         super().__init__(
             nn.Conv2d(inputs, outputs, size, padding=padding, bias=False),
-            norm_of(config, outputs),
+            norm_of(config.norm, outputs),
             nn.LeakyReLU(SLOPE),
         )
 
@@ -49,9 +68,9 @@ class ConvLarge(nn.Module):
     """Three stages of three convolutions; poolings halve the places between them.
 
     The third stage begins without padding, so that 32 x 32 pixels become 6 x 6 places, of which the
-    corners have seen 21 x 21 pixels and those in the middle 29 x 29 (Clark 2021, section 4.4). The
-    head "primary" is on the mean of all places; other heads may be added. UsageError for sizes that
-    do not fit.
+    corners have seen 21 x 21 pixels and those in the middle 29 x 29 (Clark 2021, section 4.4); batch
+    norm adds, in training, the mean and variance of each channel over the batch. The head "primary"
+    is on the mean of all places; other heads may be added. UsageError for sizes that do not fit.
     """
 
     def __init__(self, config: ConvLargeConfig, classes: int) -> None:

@@ -6,7 +6,6 @@ Shapes: B images, C channels, H height, W width.
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -62,14 +61,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
             layer.frozen = False
 
 
-class Normed(Protocol):
-    """Options of a network of which a layer's normalisation follows: `norm` is one of NORMS."""
-
-    norm: str
-    groups: int
-
-
-def norm_of(config: Normed, channels: int) -> nn.Module:
+def norm_of(config: WideResNetConfig, channels: int) -> nn.Module:
     """Return the normalisation of a layer; UsageError for an unknown one, or groups that do not fit."""
     if config.norm not in NORMS:
         raise UsageError(f"model.norm is '{config.norm}'; one of {', '.join(NORMS)}")
@@ -83,13 +75,18 @@ def norm_of(config: Normed, channels: int) -> nn.Module:
     return BatchNorm(channels)
 
 
-def check_whole_batches(norm: str, largest: int, micro_batch_size: int) -> None:
-    """Raise UsageError where batch normalisation would see parts of a batch of `largest` rows."""
+def check_whole_batches(
+    norm: str, largest: int, micro_batch_size: int, other: str = "group"
+) -> None:
+    """Raise UsageError where batch normalisation would see parts of a batch of `largest` rows.
+
+    `other` is the normalisation that the message names instead.
+    """
     if norm == "batch" and (0 < micro_batch_size < largest or distributed.world_size() > 1):
         raise UsageError(
             "batch normalisation takes its statistics from a whole batch, so micro-batches and "
             "several processes would change the results; use one process with "
-            "engine.micro_batch_size=0, or model.norm=group"
+            f"engine.micro_batch_size=0, or model.norm={other}"
         )
 
 

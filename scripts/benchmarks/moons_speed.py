@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
@@ -37,9 +39,10 @@ def make_data(folder: Path) -> Path:
     labelled = text / "which_moon_10"
     rows = [f"--{split}pref={labelled / split}.tsv" for split in ("train", "valid")]
     out = ["--destdir", str(data)]
-    for arguments in ([*files, *corpus, *out], ["--labelled", labelled.name, *rows, *out]):
-        if cli.main(["preprocess", *arguments]):
-            raise RuntimeError("preprocess failed")
+    with contextlib.redirect_stdout(sys.stderr):  # the figures alone go to stdout
+        for arguments in ([*files, *corpus, *out], ["--labelled", labelled.name, *rows, *out]):
+            if cli.main(["preprocess", *arguments]):
+                raise RuntimeError("preprocess failed")
     return data
 
 

@@ -1,7 +1,8 @@
 """How often each labelled set is seen: in proportion to its size to the power of 0.75.
 
-Two ways to the same shares (Clark et al. 2019): draws (the paper's text), or whole copies of small
-sets and a loss weight for what copies cannot express (the authors' code).
+Two ways to the same shares (Clark et al. 2019): a quota of rows in each epoch, in place of the random
+draws of the paper's text, or whole copies of small sets and a loss weight for what copies cannot
+express (the authors' code).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +21,10 @@ def shares(sizes: Sequence[int], exponent: float) -> np.ndarray:
 
 
 def draws(sizes: Sequence[int], exponent: float) -> list[int]:
-    """Return how many draws of an epoch fall on each set; together as many as there are rows.
+    """Return how many rows of an epoch each set gives; together as many as there are rows.
 
-    They are the nearest whole numbers to the shares that have this sum, so that with an exponent
-    of 1 an epoch is every row once.
+    Nothing is random: they are the nearest whole numbers to the shares that have this sum, so that
+    with an exponent of 1 an epoch is every row once.
     """
     total = int(sum(sizes))
     wanted = shares(sizes, exponent) * total

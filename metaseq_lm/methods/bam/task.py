@@ -72,7 +72,9 @@ class BamConfig:
         0.0, "epochs between validations (0 = trainer.validate_interval_updates counts)"
     )
     sampling: str = option(
-        "sampler", "sampler draws rows of a set; legacy_copies: copies and loss weights (the code)"
+        "sampler",
+        "sampler: a fixed number of rows of each set in an epoch, its share; legacy_copies: copies "
+        "and loss weights (the code)",
     )
     exponent: float = option(0.75, "a set is seen in proportion to its size to this power")
     copies_over: list[str] = field(

@@ -44,7 +44,9 @@ class UnlabelledConfig:
     mean_teacher: bool = option(False, "the averaged weights teach, not the present ones")
     hard_targets: bool = option(False, "the teacher's best class, not its probabilities")
     confidence: float = option(
-        0.0, "leave out words to whose best class the teacher gives a smaller probability"
+        0.0,
+        "words to whose best class the teacher gives a smaller probability add nothing to the loss, "
+        "which is divided by all words nevertheless",
     )
     all_sets: bool = option(
         True, "an unlabelled batch is for all labelled sets; false: for one, drawn at random"

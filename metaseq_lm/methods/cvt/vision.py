@@ -37,7 +37,7 @@ from metaseq_lm.methods.cvt.vision_losses import (
     CVTVision,
     PlaceHeads,
 )
-from metaseq_lm.models.conv_large import ConvLarge, ConvLargeConfig, places
+from metaseq_lm.models.conv_large import POSITIONAL, ConvLarge, ConvLargeConfig, places
 from metaseq_lm.models.wide_resnet import check_whole_batches
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Batches, Kinds, Passes, Task, options_of
@@ -106,7 +106,7 @@ class CVTVisionTask(Task):
         if isinstance(self.criterion, ConsistentImages):
             largest = max(largest, options.unlabelled_batch_size)
             check_teacher(self.criterion.how.mean_teacher, options.average_decay)
-        check_whole_batches(sizes.norm, largest, config.engine.micro_batch_size)
+        check_whole_batches(sizes.norm, largest, config.engine.micro_batch_size, POSITIONAL)
         for least, names in enumerate(NUMBERS):
             check_least({f"task.{name}": options[name] for name in names}, least)
         check_share("task.labelled_share", options.labelled_share)

@@ -16,9 +16,11 @@ from metaseq_lm.data.words.vocabulary import REMOVED
 from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.cvt.criterion import soft_cross_entropy
 from metaseq_lm.methods.cvt.model import PARSING, TAGGING
+from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.word_model import dropout_at
 from metaseq_lm.run import Run
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "cvt" / "config"
 SGD = [
     "optimizer=sgd",
     "optimizer.momentum=0.9",
@@ -348,16 +350,54 @@ def test_the_perturbation_is_adversarial_and_of_its_norm(sentences: Path) -> Non
         assert harm(name, shift) - clean > 3 * abs(harm(name, random) - clean)
 
 
-def test_the_encoder_can_be_a_transformer(sentences: Path, tmp_path: Path) -> None:
-    sizes = ["model.encoder_embed_dim=8", "model.encoder_ffn_embed_dim=8", "model.max_positions=20"]
-    task = [option for option in CVT if not option.startswith("model")]
-    places = [f"data={sentences}", f"save_dir={tmp_path}", "trainer.max_update=2"]
-    options = [*places, *task, "model=transformer_views", *sizes, "criterion=cvt_aux", *SGD]
-    run = Run(load_config(options))
+def test_each_weight_has_an_average_that_moves_before_the_step(sentences: Path) -> None:
+    """In an unlabelled update too: by a tenth towards the weights as they were, trained in it or not."""
+    run = built(sentences, "criterion=cvt_aux", "task.average_decay=0.9")
+    model, engine = run.model, run.trainer.engine
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {name for name, _ in model.average.net.named_parameters()}
+    with torch.no_grad():
+        for p in engine.parameters("main"):
+            p.add_(0.1)
+    before, average = (
+        {name: p.detach().clone() for name, p in net.named_parameters() if name in trained}
+        for net in (model, model.average.net)
+    )
+    engine.begin(1)
+    run.task.update(engine, model, {"unlabelled": [[batch_of(run)]]})
+    for name, now in model.average.net.named_parameters():
+        torch.testing.assert_close(
+            now, 0.9 * average[name] + 0.1 * before[name], rtol=0, atol=1e-14
+        )
+    moved = {n for n in trained if not torch.equal(model.get_parameter(n), before[n])}
+    assert moved == {name for name in trained if ".primary." not in name}
+
+
+@pytest.mark.parametrize("more", [[], ["criterion.unlabelled_dropout=0.2"]], ids=["", "paper"])
+def test_the_encoder_can_be_a_transformer(more: list[str], sentences: Path, tmp_path: Path) -> None:
+    """As in the example: without a rate for unlabelled sentences its dropouts stay what they are."""
+    sizes = [f"model.encoder_{part}=8" for part in ("embed_dim", "ffn_embed_dim")]
+    sizes += [
+        "model.encoder_attention_heads=2",
+        "model.attention_dropout=0.05",
+        "task.batch_size=8",
+    ]
+    places = [f"data={sentences}", f"save_dir={tmp_path}", "task.labelled=[chunk,dep]"]
+    places += ["trainer.max_update=2", "schedule.warmup_updates=0", "trainer.final_splits=[]"]
+    options = [*places, *sizes, "engine.tensorboard=false", *more]
+    run = Run(load_config(options, str(EXAMPLES), "transformer"))
+    rates: list[set[float]] = [set(), set()]
+    for module in run.model.modules():
+        if isinstance(module, Dropout):
+            module.register_forward_hook(
+                lambda m, *_: rates[run.trainer.update].add(m.p) if m.training else None
+            )
     before = run.model.encoder.merge.weight.clone()
     run.train()
     assert (run.folder.path / "checkpoints" / "last").exists()
     assert not torch.equal(run.model.encoder.merge.weight, before)
+    own = {0.1, 0.05, 0.0}  # activation_dropout is 0, and so is the teacher's
+    assert rates == [own, {0.2, 0.0} if more else own]
 
 
 @pytest.mark.parametrize(

@@ -184,9 +184,28 @@ def test_the_teacher_is_the_primary_head_without_dropout(pairs: Path, tmp_path: 
 
 
 def test_attention_dropout_hides_from_the_first_head_only(pairs: Path, tmp_path: Path) -> None:
-    run = build(pairs, tmp_path, "criterion.auxiliary=[attention,future,full]")
-    rates = {name: head.attention_dropout.p for name, head in run.model.net.heads.items()}
-    assert rates == {"primary": 0.0, "attention": 0.5, "future": 0.0, "full": 0.0}
+    """Source positions, in an unlabelled update, others for each target word; nothing from the teacher."""
+    run = scrambled(build(pairs, tmp_path, "criterion.auxiliary=[attention,future,full]", *EXACT))
+    seen: dict[str, list] = {}
+    for name, head in run.model.net.heads.items():
+        head.attention_dropout.register_forward_hook(
+            lambda _, given, out, name=name: seen.setdefault(name, []).append((given[0], out))
+        )
+    end = run.task.tokenizers[1].vocabulary.sep
+    with torch.no_grad():  # long translations
+        run.model.net.heads["primary"].out.bias[end] = -99.0
+    parts = taught(run)
+    assert set(seen) == {"primary"}
+    assert all(torch.equal(weights, kept) for weights, kept in seen.pop("primary"))
+    reached(run, parts)
+    assert set(seen) == {"attention", "future", "full"}
+    ((weights, kept),) = seen.pop("attention")
+    at = weights > 0
+    hidden = at & (kept == 0)
+    assert hidden[at].double().mean().item() == pytest.approx(0.5, abs=0.1)
+    torch.testing.assert_close(kept, 2 * weights.masked_fill(hidden, 0))
+    assert not torch.equal(hidden[:, 0], hidden[:, 1])
+    assert all(torch.equal(*pair) for (pair,) in seen.values())
 
 
 def test_word_dropout_hides_words_only(pairs: Path, tmp_path: Path) -> None:
@@ -224,6 +243,7 @@ def test_the_average_is_scored_and_saved(pairs: Path, tmp_path: Path) -> None:
     name = "source.weight"
     now, average = run.model.net.state_dict(), run.model.average.net.state_dict()
     assert not torch.equal(now[name], average[name]) and not torch.equal(start[name], average[name])
+    assert average.keys() == now.keys()
     plain = build(pairs, tmp_path / "plain", "task.average_decay=0")
     assert plain.model.average is None and plain.model.averaged is plain.model.net
 
