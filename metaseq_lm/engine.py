@@ -65,7 +65,7 @@ class Engine:
         self._update = 0
         self._calls = 0
         self._saved: dict[str, Optional[dict]] = {}
-        self._losses: Any = 0.0  # of this update, whose sum is finite if all are
+        self._losses: Any = 0.0  # of this update, and what must be finite too: then their sum is
         self._ahead = 0  # random words the last pass took
 
     def begin(self, update: int) -> None:
@@ -196,6 +196,13 @@ class Engine:
                 results.append(function(batch))
         return results
 
+    def require_finite(self, values: Tensor) -> None:
+        """Refuse the steps left in this update unless all `values`, equal on all replicas, are finite.
+
+        For numbers that an update keeps besides its steps: like losses they are looked at by `step`.
+        """
+        self._losses = self._losses + values.detach().double().sum()
+
     # ---------------------------------------------------------------- verbs on parameters
 
     def parameters(self, name: str) -> Sequence[Tensor]:
@@ -205,7 +212,8 @@ class Engine:
     def step(self, name: str, grads: Vector) -> bool:
         """Clip the global gradient and take one scheduled step.
 
-        Returns False, and changes nothing, if the gradient or a loss of this update is not finite.
+        Returns False, and changes nothing, if the gradient, a loss of this update or what
+        `require_finite` was given is not finite.
         """
         optimizer = self.optimizers[name]
         if self._saved.get(name, False) is None:

@@ -184,7 +184,7 @@ CASES: dict[str, list[list[str]]] = {
     "tartan_mt": [
         TARTAN,
         [*TARTAN, "task.auxiliary=[train,tapt]", "criterion.weights=[1,2,3]"],
-        [*TARTAN, "task.auxiliary=[train,tapt]", "task.own_lm_heads=true"],
+        [*TARTAN, "task.auxiliary=[train,tapt]", "task.own_lm_heads=false"],
         IMAGES,
     ],
     "tartan_meta": [

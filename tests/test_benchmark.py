@@ -125,6 +125,20 @@ def test_families_of_tiny_models(
         assert figure["ours"] > 0 and figure["reference"] > 0
 
 
+def test_costs_of_meta_learning(benchmarks: None, tmp_path: Path) -> None:
+    """Each kind of update is made, at a tiny size; k + 1 batches take k + 1 times the FLOPs of one."""
+    meta = importlib.import_module("meta_speed")
+    flops = {}
+    for kind, place in meta.made_up_data(tmp_path / "data", vocab=60).items():
+        options = [*meta.options_of(kind, 2), *TINY]
+        flops[kind] = meta.updates(place, options, 2)()["flops"]
+    assert flops.keys() == meta.KINDS.keys()
+    assert flops["meta_pretrain_5"] / flops["meta_pretrain_1"] == pytest.approx(3, rel=0.1)
+    assert flops["meta_pretrain_1"] / flops["mlm"] == pytest.approx(2, rel=0.2)
+    assert flops["mlm"] < flops["tartan_mt"] < flops["tartan_meta"]
+    assert flops["hard"] > 4 * flops["mlm"]
+
+
 # ---------------------------------------------------------------- on a GPU
 
 

@@ -17,6 +17,7 @@ FAMILIES = {
     "mlm": "step time, peak memory and FLOP rate of a 12-layer masked LM against transformers",
     "electra": "step time and peak memory of ELECTRA-small against a pair of transformers models",
     "soft": "soft labels at NLP size against a masked-LM step of transformers",
+    "meta": "an update of TARTAN, of meta-learned pre-training and of hard labels in masked-LM updates",
     "bam": "an update of BAM on eight sets with stored teachers against plain fine-tuning on one",
     "cvt": "Cross-View Training: its steps against a plain BiLSTM tagger, many heads against one set's",
     "preprocess": "byte-level BPE against encode_batch_fast of tokenizers",

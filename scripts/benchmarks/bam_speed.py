@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
-from timing import Figure, Step, Variant, cost, paired
-from training import build, fetched, made_up_corpus, train
+from timing import Figure, Variant, cost, paired
+from training import made_up_corpus, made_up_set, updates
 
-from metaseq_lm.data.indexed import IndexedWriter
-from metaseq_lm.data.labelled import LabelledSet, input_name, label_name
-from metaseq_lm.data.manifest import LABELLED, Manifest
+from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.methods.bam.teachers import SUFFIX, describe, store
 
 VOCAB, LENGTH, LAYERS, SETS = 8000, 64, 4, 8
@@ -29,40 +27,11 @@ def made_up_sets(folder: Path) -> Path:
     draw = np.random.default_rng(1)
     for number, name in enumerate(NAMES):
         place, rows, classes = data / name, 400 * (number + 1), 0 if number == SETS - 1 else 2
-        place.mkdir()
-        manifest = Manifest(LABELLED, {"name": "word", "hash": "0", "size": VOCAB}, {}, "")
-        texts = draw.integers(100, VOCAB, (rows, LENGTH - 2))
-        gold = draw.integers(0, 2, (rows, 1))
-        kinds: dict[str, tuple[Any, type]] = {input_name("train", 0): (texts, np.uint16)}
-        kinds[label_name("train")] = (gold, np.int32 if classes else np.float64)
-        for prefix, (values, kind) in kinds.items():
-            with IndexedWriter(place / prefix, np.dtype(kind)) as writer:
-                for row in values:
-                    writer.add(row.astype(kind))
-            manifest.add_files(place, [f"{prefix}.bin", f"{prefix}.idx"])
-        manifest.splits["train"] = {"rows": rows}
-        labels = ["no", "yes"][:classes]
-        manifest.details = {"labels": labels, "regression": not classes, "inputs": 1}
-        manifest.save(place)
+        made_up_set(place, VOCAB, LENGTH - 2, {"train": rows}, number, classes)
         said = draw.normal(size=(rows, max(classes, 1)))
         about = describe(place, LabelledSet(place, "train"), "made up")
         store(folder / "said" / f"{name}{SUFFIX}", said, about)
     return data
-
-
-def updates(data: Path, overrides: list[str], rows: int) -> Step:
-    """Make updates of a task, data included."""
-    run = build(data, [*overrides, f"task.batch_size={rows}"])
-    run.model.train()
-    source = fetched(run)
-
-    def step() -> dict[str, Any]:
-        counted = run.trainer.flops.total
-        logs = train(run, *next(source))
-        flops = run.trainer.flops.total - counted
-        return {"amount": 1, "loss": float(logs["loss"]), "flops": flops}
-
-    return step
 
 
 def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure]:

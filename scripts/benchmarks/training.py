@@ -9,10 +9,13 @@ from typing import Any, Optional
 
 import numpy as np
 from omegaconf import DictConfig
+from timing import Step
 
 from metaseq_lm import plugins
 from metaseq_lm.config import load_config
 from metaseq_lm.data.indexed import IndexedWriter
+from metaseq_lm.data.labelled import input_name, label_name
+from metaseq_lm.data.manifest import LABELLED, Manifest
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.engine import Logs
@@ -62,6 +65,47 @@ def train(run: Run, update: int, batches: dict[str, Any], count: bool = True) ->
     trainer.engine.begin(update)
     with trainer.flops.count(batches) if count else contextlib.nullcontext():
         return trainer.task.update(trainer.engine, trainer.model, batches)
+
+
+def updates(data: Path, overrides: list[str], rows: int) -> Step:
+    """Make updates of a task, data included."""
+    run = build(data, [*overrides, f"task.batch_size={rows}"])
+    run.model.train()
+    source = fetched(run)
+
+    def step() -> dict[str, Any]:
+        counted = run.trainer.flops.total
+        logs = train(run, *next(source))
+        flops = run.trainer.flops.total - counted
+        return {"amount": 1, "loss": float(logs["loss"]), "flops": flops}
+
+    return step
+
+
+def made_up_set(
+    place: Path, vocab: int, length: int, sizes: dict[str, int], seed: int, classes: int = 2
+) -> None:
+    """Write a labelled set of random texts of `length` tokens, real-valued with 0 `classes`.
+
+    `sizes` counts the rows of each split.
+    """
+    place.mkdir()
+    draw = np.random.default_rng(seed)
+    manifest = Manifest(LABELLED, {"name": "word", "hash": "0", "size": vocab}, {}, "")
+    for split, rows in sizes.items():
+        texts = draw.integers(len(special_symbols()), vocab, (rows, length))
+        gold = draw.integers(0, 2, (rows, 1))
+        kinds: dict[str, tuple[Any, type]] = {input_name(split, 0): (texts, np.uint16)}
+        kinds[label_name(split)] = (gold, np.int32 if classes else np.float64)
+        for prefix, (values, kind) in kinds.items():
+            with IndexedWriter(place / prefix, np.dtype(kind)) as writer:
+                for row in values:
+                    writer.add(row.astype(kind))
+            manifest.add_files(place, [f"{prefix}.bin", f"{prefix}.idx"])
+        manifest.splits[split] = {"rows": rows}
+    labels = ["no", "yes"][:classes]
+    manifest.details = {"labels": labels, "regression": not classes, "inputs": 1}
+    manifest.save(place)
 
 
 def made_up_corpus(folder: Path, vocab: int, tokens: int) -> Path:

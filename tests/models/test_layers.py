@@ -138,14 +138,6 @@ def test_no_gradient_reaches_the_padding_row(soft: bool, copies: bool) -> None:
         torch.testing.assert_close(output, given @ (weight if not copies else weight.unsqueeze(1)))
 
 
-def test_soft_cross_entropy_of_one_hot_is_the_hard_one() -> None:
-    logits = torch.randn(BATCH, LENGTH, 7, dtype=torch.float64)
-    targets = torch.randint(0, 7, (BATCH, LENGTH))
-    soft = -(F.one_hot(targets, 7) * logits.log_softmax(-1)).sum(-1)
-    hard = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    torch.testing.assert_close(soft.flatten(), hard)
-
-
 def mask_of(*lengths: int) -> Tensor:
     """Return which keys may be seen, (rows, 1, 1, LENGTH)."""
     return (torch.arange(LENGTH) < torch.tensor(lengths)[:, None])[:, None, None]

@@ -7,7 +7,8 @@ along B in any way.
 Shapes: C micro-steps of an update, B batch, S length, M targets per row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Optional
@@ -17,11 +18,12 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from metaseq_lm import randomness
+from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.corpus import Corpus, padding_of
 from metaseq_lm.data.masking import Masking, mask_tokens
 from metaseq_lm.data.streams import Shard, draw_below, noise_rows, tensors
-from metaseq_lm.data.token_labels import TokenLabels
+from metaseq_lm.data.token_labels import STRIDE, TokenLabels
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.means import Logs
@@ -29,6 +31,49 @@ from metaseq_lm.means import Logs
 # x, lengths, positions of the targets, targets (-1 = none): the common format of a labelled row.
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 UNLABELLED, MLM = 0, 1  # numbers of the task tokens; labelled sets follow
+
+
+@dataclass
+class MetaPseudoLabelConfig:
+    """Data of the meta-learned objectives; the defaults are those of Two Moons (paper tables 4, 5)."""
+
+    labelled: list[str] = field(
+        default_factory=list,
+        metadata={"help": "labelled sets in DATA; set i has task token [CLS2+i], see task_tokens"},
+    )
+    task_tokens: list[int] = field(
+        default_factory=list,
+        metadata={
+            "help": "n of the task token [CLSn], per set (default: 2, 3, ...); so that a set keeps its "
+            "number where another is left out"
+        },
+    )
+    class_tokens: list[int] = field(
+        default_factory=list,
+        metadata={
+            "help": "n of the token [CLSn] of class 1, per set (default: the set's own; the authors' code "
+            "gives CB the 4 of COPA)"
+        },
+    )
+    include_mlm_task: Optional[bool] = option(
+        None, "masked text as one more labelled task (null = with soft labels only, as the paper)"
+    )
+    batch_size: int = option(4, "samples of a micro-step")
+    batches_per_update: int = option(4, "micro-steps of an update")
+    copies_at_once: int = option(
+        0, "soft labels: micro-steps computed side by side (0 = all; 1 takes least memory)"
+    )
+    samples_per_task: int = option(4, "successive samples that share a labelled task")
+    tokens_per_sample: int = option(34, "longest row, with its special tokens")
+    stride: int = option(STRIDE, "tokens that windows of a long labelled row share")
+    sample_break_mode: str = option("eos", "eos: a line is a row; none: windows of the stream")
+    mask_prob: float = option(0.15, "share of the tokens that are targets")
+    random_token_prob: float = option(0.1, "share of those that become a random token")
+    leave_unmasked_prob: float = option(0.1, "share of those that stay")
+    mlm_label_mask: str = option("y", "y: loss at masked positions; x: everywhere (authors' code)")
+    valid_size: int = option(128, "rows of the validation split that are used (0 = all)")
+    pairs: int = option(3, "texts whose pairs are logged after each validation (0 = none)")
+    reward_interval: int = option(1000, "samples between logged rewards of masked_lm (0 = never)")
 
 
 class WindowStream:
@@ -205,22 +250,33 @@ def check_options(options: DictConfig) -> None:
 def labelled_sets(
     folder: Path, split: str, vocabulary: Vocabulary, options: DictConfig
 ) -> list[TokenLabels]:
-    """Return a split of each labelled set of a task's `options`, set i with task token [CLS2+i].
+    """Return a split of each labelled set of a task's `options`.
 
     MetaseqError if one has no labels, UsageError for options that do not fit.
     """
-    names, tokens = list(options.labelled), list(options.class_tokens)
-    if tokens and len(tokens) != len(names):
+    names = list(options.labelled)
+    numbers = per_set(options, "task_tokens", range(MLM + 1, MLM + 1 + len(names)))
+    ones = per_set(options, "class_tokens", [-1] * len(names))
+    if len(set(numbers)) < len(numbers) or min(numbers) <= MLM:
         raise UsageError(
-            f"task.class_tokens has {len(tokens)} entries for {len(names)} labelled sets"
+            f"task.task_tokens is {numbers}: every set needs its own number, {MLM + 1} or more, because "
+            f"[CLS{UNLABELLED}] and [CLS{MLM}] are those of unlabelled and masked text"
         )
     sets = []
-    for i, name in enumerate(names):
-        about = (2 + i, options.tokens_per_sample, options.stride, tokens[i] if tokens else -1)
+    for name, number, one in zip(names, numbers, ones):
+        about = (number, options.tokens_per_sample, options.stride, one)
         sets.append(TokenLabels(folder / name, split, vocabulary, *about))
         if sets[-1].labels is None:
             raise MetaseqError(f"{folder / name}: '{split}' has no labels to train on")
     return sets
+
+
+def per_set(options: DictConfig, name: str, usual: Iterable[int]) -> list[int]:
+    """Return a number for each labelled set: those of task.`name`, or `usual` where it is empty."""
+    given, count = list(options[name]), len(options.labelled)
+    if given and len(given) != count:
+        raise UsageError(f"task.{name} has {len(given)} entries for {count} labelled sets")
+    return given or list(usual)
 
 
 def merge(parts: list[tuple[np.ndarray, Rows]], count: int) -> Rows:

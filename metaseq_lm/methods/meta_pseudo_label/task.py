@@ -10,7 +10,7 @@ An update is C = batches_per_update micro-steps of B = batch_size samples each.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Optional
 
@@ -20,13 +20,11 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm import vectors
-from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus import Corpus
 from metaseq_lm.data.masking import Masking
 from metaseq_lm.data.streams import Sequential, Stream
-from metaseq_lm.data.token_labels import STRIDE
 from metaseq_lm.data.tokenizer import load_tokenizer
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
@@ -36,6 +34,7 @@ from metaseq_lm.methods.meta_pseudo_label.criterion import HardConfig, HardLabel
 from metaseq_lm.methods.meta_pseudo_label.episodes import (
     MLM,
     Labelled,
+    MetaPseudoLabelConfig,
     Unlabelled,
     check_options,
     copies_of,
@@ -56,42 +55,6 @@ from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Batches, Kinds, Passes, Task
 from metaseq_lm.tasks.masked_lm import first
 from metaseq_lm.vectors import Vector
-
-
-@dataclass
-class MetaPseudoLabelConfig:
-    """Data of the meta-learned objectives; the defaults are those of Two Moons (paper tables 4, 5)."""
-
-    labelled: list[str] = field(
-        default_factory=list,
-        metadata={"help": "labelled sets in DATA; set i has task token [CLS2+i]"},
-    )
-    class_tokens: list[int] = field(
-        default_factory=list,
-        metadata={
-            "help": "n of the token [CLSn] of class 1, per set (default: the set's own; the authors' code "
-            "gives CB the 4 of COPA)"
-        },
-    )
-    include_mlm_task: Optional[bool] = option(
-        None, "masked text as one more labelled task (null = with soft labels only, as the paper)"
-    )
-    batch_size: int = option(4, "samples of a micro-step")
-    batches_per_update: int = option(4, "micro-steps of an update")
-    copies_at_once: int = option(
-        0, "soft labels: micro-steps computed side by side (0 = all; 1 takes least memory)"
-    )
-    samples_per_task: int = option(4, "successive samples that share a labelled task")
-    tokens_per_sample: int = option(34, "longest row, with its special tokens")
-    stride: int = option(STRIDE, "tokens that windows of a long labelled row share")
-    sample_break_mode: str = option("eos", "eos: a line is a row; none: windows of the stream")
-    mask_prob: float = option(0.15, "share of the tokens that are targets")
-    random_token_prob: float = option(0.1, "share of those that become a random token")
-    leave_unmasked_prob: float = option(0.1, "share of those that stay")
-    mlm_label_mask: str = option("y", "y: loss at masked positions; x: everywhere (authors' code)")
-    valid_size: int = option(128, "rows of the validation split that are used (0 = all)")
-    pairs: int = option(3, "texts whose pairs are logged after each validation (0 = none)")
-    reward_interval: int = option(1000, "samples between logged rewards of masked_lm (0 = never)")
 
 
 @register_task("meta_pseudo_label", dataclass=MetaPseudoLabelConfig)

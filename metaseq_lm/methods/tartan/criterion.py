@@ -132,10 +132,10 @@ class Meta(MultiTask):
     def similarity(self, a: Vector, b: Vector) -> Tensor:
         """Return how alike two gradients are, flattened together; entries that are None count as 0.
 
-        The cosine with a gradient that vanishes is 0.
+        The cosine with a gradient that vanishes is 0; with one that is not finite it is NaN.
         """
         product = vectors.dot(a, b)
         if self.how.similarity == "dot":
             return product
         length = vectors.norm(a) * vectors.norm(b)
-        return torch.where(length > 0, product / length, torch.zeros_like(product))
+        return torch.where(length == 0, torch.zeros_like(product), product / length)

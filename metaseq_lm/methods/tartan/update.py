@@ -192,6 +192,8 @@ def update(
     if isinstance(criterion, Meta):
         alike, more = similarities(engine, model, batches, gradients, criterion, optimizer)
         logs |= more
+        # A development gradient may not be finite although its loss is; no step uses it.
+        engine.require_finite(alike)
         # Descent on the meta-objective: its derivative by a weight is -similarity (equation 7).
         moved = logits + criterion.how.weight_lr * alike.to(logits)
     early = isinstance(criterion, Meta) and criterion.how.weight_update == "before"

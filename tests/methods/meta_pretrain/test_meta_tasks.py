@@ -1,6 +1,8 @@
 """Pre-training as meta-learning in whole runs: streams, equality with plain training, mistakes."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import battery
@@ -82,6 +84,39 @@ def test_with_a_rate_of_zero_it_is_training_on_the_test_batches(
     monkeypatch.setattr(task, "update", last_only)
     other = trained(configure(moons, tmp_path / "b", *setting, *steps))
     assert same(one, other)
+
+
+def everything(run: Run) -> list[torch.Tensor]:
+    """Return copies of all weights, moments and counters of a run."""
+    own = run.trainer.engine.optimizers["main"].local_state()
+    moments = [w for state in own["state"].values() for w in state.values()]
+    counter = torch.tensor(own["updates"])
+    return [w.detach().clone() for w in (*run.model.state_dict().values(), *moments, counter)]
+
+
+@pytest.mark.parametrize("setting", [TEXT, PAIRS], ids=["text", "pairs"])
+def test_moments_never_leak(setting: list[str], moons: Path, tmp_path: Path) -> None:
+    """Inner steps of the fused Adam change weights and moments, and leave them to the last bit."""
+    run = Run(configure(moons, tmp_path, *setting, *DROPOUT, "task.inner_steps=2"))
+    engine, seen = run.trainer.engine, []
+    assert engine.optimizers["main"].inner.defaults["fused"]
+    restoring = engine.restoring
+
+    @contextlib.contextmanager
+    def watched(name: str) -> Iterator[None]:
+        states = [everything(run)]
+        with restoring(name):
+            yield
+            states.append(everything(run))
+        seen.append([*states, everything(run)])
+
+    engine.restoring = watched  # type: ignore[method-assign]
+    run.train()
+    assert len(seen) == 5
+    for before, within, after in seen[1:]:  # the first has no moments yet
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        same_within = [torch.equal(a, b) for a, b in zip(before, within, strict=True)]
+        assert same_within[-1] and sum(same_within) < len(same_within) / 4
 
 
 @pytest.mark.parametrize("k", [0, 1, 3])

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 from meta_pseudo_data import make_even, make_ragged
+from superglue_data import make_superglue
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +15,9 @@ def even(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data with lines of 6 to 34 tokens, so that batches are padded."""
     return make_ragged(tmp_path_factory.mktemp("ragged"))
+
+
+@pytest.fixture(scope="session")
+def superglue(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of sentences, and MultiRC, ReCoRD and CB as text."""
+    return make_superglue(tmp_path_factory.mktemp("superglue"))

@@ -64,11 +64,12 @@ def test_finetuning() -> None:
 
 
 def test_sweeps() -> None:
-    """The rates of table 9 on each task, with the task token of pre-training."""
+    """The rates of table 9 on each task, a stage of its own with the task token of pre-training."""
     sweep = read_file(PLACE / "finetune_sweep.yaml")
     assert sweep["grid"]["optimizer.lr"] == [0.04, 0.01, 0.005]
     tasks = list(configured("mlm").task.labelled)
-    assert [(row["set"], row["n"]) for row in sweep["list"]] == [
-        (name, 2 + i) for i, name in enumerate(tasks)
+    assert [(stage["name"], stage["overrides"][:2]) for stage in sweep["stages"]] == [
+        (name, [f"task.labelled={name}", f"task.task_token={2 + i}"])
+        for i, name in enumerate(tasks)
     ]
     assert sweep["grid"]["method"] == read_file(PLACE / "sweep.yaml")["grid"]["method"]

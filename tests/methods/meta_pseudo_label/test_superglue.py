@@ -3,99 +3,28 @@
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from meta_pseudo_bench import Bench
 from sklearn.metrics import f1_score
+from superglue_data import MAKERS
 
-from metaseq_lm.cli import main
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.tokenizer import load_tokenizer
 from metaseq_lm.engine import Logs
+from metaseq_lm.errors import MetaseqError
 from metaseq_lm.evaluation.squad import exact_match, token_f1
 from metaseq_lm.methods.meta_pseudo_label.answers import best_runs
 from metaseq_lm.run import Run
 
-NAMES = ["Ann", "Bob", "Cid", "Dot"]
-WORDS = "the a sun moon tree saw met was in on by red old new big".split()
 LONG = "task.tokens_per_sample=20"
 
 
-def sentence(draw: random.Random, count: int) -> str:
-    return " ".join(draw.choices(WORDS, k=count))
-
-
-def multirc(draw: random.Random, number: int) -> dict:
-    questions, at = [], 100 * number
-    for question in range(3):
-        answers = [
-            {"text": sentence(draw, 2), "idx": at + 10 * question + i, "label": draw.randint(0, 1)}
-            for i in range(draw.randint(1, 3))
-        ]
-        questions.append({"question": sentence(draw, 3), "idx": question, "answers": answers})
-    passage = {"text": sentence(draw, draw.randint(5, 40)), "questions": questions}
-    return {"idx": number, "passage": passage}
-
-
-def record(draw: random.Random, number: int) -> dict:
-    words = draw.choices(WORDS + 2 * NAMES, k=draw.randint(10, 40)) + ["Ann"]
-    text, entities = " ".join(words), []
-    at = 0
-    for word in words:
-        if word in NAMES:
-            entities.append({"start": at, "end": at + len(word) - 1})
-        at += len(word) + 1
-    gold = {text[e["start"] : e["end"] + 1] for e in entities[:1]}
-    answers = [
-        {**e, "text": text[e["start"] : e["end"] + 1]}
-        for e in entities
-        if text[e["start"] : e["end"] + 1] in gold
-    ]
-    query = {"idx": number, "query": f"@placeholder {sentence(draw, 3)}", "answers": answers}
-    return {"idx": number, "passage": {"text": text, "entities": entities}, "qas": [query]}
-
-
-def bank(draw: random.Random, number: int) -> dict:
-    label = draw.choice(["contradiction", "entailment", "neutral"])
-    texts = {"premise": sentence(draw, draw.randint(3, 40)), "hypothesis": sentence(draw, 4)}
-    return {"idx": number, "label": label, **texts}
-
-
-MAKERS = {"MultiRC": (multirc, 5, 8), "ReCoRD": (record, 6, 20), "CB": (bank, 3, 30)}
-
-
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of sentences and three tasks as text, 20 rows or so each, up to 45 tokens long."""
-    folder = tmp_path_factory.mktemp("superglue")
-    draw = random.Random(1)
-    for split, count in (("train", 200), ("valid", 30)):
-        lines = [sentence(draw, draw.randint(4, 30)) + " *Ann* 0: 1:" for _ in range(count)]
-        (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
-    files = [f"--{split}pref={folder}/{split}.txt" for split in ("train", "valid")]
-    made = folder / "data"
-    options = ["--vocab-size", "320", "--destdir", str(made)]
-    assert main(["preprocess", *files, *options]) == 0
-    for task, (maker, _, count) in MAKERS.items():
-        source = folder / task
-        source.mkdir()
-        for file in ("train.jsonl", "val.jsonl", "test.jsonl"):
-            rows = [maker(draw, number) for number in range(count)]
-            if file == "test.jsonl":
-                rows = [without_labels(row) for row in rows]
-            (source / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        command = ["preprocess", "--benchmark", f"superglue/{task}", "--as-text"]
-        assert main([*command, "--source", str(source), "--destdir", str(made)]) == 0
-    return made
-
-
-def without_labels(node: Any) -> Any:
-    if isinstance(node, dict):
-        return {k: without_labels(v) for k, v in node.items() if k not in ("label", "answers_")}
-    return [without_labels(v) for v in node] if isinstance(node, list) else node
+def data(superglue: Path) -> Path:
+    return superglue
 
 
 def bench_of(data: Path, task: str, *more: str) -> Bench:
@@ -340,7 +269,37 @@ def test_labelled_windows_of_an_update(data: Path) -> None:
     assert seen == {0, 1, 2}
 
 
-def test_wrong_class_tokens(data: Path) -> None:
-    bench = Bench(data, "soft", "task.labelled=[CB]", LONG, "task.class_tokens=[2,3]")
-    with pytest.raises(Exception, match="class_tokens has 2 entries for 1 labelled sets"):
+def test_sets_keep_their_task_tokens(data: Path) -> None:
+    """[CLS2], [CLS3] in the order of the list, or the numbers that they have beside other sets."""
+    found = {}
+    for numbers in ("[]", "[5,3]"):
+        options = ["task.labelled=[MultiRC,CB]", LONG, f"task.task_tokens={numbers}"]
+        bench = Bench(data, "hard", *options, "task.stride=5")
+        sets = bench.task.build_streams("train")["support"].collate.func.sets
+        ids = [[int(s.rows(np.arange(1))[0][0, 0]), int(s.class_tokens[1])] for s in sets]
+        found[numbers] = ids
+    cls = bench.task.vocabulary.cls
+    assert found["[]"] == [[cls(2), cls(2)], [cls(3), cls(3)]]
+    assert found["[5,3]"] == [[cls(5), cls(5)], [cls(3), cls(3)]]
+
+
+@pytest.mark.parametrize(
+    "option, words",
+    [
+        ("class_tokens=[2,3]", "class_tokens has 2 entries for 1 labelled sets"),
+        ("task_tokens=[2,3]", "task_tokens has 2 entries for 1 labelled sets"),
+        ("task_tokens=[1]", "needs its own number, 2 or more"),
+        ("task_tokens=[30]", "30 task tokens, \\[CLS30\\] is not one of them"),
+    ],
+)
+def test_wrong_tokens(option: str, words: str, data: Path) -> None:
+    bench = Bench(data, "soft", "task.labelled=[CB]", LONG, f"task.{option}")
+    with pytest.raises(MetaseqError, match=words):
+        bench.task.build_streams("train")
+
+
+def test_two_sets_with_one_task_token(data: Path) -> None:
+    sets = ["task.labelled=[CB,ReCoRD]", "task.task_tokens=[3,3]"]
+    bench = Bench(data, "soft", *sets, LONG, "task.stride=5")
+    with pytest.raises(MetaseqError, match="needs its own number"):
         bench.task.build_streams("train")

@@ -4,15 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tartan_bench import batches_of, build
+from tartan_bench import EXACT, batches_of, build
+from torch.nn import functional as F
 
 from metaseq_lm.data.corpus import Corpus
 from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.tartan.data import Drawn, drawn_lines
+from metaseq_lm.methods.tartan.model import scores_of
 
 
 def corpus(data: Path, split: str, longest: int = 12) -> Corpus:
@@ -133,6 +136,18 @@ def test_where_the_meta_head_and_the_meta_objective_get_their_rows(
 def test_padding_is_hidden_or_not(topics: Path, tmp_path: Path) -> None:
     """The authors' code gives no mask for padding (sheet B1): then scores follow the width."""
     for name in ("false", "true"):
-        run = build(topics, tmp_path / name, "tartan_mt", f"task.attend_to_padding={name}")
-        for parts in batches_of(run).values():
+        run = build(topics, tmp_path / name, "tartan_mt", f"task.attend_to_padding={name}", *EXACT)
+        batches = batches_of(run)
+        for parts in batches.values():
             assert (parts[0][0]["padding"] is None) == (name == "true")
+        ((rows,),) = batches["endtask"]
+        more = rows | {
+            "tokens": F.pad(rows["tokens"], (0, 1), value=run.task.vocabulary.pad),
+            "segments": None if rows["segments"] is None else F.pad(rows["segments"], (0, 1)),
+        }
+        if rows["padding"] is not None:
+            more["padding"] = F.pad(rows["padding"], (0, 1), value=True)
+        with torch.no_grad():
+            wider, scores = scores_of(run.model, more), scores_of(run.model, rows)
+        difference = (wider - scores).abs().amax(1)
+        assert (difference > 1e-6).all() if name == "true" else (difference < 1e-12).all()

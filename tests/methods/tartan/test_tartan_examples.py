@@ -36,8 +36,7 @@ DOMAIN = ["task.auxiliary=[tapt,train]", "task.lines_per_example=6"]
 
 @pytest.mark.parametrize("name", sorted({*CONFIGS} - {*IMAGES}))
 def test_each_config_makes_an_update(name: str, topics: Path, tmp_path: Path) -> None:
-    alone = name == "pretrain"
-    more = ["trainer.valid_split=''"] if alone else ["task.labelled=topic"]
+    more = ["task.labelled=topic"]
     more += DOMAIN if name in ("dapt", "tapt", "mt", "meta", "meta_same_head") else []
     places = [f"data={topics}", f"save_dir={tmp_path}"]
     config = load_config([*TINY, *more, *places], str(EXAMPLE / "config"), name)

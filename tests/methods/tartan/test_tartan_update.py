@@ -33,12 +33,15 @@ class Line(nn.Module):
 def linear(monkeypatch: pytest.MonkeyPatch):
     """A function that makes one update of tasks with given gradients of the body."""
 
-    def make(gradients: dict[str, list[float]], heads: float = 0.0, **options):
+    def make(gradients: dict[str, list[float]], heads: float = 0.0, spoilt: str = "", **options):
         model = Line(len(gradients) - ("dev" in gradients))
 
         def terms(model, batch):
             g = torch.tensor(batch["gradient"], dtype=torch.float64)
-            total = (model.encoder.weight[0] * g).sum()
+            body = model.encoder.weight[0] * 1
+            if batch["stream"] == spoilt:
+                body.register_hook(lambda grad: grad * math.nan)
+            total = (body * g).sum()
             if batch["stream"] == "endtask":
                 total = total + heads * model.heads["sentence"].weight.sum()
             elif batch["stream"] != "dev":
@@ -144,7 +147,35 @@ def test_an_update_that_is_not_finite_leaves_the_weights(linear) -> None:
     assert model.task_logits.tolist() == [0, 0] and not step.any()
 
 
+@pytest.mark.parametrize("weight_update", ["after", "before"])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_a_development_gradient_that_is_not_finite(
+    linear, similarity: str, weight_update: str
+) -> None:
+    """Its loss is finite, and no step uses it, but the weights would: nothing moves."""
+    how = {"similarity": similarity, "weight_update": weight_update, "weight_lr": 0.3}
+    model, step, logs = linear(OPPOSED, spoilt="dev", **how)
+    assert math.isfinite(logs["loss_dev"]) and math.isnan(logs[f"{similarity}_a"])
+    assert model.task_logits.tolist() == [0, 0] and not step.any()
+
+
 # ---------------------------------------------------------------------- with real text
+
+
+def test_an_update_without_similarities_is_skipped(topics: Path, tmp_path: Path) -> None:
+    """trainer.on_nonfinite decides about a development gradient that is not finite, as about others."""
+    run = build(topics, tmp_path, "tartan_meta", "trainer.on_nonfinite=skip")
+
+    def spoil(head, inputs, scores):
+        # The body is fixed in the fitting of this head, not in the pass that gives the gradient.
+        if inputs[0].requires_grad and run.trainer.update == 1:
+            scores.register_hook(lambda grad: grad * math.nan)
+
+    run.model.heads["meta"].register_forward_hook(spoil)
+    run.train()
+    (event,) = logged(tmp_path, "event")
+    assert "update 2: the loss or the gradient of body, head is not finite" in event["message"]
+    assert len(logged(tmp_path)) == 4 and all(w.isfinite().all() for w in weights(run).values())
 
 
 def test_meta_without_a_rate_is_multitask(topics: Path, tmp_path: Path) -> None:
@@ -227,15 +258,41 @@ def test_the_meta_head_is_reset_or_carried(topics: Path, tmp_path: Path) -> None
     assert torch.equal(weights(carried)[name], kept)
 
 
+def test_a_carried_meta_head_is_fitted_further(topics: Path, tmp_path: Path) -> None:
+    """The fit of update 2 starts where that of update 1 ended; reset, it starts from a draw (B8.3)."""
+    for reset in (False, True):
+        how = ["criterion.meta_head_steps=3", f"criterion.meta_head_reset={reset}"]
+        run = build(topics, tmp_path / str(reset), "tartan_meta", *how)
+        name, seen = "heads.meta.out.weight", []
+        run.model.heads["meta"].register_forward_pre_hook(
+            lambda *_: seen.append(weights(run)[name])  # noqa: B023
+        )
+        ends = [weights(run)[name]]
+        starts = []
+        for number in range(2):
+            seen.clear()
+            one_update(run, number)
+            starts.append(seen[0])
+            assert torch.equal(seen[-1], weights(run)[name])
+            ends.append(seen[-1])
+        assert not torch.equal(ends[1], starts[0]) and not torch.equal(ends[2], starts[1])
+        assert torch.equal(starts[1], ends[1]) != reset
+        assert torch.equal(starts[0], ends[0]) != reset
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own heads", "one head"])
 @pytest.mark.parametrize("criterion", ["tartan_mt", "tartan_meta"])
 def test_gradient_is_that_of_the_weighted_loss(
-    criterion: str, topics: Path, tmp_path: Path
+    criterion: str, own: bool, topics: Path, tmp_path: Path
 ) -> None:
-    """One SGD step equals autograd's on sum alpha_k L_k, in float64."""
+    """One SGD step equals autograd's on sum alpha_k L_k, in float64; one head learns from both tasks."""
     sgd = ["optimizer=sgd", "optimizer.lr=1", "optimizer.clip_norm=0"]
     sgd += ["task.head_lr=1", "task.head_weight_decay=0"]
-    run = build(topics, tmp_path, criterion, TWO, *EXACT, *sgd, "criterion.weights=[1,2,5]")
+    sgd += ["criterion.weights=[1,2,5]", f"task.own_lm_heads={own}"]
+    run = build(topics, tmp_path, criterion, TWO, *EXACT, *sgd)
     before = weights(run)
+    lm_heads = {name.split(".")[1] for name in before if name.startswith("heads.lm")}
+    assert lm_heads == ({"lm", "lm1"} if own else {"lm"})
     batches = batches_of(run)
     total = 0.0
     for share, name in zip((1 / 8, 2 / 8, 5 / 8), run.task.members):

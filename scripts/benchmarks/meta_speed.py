@@ -1,0 +1,89 @@
+"""What updates of the meta-learning methods cost in updates of plain masked LM, at NLP size.
+
+One model (6 layers, width 256), rows of one length, B of them in a batch; every update takes as many
+batches as its method does: MT-TARTAN three (two auxiliaries, the end task), META-TARTAN one more and
+up to 10 steps of a meta head on a quarter of the rows, meta-learned pre-training k + 1, hard labels
+those of one micro-step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+from timing import Figure, Variant, cost, paired
+from training import made_up_set, updates
+
+from metaseq_lm.data.indexed import IndexedWriter
+from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
+
+VOCAB, LENGTH, LAYERS = 30000, 128, 6
+LINES, SENTENCES = 400, 20
+PLAIN = "mlm"
+SIZES = [f"model.encoder_layers={LAYERS}", f"model.max_positions={LENGTH}", "schedule=constant"]
+SIZES += [f"task.tokens_per_sample={LENGTH}", "optimizer.lr=1e-4"]
+TARTAN = ["task=tartan", "task.labelled=topic", "task.auxiliary=[train,tapt]"]
+MLM = "criterion=masked_lm"
+HARD = ["task=meta_pseudo_label", "criterion=meta_pseudo_label_hard", "task.labelled=[topic]"]
+KINDS = {
+    PLAIN: ["task=masked_lm", MLM, "task.sample_break_mode=eos"],
+    "tartan_mt": [*TARTAN, "criterion=tartan_mt"],
+    "tartan_meta": [*TARTAN, "criterion=tartan_meta"],
+    "meta_pretrain_1": ["task=meta_pretrain", MLM, "model.segments=2", "task.inner_steps=1"],
+    "meta_pretrain_5": ["task=meta_pretrain", MLM, "model.segments=2", "task.inner_steps=5"],
+    "hard": [*HARD, "task.batches_per_update=1"],
+}
+
+
+def made_up_data(folder: Path, vocab: int = VOCAB) -> dict[str, Path]:
+    """Write random tokens as lines with a labelled set, and as documents of sentences.
+
+    Returns the data folder of each kind of update.
+    """
+    specials = special_symbols()
+    draw = np.random.default_rng(1)
+    for name, size in (("lines", LENGTH - 2), ("documents", LENGTH // 5)):
+        data, cut = folder / name, name == "documents"
+        data.mkdir(parents=True)
+        words = [f"w{i}" for i in range(vocab - len(specials))]
+        Vocabulary([*specials, *words]).save(data / "dict.txt")
+        with IndexedWriter(data / "train", "<u2", documents=cut) as writer:
+            for _ in range(LINES):
+                for _ in range(SENTENCES if cut else 1):
+                    writer.add(draw.integers(len(specials), vocab, size, dtype="<u2"))
+                if cut:
+                    writer.end_documents([len(writer)])
+    made_up_set(folder / "lines" / "topic", vocab, LENGTH - 2, {"train": LINES, "valid": LINES}, 2)
+    return {kind: folder / ("documents" if "pretrain" in kind else "lines") for kind in KINDS}
+
+
+def options_of(kind: str, rows: int) -> list[str]:
+    """Return the overrides of a kind of update; the meta head has the share of rows of the defaults."""
+    more = [f"task.meta_head_batch_size={max(rows // 4, 1)}"] if kind == "tartan_meta" else []
+    return [*SIZES, *KINDS[kind], *more]
+
+
+def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure]:
+    """Yield seconds of each kind of update; FLOPs and peak memory stand in the note."""
+    rows = 4 if quick else 16
+    places = made_up_data(folder / "meta")
+    variants = {
+        kind: Variant(
+            updates, {"data": places[kind], "overrides": options_of(kind, rows), "rows": rows}
+        )
+        for kind in KINDS
+    }
+    done = paired(variants, rounds=3 if quick else 7)
+    plain = done[PLAIN]
+    shape = f"{LAYERS} layers, width 256, {rows} rows of {LENGTH}, vocabulary {VOCAB}, dropout 0.1"
+    for kind, ours in done.items():
+        if kind == PLAIN:
+            continue
+        work = [measured.rounds[-1]["flops"] for measured in (ours, plain)]
+        note = (
+            f"{shape}; {work[0]:.3g} FLOPs against {work[1]:.3g}, {work[0] / work[1]:.2f} times; "
+        )
+        note += f"peak {ours.peak / 1e6:.0f} MB against {plain.peak / 1e6:.0f}"
+        yield cost(f"{kind}_update", ours, plain, "s/update", None, note)
