@@ -164,6 +164,8 @@ def run_config(
         width = foreign.model.encoder_embed_dim
         size = generator.model.encoder_embed_dim / width if generator else 0.25
         model |= {"generator_size": size, "sharing": sharing}
+        if generator and sharing == "none":
+            model["generator_embed_dim"] = generator.model.token_embed_dim
         if generator and generator.model.encoder_layers != foreign.model.encoder_layers:
             share = generator.model.encoder_layers / foreign.model.encoder_layers
             model["generator_layers"] = share

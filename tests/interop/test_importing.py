@@ -16,7 +16,7 @@ from metaseq_lm.data.tokenizer import load_tokenizer
 from metaseq_lm.interop.check import foreign_outputs, own_outputs, random_rows
 from metaseq_lm.interop.exporting import export_part
 from metaseq_lm.interop.parts import assemble
-from metaseq_lm.opened import stored_config
+from metaseq_lm.opened import open_run, stored_config
 
 pytest.importorskip("transformers")
 from hf_folders import make  # noqa: E402
@@ -94,6 +94,10 @@ def test_generator(root, tmp_path):
     assert found.manifest["config"]["model"]["generator_size"] == 2.0
     assert found.manifest["config"]["model"]["generator_layers"] == 0.5
     assert "generator.embeddings.tokens.weight" in found.weights
+    opened = open_run(f"{root}/own/both").model.state_dict()
+    assert {n: w.shape for n, w in found.weights.items()} == {
+        n: opened[n].shape for n in found.weights
+    }
 
 
 def test_a_generator_with_the_same_embeddings_shares_them(root, tmp_path):

@@ -33,6 +33,9 @@ class ElectraConfig(TransformerConfig):
     noise: str = option("mlm", "mlm, two_tower, unigram (corpus frequencies) or uniform")
     generator_size: float = option(0.25, "the noise model's width as a share of the encoder's")
     generator_layers: float = option(1.0, "the noise model's depth as a share of the encoder's")
+    generator_embed_dim: int = option(
+        0, "width of embeddings that the noise model does not share (0 = its own width)"
+    )
     sharing: str = option("embeddings", "shared with the noise model: embeddings, none or all")
     freeze_generator: bool = option(False, "the noise model is not trained (two-stage training)")
 
@@ -66,8 +69,7 @@ class ElectraConfig(TransformerConfig):
         """Return the sizes of the noise model: width, heads and feed-forward width scale, depth apart."""
         whole = self.encoder_embed_dim
         width = round(whole * self.generator_size)
-        # An embedding of its own is as wide as the noise model, but a frozen one is a copy of what
-        # the first stage trained.
+        # A frozen noise model is a copy of what the first stage trained, embeddings included.
         own = self.sharing == "none" and not self.freeze_generator
         return replace(
             self,
@@ -75,7 +77,7 @@ class ElectraConfig(TransformerConfig):
             encoder_embed_dim=width,
             encoder_ffn_embed_dim=round(self.encoder_ffn_embed_dim * width / whole),
             encoder_attention_heads=self.heads_for(width),
-            token_embed_dim=0 if own else self.embed_dim,
+            token_embed_dim=self.generator_embed_dim if own else self.embed_dim,
         )
 
 
