@@ -10,7 +10,7 @@ import torch
 from timing import Figure, Step, Variant, memory, paired, speed
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
-from training import build, fetched, first_batches, made_up_corpus, train
+from training import first_batches, made_up_corpus, updates
 
 # Imported by ours too: peak memory then differs by the models only.
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
@@ -25,20 +25,7 @@ OVERRIDES += [f"optimizer.lr={LR}", "optimizer.betas=[0.9,0.999]", "model.max_po
 
 def our_step(folder: Path, rows: int) -> Step:
     """Make updates of our electra_rtd, data included."""
-    run = build(folder, [*OVERRIDES, f"task.batch_size={rows}"])
-    run.model.train()
-    source = fetched(run)
-
-    def step() -> dict[str, Any]:
-        counted = run.trainer.flops.total
-        logs = train(run, *next(source))
-        return {
-            "amount": 1,
-            "loss": float(logs["loss"]),
-            "flops": run.trainer.flops.total - counted,
-        }
-
-    return step
+    return updates(folder, OVERRIDES, rows)
 
 
 def pair(vocab: int, layers: int) -> tuple[ElectraForMaskedLM, ElectraForPreTraining]:

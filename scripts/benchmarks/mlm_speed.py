@@ -11,7 +11,7 @@ import torch
 from timing import Figure, Step, Variant, memory, paired, speed
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from training import build, fetched, first_batches, made_up_corpus, train
+from training import first_batches, made_up_corpus, updates
 
 # Imported by ours too: peak memory then differs by the models only.
 from transformers import BertConfig, BertForMaskedLM
@@ -35,17 +35,7 @@ def labels_of(batch: dict[str, Any]) -> Tensor:
 
 def our_step(folder: Path, rows: int) -> Step:
     """Make updates of our masked_lm task, data included."""
-    run = build(folder, [*OVERRIDES, f"task.batch_size={rows}"])
-    run.model.train()
-    source = fetched(run)
-
-    def step() -> dict[str, Any]:
-        counted = run.trainer.flops.total
-        logs = train(run, *next(source))
-        flops = run.trainer.flops.total - counted
-        return {"amount": 1, "loss": float(logs["loss"]), "flops": flops}
-
-    return step
+    return updates(folder, OVERRIDES, rows)
 
 
 def bert_step(folder: Path, rows: int, vocab: int = VOCAB, layers: int = LAYERS) -> Step:
