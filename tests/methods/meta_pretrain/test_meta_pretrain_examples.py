@@ -12,11 +12,14 @@ CONFIG = Path(__file__).resolve().parents[3] / "examples" / "meta_pretrain" / "c
 TRANSFORMER = ["model=transformer", *(o for o in battery.TINY if o.startswith("model."))]
 ROWS = ["task.tokens_per_sample=34", "engine.threads=1", "engine.tensorboard=false"]
 # Which data, and what besides: sizes of the model, the sets that stand for the example's.
+PAIRS = [*TRANSFORMER, "model.segments=2", "task.labelled=[pairs,which_moon_20]"]
 SETTINGS = {
     "text": ("documents", [*TRANSFORMER, "model.segments=2"]),
     "small": ("documents", [*TRANSFORMER, "model.segments=2"]),
-    "pairs": ("moons", [*TRANSFORMER, "model.segments=2", "task.labelled=[pairs,which_moon_20]"]),
+    "pairs": ("moons", PAIRS),
+    "small_pairs": ("moons", PAIRS),
     "lstm": ("moons", battery.LSTM),
+    "small_lstm": ("moons", battery.LSTM),
     "finetune": ("moons", [*TRANSFORMER, "model.segments=2", "task.labelled=pairs"]),
     "small_finetune": ("moons", [*TRANSFORMER, "model.segments=2", "task.labelled=pairs"]),
 }
