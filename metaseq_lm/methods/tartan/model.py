@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.models.heads import SentenceHead
-from metaseq_lm.models.layers import full_precision
+from metaseq_lm.models.layers import Dropout, full_precision
 from metaseq_lm.models.transformer import TransformerLM
 from metaseq_lm.tasks.finetuning import encoder_sizes
 
@@ -38,13 +38,25 @@ def sentence_head(width: int, classes: int, dropout: float) -> SentenceHead:
     return SentenceHead(width, classes, dropout, pooled=True, pooler_dropout=True)
 
 
+def states_of(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the body's states of a batch of texts or images: batch["states"] if it has them."""
+    if "states" in batch:
+        return batch["states"]
+    encoder = model.get_submodule("encoder")
+    if "images" in batch:
+        return encoder(batch["images"])
+    return encoder(batch["tokens"], batch["padding"], batch["segments"])
+
+
 def scores_of(model: nn.Module, batch: Batch) -> Tensor:
     """Return the scores (B, K) of a batch of texts or images from the head that it names."""
-    encoder, head = model.get_submodule("encoder"), model.get_submodule(f"heads.{batch['head']}")
-    if "images" in batch:
-        return full_precision(head(encoder(batch["images"])))
-    states = encoder(batch["tokens"], batch["padding"], batch["segments"])
-    return full_precision(head(states))
+    head = model.get_submodule(f"heads.{batch['head']}")
+    return full_precision(head(states_of(model, batch)))
+
+
+def has_dropout(net: nn.Module) -> bool:
+    """Return whether two training passes of a network may differ."""
+    return any(isinstance(layer, Dropout) and layer.p > 0 for layer in net.modules())
 
 
 def probabilities(scores: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from metaseq_lm import randomness, vectors
 from metaseq_lm.criterions import Batch
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.methods.tartan.criterion import Meta, MetaConfig, MultiTask, task_terms
-from metaseq_lm.methods.tartan.model import META, redraw
+from metaseq_lm.methods.tartan.model import META, has_dropout, redraw, states_of
 from metaseq_lm.models.wide_resnet import frozen_statistics
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.tasks import Batches
@@ -124,6 +124,9 @@ def fit_meta_head(
     fitting = build_own_optimizer(
         head, options, constant, how.meta_head_lr, how.meta_head_weight_decay
     )
+    if not has_dropout(model.get_submodule("encoder")):  # its states are equal in every step
+        states = engine.map(partial(states_of, model), batches, draw="fit")
+        batches = [{**batch, "states": s} for batch, s in zip(batches, states, strict=True)]
     before, steps = float("inf"), 0
     loss = float("nan")
     for step in range(how.meta_head_steps):
