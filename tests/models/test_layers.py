@@ -229,6 +229,26 @@ def test_the_fused_kernel_is_used_where_it_can_be(monkeypatch: pytest.MonkeyPatc
         assert len(calls) == wanted
 
 
+def test_fused_attention_of_a_cpu_is_in_full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16 the states keep their type, but the kernel gets fp32, and its derivative too."""
+    seen: list[torch.dtype] = []
+    fused = F.scaled_dot_product_attention
+
+    def noted(q: Tensor, *args: Tensor, **more: Tensor) -> Tensor:
+        mixed = fused(q, *args, **more)
+        seen.extend([q.dtype, mixed.dtype])
+        mixed.register_hook(lambda grad: seen.append(grad.dtype))
+        return mixed
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
+    attention = SelfAttention(8, 2, 0.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention(torch.randn(3, 5, 8), None)
+    found.sum().backward()
+    assert found.dtype == torch.bfloat16
+    assert seen == [torch.float32] * 3
+
+
 def test_dropout() -> None:
     x = torch.ones(4, 1000)
     layer = Dropout(0.25)
