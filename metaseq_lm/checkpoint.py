@@ -32,6 +32,7 @@ from metaseq_lm.files import read_json, sync_folder
 FORMAT = 2
 PREFIX = "update_"
 TEMPORARY = ".tmp-"
+REPLACED = ".old-"  # in the moment in which a checkpoint is written again
 # All that a pickle of plain data and tensors names. torch allows more, some of which makes much
 # memory out of few bytes.
 HARMLESS = re.compile(
@@ -92,12 +93,14 @@ def save(
         for name, data in files.items():
             _write(temporary / name, data)
         sync_folder(temporary)
+        # Written again, with the validation that it lacked, or after a fallback from a damaged one.
+        old = folder / f"{REPLACED}{final.name}"
         if os.path.lexists(final):
-            # Reached again after a fallback to an older checkpoint: the one there was found
-            # damaged.
-            _remove(final)
+            os.rename(final, old)
         os.rename(temporary, final)
         sync_folder(folder)
+        if os.path.lexists(old):
+            _remove(old)
         link(folder, "last", final)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -254,6 +257,12 @@ def newest(
     but none that can be used: starting anew would lose the run without a word.
     """
     skipped: list[str] = []
+    for old in folder.glob(f"{REPLACED}*") if folder.is_dir() else ():
+        final = folder / old.name.removeprefix(REPLACED)
+        if not os.path.lexists(final):
+            os.rename(old, final)
+        else:
+            _remove(old)
     for leftover in folder.glob(f"{TEMPORARY}*") if folder.is_dir() else ():
         _remove(leftover)
     for path in reversed(all_updates(folder)):
@@ -271,13 +280,18 @@ def newest(
     return None, skipped
 
 
-def prune(folder: Path, keep_last: int) -> None:
-    """Remove all but the newest `keep_last` checkpoints and the best one."""
-    kept = {p.name for p in all_updates(folder)[-max(keep_last, 1) :]}
+def prune(folder: Path, keep_last: int, update: int) -> None:
+    """Remove all but the `keep_last` newest checkpoints up to `update`, at least one, and the best.
+
+    Later ones were found damaged when the run went on from an earlier one; it comes to them again.
+    """
+    own = folder_of(folder, update).name
+    known = [path for path in all_updates(folder) if path.name <= own]
+    kept = {path.name for path in known[-max(keep_last, 1) :]}
     best = folder / "best"
     if best.is_symlink():
         kept.add(os.readlink(best))
-    for path in all_updates(folder):
+    for path in known:
         if path.name not in kept:
             # Renamed first: a kill in the middle must not leave a folder that looks like a
             # checkpoint.

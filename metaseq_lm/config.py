@@ -39,7 +39,7 @@ class TrainerConfig:
         500, "updates between validations (0 = only at the end)"
     )
     save_interval_updates: int = option(500, "updates between checkpoints (0 = only at the end)")
-    keep_last: int = option(2, "checkpoints to keep besides the best one")
+    keep_last: int = option(2, "checkpoints to keep besides the best one, at least 1")
     best_checkpoint_metric: str = option(
         "loss", "validation metric that chooses the best checkpoint ('' = none is kept)"
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from metaseq_lm import distributed
 from metaseq_lm.randomness import key
 
 
@@ -79,6 +80,10 @@ class FlopMeter:
         """Return total and table; the table keeps a resumed run from counting a shape again."""
         return {"total": self.total, "known": dict(self.known)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take a saved total and table."""
-        self.total, self.known = state["total"], dict(state["known"])
+    def of_all(self) -> dict[str, Any]:
+        """Return the total of all replicas and this one's table; a call of all of them."""
+        return {**self.state_dict(), "total": sum(distributed.gather_objects(self.total))}
+
+    def load_state_dict(self, state: dict[str, Any], share: bool = True) -> None:
+        """Take a saved table, and its total or, without a `share` in it, none."""
+        self.total, self.known = state["total"] * share, dict(state["known"])

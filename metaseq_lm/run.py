@@ -21,7 +21,7 @@ from metaseq_lm.files import free_bytes, human_bytes
 from metaseq_lm.logging import Progress, TensorBoard
 from metaseq_lm.models.inherit import inherited
 from metaseq_lm.registry import TASKS
-from metaseq_lm.run_folder import RunFolder, code_hash, read_results
+from metaseq_lm.run_folder import RunFolder, code_hash, read_config, read_results
 from metaseq_lm.tasks import Task, with_updates
 from metaseq_lm.trainer import Trainer
 
@@ -63,7 +63,8 @@ def prepared(config: DictConfig) -> DictConfig:
 def paid_for(config: DictConfig) -> DictConfig:
     """Return the config with as many updates as trainer.max_flops pays for, if trainer.max_update is 0.
 
-    To know the price of one, an update of each kind is made. A call of all replicas.
+    To know the price of one, an update of each kind is made, unless the folder of the run has the
+    number: the price depends a little on engine.*, which may change. A call of all replicas.
     """
     options = config.trainer
     if options.max_update:
@@ -73,6 +74,10 @@ def paid_for(config: DictConfig) -> DictConfig:
             "trainer.max_update is 0, which means as many updates as trainer.max_flops pays for; "
             "give --max-flops, or a number of updates"
         )
+    before = Path(config.save_dir) / "config.yaml"
+    known = read_config(before) if before.is_file() else None
+    if known is not None and known.trainer.max_flops == options.max_flops:
+        return with_updates(config, known.trainer.max_update)
     probe = with_updates(config, 1)
     probe.trainer.valid_split = ""
     run = Run(probe, dry_run=True)
@@ -260,6 +265,8 @@ class Run:
         before = cost.union([self.before, self.task.further_costs()])
         if self.folder is None:
             return
+        if status == "failed" and self.folder.is_finished():
+            return  # before it went on: what it has reached stays on record
         self.folder.write_results(
             {
                 "status": status,
@@ -314,6 +321,8 @@ def is_complete(done: dict[str, Any], options: DictConfig) -> bool:
     """Return whether results.json says that nothing is left to do under the limits of `options`."""
     if done["status"] != "finished":
         return False
+    if set(options.final_splits) - set(done.get("metrics") or {}):
+        return False  # trained, perhaps, but not scored on all that is asked for now
     spent = [(done["flops"], options.max_flops), (done["seconds"], options.max_seconds)]
     reached = any(0 < limit <= amount for amount, limit in spent)
     given_up = done["stopped_by"] == "patience" and done["max_update"] >= options.max_update

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
@@ -10,7 +11,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -22,6 +23,8 @@ from metaseq_lm.files import read_json, write_atomic
 # What may change between the parts of one run: how it is computed, how long, how often it is looked
 # at.
 FREE = ("engine.", "trainer.", "save_dir", "user_dir", "label", "data")
+# Options that name other runs, which a run starts from or asks.
+SOURCES = ("init_from", "task.elmo", "task.teachers")
 LARGEST_CONFIG = 1 << 20
 # What resuming and starting from a run ask its results.json for.
 NEEDED = ("status", "updates", "max_update", "seconds", "flops", "stopped_by", "pretraining")
@@ -36,6 +39,7 @@ class RunFolder:
         self.path = Path(config.save_dir)
         self.checkpoints = self.path / "checkpoints"
         self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = locked(self.path)
         file = self.path / "config.yaml"
         if file.exists():
             check_same(read_config(file), config, self.path)
@@ -54,9 +58,34 @@ class RunFolder:
         """Write results.json in one piece."""
         write_atomic(self.path / "results.json", (json.dumps(results, indent=1) + "\n").encode())
 
+    def is_finished(self) -> bool:
+        """Return whether results.json says that the run has come to its end."""
+        try:
+            return (read_results(self.path) or {}).get("status") == "finished"
+        except MetaseqError:  # damaged: no loss
+            return False
+
     def forget_results(self) -> None:
         """Remove results.json: the run goes on, and what it says is no longer so."""
         (self.path / "results.json").unlink(missing_ok=True)
+
+
+def locked(folder: Path) -> IO:
+    """Return an open file with which this process alone holds a run folder until it closes or ends it.
+
+    Raises MetaseqError if another process trains there.
+    """
+    file = open(folder / ".lock", "ab")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise MetaseqError(
+            f"{folder}: another process trains this run; wait for it, or choose another --save-dir"
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    return file
 
 
 def read_config(file: Path) -> DictConfig:

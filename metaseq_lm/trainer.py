@@ -14,8 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from metaseq_lm import checkpoint, distributed, stopping
+from metaseq_lm.best import Best
 from metaseq_lm.checkpoint import Checkpoint, CheckpointError
-from metaseq_lm.data.manifest import fingerprint, tokenizer_hash
+from metaseq_lm.data.manifest import fingerprint_of_run, tokenizer_hash
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine import Engine, copied
 from metaseq_lm.errors import DivergedError, Interrupted, UsageError
@@ -46,7 +47,7 @@ class Trainer:
         self.flops = FlopMeter()
         self.update = 0
         self.positions: dict[str, int] = {}
-        self.best: dict[str, Any] = {"value": None, "update": 0, "waited": 0}
+        self.best = Best(self.options)
         self.seconds = 0.0
         self.last_valid: dict[str, float] = {}
         self.window = Window()
@@ -56,8 +57,8 @@ class Trainer:
 
     @cached_property
     def data(self) -> str:
-        """The fingerprint of the data folder; MetaseqError if its files are not those it had."""
-        return fingerprint(Path(self.config.data))
+        """The fingerprint of the data that are used; MetaseqError if files are not those they were."""
+        return fingerprint_of_run(self.config.data, OmegaConf.to_container(self.config.task))
 
     def check_data(self) -> None:
         """Raise MetaseqError now, not at the first save, if the data folder is damaged."""
@@ -109,9 +110,8 @@ class Trainer:
 
     def _update(self, update: int, batches: Batches) -> None:
         """Make one update; of one that is not finite nothing stays."""
-        # With one optimizer the refused step is all; with several an earlier one may have stepped.
-        undo = self.options.on_nonfinite == "skip" and len(self.engine.optimizers) > 1
-        before = copied(self._changeable()) if undo else None
+        skip = self.options.on_nonfinite == "skip"
+        before = copied(self._changeable()) if skip else None
         self.engine.begin(update)
         with self.flops.count(batches):
             logs = self.task.update(self.engine, self.model, batches)
@@ -119,13 +119,25 @@ class Trainer:
             self._refused *= self.options.on_nonfinite == "rollback"  # there only a save counts
             self.window.add(logs)
         elif before is not None:
-            self.model.load_state_dict(before["weights"])
-            for name, optimizer in self.engine.optimizers.items():
-                optimizer.load_state_dict(before["optimizers"][name])
+            self.model.load_state_dict(before["weights"], strict=False)
+            for name, state in before["optimizers"].items():
+                self.engine.optimizers[name].load_state_dict(state)
 
     def _changeable(self) -> dict[str, Any]:
-        states = {name: o.local_state() for name, o in self.engine.optimizers.items()}
-        return {"weights": self.model.state_dict(), "optimizers": states}
+        """Return what an update may have changed before a step of it was refused.
+
+        With several optimizers an earlier one may have stepped; with one its step is refused or
+        done, and what no optimizer moves is left: running statistics, averages.
+        """
+        weights, optimizers = self.model.state_dict(keep_vars=True), self.engine.optimizers
+        if len(optimizers) > 1:
+            states = {name: o.local_state() for name, o in optimizers.items()}
+            return {"weights": self.model.state_dict(), "optimizers": states}
+        moved = {id(p) for o in optimizers.values() for p in o.parameters}
+        return {
+            "weights": {n: w.detach() for n, w in weights.items() if id(w) not in moved},
+            "optimizers": {},
+        }
 
     def _due(self, interval: int) -> bool:
         return bool(interval and self.update) and not self.update % interval
@@ -158,19 +170,20 @@ class Trainer:
         wanted = wanted or (options.validate_first and not self.update)
         if options.valid_split and wanted and self._validated_at != self.update:
             improved = self._validate()
-            if 0 < options.patience <= self.best["waited"] and not self.stopped_by:
-                self.stopped_by = "patience"
-                self._event(
-                    f"no better {options.best_checkpoint_metric} in {options.patience} validations"
-                )
+        if 0 < options.patience <= self.best.waited and not self.stopped_by:
+            self.stopped_by = "patience"
+            self._event(
+                f"no better {options.best_checkpoint_metric} in {options.patience} validations"
+            )
         if improved or self.stopped_by or self._due(options.save_interval_updates):
             self.save(improved, last=bool(self.stopped_by))
 
     def raise_interrupted(self, asked: int) -> None:
         """Raise Interrupted for a signal."""
+        done = f"after update {self.update}; a checkpoint is saved"
         error = Interrupted(
-            f"stopped by {signal.Signals(asked).name} after update {self.update}; a checkpoint is saved, "
-            "start the same command again to go on"
+            f"stopped by {signal.Signals(asked).name} {done if self.update else 'before the first update'}"
+            ", start the same command again to go on"
         )
         error.signal = asked
         raise error
@@ -181,10 +194,16 @@ class Trainer:
         """Validate and log; return whether this is the best so far."""
         self.last_valid = self.validate(self.options.valid_split)
         self._validated_at = self.update
+        self._saved_at = -1  # a checkpoint that is there already lacks this validation
         self._log("valid", self.last_valid)
         self._log_samples()
         self.seconds = time.monotonic() - self._started
-        return self._better(self.last_valid)
+        try:
+            return self.best.takes(self.last_valid, self.update)
+        except UsageError:
+            self._validated_at = -1
+            self.save(False, last=True)  # a wrong name must not cost the updates
+            raise
 
     def validate(self, split: str) -> dict[str, float]:
         """Return the task's metrics on a split, in evaluation mode."""
@@ -211,26 +230,6 @@ class Trainer:
                 yield self.engine.to_device(batch)
 
         return {name: read(stream) for name, stream in self.task.build_streams(split).items()}
-
-    def _better(self, values: dict[str, float]) -> bool:
-        """Return whether this validation is the best so far, and remember it."""
-        metric = self.options.best_checkpoint_metric
-        if not metric:
-            return False
-        if metric not in values:
-            raise UsageError(
-                f"trainer.best_checkpoint_metric is '{metric}' but validation gives "
-                f"{', '.join(sorted(values))}"
-            )
-        sign = 1 if self.options.maximize_best_checkpoint_metric else -1
-        value, before = values[metric], self.best["value"]
-        if before is not None and value == before and self.options.ties == "latest":
-            before = None
-        if math.isfinite(value) and (before is None or sign * value > sign * before):
-            self.best = {"value": value, "update": self.update, "waited": 0}
-            return True
-        self.best["waited"] += 1
-        return False
 
     # ---------------------------------------------------------------- what is not finite
 
@@ -287,11 +286,11 @@ class Trainer:
         return {
             "update": self.update,
             "positions": dict(self.positions),
-            "best": dict(self.best),
+            "best": self.best.state_dict(),
             "seconds": self.seconds,
             "validated_at": self._validated_at,
             "window": self.window.state_dict(),
-            "flops": self.flops.state_dict(),
+            "flops": self.flops.of_all(),
             "optimizers": {name: o.state_dict() for name, o in self.engine.optimizers.items()},
         }
 
@@ -299,11 +298,13 @@ class Trainer:
         """Take a saved state; raises KeyError if a part is missing, ValueError if one does not fit."""
         for name, optimizer in self.engine.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
-        self.flops.load_state_dict(state["flops"])
+        # Of all replicas, which may have been more or fewer: the first one takes it.
+        self.flops.load_state_dict(state["flops"], share=distributed.rank() == 0)
         self.window.load_state_dict(state["window"], self.engine.device)
         self.update, self.seconds = state["update"], state["seconds"]
         self._validated_at = state["validated_at"]
-        self.positions, self.best = dict(state["positions"]), dict(state["best"])
+        self.positions = dict(state["positions"])
+        self.best.load_state_dict(state["best"])
 
     def save(self, is_best: bool, last: bool = False) -> None:
         """Write a checkpoint from the first replica, link it as best if it is, drop old ones.
@@ -352,7 +353,7 @@ class Trainer:
             checkpoint.save(folder, self.update, weights, state, about)
         if is_best:
             checkpoint.link(folder, "best", path)
-        checkpoint.prune(folder, self.options.keep_last)
+        checkpoint.prune(folder, self.options.keep_last, self.update)
 
     def resume(self, folder: Path) -> list[str]:
         """Load the newest checkpoint under `folder` that verifies and fits; returns what was done.
@@ -382,8 +383,8 @@ class Trainer:
     def _relink(self, folder: Path, newest: Path) -> None:
         """Make "last" and "best" true again: a kill may have come between a checkpoint and its links."""
         checkpoint.link(folder, "last", newest)
-        best = checkpoint.folder_of(folder, self.best["update"])
-        if self.best["value"] is not None and best.is_dir():
+        best = checkpoint.folder_of(folder, self.best.update)
+        if self.best.value is not None and best.is_dir():
             checkpoint.link(folder, "best", best)
 
     def _check_fit(self, found: Checkpoint) -> None:

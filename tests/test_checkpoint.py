@@ -140,7 +140,7 @@ def test_prune_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
         path = save(tmp_path, update)
         if update == 2:
             checkpoint.link(tmp_path, "best", path)
-        checkpoint.prune(tmp_path, 2)
+        checkpoint.prune(tmp_path, 2, update)
         assert len(checkpoint.all_updates(tmp_path)) <= 3
     names = [p.name[-1] for p in checkpoint.all_updates(tmp_path)]
     assert names == ["2", "5", "6"]

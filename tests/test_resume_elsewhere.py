@@ -70,6 +70,9 @@ def test_one_two_four_one(precision: str, limit: float, moons: Path, tmp_path: P
     assert difference.max() <= limit
     for a, b in zip(moments(final(straight)[1]), moments(final(moved)[1]), strict=True):
         assert torch.allclose(a, b, rtol=1e3 * limit, atol=limit)
+    # Each process chooses its own number of positions to predict, so nearly the same FLOPs.
+    spent = [json.loads((p / "results.json").read_text())["flops"] for p in (straight, moved)]
+    assert spent[1] == pytest.approx(spent[0], rel=0.1)
 
 
 @pytest.mark.slow

@@ -210,3 +210,24 @@ def fingerprint(folder: str | Path) -> str:
             raise MetaseqError(f"{folder}: holds no .bin and .idx files")
         parts = {p.name: list(block_checksums(p)) for p in pairs}
     return _digest(_canonical(parts))[:16]
+
+
+def fingerprint_of_run(folder: str | Path, options: Any) -> str:
+    """Return the fingerprint of a data folder and of the sets inside it that `options` name, if any.
+
+    `options` are those of the task: any text in them that is the name of a set counts.
+    """
+    folder = Path(folder)
+    sets = {name for name in _texts(options) if name == Path(name).name}
+    names = sorted(name for name in sets if (folder / name / MANIFEST_FILE).is_file())
+    prints = [fingerprint(folder), *(f"{name} {fingerprint(folder / name)}" for name in names)]
+    return _digest(_canonical(prints))[:16] if names else prints[0]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in nested mappings and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)

@@ -7,6 +7,8 @@ from torch import nn
 
 from metaseq_lm.errors import UsageError
 
+RAW = "raw_"  # before the names of scores of the weights themselves
+
 
 class AveragedWeights(nn.Module):
     """A second net like `net`, in which each weight is the moving average of the other's.

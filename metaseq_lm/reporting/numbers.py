@@ -23,6 +23,7 @@ LOWER_IS_BETTER = {
     "mse",
     "rmse",
 }
+HIGHER_IS_BETTER = {"score", "bleu", "matthews", "spearman", "pearson", "mcc", "correlation"}
 FRACTIONS = {
     "accuracy",
     "acc",
@@ -40,11 +41,15 @@ FRACTIONS = {
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric's name, whether it is a fraction shown in per cent, and which end is good."""
+    """A metric's name, whether it is a fraction shown in per cent, and which end is good.
+
+    `guessed`: nothing said which, so the higher one.
+    """
 
     name: str
     percent: bool
     lower_is_better: bool
+    guessed: bool = False
 
     @classmethod
     def of(cls, name: str, values: Iterable[float], better: str | None = None) -> "Metric":
@@ -56,7 +61,8 @@ class Metric:
         finite = [value for value in values if math.isfinite(value)]
         percent = bool(words & FRACTIONS) and all(abs(value) <= 1 for value in finite)
         lower = bool(words & LOWER_IS_BETTER) if better is None else better == "lower"
-        return cls(name, percent, lower)
+        known = words & (LOWER_IS_BETTER | HIGHER_IS_BETTER | FRACTIONS)
+        return cls(name, percent, lower, guessed=better is None and not known)
 
     @property
     def scale(self) -> float:

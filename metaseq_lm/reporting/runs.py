@@ -16,9 +16,21 @@ from typing import Any
 
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.files import read_json
+from metaseq_lm.run_folder import SOURCES
 
-# Where a run was started says nothing about what it computed.
-PATH_KEYS = ("save_dir", "init_from", "user_dir", "task.teachers")
+# Where a run is and what it started from by path say nothing about what it computed.
+PATH_KEYS = ("save_dir", "user_dir", *SOURCES)
+# Nor does how it was looked at and kept.
+BOOKKEEPING = tuple(
+    f"trainer.{key}"
+    for key in (
+        "log_interval",
+        "save_interval_updates",
+        "keep_last",
+        "on_save_error",
+        "final_splits",
+    )
+)
 # Folders below a run that can hold copies of its config, never a run.
 SKIPPED_FOLDERS = ("checkpoints", "tb")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import nearest
-from metaseq_lm.reporting.runs import PATH_KEYS, Run, is_number, natural
+from metaseq_lm.reporting.runs import BOOKKEEPING, PATH_KEYS, Run, is_number, natural
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
 def differing_keys(runs: Sequence[Run]) -> list[str]:
     """Return the config keys that differ between the runs, in config order.
 
-    Left out are seeds, paths, and `engine`, which must not change results.
+    Left out are seeds, paths, bookkeeping, and `engine`, which must not change results.
     """
     known = dict.fromkeys(key for run in runs for key in run.values)
     return [
@@ -96,7 +96,7 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
 def is_excluded(key: str) -> bool:
     """Return whether a key says where or how a run was made, not what it computed."""
     parts = [part for part in key.split(".") if part != "pretraining"]
-    return parts[0] in ("seed", "engine") or ".".join(parts) in PATH_KEYS
+    return parts[0] in ("seed", "engine") or ".".join(parts) in (*PATH_KEYS, *BOOKKEEPING)
 
 
 def telling_keys(identities: list[tuple[Any, ...]], keys: list[str]) -> tuple[str, ...]:

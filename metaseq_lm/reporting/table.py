@@ -40,21 +40,30 @@ class Table:
     records: list[dict[str, Any]] = field(default_factory=list)
 
 
-def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = None) -> Metric:
-    """Return the metric called `name`, or test.accuracy, or else the first valid metric.
+BEST = ("best_checkpoint_metric", "maximize_best_checkpoint_metric")
 
-    Raises UsageError naming the metrics that exist for one that no finished run has; where no run
-    has finished, any name passes.
+
+def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = None) -> Metric:
+    """Return the metric called `name`, or test.accuracy, or the one that chose the best checkpoint.
+
+    Which end of that one is good, the runs say themselves. Without any of them it is the first valid
+    metric. Raises UsageError naming the metrics that exist for one that no finished run has; where
+    no run has finished, any name passes.
     """
     known = list(dict.fromkeys(metric for run in runs for metric in run.metrics))
+    by_run = [[run.values.get(f"trainer.{key}") for key in BEST] for run in runs]
+    chosen = {metric: maximize for metric, maximize in by_run if metric}
     if name is None:
         valid = [metric for metric in known if metric.startswith("valid.")]
-        name = next(iter([m for m in ("test.accuracy",) if m in known] + valid + known), None)
-        name = name or "test.accuracy"
+        first = [m for m in ("test.accuracy", *(f"valid.{m}" for m in chosen)) if m in known]
+        name = next(iter(first + valid + known), "test.accuracy")
     elif known and name not in known:
         ends = [metric for metric in known if metric.rpartition(".")[2] == name]
         hint = f" Did you mean {' or '.join(map(repr, ends))}?" if ends else nearest(name, known)
         raise UsageError(f"no run has the metric '{name}'.{hint} Metrics: {', '.join(known)}.")
+    maximize = chosen.get(name.partition(".")[2])
+    if better is None and isinstance(maximize, bool):
+        better = "higher" if maximize else "lower"
     return Metric.of(name, [run.metrics[name] for run in runs if name in run.metrics], better)
 
 
@@ -280,6 +289,8 @@ def record(
 def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
     """Return what a reader has to know: runs left out, double seeds, damage."""
     lines: list[str] = []
+    if metric.guessed:
+        lines.append(f"Higher {metric.name} counts as better; --better lower turns it round.")
     for setting in settings:
         for run in setting.runs:
             why = run.why_unscored(metric.name)

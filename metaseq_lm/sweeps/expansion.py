@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from metaseq_lm.config import quote
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import nearest
+from metaseq_lm.run_folder import SOURCES
 from metaseq_lm.sweeps.definition import PLACEHOLDER, hydra_text, put, text_of
 
 NAME_LENGTH = 120
@@ -119,7 +120,7 @@ def arguments_of(
 def check_path(argument: str) -> None:
     """Raise UsageError for a relative path: jobs may run, or run again, from another folder."""
     key, _, value = argument.partition("=")
-    if key not in ("init_from", "data", "task.elmo", "task.teachers"):
+    if key not in ("data", *SOURCES):
         return
     paths = listed_paths(argument) if value.startswith("[") else [value.strip("'\"")]
     if any(path not in ("", "null") and not os.path.isabs(path) for path in paths):

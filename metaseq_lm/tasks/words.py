@@ -28,6 +28,7 @@ from metaseq_lm.data.words.sets import TREES, WordSet
 from metaseq_lm.data.words.vocabulary import WordVocabulary
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.models.averaged import RAW
 from metaseq_lm.models.parsing_heads import ParsingModule
 from metaseq_lm.models.prediction_modules import PRIMARY
 from metaseq_lm.models.tagging_heads import TaggingModule
@@ -35,7 +36,6 @@ from metaseq_lm.models.views import ViewsEncoder
 from metaseq_lm.models.word_model import WordModel, WordNet
 from metaseq_lm.registry import MODELS
 from metaseq_lm.tasks import Batches, Passes, Task, options_of
-from metaseq_lm.tasks.averaging import RAW, moving
 from metaseq_lm.tasks.elmo import (
     ElmoConfig,
     head_mixes,
@@ -223,8 +223,9 @@ class WordTask(Task):
             lambda batch: self.criterion(model, batch), everything, engine.parameters("main")
         )
         assert isinstance(model, WordModel)
-        with moving(model.average, model, engine, self.config):
-            engine.step("main", grads)
+        if model.average is not None:
+            model.average.move(model)
+        engine.step("main", grads)
         return logs
 
     def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:

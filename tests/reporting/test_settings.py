@@ -25,6 +25,18 @@ def test_seed_paths_and_engine_do_not_make_a_setting(tmp_path):
     assert len(setting.runs) == 2 and list(setting.values) == ["label"]
 
 
+def test_bookkeeping_and_language_models_of_each_seed_do_not_make_a_setting(tmp_path):
+    options = [
+        {
+            "seed": seed,
+            "task": {"_name": "tagging", "elmo": f"/lm/{seed}"},
+            "trainer": {"max_update": 400, "keep_last": seed, "log_interval": seed},
+        }
+        for seed in (1, 2)
+    ]
+    assert len(group(runs_of(tmp_path, *options))) == 1
+
+
 def test_where_the_teachers_are_does_not_make_a_setting_but_that_there_are_some(tmp_path):
     """Each seed of a student has teachers of its own; a run that started from it, too."""
     for seed in (1, 2):

@@ -67,6 +67,33 @@ def test_the_best_is_marked_by_the_direction_of_the_metric(tmp_path, metric, bet
     assert [row[0].text for row in table.rows if any(cell.best for cell in row)] == [best]
 
 
+@pytest.mark.parametrize("maximize, best", [(False, "a"), (True, "b")])
+def test_without_a_name_the_metric_of_the_best_checkpoint_counts(tmp_path, maximize, best):
+    """A masked LM: its first metric, mlm, is a loss, whatever its name sounds like."""
+    options = {"best_checkpoint_metric": "mlm", "maximize_best_checkpoint_metric": maximize}
+    for name, value in (("a", 2.4), ("b", 3.0)):
+        scores = {"valid": {"accuracy": 0.1, "mlm": value}}
+        make_run(tmp_path / name, label=name, trainer=options | {"max_update": 400},
+                 results={"metrics": scores})  # fmt: skip
+    for metric in (None, "valid.mlm"):
+        table = table_of(tmp_path, metric=metric)
+        assert "valid.mlm" in table.head
+        assert [row[0].text for row in table.rows if any(cell.best for cell in row)] == [best]
+        assert not any("turns it round" in note for note in table.notes)
+
+
+@pytest.mark.parametrize("metric", ["valid.mlm", "valid.next_sentence", "train.strangeness"])
+def test_a_guessed_direction_is_said(metric):
+    assert Metric.of(metric, [1.0]).guessed
+    assert not Metric.of(metric, [1.0], "lower").guessed
+    assert not any(Metric.of(f"valid.{m}", [1.0]).guessed for m in ("f1_macro", "score", "loss"))
+
+
+def test_the_guess_is_in_the_notes(tmp_path):
+    make_run(tmp_path / "a", results={"metrics": {"valid": {"mlm": 2.4}}})
+    assert "Higher valid.mlm counts as better" in to_text(table_of(tmp_path))
+
+
 def test_nothing_is_best_without_competition(tmp_path):
     make_run(tmp_path / "a", 0.5)
     assert not any(cell.best for row in table_of(tmp_path).rows for cell in row)

@@ -9,9 +9,8 @@ from torch import nn
 
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
-from metaseq_lm.models.averaged import AveragedWeights
+from metaseq_lm.models.averaged import RAW, AveragedWeights
 from metaseq_lm.tasks import Passes
-from metaseq_lm.tasks.averaging import RAW
 
 
 def check_teacher(mean_teacher: bool, decay: float) -> None:

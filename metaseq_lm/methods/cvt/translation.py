@@ -26,7 +26,6 @@ from metaseq_lm.methods.cvt.translation_losses import SemiSupervisedTranslation
 from metaseq_lm.models.word_model import dropout_at
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Batches, Kinds, Passes
-from metaseq_lm.tasks.averaging import moving
 from metaseq_lm.tasks.translation import TranslationConfig, TranslationTask
 
 REST = "rest"
@@ -116,8 +115,9 @@ class CVTTranslationTask(TranslationTask):
             kind, (parts,) = UNLABELLED, batches[UNLABELLED]
             batches = {UNLABELLED: [self.with_translations(engine, model, parts)]}
         assert isinstance(model, AveragedNet)
-        with moving(model.average, model.net, engine, self.config):
-            logs = super().update(engine, model, batches)
+        if model.average is not None:
+            model.average.move(model.net)
+        logs = super().update(engine, model, batches)
         return logs | {f"loss_{kind}": logs["loss"]}
 
     def with_translations(

@@ -41,7 +41,6 @@ from metaseq_lm.models.conv_large import POSITIONAL, ConvLarge, ConvLargeConfig,
 from metaseq_lm.models.wide_resnet import check_whole_batches
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Batches, Kinds, Passes, Task, options_of
-from metaseq_lm.tasks.averaging import moving
 from metaseq_lm.tasks.finetuning import labelled_predictions, labelled_scores
 
 # Options that are at least 0, and at least 1.
@@ -215,8 +214,9 @@ class CVTVisionTask(Task):
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         assert isinstance(model, AveragedNet)
-        with moving(model.average, model.net, engine, self.config):
-            return super().update(engine, model, batches)
+        if model.average is not None:
+            model.average.move(model.net)
+        return super().update(engine, model, batches)
 
     # ---------------------------------------------------------------- scores
 

@@ -1,0 +1,256 @@
+"""What a run has reached stays, whatever it is asked when it goes on."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from battery import configure, train
+
+from metaseq_lm import checkpoint
+from metaseq_lm.cli import main
+from metaseq_lm.cli.train import train as command
+from metaseq_lm.data.manifest import fingerprint, fingerprint_of_run
+from metaseq_lm.engine import copied
+from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
+from metaseq_lm.flops import FlopMeter
+from metaseq_lm.run import Run
+from metaseq_lm.run_folder import read_results
+
+CASE = ("masked_lm", 0)
+OFTEN = ["trainer.validate_interval_updates=2", "trainer.save_interval_updates=2"]
+
+
+def results(save: Path) -> dict[str, Any]:
+    found = read_results(save)
+    assert found is not None
+    return found
+
+
+def interrupt(run: Run, update: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send a signal to the run while it makes its update number `update`."""
+    inner, made = run.task.update, []
+
+    def noted(*arguments: Any) -> Any:
+        made.append(1)
+        if len(made) == update:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return inner(*arguments)
+
+    monkeypatch.setattr(run.task, "update", noted)
+
+
+@pytest.mark.parametrize("update", [2, 6])
+def test_a_signal_in_an_update_that_is_validated(
+    update: int, moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint saved for it lacks the validation; at the end "best" has it all the same."""
+    more = [*OFTEN, "trainer.max_update=6", "trainer.final_splits=[valid]"]
+    train(configure(moons, tmp_path / "whole", CASE, *more))
+    config = configure(moons, tmp_path / "parts", CASE, *more)
+    run = Run(config)
+    interrupt(run, update, monkeypatch)
+    with pytest.raises(Interrupted, match="a checkpoint is saved"):
+        run.train()
+    train(config)
+    assert results(tmp_path / "whole")["metrics"] == results(tmp_path / "parts")["metrics"]
+    manifests = [
+        checkpoint.read_manifest(tmp_path / n / "checkpoints/best") for n in ("whole", "parts")
+    ]
+    assert manifests[0]["valid"] == manifests[1]["valid"] != {}
+    assert not list((tmp_path / "parts/checkpoints").glob(".*"))
+
+
+def test_a_signal_before_the_first_update_says_so(moons: Path, tmp_path: Path) -> None:
+    run = Run(configure(moons, tmp_path, CASE))
+    with pytest.raises(Interrupted, match="before the first update, start"):
+        run.trainer.raise_interrupted(signal.SIGTERM)
+
+
+def test_a_checkpoint_that_is_written_again_is_never_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the two renames, the old one is brought back."""
+    checkpoint.save(tmp_path, 3, {}, {"x": 1}, {})
+    with monkeypatch.context() as patch:
+        renames = []
+
+        def once(source: Any, target: Any, rename: Any = os.rename) -> None:
+            if renames:
+                raise KeyboardInterrupt
+            renames.append(rename(source, target))
+
+        patch.setattr(checkpoint.os, "rename", once)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(tmp_path, 3, {}, {"x": 2}, {})
+    found, _ = checkpoint.newest(tmp_path)
+    assert found is not None and found.state == {"x": 1}
+    checkpoint.save(tmp_path, 3, {}, {"x": 2}, {})
+    assert checkpoint.load(tmp_path / "last").state == {"x": 2}
+
+
+@pytest.mark.parametrize(
+    "option, error",
+    [("trainer.final_splits=[tset]", MetaseqError), ("trainer.final_splits=[train]", UsageError)],
+)
+def test_a_mistake_leaves_the_results(
+    option: str, error: type, moons: Path, tmp_path: Path
+) -> None:
+    train(configure(moons, tmp_path, CASE, "trainer.max_update=2"))
+    before = results(tmp_path)
+    with pytest.raises(error):
+        command(configure(moons, tmp_path, CASE, "trainer.max_update=2", option))
+    assert results(tmp_path) == before and before["status"] == "finished"
+
+
+def test_a_failure_after_going_on_is_on_record(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(configure(moons, tmp_path, CASE, "trainer.max_update=2"))
+    monkeypatch.setattr("metaseq_lm.trainer.Trainer._update", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        command(configure(moons, tmp_path, CASE, "trainer.max_update=4"))
+    assert results(tmp_path)["status"] == "failed"
+
+
+def test_a_split_more_is_scored(moons: Path, tmp_path: Path) -> None:
+    """The run is trained already; only the scores are made up."""
+    train(configure(moons, tmp_path, CASE, "trainer.max_update=3", "trainer.valid_split=''"))
+    assert results(tmp_path)["metrics"] == {}
+    more = ["trainer.max_update=3", "trainer.final_splits=[valid]", "trainer.valid_split=''"]
+    train(configure(moons, tmp_path, CASE, *more))
+    assert results(tmp_path)["metrics"]["valid"]["loss"] > 0
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["update"] for row in rows if row["kind"] == "train"] == [1, 2, 3]
+
+
+def test_a_run_without_patience_left_does_not_go_on(moons: Path, tmp_path: Path) -> None:
+    """Asked for the scores of a split, it makes no updates that it had not made before."""
+    more = ["trainer.max_update=50", "trainer.validate_interval_updates=2", "trainer.patience=2"]
+    more += ["optimizer.lr=0"]
+    train(configure(moons, tmp_path, CASE, *more))
+    train(configure(moons, tmp_path, CASE, *more, "trainer.final_splits=[valid]"))
+    assert results(tmp_path)["updates"] == 6 and results(tmp_path)["stopped_by"] == "patience"
+
+
+def test_a_wrong_metric_costs_no_updates(moons: Path, tmp_path: Path) -> None:
+    more = ["trainer.max_update=5", "trainer.validate_interval_updates=0"]
+    more += ["trainer.save_interval_updates=0"]
+    with pytest.raises(UsageError, match="'acuracy' but validation gives accuracy, loss"):
+        train(configure(moons, tmp_path, CASE, *more, "trainer.best_checkpoint_metric=acuracy"))
+    assert (tmp_path / "checkpoints" / "last").resolve().name == "update_000000005"
+    train(configure(moons, tmp_path, CASE, *more, "trainer.best_checkpoint_metric=loss"))
+    assert results(tmp_path)["updates"] == 5
+    assert (tmp_path / "checkpoints" / "best").resolve().name == "update_000000005"
+
+
+def test_the_best_of_another_metric_is_not_compared(moons: Path, tmp_path: Path) -> None:
+    """An accuracy is below any loss: maximised, it could never be better."""
+    train(configure(moons, tmp_path, CASE, *OFTEN, "trainer.max_update=2"))
+    more = ["trainer.best_checkpoint_metric=accuracy"]
+    more += ["trainer.maximize_best_checkpoint_metric=true", "trainer.max_update=4"]
+    run = Run(configure(moons, tmp_path, CASE, *OFTEN, *more))
+    run.train()
+    assert run.trainer.best.update == 4 and run.trainer.best.value < 1
+
+
+def test_pruning_keeps_what_was_just_written(tmp_path: Path) -> None:
+    """A later checkpoint that could not be read must not push it out."""
+    for update in (500, 1000):
+        checkpoint.save(tmp_path, update, {}, {}, {})
+    (tmp_path / "update_000001000" / "state.pt").write_bytes(b"")
+    checkpoint.save(tmp_path, 600, {}, {}, {})
+    checkpoint.prune(tmp_path, 1, 600)
+    found, skipped = checkpoint.newest(tmp_path)
+    assert found is not None and found.path.name == "update_000000600" and len(skipped) == 1
+    assert not (tmp_path / "update_000000500").exists()
+
+
+def test_labels_are_part_of_the_fingerprint(moons: Path, tmp_path: Path) -> None:
+    """A run on a labelled set does not go on with other labels."""
+    data = tmp_path / "data"
+    shutil.copytree(moons, data)
+    found = []
+    for turn in (0, 1):
+        rows = [f"12 34\t{(i + turn) % 2}" for i in range(8)]
+        (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+        arguments = ["preprocess", "--labelled", "mine", "--trainpref", str(tmp_path / "rows.tsv")]
+        assert main([*arguments, "--destdir", str(data), *["--overwrite"] * turn]) == 0
+        found.append(fingerprint_of_run(data, {"labelled": ["mine"], "nested": {"x": 1}}))
+    assert fingerprint_of_run(data, {"labelled": "none"}) == fingerprint(data) == fingerprint(moons)
+    assert len({*found, fingerprint(data)}) == 3
+
+
+@pytest.mark.parametrize("case", [("cvt_aux", 0), ("cvt_vision", 0), ("masked_lm", 0)])
+def test_nothing_stays_of_a_refused_update(
+    case: tuple[str, int], moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in averages of the weights either, nor in running statistics."""
+    run = Run(configure(moons, tmp_path, case, "trainer.on_nonfinite=skip"))
+    trainer, engine = run.trainer, run.trainer.engine
+    run.model.train()
+    with torch.no_grad():  # away from the average, which starts at the weights
+        for parameter in engine.parameters("main"):
+            parameter.add_(0.1)
+    streams = run.task.build_streams("train")
+    batches = {n: [streams[n].micro_batches(0, trainer.shard)] for n in run.task.needs(0)}
+    before = copied(run.model.state_dict())
+    moved = []
+
+    def refuse(name: str, grads: Any) -> bool:
+        moved.append(any(not torch.equal(w, before[n]) for n, w in run.model.state_dict().items()))
+        engine.nonfinite.append(name)
+        return False
+
+    monkeypatch.setattr(engine, "step", refuse)
+    trainer._update(0, batches)
+    after = run.model.state_dict()
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+    assert any(moved) == (case[0] != "masked_lm")
+
+
+def test_the_number_of_updates_that_flops_pay_for_stays(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on with other micro-batches does not price its updates anew."""
+    more = ["trainer.max_update=0", "trainer.max_flops=3e7", "trainer.valid_split=''"]
+    train(configure(moons, tmp_path, CASE, *more))
+    updates = results(tmp_path)["updates"]
+    monkeypatch.setattr(Run, "price", lambda run: 1.0)
+    run = Run(configure(moons, tmp_path, CASE, *more, "engine.micro_batch_size=2"))
+    assert run.config.trainer.max_update == updates > 2
+
+
+def test_flops_of_all_replicas_go_to_the_first() -> None:
+    """A checkpoint holds their sum; on the next number of processes one of them goes on with it."""
+    meter = FlopMeter()
+    meter.total = 3.0
+    state = meter.of_all()
+    shares = [FlopMeter(), FlopMeter()]
+    for rank, share in enumerate(shares):
+        share.load_state_dict(state, share=not rank)
+    assert [share.total for share in shares] == [3.0, 0.0]
+
+
+def test_one_process_at_a_time(moons: Path, tmp_path: Path) -> None:
+    """A second one is told; when the first has ended, whatever way, the next may go on."""
+    hold = (
+        "import sys, pathlib; from metaseq_lm.run_folder import locked; "
+        "f = locked(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    first = subprocess.Popen([sys.executable, "-c", hold, tmp_path], stdin=pipe, stdout=pipe)
+    try:
+        assert first.stdout is not None and first.stdout.readline() == b"held\n"
+        with pytest.raises(MetaseqError, match="another process trains this run"):
+            Run(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
+    finally:
+        first.kill()
+        first.wait()
+    train(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
