@@ -39,14 +39,14 @@ class RunFolder:
         self.path = Path(config.save_dir)
         self.checkpoints = self.path / "checkpoints"
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = locked(self.path)
+        commands = self._held = held(self.path / "command.txt")
         file = self.path / "config.yaml"
         if file.exists():
             check_same(read_config(file), config, self.path)
         write_atomic(file, OmegaConf.to_yaml(config).encode())
         cut_torn_line(self.path / "log.jsonl")
-        with open(self.path / "command.txt", "a", encoding="utf-8") as commands:
-            commands.write(shlex.join(sys.argv) + "\n")
+        commands.write(shlex.join(sys.argv) + "\n")
+        commands.flush()
 
     def log(self, kind: str, update: int, seconds: float, values: dict[str, Any]) -> None:
         """Append one line to log.jsonl."""
@@ -70,18 +70,18 @@ class RunFolder:
         (self.path / "results.json").unlink(missing_ok=True)
 
 
-def locked(folder: Path) -> IO:
-    """Return an open file with which this process alone holds a run folder until it closes or ends it.
+def held(path: Path) -> IO[str]:
+    """Return a file of a run folder, open at its end, that no other process has until this one ends.
 
-    Raises MetaseqError if another process trains there.
+    Raises MetaseqError if another one has it, which trains the run.
     """
-    file = open(folder / ".lock", "ab")
+    file = open(path, "a", encoding="utf-8")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise MetaseqError(
-            f"{folder}: another process trains this run; wait for it, or choose another --save-dir"
+            f"{path.parent}: another process trains this run; wait for it, or choose another --save-dir"
         ) from None
     except OSError:  # a file system without locks
         pass

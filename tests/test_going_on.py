@@ -241,11 +241,11 @@ def test_flops_of_all_replicas_go_to_the_first() -> None:
 def test_one_process_at_a_time(moons: Path, tmp_path: Path) -> None:
     """A second one is told; when the first has ended, whatever way, the next may go on."""
     hold = (
-        "import sys, pathlib; from metaseq_lm.run_folder import locked; "
-        "f = locked(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+        "import sys, pathlib; from metaseq_lm.run_folder import held; "
+        "f = held(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     )
     pipe = subprocess.PIPE
-    first = subprocess.Popen([sys.executable, "-c", hold, tmp_path], stdin=pipe, stdout=pipe)
+    first = subprocess.Popen([sys.executable, "-c", hold, tmp_path / "command.txt"], stdin=pipe, stdout=pipe)
     try:
         assert first.stdout is not None and first.stdout.readline() == b"held\n"
         with pytest.raises(MetaseqError, match="another process trains this run"):

@@ -292,8 +292,7 @@ def test_a_refused_step_leaves_the_average_alone(pairs: Path, tmp_path: Path) ->
     for token, refused in ((9, True), (8, False)):
         batch["tokens"][:, 0] = token
         batch["tokens"][batch["tokens"] == 9] = token
-        engine.begin(0)
-        run.task.update(engine, run.model, {"train": [[batch]]})
+        run.trainer._update(0, {"train": [[batch]]})
         assert bool(engine.nonfinite) == refused
         now = run.model.average.state_dict()
         assert all(torch.equal(w, before[n]) for n, w in now.items()) == refused

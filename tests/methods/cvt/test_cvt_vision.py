@@ -263,8 +263,7 @@ def test_a_refused_step_leaves_the_average_alone(pictures: Path, tmp_path: Path)
             parameter.add_(0.1)
     before = {n: w.clone() for n, w in run.model.state_dict().items()}
     for images, refused in ((batch["images"] * float("nan"), True), (batch["images"], False)):
-        engine.begin(0)
-        run.task.update(engine, run.model, {"train": [[batch | {"images": images}]]})
+        run.trainer._update(0, {"train": [[batch | {"images": images}]]})
         moved = {n for n, w in run.model.state_dict().items() if not torch.equal(w, before[n])}
         assert bool(engine.nonfinite) == refused
         assert {name.split(".")[0] for name in moved} == (set() if refused else {"net", "average"})
