@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
@@ -14,10 +14,12 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
+from yaml import YAMLError
 
+from metaseq_lm.checks import check_least
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import ALL, Registry, nearest
 
@@ -92,7 +94,9 @@ class RunConfig:
     label: str = option("", "name of the setting in reports ('' = task/criterion)")
     seed: int = option(1, "seed of everything random")
     user_dir: Optional[str] = option(None, "folder or file of a plug-in to load first")
-    init_from: Optional[str] = option(None, "checkpoint or run folder whose weights to start from")
+    init_from: Optional[str] = option(
+        None, "checkpoint, or run folder (its last checkpoint), whose weights to start from"
+    )
     task: Any = None
     criterion: Any = None
     model: Any = None
@@ -110,6 +114,35 @@ CHOICES = {
     "trainer.on_save_error": ["stop", "continue"],
     "engine.device": ["auto", "cpu", "cuda"],
     "engine.precision": ["fp32", "bf16", "fp64"],
+}
+# The least value of numbers that every run has, or that mean the same wherever they occur. Tasks,
+# criterions and models check the others, and those that depend on the data.
+LEAST: dict[str, float] = {
+    "trainer.max_update": 0,
+    "trainer.max_flops": 0,
+    "trainer.max_seconds": 0,
+    "trainer.log_interval": 0,
+    "trainer.validate_interval_updates": 0,
+    "trainer.save_interval_updates": 0,
+    "trainer.keep_last": 0,
+    "trainer.patience": 0,
+    "trainer.max_nonfinite": 0,
+    "engine.micro_batch_size": 0,
+    "engine.workers": 0,
+    "engine.threads": 0,
+    "engine.timeout": 1,
+    "task.batch_size": 1,
+    "task.valid_size": 0,
+    "task.epochs": 0,
+    "task.validate_epochs": 0,
+    "optimizer.lr": 0,
+    "optimizer.weight_decay": 0,
+    "optimizer.clip_norm": 0,
+    "optimizer.eps": 0,
+    "optimizer.momentum": 0,
+    "schedule.warmup_updates": 0,
+    "schedule.power": 0,
+    "schedule.end": 0,
 }
 GROUPS = ("task", "criterion", "model", "optimizer", "schedule")
 
@@ -161,15 +194,41 @@ def load_config(
             OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UsageError(explain(error, overrides)) from error
-    check_names(config)
-    for key, choices in CHOICES.items():
-        value = OmegaConf.select(config, key)
-        if value not in choices:
-            raise UsageError(
-                f"{key} is '{value}'.{nearest(str(value), choices)} Choices: {', '.join(choices)}"
-            )
+    check_values(config)
     OmegaConf.set_struct(config, True)
     return config
+
+
+def overridden(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Return the configuration of a run with key=value changes, checked as load_config does.
+
+    All that `config` names must be registered. Raises UsageError for an unknown key or a wrong value.
+    """
+    try:
+        given = OmegaConf.from_dotlist(list(overrides))
+    except YAMLError as error:
+        raise UsageError(f"{' '.join(overrides)}: a value is no YAML; quote it") from error
+    known = [key for key in dotted(config) if not key.endswith("._name")]
+    for key in dotted(given):
+        if key not in known:
+            raise UsageError(f"'{key}' is no option of this run.{nearest(key, known)}")
+    schema = OmegaConf.structured(RunConfig)
+    for group in GROUPS:
+        name = config[group]._name
+        schema[group] = named(ALL[group].entry(name).dataclass or Nothing, name)
+    try:
+        with without_environment():
+            changed = OmegaConf.merge(config, given)
+            OmegaConf.resolve(changed)
+        assert isinstance(changed, DictConfig)
+        # What a run stored knows no types: the schema refuses a wrong one and turns 1 into 1.0.
+        for key in dotted(given):
+            OmegaConf.update(schema, key, OmegaConf.select(changed, key))
+            OmegaConf.update(changed, key, OmegaConf.select(schema, key))
+    except (OmegaConfBaseException, ValueError) as error:
+        raise UsageError(explain(error, overrides)) from error
+    check_values(changed)
+    return changed
 
 
 @contextmanager
@@ -189,6 +248,21 @@ def without_environment() -> Iterator[None]:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
+def check_values(config: DictConfig) -> None:
+    """Raise UsageError for a name that is not registered, or a value outside CHOICES and LEAST."""
+    check_names(config)
+    for key, choices in CHOICES.items():
+        value = OmegaConf.select(config, key)
+        if value not in choices:
+            raise UsageError(
+                f"{key} is '{value}'.{nearest(str(value), choices)} Choices: {', '.join(choices)}"
+            )
+    for key, least in LEAST.items():
+        value = OmegaConf.select(config, key)
+        if isinstance(value, (int, float)):  # not one that is null or that this run does not have
+            check_least({key: value}, least)
+
+
 def check_names(config: DictConfig) -> None:
     """Raise UsageError if a group names something that is not registered."""
     for group in GROUPS:
@@ -198,7 +272,7 @@ def check_names(config: DictConfig) -> None:
         ALL[group].entry(node._name)
 
 
-def explain(error: Exception, overrides: list[str]) -> str:
+def explain(error: Exception, overrides: Sequence[str]) -> str:
     """Turn an error of Hydra or OmegaConf into one line that names the remedy."""
     cause = error.__cause__ or error
     text = str(cause).split("\n")[0] or str(error).split("\n")[0]
@@ -222,12 +296,12 @@ def explain(error: Exception, overrides: list[str]) -> str:
     return f"{full.group(1)}: {text}" if full else text
 
 
-def known_keys(overrides: list[str]) -> list[str]:
+def known_keys(overrides: Sequence[str]) -> list[str]:
     """Return the dotted keys of the configuration that the group choices of `overrides` make."""
     choices = [o for o in overrides if o.split("=")[0] in GROUPS]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(FOLDER), version_base="1.3"):
-        return dotted(compose("base", choices))
+        return [key for key in dotted(compose("base", choices)) if not key.endswith("._name")]
 
 
 def dotted(node: DictConfig, prefix: str = "") -> list[str]:
@@ -241,19 +315,30 @@ def dotted(node: DictConfig, prefix: str = "") -> list[str]:
 
 
 def describe(config: DictConfig) -> str:
-    """Return one line per key of a configuration: name, value, and help where the field has one."""
-    helps = {}
+    """Return one line per key of a configuration: key=value as it can be given, and the key's help."""
+    helps = {group: "'metaseq-lm list' shows all" for group in GROUPS}
     for prefix, schema in (("", RunConfig), ("trainer.", TrainerConfig), ("engine.", EngineConfig)):
         for item in fields(schema):
-            helps[prefix + item.name] = item.metadata.get("help", "")
+            helps.setdefault(prefix + item.name, item.metadata.get("help", ""))
     for group in GROUPS:
         for item in fields(ALL[group].entry(config[group]._name).dataclass or Nothing):
             helps[f"{group}.{item.name}"] = item.metadata.get("help", "")
     lines = []
-    for key in dotted(config):
-        value = f"{key}={OmegaConf.select(config, key)}"
-        lines.append(f"  {value:<48}{helps.get(key, '')}".rstrip())
+    for key in sorted(dotted(config), key=lambda key: not key.endswith("._name")):  # choices first
+        value, name = OmegaConf.select(config, key), key.removesuffix("._name")
+        if isinstance(value, ListConfig):
+            value = OmegaConf.to_container(value)
+        lines.append(f"  {f'{name}={spelled(value)}':<48}{helps.get(name, '')}".rstrip())
     return "\n".join(lines)
+
+
+def spelled(value: Any) -> str:
+    """Return a text, number, truth value, None or a list of them as Hydra's grammar spells it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(spelled, value))}]"
+    if value is None:
+        return "null"
+    return quote(value) if isinstance(value, str) else repr(value).lower()
 
 
 def quote(text: str) -> str:

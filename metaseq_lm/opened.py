@@ -7,7 +7,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm import checkpoint, plugins
 from metaseq_lm.checkpoint import Checkpoint, CheckpointError
-from metaseq_lm.config import RunConfig, check_names, without_environment
+from metaseq_lm.config import RunConfig, check_names, overridden, without_environment
 from metaseq_lm.errors import UsageError
 from metaseq_lm.run import Run, check_tokenizer
 
@@ -29,10 +29,7 @@ def open_run(
         # Code is run only when the person in front of the screen names it, not because a file does.
         raise UsageError(f"this run used a plug-in; repeat --user-dir {config.user_dir} to load it")
     check_names(config)
-    try:
-        config.merge_with_dotlist(list(overrides))
-    except Exception as error:
-        raise UsageError(str(error).split("\n")[0]) from error
+    config = overridden(config, overrides)
     config.data = data or config.data
     config.init_from = None
     check_tokenizer(found, config.data)

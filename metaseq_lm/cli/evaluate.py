@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metaseq_lm.cli.score import take_apart
 from metaseq_lm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,12 +58,14 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.data.manifest import FILE_NAME
     from metaseq_lm.opened import open_run
 
+    args.split, more = take_apart(args.split)
+    given, overrides = take_apart(args.checkpoint + args.overrides)
+    overrides += more
+    if not args.split:
+        raise UsageError("--split names no split")
     for split in args.split:
         if not FILE_NAME.fullmatch(split):
             raise UsageError(f"--split {split!r}: a name of letters, digits, '_', '-' and '.'")
-    # argparse takes key=value for one more checkpoint where it stands beside them.
-    given = [name for name in args.checkpoint if "=" not in name or Path(name).exists()]
-    overrides = [name for name in args.checkpoint if name not in given] + args.overrides
     if not given:
         raise UsageError("no checkpoint or run folder given")
     if len(given) > 1 and not args.ensemble:

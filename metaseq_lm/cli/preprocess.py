@@ -53,7 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="corpus: what a document is, a line, or the lines (sentences) up to a blank one "
         "(default: lines)",
     )
-    add("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
+    add(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="corpus: processes (default: 1); other data always takes one",
+    )
     add(
         "--on-bad-utf8",
         choices=("replace", "skip", "fail"),
@@ -177,6 +183,7 @@ def run(args: argparse.Namespace) -> int:
     if args.benchmark is not None:
         _refuse(args, CORPUS_ONLY, "does not apply to labelled sets; they use D's tokenizer")
         _refuse(args, LABELLED_ONLY, "and --benchmark exclude each other; the benchmark says it")
+        _refuse(args, ("documents",), "does not apply to benchmarks")
         _run_benchmark(args, job)
         return 0
     _refuse(args, BENCHMARK_ONLY, "only applies to benchmarks; give --benchmark NAME as well")
@@ -267,7 +274,7 @@ def _kind_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_labelled(args: argparse.Namespace, job: Any) -> None:
-    from metaseq_lm.data.labelled_files import Columns
+    from metaseq_lm.data.labelled_files import Columns, is_json
     from metaseq_lm.data.preprocess_labelled import preprocess_labelled
     from metaseq_lm.data.tokenizer import load_tokenizer
 
@@ -277,6 +284,9 @@ def _run_labelled(args: argparse.Namespace, job: Any) -> None:
         label=args.label_column or "label",
         regression=bool(args.regression),
     )
+    files = [path for paths in job.splits.values() for path in paths]
+    if columns.names is not None and all(map(is_json, files)):
+        raise UsageError("--columns names those of TSV files; fields of JSON files have names")
     labels = _listed(args.labels)
     tokenizer = load_tokenizer(args.tokenizer_from or job.destdir)
     job = _inside(job, args.labelled)
@@ -293,6 +303,10 @@ def _run_benchmark(args: argparse.Namespace, job: Any) -> None:
         from metaseq_lm.data.squad import preprocess_squad
 
         _refuse(args, BENCHMARK_ONLY, f"does not apply to {args.benchmark}; give --trainpref F")
+        if args.on_bad_utf8 == "skip":
+            raise UsageError(
+                f"--on-bad-utf8 skip does not apply to {args.benchmark}; choose replace or fail"
+            )
         name, version = SQUAD[args.benchmark]
         job = _inside(job, args.labelled or name)
         preprocess_squad(job, version, load_tokenizer(args.tokenizer_from or args.destdir))

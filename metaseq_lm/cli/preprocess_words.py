@@ -115,6 +115,8 @@ def unfit(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:
 def run(args: argparse.Namespace, job: Any) -> None:
     """Preprocess what `args` say; the job of a labelled set is that of its own folder."""
     drop = tuple(args.drop_overlap_with or ())
+    if args.word_column is not None and not _columns(args, job):
+        raise UsageError("--word-column is that of files in CoNLL columns, and none is given")
     column = args.word_column or 0
     if args.words:
         from metaseq_lm.data.words.preprocess import TextChoice, VocabularyChoice, preprocess_words
@@ -148,3 +150,13 @@ def run(args: argparse.Namespace, job: Any) -> None:
         drop=drop,
     )
     preprocess_set(job, chosen, job.destdir.parent)
+
+
+def _columns(args: argparse.Namespace, job: Any) -> bool:
+    """Return whether a file may be in CoNLL columns: a name of --drop-overlap-with may be of a set."""
+    from metaseq_lm.data.words.columns import is_conllu
+
+    files = [*(args.labelled_corpus or ()), *(args.drop_overlap_with or ())]
+    if not args.words:
+        files += [path for paths in job.splits.values() for path in paths]
+    return not all(is_conllu(Path(file)) for file in files)

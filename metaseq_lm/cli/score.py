@@ -104,7 +104,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def take_apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the paths among `words`, and the key=value overrides, in which no file is named."""
+    """Return the paths and names among `words`, and the key=value overrides, which name no file.
+
+    argparse takes them for one more path where they stand behind one.
+    """
     overrides = [word for word in words if "=" in word and not Path(word).exists()]
     return [word for word in words if word not in overrides], overrides
 

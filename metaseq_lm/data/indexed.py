@@ -194,16 +194,6 @@ class IndexedDataset:
         values[np.arange(length) < lengths[:, None]] = self._flat[places]
         return values, lengths
 
-    def windows(self, starts: npt.ArrayLike, length: int) -> np.ndarray:
-        """Return int64 (rows, `length`): `length` tokens of the stream from each start on.
-
-        Sequence borders are ignored. IndexError if a window leaves the stream.
-        """
-        first = np.asarray(starts, dtype=np.int64)
-        if len(first) and (first.min() < 0 or first.max() + length > len(self._flat)):
-            raise IndexError(f"a window of {length} leaves the {len(self._flat)} tokens")
-        return self._flat[first[:, None] + np.arange(length)].astype(np.int64)
-
 
 def _empty(dtype: np.dtype) -> np.ndarray:
     tokens = np.zeros(0, dtype)

@@ -46,7 +46,7 @@ def spans_name(split: str) -> str:
 
 
 def rows_name(split: str) -> str:
-    """Return the name of the file with one JSON object per row."""
+    """Return the name of the file with one JSON object per row (of SQuAD, per paragraph)."""
     return f"{split}.rows.jsonl"
 
 

@@ -3,14 +3,13 @@
 import difflib
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.data.text import OPENERS, numbered_lines
+from metaseq_lm.data.text import OPENERS, numbered_lines, without_surrogates
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.registry import nearest
 
@@ -95,11 +94,6 @@ def text_field(fields: dict[str, Any], name: str, where: str) -> str:
     if not isinstance(fields[name], str):
         raise MetaseqError(f"{where}: field '{name}' is not a text")
     return without_surrogates(fields[name])
-
-
-def without_surrogates(text: str) -> str:
-    """Replace halves of characters, which JSON can spell ("\\ud800") but no UTF-8 text can hold."""
-    return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def json_objects(

@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from metaseq_lm.data.indexed import IndexedDataset, IndexedWriter, prefix_path
+from metaseq_lm.data.labelled import rows_name
 from metaseq_lm.data.manifest import Manifest, require_sizes
 from metaseq_lm.data.preprocess import Job, describe
 from metaseq_lm.data.squad_files import VERSIONS, Paragraph, Question, SquadReader
@@ -32,11 +33,6 @@ SQUAD = "squad"
 PARTS = ("context", "context_start", "context_end", "question", "spans")
 SPAN_COLUMNS = 4
 Counts = dict[str, Any]
-
-
-def rows_name(split: str) -> str:
-    """Return the name of the file of texts of a split."""
-    return f"{split}.rows.jsonl"
 
 
 # ---------------------------------------------------------------- preprocessing

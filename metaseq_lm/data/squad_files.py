@@ -1,13 +1,12 @@
 """Paragraphs and questions of official SQuAD and MRQA files, each part checked, with its place."""
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.data.text import numbered_lines
+from metaseq_lm.data.text import numbered_lines, without_surrogates
 from metaseq_lm.errors import MetaseqError
 
 VERSIONS = ("v1.1", "v2.0", "mrqa")
@@ -18,7 +17,6 @@ KINDS = {
     int: "a whole number",
     bool: "true or false",
 }
-SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ class SquadReader:
             raise MetaseqError(f"{where}: 'answers' is not a list of texts")
         gold = context[start : last + 1] if 0 <= start <= last else ""
         # The span comes first, because that is the answer to learn; scoring takes all of them.
-        others = (whole(text) for text in texts)
+        others = map(without_surrogates, texts)
         answers = tuple(dict.fromkeys(filter(None, (gold, *others))))
         return Question(name, text_of(node, "question", where), answers, start)
 
@@ -151,9 +149,4 @@ def part(node: Any, name: str, kind: type, where: str) -> Any:
 
 def text_of(node: Any, name: str, where: str) -> str:
     """Return the text `node[name]`; MetaseqError if there is none."""
-    return whole(part(node, name, str, where))
-
-
-def whole(text: str) -> str:
-    """Return the text with U+FFFD for each half of a character, which JSON can spell, UTF-8 not."""
-    return SURROGATES.sub("\ufffd", text)
+    return without_surrogates(part(node, name, str, where))

@@ -158,6 +158,27 @@ class Stream:
             yield self.micro_batches(number, shard)
 
 
+def sorted_pass(
+    name: str,
+    samples: np.ndarray,
+    lengths: np.ndarray,
+    collate: Collate,
+    batch_size: int,
+    seed: int,
+) -> Stream:
+    """Return one pass over `samples` (rows,) by length, so that little time goes into padding.
+
+    `lengths` are those of all samples, which `collate` takes by the same numbers. "samples" of a
+    batch are those numbers too, not places in the pass, unless the collater has the last word.
+    """
+    order = samples[np.argsort(lengths[samples], kind="stable")]
+
+    def chosen(places: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+        return {"samples": order[places]} | collate(order[places], keys, width)
+
+    return Stream(name, Sequential(len(order), batch_size), chosen, seed, lengths[order])
+
+
 def noise_rows(name: str, rows: np.ndarray) -> np.ndarray:
     """Return row identities for `randomness.Noise` that differ between streams."""
     return rows.astype(np.uint64) + np.uint64(randomness.key("rows", name) & ~0xFFFFFFFF)

@@ -7,6 +7,7 @@ import bz2
 import gzip
 import lzma
 import os
+import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ BLOCK = 1 << 20
 # Longer lines go to the tokenizer in pieces of at most this many bytes, cut at white space.
 PIECE = 1 << 16
 BOM = b"\xef\xbb\xbf"
+SURROGATES = re.compile("[\ud800-\udfff]")
 BAD_UTF8 = ("replace", "skip", "fail")
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 SIGNS = {
@@ -174,6 +176,11 @@ def decode(data: bytes, where: str, policy: str) -> tuple[str, bool]:
                 "--on-bad-utf8 replace or skip."
             ) from error
         return data.decode("utf-8", "replace"), True
+
+
+def without_surrogates(text: str) -> str:
+    """Replace halves of characters, which JSON can spell ("\\ud800") but no UTF-8 text can hold."""
+    return SURROGATES.sub("\ufffd", text)
 
 
 def numbered_lines(path: Path, policy: str) -> Iterator[tuple[int, str, bool]]:

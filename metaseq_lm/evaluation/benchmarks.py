@@ -7,7 +7,7 @@ cent.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import nan
 from typing import Any
 
@@ -51,20 +51,6 @@ def metrics(
     if not np.isfinite(scores_n).all():
         return dict.fromkeys(task.metrics, nan)
     return SCORERS.get(benchmark, _accuracy)(gold_n, scores_n, rows, list(label_names))
-
-
-def average(results: Mapping[str, Mapping[str, float]]) -> float:
-    """Return the score of a benchmark: the mean over its tasks of each task's main metric.
-
-    Keys are "glue/MNLI" or, for one of several splits, "glue/MNLI/valid_mismatched"; splits of a
-    task are averaged first. Diagnostic sets do not count. nan if no task is left.
-    """
-    tasks: dict[str, list[float]] = {}
-    for key, values in results.items():
-        name = "/".join(key.split("/")[:2])
-        if not find_benchmark(name).diagnostic:
-            tasks.setdefault(name, []).append(next(iter(values.values())))
-    return float(np.mean([np.mean(values) for values in tasks.values()])) if tasks else nan
 
 
 def checked_scores(

@@ -77,15 +77,11 @@ def pearson_spearman(gold: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     return (pearson(gold, predicted) + spearman(gold, predicted)) / 2
 
 
-# By name, for sets that belong to no benchmark.
-METRICS: dict[str, Callable[..., float]] = {
-    "accuracy": accuracy,
-    "f1_macro": f1_macro,
-    "f1_binary": f1_binary,
-    "matthews": matthews,
+# Of real values that belong to no benchmark, the main one first.
+CORRELATIONS: dict[str, Callable[..., float]] = {
+    "pearson_spearman": pearson_spearman,
     "pearson": pearson,
     "spearman": spearman,
-    "pearson_spearman": pearson_spearman,
 }
 
 

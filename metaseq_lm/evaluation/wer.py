@@ -52,14 +52,6 @@ def error_rate(edits: np.ndarray, words: np.ndarray) -> float:
     return float(edits.sum() / words.sum())
 
 
-def word_error_rate(references: Sequence[str], hypotheses: Sequence[str]) -> float:
-    """Return the word error rate of one hypothesis for each reference; see `error_rate`."""
-    if len(references) != len(hypotheses):
-        raise MetaseqError(f"{len(references)} references but {len(hypotheses)} hypotheses")
-    edits = [edit_distances(r, [h])[0] for r, h in zip(references, hypotheses)]
-    return error_rate(np.array(edits), np.array([word_count(r) for r in references]))
-
-
 def difference_interval(
     edits: np.ndarray, baseline: np.ndarray, words: np.ndarray, draws: int = DRAWS
 ) -> tuple[float, float]:

@@ -73,7 +73,7 @@ class SentenceHead(nn.Module):
         return self.out(self.dropout(first))
 
 
-class SpanHead(nn.Module):
+class SpanPairHead(nn.Module):
     """Dropout and a linear layer on the first state and the mean states of two spans, side by side."""
 
     def __init__(self, width: int, outputs: int, dropout: float) -> None:

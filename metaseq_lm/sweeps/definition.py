@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metaseq_lm.config import quote
+from metaseq_lm.config import quote, spelled
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import nearest
 
@@ -303,10 +303,8 @@ def hydra_text(value: Any, name: str) -> str:
     """Return a value of `name` in Hydra's grammar, so that it comes out the same there."""
     if isinstance(value, list):
         return "[" + ",".join(hydra_text(v, name) for v in value) + "]"
-    if value is None:
-        return "null"
-    if isinstance(value, (bool, int, float)):
-        return repr(value).lower()
+    if value is None or isinstance(value, (bool, int, float)):
+        return spelled(value)
     return quote(text_of(value, name))
 
 

@@ -29,8 +29,6 @@ from metaseq_lm.tasks.masked_lm import check_rows
 
 ENCODER = "encoder."
 POSITIONS = "encoder.embeddings.positions.weight"
-# The metrics of a set of real values that is of no benchmark, the main one first.
-REGRESSION = ("pearson_spearman", "pearson", "spearman")
 # What is known of some samples: (sample, its outputs).
 Outputs = list[tuple[int, list[float]]]
 T = TypeVar("T")
@@ -214,13 +212,13 @@ def labelled_metrics(data: Labels, samples: np.ndarray, scores: np.ndarray) -> L
 
 
 def plain_metrics(gold: np.ndarray, scores: np.ndarray, classes: int) -> Logs:
-    """Return accuracy and macro F1 of scores (N, K), or REGRESSION of values (N,) for 0 `classes`.
+    """Return accuracy and macro F1 of scores (N, K), or CORRELATIONS of values (N,) for 0 `classes`.
 
     Every class counts in the macro-averaged F1, one that is neither gold nor predicted as 0. The
     micro-averaged F1 of single labels is the accuracy.
     """
     if not classes:
-        return {name: classification.METRICS[name](gold, scores) for name in REGRESSION}
+        return {n: metric(gold, scores) for n, metric in classification.CORRELATIONS.items()}
     predicted = scores.argmax(1)
     return {
         "accuracy": classification.accuracy(gold, predicted),

@@ -24,7 +24,7 @@ from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.models.heads import SentenceHead, SpanHead
+from metaseq_lm.models.heads import SentenceHead, SpanPairHead
 from metaseq_lm.models.sentence_prediction import SentencePredictor
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Passes, Task, with_epochs
@@ -66,7 +66,7 @@ class SentencePredictionTask(Task):
     """A pre-trained encoder and a head on one labelled set.
 
     Forms of sets: single sentences, pairs, choices (candidates for a context, each scored by one
-    linear unit, softmax over them) and spans (two of them, see SpanHead); classes or real values.
+    linear unit, softmax over them) and spans (two of them, see SpanPairHead); classes or real values.
     """
 
     criterion: SentencePrediction
@@ -124,7 +124,7 @@ class SentencePredictionTask(Task):
         outputs = 1 if some.regression or some.form == "choices" else len(some.label_names)
         head: nn.Module
         if some.form == "spans":
-            head = SpanHead(width, outputs, dropout)
+            head = SpanPairHead(width, outputs, dropout)
         else:
             # Runs from before this option have configs without it.
             twice = options.get("pooler_dropout", False)

@@ -18,13 +18,14 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm import distributed
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.squad import SquadCriterion
 from metaseq_lm.data.manifest import require_tokenizer
 from metaseq_lm.data.squad import SquadSet, squad_manifest
 from metaseq_lm.data.squad_windows import SquadWindows, WindowOptions
-from metaseq_lm.data.streams import Sequential, Shuffled, Stream
+from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
@@ -73,9 +74,8 @@ class SquadTask(Task):
         super().__init__(config)
         if not isinstance(self.criterion, SquadCriterion):
             raise UsageError(f"task 'squad' needs criterion=squad, not '{config.criterion._name}'")
-        for name in ("beam", "n_best", "max_answer_length"):
-            if self.options[name] < 1:
-                raise UsageError(f"task.{name} must be at least 1, got {self.options[name]}")
+        numbers = ("beam", "n_best", "max_answer_length")
+        check_least({f"task.{name}": self.options[name] for name in numbers}, 1)
         squad_manifest(squad_folder(config))
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         # Validation and prediction ask for the same split again and again.
@@ -97,14 +97,8 @@ class SquadTask(Task):
         if split == "train":
             order = Shuffled(len(windows), size, seed, "train")
             return {split: Stream(split, order, windows.batch, seed, windows.lengths)}
-        # Rows of one length together: no time goes into padding.
-        by_length = np.argsort(windows.lengths, kind="stable")
-
-        def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
-            return windows.batch(by_length[samples], keys, width)
-
-        once = Sequential(len(windows), size)
-        return {split: Stream(split, once, collate, seed, windows.lengths[by_length])}
+        every = np.arange(len(windows))
+        return {split: sorted_pass(split, every, windows.lengths, windows.batch, size, seed)}
 
     def build_model(self) -> nn.Module:
         vocabulary, options = self.vocabulary, self.options

@@ -10,7 +10,7 @@ from torch import nn
 from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch
-from metaseq_lm.data.streams import Sequential, Stream
+from metaseq_lm.data.streams import Stream, sorted_pass
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed
 from metaseq_lm.data.words.collate import token_rows
 from metaseq_lm.data.words.sets import WordSet
@@ -55,6 +55,7 @@ class WordLanguageModelingTask(LanguageModelingTask):
         options, seed = self.options, self.config.seed
         check_least({"task.chunk": options.chunk, "task.longest": options.longest}, 0)
         data = WordSet(self.data, split, self.words)
+        collate = partial(sentence_batch, data)
         if split == "train":
             order = Bucketed(
                 data.lengths,
@@ -64,16 +65,10 @@ class WordLanguageModelingTask(LanguageModelingTask):
                 chunk=options.chunk,
                 longest=options.longest,
             )
-            return {split: Stream(split, order, partial(sentence_batch, data), seed, data.lengths)}
+            return {split: Stream(split, order, collate, seed, data.lengths)}
         kept = np.arange(first(len(data), options.valid_size))
-        # Rows of one length together: no time goes into padding.
-        by_length = kept[np.argsort(data.lengths[kept], kind="stable")]
-
-        def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
-            return sentence_batch(data, by_length[samples], keys, width)
-
-        once = Sequential(len(kept), options.batch_size)
-        return {split: Stream(split, once, collate, seed, data.lengths[by_length])}
+        size = options.batch_size
+        return {split: sorted_pass(split, kept, data.lengths, collate, size, seed)}
 
     def build_model(self) -> nn.Module:
         options = self.options

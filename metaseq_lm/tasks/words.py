@@ -21,7 +21,7 @@ from metaseq_lm.cost import Costs, behind
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.tagging import WordLabels
 from metaseq_lm.data.manifest import Manifest
-from metaseq_lm.data.streams import Order, Sequential, Stream
+from metaseq_lm.data.streams import Order, Stream, sorted_pass
 from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.data.words.collate import word_rows
 from metaseq_lm.data.words.sets import TREES, WordSet
@@ -157,16 +157,9 @@ class WordTask(Task):
             )
             return Stream(name, order, partial(word_batch, data, name), seed, data.lengths)
         most = options.valid_size if split == self.config.trainer.valid_split else 0
-        # Rows of one length together: no time goes into padding.
         kept = np.arange(first(len(data), most))
-        by_length = kept[np.argsort(data.lengths[kept], kind="stable")]
-
-        def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
-            rows = by_length[samples]
-            return word_batch(data, name, rows, keys, width) | {"samples": rows}
-
-        once = Sequential(len(kept), options.batch_size)
-        return Stream(name, once, collate, seed, data.lengths[by_length])
+        collate = partial(word_batch, data, name)
+        return sorted_pass(name, kept, data.lengths, collate, options.batch_size, seed)
 
     def build_model(self) -> nn.Module:
         options = self.options

@@ -42,13 +42,28 @@ def test_scores_and_predictions_are_those_of_training(
     assert len(rows) == 1000 and rows[3]["index"] == 3
 
 
+def test_overrides_may_stand_anywhere(run: Path, capsys: pytest.CaptureFixture) -> None:
+    shown = []
+    for words in (["task.valid_size=4", str(run)], [str(run), "task.valid_size=4"]):
+        for more in (["--split", "valid"], ["--split", "valid", "engine.precision=fp64"]):
+            capsys.readouterr()
+            assert main(["evaluate", *words, *more]) == 0
+            shown.append(json.loads(capsys.readouterr().out))
+    assert shown[0] == shown[2] != shown[1] == shown[3]
+    assert shown[0]["accuracy"] in (0, 0.25, 0.5, 0.75, 1)
+
+
 @pytest.mark.parametrize(
     "arguments, code, words",
     [
         (["nowhere"], 1, ("nowhere", "no such checkpoint")),
         (["{run}", "--split", "tset"], 1, ("tset", "test")),
         (["{run}", "--data", "none"], 2, ("none", "no such data folder")),
-        (["{run}", "engine.devcie=cpu"], 2, ("devcie",)),
+        (["{run}", "engine.devcie=cpu"], 2, ("engine.devcie", "'engine.device'")),
+        (["{run}", "engine.precision=fp16"], 2, ("engine.precision", "fp64")),
+        (["{run}", "--split", "valid", "engine.device=gpu"], 2, ("engine.device", "cpu, cuda")),
+        (["{run}", "task.batch_size=abc"], 2, ("task.batch_size", "abc")),
+        (["{run}", "task.stride=8", "--split", "task.valid_size=4"], 2, ("--split", "no split")),
     ],
 )
 def test_mistakes(

@@ -87,6 +87,19 @@ def test_it_is_an_option_of_corpora_only(
     labelled = ["--labelled", "x", "--trainpref", "x.tsv", "--destdir", str(folder)]
     assert main(["preprocess", *labelled, "--documents", "blank"]) == 2
     assert "--documents does not apply to labelled sets" in capsys.readouterr().err
+    for name in ("glue/CoLA", "squad/v1.1"):
+        benchmark = ["--benchmark", name, *labelled[2:]]
+        assert main(["preprocess", *benchmark, "--documents", "blank"]) == 2
+        assert "--documents does not apply to benchmarks" in capsys.readouterr().err
+
+
+def test_lines_of_squad_cannot_be_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = binarise(tmp_path, [b"a\n"])
+    benchmark = ["--benchmark", "squad/v2.0", "--trainpref", "x.json", "--destdir", str(folder)]
+    assert main(["preprocess", *benchmark, "--on-bad-utf8", "skip"]) == 2
+    assert "--on-bad-utf8 skip does not apply to squad/v2.0" in capsys.readouterr().err
 
 
 def test_every_number_of_workers_writes_the_same_bytes(tmp_path: Path) -> None:

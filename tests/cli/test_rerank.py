@@ -14,7 +14,7 @@ from metaseq_lm.cli.rerank import parse_grid
 from metaseq_lm.data.nbest import read_nbest, read_plls
 from metaseq_lm.data.sentences import Sentence
 from metaseq_lm.errors import UsageError
-from metaseq_lm.evaluation.wer import word_error_rate
+from metaseq_lm.evaluation.wer import edit_distances
 from metaseq_lm.opened import open_run
 from metaseq_lm.scoring import SentenceScorer
 
@@ -47,6 +47,12 @@ def made_up(folder: Path, lowest: float, highest: float) -> list[str]:
 
 def shown(capsys: pytest.CaptureFixture) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def rate(references: list[str], hypotheses: list[str]) -> float:
+    """The word error rate of one hypothesis for each reference."""
+    edits = sum(edit_distances(r, [h])[0] for r, h in zip(references, hypotheses, strict=True))
+    return edits / sum(len(r.split()) for r in references)
 
 
 def test_the_best_lambda_is_found_and_is_the_smallest(
@@ -151,7 +157,7 @@ def test_a_run_scores_and_its_scores_serve_again(
     for name in ("dev", "test"):
         written = read_nbest(tmp_path / "2" / f"{name}.json")
         best = [nbest.texts[0] for nbest in written]
-        assert first[name]["wer"] == word_error_rate([n.reference for n in written], best)
+        assert first[name]["wer"] == rate([n.reference for n in written], best)
         assert all((np.diff(nbest.scores) <= 0).all() for nbest in written)
     saved = ["--scores", str(tmp_path / "1" / "plls.tsv")]
     assert main([*command, *saved, "--append-period"]) == 0
@@ -279,7 +285,7 @@ def test_librispeech_lists(tmp_path: Path, capsys: pytest.CaptureFixture) -> Non
             max((h for k, h in u.items() if k != "ref"), key=lambda h: h["score"])["text"]
             for u in raw.values()
         ]
-        wanted = word_error_rate([u["ref"] for u in raw.values()], best)
+        wanted = rate([u["ref"] for u in raw.values()], best)
         # Equal PLLs change no order.
         assert found["test"]["one_best_wer"] == found["test"]["wer"] == wanted
         assert found["test"]["oracle_wer"] <= wanted

@@ -55,7 +55,7 @@ def test_help_lists_the_keys_of_the_choice(capsys: pytest.CaptureFixture) -> Non
     assert main(["train", *choice, "--help"]) == 0
     shown = capsys.readouterr().out
     for text in (
-        "criterion.fixed_y=False",
+        "criterion.fixed_y=false",
         "task.samples_per_task=4",
         "engine.precision",
         "--save-dir",
@@ -92,6 +92,8 @@ def test_no_save_dir(moons: Path, capsys: pytest.CaptureFixture) -> None:
         ("+optimizer.new=1", ("not added",)),
         ("engine.precision=fp8", ("engine.precision", "fp32")),
         ("engine.device=tpu", ("engine.device", "tpu")),
+        ("engine.micro_batch_size=-1", ("engine.micro_batch_size", "at least 0", "-1")),
+        ("optimizer.lr=-1", ("optimizer.lr", "at least 0", "-1")),
         ("task.sample_break_mode=line", ("sample_break_mode", "eos")),
         ("task.tokens_per_sample=35", ("35", "34", "max_positions")),
         ("model.encoder_attention_heads=3", ("8", "3", "heads")),

@@ -251,4 +251,4 @@ def test_a_corpus_of_5_gib(tmp_path: Path) -> None:
         assert row[0, 1 + at % million :][:6].tolist() == wanted, at
         row, _ = stream.rows(np.array([at // 540_000]))
         assert row[0, 1 + at % 540_000 :][:6].tolist() == wanted, at
-        assert IndexedDataset(tmp_path / "train").windows([at], 6)[0].tolist() == wanted, at
+        assert IndexedDataset(tmp_path / "train").tokens[at : at + 6].tolist() == wanted, at

@@ -169,21 +169,6 @@ def test_gather_is_what_a_loop_does(tmp_path, documents, data, length):
 
 
 @same_folder
-@given(documents_strategy, st.data(), st.integers(0, 5))
-def test_windows_are_slices_of_the_stream(tmp_path, documents, data, length):
-    opened = IndexedDataset(write_pair(tmp_path / "a", documents))
-    stream = [token for document in documents for token in document]
-    starts = data.draw(st.lists(st.integers(-2, len(stream) + 1), max_size=5))
-    if all(0 <= s and s + length <= len(stream) for s in starts):
-        values = opened.windows(starts, length)
-        assert values.shape == (len(starts), length) and values.dtype == np.int64
-        assert values.tolist() == [stream[s : s + length] for s in starts]
-    else:
-        with pytest.raises(IndexError):
-            opened.windows(starts, length)
-
-
-@same_folder
 @given(documents_strategy, st.booleans(), st.sampled_from(["bin", "idx"]), st.data())
 def test_every_truncation_is_refused(tmp_path, documents, fairseq, suffix, data):
     prefix = write_pair(tmp_path / "a", documents, fairseq=fairseq)
@@ -302,7 +287,7 @@ def test_offsets_past_4_gib(tmp_path, fairseq):
     values, lengths = data.gather([3, 1, 0], 0, length=4)
     assert values.tolist() == [[6, 7, 8, 9], [3, 4, 5, 0], [1, 2, 0, 0]]
     assert lengths.tolist() == [4, 3, 4]
-    assert data.windows([starts[3] - 1], 3).tolist() == [[0, 6, 7]]
+    assert data.tokens[starts[3] - 1 :][:3].tolist() == [0, 6, 7]
 
 
 def test_pointers_written_past_4_gib(tmp_path):

@@ -144,6 +144,7 @@ J = '{"text": "a", "label": "x"}\n'
         ({"train.tsv": TRAIN}, ("--labels", "a,a"), 2, "labels must be different"),
         ({"train.tsv": TRAIN}, ("--labels", "a", "--regression"), 2, "exclude each other"),
         ({"train.tsv": TRAIN}, ("--vocab-size", "9"), 2, "--vocab-size does not apply to labelled"),
+        ({"train.jsonl": J}, ("--columns", "text,label"), 2, "--columns names those of TSV files"),
         ({"train.tsv": TRAIN}, ("--text-columns", "a,b,c"), 2, "--text-columns takes one column"),
         ({"train.tsv": TRAIN}, ("--tokenizer-from", "/nowhere"), 1, "/nowhere: no tokenizer here"),
         ({"valid.tsv": TRAIN}, (), 2, "without --trainpref the classes must be given"),

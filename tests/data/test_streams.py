@@ -15,6 +15,7 @@ from metaseq_lm.data.streams import (
     Stream,
     draw_below,
     noise_rows,
+    sorted_pass,
     tensors,
 )
 from metaseq_lm.errors import UsageError
@@ -164,6 +165,25 @@ def test_once() -> None:
     assert sorted(int(s) for part in shards for b in part for m in b for s in m["samples"]) == list(
         range(10)
     )
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 7), st.data())
+def test_a_sorted_pass_shows_each_chosen_sample_once_by_length(
+    sizes: list[int], size: int, data: st.DataObject
+) -> None:
+    lengths = np.array(sizes)
+    chosen = np.array(data.draw(st.permutations(range(len(sizes)))))[: 1 + len(sizes) // 2]
+
+    def lengths_of(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+        assert width >= lengths[samples].max()
+        return {"lengths": lengths[samples]}
+
+    stream = sorted_pass("valid", chosen, lengths, lengths_of, size, 1)
+    batches = [micro for batch in stream.once(Shard(0, 1, 2)) for micro in batch]
+    samples = [int(sample) for batch in batches for sample in batch["samples"]]
+    assert sorted(samples) == sorted(chosen.tolist())
+    seen = [int(length) for batch in batches for length in batch["lengths"]]
+    assert seen == [sizes[sample] for sample in samples] == sorted(seen)
 
 
 def test_noise_rows_of_streams_never_meet() -> None:

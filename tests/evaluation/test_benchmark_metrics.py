@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from metaseq_lm.data.benchmarks import BENCHMARKS
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.evaluation.benchmarks import SCORERS, average, metrics
+from metaseq_lm.errors import MetaseqError
+from metaseq_lm.evaluation.benchmarks import SCORERS, metrics
 from metaseq_lm.evaluation.squad import exact_match, normalize_answer, token_f1
 
 # Few values, so that ties, constant columns and one-sided predictions are common.
@@ -224,19 +224,6 @@ def test_the_table_names_what_is_computed(name):
     scores[2, 0] = math.nan
     lost = metrics(name, gold, scores, rows, task.labels)
     assert tuple(lost) == task.metrics and all(map(math.isnan, lost.values()))
-
-
-def test_average():
-    results = {
-        "glue/MNLI": {"accuracy": 0.8},
-        "glue/MNLI/valid_mismatched": {"accuracy": 0.6},
-        "glue/MRPC": {"mean": 0.5, "f1": 0.6, "accuracy": 0.4},
-        "glue/AX": {"matthews": 0.1},
-    }
-    assert average(results) == pytest.approx((0.7 + 0.5) / 2)
-    assert math.isnan(average({"superglue/AX-b": {"matthews": 1.0}}))
-    with pytest.raises(UsageError, match="no benchmark 'glue/COLA'. Did you mean 'glue/CoLA'"):
-        average({"glue/COLA": {"matthews": 1.0}})
 
 
 @pytest.mark.parametrize(

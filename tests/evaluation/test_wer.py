@@ -1,5 +1,6 @@
 """Word error rates against their definition, and the interval against the normal approximation."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -14,10 +15,16 @@ from metaseq_lm.evaluation.wer import (
     difference_interval,
     edit_distances,
     error_rate,
-    word_error_rate,
+    word_count,
 )
 
 TEXT = st.lists(st.sampled_from(["a", "b", "ab", "c"]), max_size=6).map(" ".join)
+
+
+def rate(references: Sequence[str], hypotheses: Sequence[str]) -> float:
+    """The word error rate of one hypothesis for each reference."""
+    edits = [edit_distances(r, [h])[0] for r, h in zip(references, hypotheses)]
+    return error_rate(np.array(edits), np.array([word_count(r) for r in references]))
 
 
 @lru_cache(maxsize=None)
@@ -44,16 +51,14 @@ def test_a_rate_is_all_edits_over_all_words(pairs: list[tuple[str, str]]) -> Non
     edits = sum(distance(tuple(r.split()), tuple(h.split())) for r, h in pairs)
     if not words:
         with pytest.raises(MetaseqError, match="no word"):
-            word_error_rate(*zip(*pairs))
+            rate(*zip(*pairs))
     else:
-        assert word_error_rate(*zip(*pairs)) == edits / words
+        assert rate(*zip(*pairs)) == edits / words
 
 
 def test_known_rates() -> None:
-    assert word_error_rate(["a b c", ""], ["a x c d", "y z"]) == 4 / 3
-    assert word_error_rate([" a\tb "], ["a  b"]) == 0
-    with pytest.raises(MetaseqError, match="1 references but 2"):
-        word_error_rate(["a"], ["a", "b"])
+    assert rate(["a b c", ""], ["a x c d", "y z"]) == 4 / 3
+    assert rate([" a\tb "], ["a  b"]) == 0
 
 
 def test_the_interval_is_that_of_the_normal_approximation() -> None:

@@ -8,7 +8,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from metaseq_lm.criterions.sentence_prediction import SentencePrediction
-from metaseq_lm.models.heads import SentenceHead, SpanHead
+from metaseq_lm.models.heads import SentenceHead, SpanPairHead
 from metaseq_lm.models.sentence_prediction import SentencePredictor
 from metaseq_lm.models.transformer import TransformerConfig
 
@@ -26,7 +26,7 @@ def test_gradients_are_those_of_finite_differences(kind: str) -> None:
     """Of the criterion's sum with respect to all weights of the head and to the states, in float64."""
     outputs = 1 if kind == "regression" else 3
     if kind == "spans":
-        head: torch.nn.Module = SpanHead(WIDTH, outputs, 0.0)
+        head: torch.nn.Module = SpanPairHead(WIDTH, outputs, 0.0)
     else:
         head = SentenceHead(WIDTH, outputs, 0.0, kind == "pooled")
     head.double()
@@ -62,7 +62,7 @@ def predictor(head: torch.nn.Module, known: tuple[float, float] | None = None) -
 
 
 def test_span_head_is_the_literal_mean() -> None:
-    head = SpanHead(WIDTH, 2, 0.0).double()
+    head = SpanPairHead(WIDTH, 2, 0.0).double()
     x = states()
     for row in range(3):
         parts = [x[row, 0]] + [x[row, a:b].mean(0) for a, b in SPANS[row].tolist()]

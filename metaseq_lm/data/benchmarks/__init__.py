@@ -26,8 +26,7 @@ class Benchmark:
     one first; `files` and `leaderboard` map splits to file names. Of GLUE's TSV files: the names of
     the `texts` and `label` columns, `header` for train and dev files without one, the `index`
     column. `doubled`: train rows are repeated with their texts swapped; `skip_malformed`: rows
-    with a wrong number of fields are named, counted and passed over; `diagnostic`: not part of the average
-    of the benchmark.
+    with a wrong number of fields are named, counted and passed over.
     """
 
     labels: tuple[str, ...]
@@ -41,7 +40,6 @@ class Benchmark:
     form: str = "pair"
     doubled: bool = False
     skip_malformed: bool = False
-    diagnostic: bool = False
 
 
 MNLI_FILES = {
@@ -101,7 +99,6 @@ GLUE = {
         ("matthews",),
         files={"test": "diagnostic.tsv"},
         texts=("sentence1", "sentence2"),
-        diagnostic=True,
     ),
 }
 
@@ -114,10 +111,8 @@ SUPERGLUE = {
     "RTE": Benchmark(TWO_WAY, files=JSON_FILES),
     "WiC": Benchmark(TRUTH, files=JSON_FILES, form="spans"),
     "WSC": Benchmark(TRUTH, files=JSON_FILES, form="spans"),
-    "AX-b": Benchmark(TWO_WAY, ("matthews",), files={"test": "AX-b.jsonl"}, diagnostic=True),
-    "AX-g": Benchmark(
-        TWO_WAY, ("accuracy", "gender_parity"), files={"test": "AX-g.jsonl"}, diagnostic=True
-    ),
+    "AX-b": Benchmark(TWO_WAY, ("matthews",), files={"test": "AX-b.jsonl"}),
+    "AX-g": Benchmark(TWO_WAY, ("accuracy", "gender_parity"), files={"test": "AX-g.jsonl"}),
 }
 
 BENCHMARKS = {

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.data.labelled_files import Row, json_objects, label_word, without_surrogates
+from metaseq_lm.data.labelled_files import Row, json_objects, label_word
+from metaseq_lm.data.text import without_surrogates
 from metaseq_lm.errors import MetaseqError
 
 PLACEHOLDER = "@placeholder"

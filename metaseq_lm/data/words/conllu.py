@@ -1,6 +1,6 @@
 """CoNLL-U, the format of Universal Dependencies, in and out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metaseq_lm.data.words.columns import Sentence, SentenceReader, checked_tree
@@ -67,19 +67,14 @@ class ConlluReader(SentenceReader):
         return int(text)
 
 
-def conllu_text(
-    words: Sequence[str],
-    heads: Sequence[int],
-    relations: Sequence[str],
-    comments: Iterable[str] = (),
-) -> str:
+def conllu_text(words: Sequence[str], heads: Sequence[int], relations: Sequence[str]) -> str:
     """Return a sentence as rows of CoNLL-U with its blank line; heads from 1, 0 for the root.
 
     What is not known of a word is "_". ValueError if the three differ in length.
     """
     if not len(words) == len(heads) == len(relations):
         raise ValueError(f"{len(words)} words, {len(heads)} heads, {len(relations)} relations")
-    rows = [f"# {comment}" for comment in comments]
+    rows = []
     for number, (word, head, relation) in enumerate(zip(words, heads, relations), 1):
         fields = ["_"] * len(FIELDS)
         fields[ID], fields[FORM] = str(number), word

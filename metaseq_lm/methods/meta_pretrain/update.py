@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from metaseq_lm import vectors
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch
 from metaseq_lm.engine import Engine, InnerGradient, Logs, LossFn
@@ -48,8 +49,7 @@ class MetaOptions:
                 raise UsageError(
                     f"task.{name} must be one of {allowed}, got '{getattr(self, name)}'"
                 )
-        if self.inner_steps < 0:
-            raise UsageError(f"task.inner_steps must be at least 0, got {self.inner_steps}")
+        check_least({"task.inner_steps": self.inner_steps, "task.inner_lr": self.inner_lr or 0}, 0)
         if (self.inner_lr is None) != (self.inner_optim == "adam"):
             raise UsageError(
                 "task.inner_lr is the rate of task.inner_optim=sgd, which needs one; inner steps of "

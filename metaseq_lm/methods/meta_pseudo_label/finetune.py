@@ -20,7 +20,7 @@ from metaseq_lm.criterions import Batch, Criterion, Term, Terms, number_of
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.data.manifest import Manifest
-from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
+from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream, sorted_pass
 from metaseq_lm.data.token_labels import STRIDE, TokenLabels
 from metaseq_lm.data.tokenizer import load_tokenizer
 from metaseq_lm.data.vocabulary import Vocabulary
@@ -139,16 +139,9 @@ class TokenLabelsTask(Task):
 
             return {split: Stream(split, order, training, seed, data.longest)}
         windows = data.windows_of(self.chosen(split, len(data)))
-        # Rows of one length together: no time goes into padding.
-        windows = windows[np.argsort(data.lengths[windows], kind="stable")]
         per_row = options.tokens_per_sample * len(self.vocabulary)
         size = max(1, min(LARGEST_BATCH, LARGEST_LOGITS // per_row))
-
-        def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
-            return data.batch(windows[samples], keys, width)
-
-        once = Sequential(len(windows), size)
-        return {split: Stream(split, once, collate, seed, data.lengths[windows])}
+        return {split: sorted_pass(split, windows, data.lengths, data.batch, size, seed)}
 
     def chosen(self, split: str, count: int) -> np.ndarray:
         """Return the rows of a split that are used."""

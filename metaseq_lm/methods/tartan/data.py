@@ -87,8 +87,6 @@ def masked_lines(corpus: Corpus, count: int, how: Masking, seed: int, name: str)
 
 def drawn_lines(corpus: Corpus, count: int, seed: int, name: str) -> np.ndarray:
     """Return which samples of the corpus are the beginnings of `count` of its lines, ascending."""
-    if count < 0:
-        raise UsageError("task.lines_per_example must be at least 0")
     filled = corpus.data.starts[corpus.data.sizes > 0]
     if count > len(filled):
         raise UsageError(

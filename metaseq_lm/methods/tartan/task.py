@@ -15,6 +15,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.masked_lm import MaskedLM
@@ -51,6 +52,11 @@ from metaseq_lm.tasks.masked_lm import first, masking_of
 
 TAPT = "tapt"
 FORMS = ("single", "pair")
+# Options that are at least 0; of the batch sizes 0 is that of the end task.
+NUMBERS = (
+    *("lines_per_example", "auxiliary_batch_size", "dev_batch_size"),
+    *("head_lr", "head_weight_decay"),
+)
 
 
 @dataclass
@@ -105,6 +111,8 @@ class TartanTask(Task):
                 "tartan_mt or tartan_meta"
             )
         check_names(self.options.auxiliary)
+        check_least({f"task.{name}": self.options[name] for name in NUMBERS}, 0)
+        check_least({"task.meta_head_batch_size": self.options.meta_head_batch_size}, 1)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self.members = [AUXILIARY + name for name in self.options.auxiliary]
         if isinstance(self.criterion, MultiTask):

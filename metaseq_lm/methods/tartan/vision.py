@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm import randomness
+from metaseq_lm.checks import check_least, check_share
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.data.images import (
@@ -40,6 +41,11 @@ from metaseq_lm.tasks.finetuning import labelled_predictions, labelled_scores
 
 OTHER, TARGET = "other", "target"  # heads
 TRAIN_ON = ("both", "auxiliary", "target")
+# Options that are at least 0, and at least 1.
+NUMBERS = (
+    ("dev_limit", "train_limit", "test_limit", "head_lr", "head_weight_decay"),
+    ("dev_batch_size", "meta_head_batch_size"),
+)
 
 
 @dataclass
@@ -121,6 +127,10 @@ class TartanVisionTask(Task):
             raise UsageError(f"task.train_on is '{options.train_on}'; one of {', '.join(TRAIN_ON)}")
         if isinstance(self.criterion, Meta) and options.train_on != "both":
             raise UsageError("criterion tartan_meta weighs tasks; it needs task.train_on=both")
+        for least, names in enumerate(NUMBERS):
+            given = {f"task.{name}": options[name] for name in names if options[name] is not None}
+            check_least(given, least)
+        check_share("task.dev_share", options.dev_share)
         largest = max(options.batch_size, options.dev_batch_size, options.meta_head_batch_size)
         check_whole_batches(config.model.norm, largest, config.engine.micro_batch_size)
         self.members = [AUXILIARY + OTHER, ENDTASK]

@@ -201,6 +201,7 @@ def test_the_vocabulary_alone_and_taken_over(words, run, tmp_path):
         (["--tag-column", "2"], "needs --words, --tagged NAME or --treebank NAME"),
         (["--tagged", "x", "--tag-column", "upos"], "is for .conllu files"),
         (["--words", "--documents", "blank"], "needs --split-text"),
+        (["--words", "--word-column", "1"], "files in CoNLL columns, and none is given"),
         (["--tagged", "x", "--hold-out", "0"], "at least 1"),
         (["--tagged", "x", "--hold-out-seed", "0"], "--hold-out-seed needs --hold-out N"),
         (["--tagged", "x", "--unseen-tags", "one", "--hold-out", "1"], "not for spans"),
@@ -219,6 +220,8 @@ def test_a_conllu_file_needs_the_name_of_a_field(run):
     assert code == 2 and "'upos'" in shown
     code, shown = run("1\ta\n", "--tagged", "x", "--tag-column", "-1", name="t.conllu")
     assert code == 2 and "--tag-column upos" in shown
+    code, shown = run("1\ta\n", "--treebank", "x", "--word-column", "1", name="t.conllu")
+    assert code == 2 and "files in CoNLL columns, and none is given" in shown
 
 
 def test_a_column_for_a_treebank(run, words):

@@ -174,6 +174,13 @@ def test_the_head_has_its_own_rate_and_decay(topics: Path, tmp_path: Path) -> No
         ("tartan_meta", ["criterion.similarity=cos"], "criterion.similarity must be one of"),
         ("tartan_meta", ["criterion.meta_head_split=valid"], "criterion.meta_head_split must be"),
         ("tartan_meta", ["criterion.meta_head_steps=-1"], "at least 0"),
+        ("tartan_mt", ["task.lines_per_example=-1"], "task.lines_per_example must be at least 0"),
+        ("tartan_mt", ["task.head_lr=-1"], "task.head_lr must be at least 0, got -1"),
+        (
+            "tartan_mt",
+            ["task.meta_head_batch_size=0"],
+            "task.meta_head_batch_size must be at least",
+        ),
     ],
 )
 def test_mistakes_are_named(

@@ -123,6 +123,10 @@ def test_pretraining_then_fine_tuning(pictures: Path, tmp_path: Path) -> None:
         ("tartan_mt", ["task.sd=[0.2,0.2]"], "task.sd is for 2 channel"),
         ("tartan_mt", ["task.sd=[0.2,0.2,0]"], "divided by the second, which must be above 0"),
         ("tartan_meta", ["task.train_on=target"], "needs task.train_on=both"),
+        ("tartan_mt", ["task.train_limit=-1"], "task.train_limit must be at least 0, got -1"),
+        ("tartan_mt", ["task.dev_batch_size=0"], "task.dev_batch_size must be at least 1, got 0"),
+        ("tartan_mt", ["task.head_lr=-0.1"], "task.head_lr must be at least 0, got -0.1"),
+        ("tartan_mt", ["task.dev_share=2"], "task.dev_share must be from 0 to 1, got 2"),
         ("masked_lm", [], "use tartan_mt or tartan_meta"),
     ],
 )

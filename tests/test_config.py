@@ -1,0 +1,119 @@
+"""Ranges of numbers, changes of a stored configuration, and the list of keys."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from metaseq_lm.config import (
+    LEAST,
+    EngineConfig,
+    RunConfig,
+    TrainerConfig,
+    describe,
+    load_config,
+    overridden,
+)
+from metaseq_lm.errors import UsageError
+
+# What has the keys of LEAST, between them.
+CHOICES = [
+    ["task=sentence_prediction", "criterion=sentence_prediction", "schedule=polynomial"],
+    ["optimizer=sgd"],
+    [],
+]
+
+
+def choice_with(key: str) -> list[str]:
+    """Return a choice of names whose configuration has a key."""
+    return next(c for c in CHOICES if OmegaConf.select(load_config(c), key) is not None)
+
+
+@pytest.mark.parametrize("key", LEAST)
+def test_numbers_below_the_least_are_refused(key: str) -> None:
+    choice, least = choice_with(key), LEAST[key]
+    assert OmegaConf.select(load_config([*choice, f"{key}={least}"]), key) == least
+    for value in [least - 1, "nan"] if isinstance(default_of(key), float) else [least - 1]:
+        with pytest.raises(UsageError, match=f"{key} must be at least {least}, got {value}"):
+            load_config([*choice, f"{key}={value}"])
+
+
+def default_of(key: str) -> Any:
+    return OmegaConf.select(load_config(choice_with(key)), key)
+
+
+def test_every_number_of_a_run_has_a_least_value() -> None:
+    for prefix, schema in (("trainer", TrainerConfig), ("engine", EngineConfig)):
+        numbers = [f.name for f in fields(schema) if type(f.default) in (int, float)]
+        assert numbers and not [n for n in numbers if f"{prefix}.{n}" not in LEAST]
+
+
+@pytest.fixture
+def stored() -> DictConfig:
+    """The configuration of a run as its checkpoint keeps it: groups without their types."""
+    config = OmegaConf.structured(RunConfig)
+    config.merge_with(OmegaConf.to_container(load_config(["task=masked_lm"])))
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("engine.precision=fp16", "engine.precision is 'fp16'.*Choices: fp32, bf16, fp64"),
+        ("engine.device=gpu", "engine.device is 'gpu'.*Choices: auto, cpu, cuda"),
+        ("engine.threads=-1", "engine.threads must be at least 0, got -1"),
+        ("task.batch_size=0", "task.batch_size must be at least 1, got 0"),
+        ("task.batch_size=abc", "task.batch_size: Value 'abc'"),
+        ("task.batch_size=", "task.batch_size: "),
+        ("task.batch_size=1.5", "task.batch_size: Value '1.5'"),
+        ("task.batch_sise=3", "'task.batch_sise' is no option of this run.*'task.batch_size'"),
+        ("optimizer.betas=3", "optimizer.betas: "),
+        ("task=electra", "'task' is no option of this run"),
+        ("task._name=electra", "'task._name' is no option of this run"),
+        ("engine=cpu", "'engine' is no option of this run"),
+        ("label=${oc.env:HOME}", "asks for the environment variable HOME"),
+        ("label=${nothing}", "nothing"),
+        ("label=[", "is no YAML"),
+    ],
+)
+def test_wrong_changes_of_a_run(stored: DictConfig, override: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        overridden(stored, [override])
+
+
+def test_changes_of_a_run_get_their_type(stored: DictConfig) -> None:
+    given = ["optimizer.lr=1", "task.mask_rounding=12", "task.valid_size=${seed}", "seed=7"]
+    changed = overridden(stored, [*given, "optimizer.betas=[0,0.5]", "engine.precision=fp64"])
+    assert type(changed.optimizer.lr) is float and changed.optimizer.betas == [0.0, 0.5]
+    assert (changed.task.mask_rounding, changed.task.valid_size) == ("12", 7)
+    assert changed.engine.precision == "fp64"
+    assert stored == overridden(stored, []) and stored.optimizer.lr != 1
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        ["task=squad", "criterion=squad", "optimizer=sgd", "schedule=polynomial"],
+        ["task=tagging", "criterion=tagging", "model=cnn_bilstm_small"],
+        ["label='an (a) label'", "trainer.final_splits=[test,more]", "init_from=runs/x"],
+    ],
+)
+def test_the_list_of_keys_can_be_given_back(choice: list[str]) -> None:
+    """Each line begins with an override, in the spelling that makes the same configuration."""
+    config = load_config(choice)
+    lines = describe(config).splitlines()
+    assert not [line for line in lines if "._name" in line]
+    # At least two spaces stand before the help, and none of these values has two in a row.
+    overrides = [line.strip().split("  ")[0] for line in lines]
+    if "model=cnn_bilstm_small" in choice:
+        assert "model=cnn_bilstm" in overrides
+    assert load_config(overrides) == config
+
+
+def test_the_list_of_keys_has_their_help() -> None:
+    config = load_config(["task=squad", "criterion=squad"])
+    for line in describe(config).splitlines():
+        if not line.lstrip().startswith(("optimizer.", "schedule.")):
+            assert len(line.strip().split("  ", 1)) == 2, line
