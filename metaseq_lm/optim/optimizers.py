@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from metaseq_lm.checks import check_share
 from metaseq_lm.config import option
+from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import register_optimizer
 
 
@@ -32,8 +34,11 @@ class OptimizerConfig:
 class AdamConfig(OptimizerConfig):
     """Adam's moments."""
 
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
-    eps: float = 1e-6
+    betas: list[float] = field(
+        default_factory=lambda: [0.9, 0.98],
+        metadata={"help": "what stays of the moments in a step: of gradients, of their squares"},
+    )
+    eps: float = option(1e-6, "added to the root of the second moment")
 
 
 @dataclass
@@ -41,7 +46,16 @@ class SGDConfig(OptimizerConfig):
     """Plain or heavy-ball gradient descent."""
 
     weight_decay: float = option(0.0, "weight decay")
-    momentum: float = 0.0
+    momentum: float = option(0.0, "what stays of the last steps in a step")
+
+
+def both(betas: list[float]) -> tuple[float, float]:
+    """Return the two betas; UsageError unless there are two, from 0 to below 1."""
+    if len(betas) != 2:
+        raise UsageError(f"optimizer.betas must be two numbers, got {list(betas)}")
+    for beta in betas:
+        check_share("optimizer.betas", beta, whole=False)
+    return betas[0], betas[1]
 
 
 @register_optimizer("adamw", dataclass=AdamConfig)
@@ -49,7 +63,7 @@ def adamw(
     groups: Iterable[dict], lr: float, betas: list[float], eps: float
 ) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), torch's fused kernel."""
-    return torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
+    return torch.optim.AdamW(groups, lr=lr, betas=both(betas), eps=eps, fused=True)
 
 
 class UncorrectedAdam(torch.optim.Optimizer):
@@ -100,7 +114,7 @@ def adam_uncorrected(
     groups: Iterable[dict], lr: float, betas: list[float], eps: float
 ) -> torch.optim.Optimizer:
     """Adam without bias correction, decoupled decay (the BERT and ELECTRA optimizer)."""
-    return UncorrectedAdam(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps)
+    return UncorrectedAdam(groups, lr=lr, betas=both(betas), eps=eps)
 
 
 @register_optimizer("sgd", dataclass=SGDConfig)

@@ -31,7 +31,7 @@ def warmup_length(warmup_updates: int, warmup_ratio: float, total_updates: int) 
 class ConstantConfig:
     """A constant rate after an optional warm-up."""
 
-    warmup_updates: int = 0
+    warmup_updates: int = option(0, "updates in which the rate rises to its peak")
 
 
 @register_schedule("constant", dataclass=ConstantConfig)
@@ -44,7 +44,7 @@ def constant(warmup_updates: int) -> Schedule:
 class InverseSqrtConfig:
     """Linear warm-up to 1/sqrt(W), then 1/sqrt(step), for ever."""
 
-    warmup_updates: int = 1000
+    warmup_updates: int = option(1000, "updates in which the rate rises to its peak")
 
 
 @register_schedule("inverse_sqrt", dataclass=InverseSqrtConfig)
@@ -79,11 +79,11 @@ def damped_inverse_sqrt(warmup_updates: int, damping: float) -> Schedule:
 class PolynomialConfig:
     """Polynomial decay to `end` over the whole run, multiplied by a linear warm-up (BERT, ELECTRA)."""
 
-    warmup_updates: int = 0
+    warmup_updates: int = option(0, "updates in which the rate rises to its peak")
     warmup_ratio: float = option(0.0, "share of total_updates to warm up; the longer of the two")
-    total_updates: int = II("trainer.max_update")
-    power: float = 1.0
-    end: float = 0.0
+    total_updates: int = option(II("trainer.max_update"), "updates until the rate is at its end")
+    power: float = option(1.0, "of the decay; 1 is linear")
+    end: float = option(0.0, "share of the rate that is left at the end")
     zero_based: bool = option(False, "count steps from 0 as the authors' code: the first rate is 0")
     decay_in_warmup: bool = option(
         True, "the decay counts during the warm-up too; false: only after it (BERT's code)"
@@ -127,9 +127,9 @@ def polynomial(
 class LinearConfig:
     """Linear warm-up to 1, then linear decay to 0 at the last update."""
 
-    warmup_updates: int = 0
+    warmup_updates: int = option(0, "updates in which the rate rises to its peak")
     warmup_ratio: float = option(0.0, "share of total_updates to warm up; the longer of the two")
-    total_updates: int = II("trainer.max_update")
+    total_updates: int = option(II("trainer.max_update"), "updates until the rate is at its end")
 
 
 @register_schedule("linear", dataclass=LinearConfig)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.errors import UsageError
 from metaseq_lm.optim import Optimizer, build_optimizer, parameter_groups
 
 ADAM = {"lr": 0.03, "weight_decay": 0.1, "betas": [0.9, 0.98], "eps": 1e-6}
@@ -152,3 +153,12 @@ def test_state_continues_bitwise(kind: str, everywhere: bool) -> None:
     assert all(torch.equal(one[n], other[n]) for n in one)
     with pytest.raises(KeyError):
         resumed.load_state_dict({"updates": 3})
+
+
+@pytest.mark.parametrize("betas", [[0.9], [0.9, 0.98, 0.99], [0.9, 1.0], [-0.1, 0.98]])
+@pytest.mark.parametrize("kind", ["adamw", "adam_uncorrected"])
+def test_betas_that_cannot_be(kind: str, betas: list[float]) -> None:
+    options = {"_name": kind, "lr": 0.1, "weight_decay": 0.0, "betas": betas, "eps": 1e-8}
+    options |= {"decay_norms_and_biases": True, "clip_norm": 0.0}
+    with pytest.raises(UsageError, match="optimizer.betas must be"):
+        build_optimizer(nn.Linear(2, 2).named_parameters(), options, {"_name": "constant"})
