@@ -120,7 +120,7 @@ def test_the_final_fine_tuning_begins_where_the_run_ended(topics: Path, tmp_path
     interval = "trainer.validate_interval_updates=2"
     started = build(topics, tmp_path / "mt", "tartan_mt", *more, interval)
     started.train()
-    assert started.trainer.best["update"] < 20, "this test is for a best checkpoint before the last"
+    assert started.trainer.best.update < 20, "this test is for a best checkpoint before the last"
     first = json.loads((tmp_path / "mt" / "results.json").read_text())["metrics"]
     options = ["trainer.validate_first=true", "task.batch_size=16", "trainer.patience=3"]
     options += ["trainer.validate_interval_updates=1", "trainer.max_update=9", "optimizer.lr=0"]
