@@ -47,7 +47,13 @@ class Best:
         names = ("metric", "maximize", "value", "update", "waited")
         return {name: getattr(self, name) for name in names}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take a saved state, unless it is of another metric: values of two cannot be compared."""
-        if (state["metric"], state["maximize"]) == (self.metric, self.maximize):
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Take a saved state, unless it is of another metric: values of two cannot be compared.
+
+        Returns whether it was taken.
+        """
+        own = (self.metric, self.maximize)
+        same = (state.get("metric", own[0]), state.get("maximize", own[1])) == own
+        if same:
             self.value, self.update, self.waited = (state[n] for n in ("value", "update", "waited"))
+        return same

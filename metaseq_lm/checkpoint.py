@@ -151,6 +151,18 @@ def link(folder: Path, name: str, target: Path) -> None:
     os.replace(temporary, folder / name)
 
 
+def relink(folder: Path, newest: Path, best: int | None) -> None:
+    """Make "last" and "best" true again: a kill may have come between a checkpoint and its links.
+
+    `best` is the update of the best one, None where there is none.
+    """
+    link(folder, "last", newest)
+    if best is None:
+        (folder / "best").unlink(missing_ok=True)
+    elif folder_of(folder, best).is_dir():
+        link(folder, "best", folder_of(folder, best))
+
+
 def load(path: Path) -> Checkpoint:
     """Read and verify one checkpoint folder; raises CheckpointError naming the file and the fault."""
     manifest = read_manifest(path)

@@ -41,7 +41,7 @@ class TrainerConfig:
         500, "updates between validations (0 = only at the end)"
     )
     save_interval_updates: int = option(500, "updates between checkpoints (0 = only at the end)")
-    keep_last: int = option(2, "checkpoints to keep besides the best one, at least 1")
+    keep_last: int = option(2, "checkpoints to keep besides the best one (0 counts as 1)")
     best_checkpoint_metric: str = option(
         "loss", "validation metric that chooses the best checkpoint ('' = none is kept)"
     )
@@ -206,7 +206,7 @@ def overridden(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """
     try:
         given = OmegaConf.from_dotlist(list(overrides))
-    except YAMLError as error:
+    except (YAMLError, OmegaConfBaseException) as error:
         raise UsageError(f"{' '.join(overrides)}: a value is no YAML; quote it") from error
     known = [key for key in dotted(config) if not key.endswith("._name")]
     for key in dotted(given):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from metaseq_lm import checkpoint, cost, distributed
@@ -74,10 +74,10 @@ def paid_for(config: DictConfig) -> DictConfig:
             "trainer.max_update is 0, which means as many updates as trainer.max_flops pays for; "
             "give --max-flops, or a number of updates"
         )
-    before = Path(config.save_dir) / "config.yaml"
-    known = read_config(before) if before.is_file() else None
-    if known is not None and known.trainer.max_flops == options.max_flops:
-        return with_updates(config, known.trainer.max_update)
+    distributed.initialise(choose_device(config.engine.device), config.engine.timeout)
+    known = distributed.from_first(paid_before(Path(config.save_dir), options.max_flops))
+    if known:
+        return with_updates(config, known)
     probe = with_updates(config, 1)
     probe.trainer.valid_split = ""
     run = Run(probe, dry_run=True)
@@ -89,6 +89,15 @@ def paid_for(config: DictConfig) -> DictConfig:
             f"one update costs {price:.3g} FLOPs, more than trainer.max_flops={options.max_flops:.3g}"
         )
     return with_updates(config, int(options.max_flops // price))
+
+
+def paid_before(folder: Path, max_flops: float) -> int:
+    """Return how many updates the run in a folder makes under such a limit, 0 if it does not say."""
+    file = folder / "config.yaml"
+    config = read_config(file) if file.is_file() else OmegaConf.create()
+    same = OmegaConf.select(config, "trainer.max_flops") == max_flops
+    updates = OmegaConf.select(config, "trainer.max_update") if same else 0
+    return updates if isinstance(updates, int) else 0
 
 
 def build_model(task: Task, config: DictConfig, device: str) -> nn.Module:
@@ -277,6 +286,7 @@ class Run:
                 "seed": config.seed,
                 "updates": trainer.update,
                 "max_update": config.trainer.max_update,
+                "patience": config.trainer.patience,
                 "seconds": trainer.seconds,
                 "flops": sum(flops for flops, _ in every),
                 "flops_by_rule": None if by_rule is None else by_rule * trainer.update,
@@ -325,7 +335,8 @@ def is_complete(done: dict[str, Any], options: DictConfig) -> bool:
         return False  # trained, perhaps, but not scored on all that is asked for now
     spent = [(done["flops"], options.max_flops), (done["seconds"], options.max_seconds)]
     reached = any(0 < limit <= amount for amount, limit in spent)
-    given_up = done["stopped_by"] == "patience" and done["max_update"] >= options.max_update
+    patience = done.get("patience", options.patience)
+    given_up = done["stopped_by"] == "patience" and 0 < options.patience <= patience
     return reached or given_up or done["updates"] >= options.max_update
 
 

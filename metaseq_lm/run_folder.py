@@ -125,6 +125,8 @@ def read_results(path: Path) -> dict[str, Any] | None:
         lacking = [key for key in NEEDED if key not in results]
         if lacking:
             raise ValueError(f"it has no {lacking[0]}")
+        if not isinstance(results.get("metrics") or {}, dict):
+            raise ValueError("its metrics are no mapping")
     except ValueError as error:
         raise MetaseqError(
             f"{file} is damaged ({error}); delete it, the run then writes it anew"

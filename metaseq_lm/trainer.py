@@ -127,7 +127,7 @@ class Trainer:
         """Return what an update may have changed before a step of it was refused.
 
         With several optimizers an earlier one may have stepped; with one its step is refused or
-        done, and what no optimizer moves is left: running statistics, averages.
+        done, and what no optimizer moves is left: running statistics, averages, frozen nets.
         """
         weights, optimizers = self.model.state_dict(keep_vars=True), self.engine.optimizers
         if len(optimizers) > 1:
@@ -170,7 +170,8 @@ class Trainer:
         wanted = wanted or (options.validate_first and not self.update)
         if options.valid_split and wanted and self._validated_at != self.update:
             improved = self._validate()
-        if 0 < options.patience <= self.best.waited and not self.stopped_by:
+        waited = self.best.waited if options.valid_split else 0
+        if 0 < options.patience <= waited and not self.stopped_by:
             self.stopped_by = "patience"
             self._event(
                 f"no better {options.best_checkpoint_metric} in {options.patience} validations"
@@ -304,7 +305,8 @@ class Trainer:
         self.update, self.seconds = state["update"], state["seconds"]
         self._validated_at = state["validated_at"]
         self.positions = dict(state["positions"])
-        self.best.load_state_dict(state["best"])
+        if not self.best.load_state_dict(state["best"]):
+            self._validated_at = -1  # not by this metric
 
     def save(self, is_best: bool, last: bool = False) -> None:
         """Write a checkpoint from the first replica, link it as best if it is, drop old ones.
@@ -377,15 +379,9 @@ class Trainer:
         self._saved_at = self.update
         self.last_valid = found.manifest["valid"]
         if self.run is not None:
-            self._relink(folder, found.path)
+            best = None if self.best.value is None else self.best.update
+            checkpoint.relink(folder, found.path, best)
         return [*messages, f"resumed from {found.path} at update {self.update}"]
-
-    def _relink(self, folder: Path, newest: Path) -> None:
-        """Make "last" and "best" true again: a kill may have come between a checkpoint and its links."""
-        checkpoint.link(folder, "last", newest)
-        best = checkpoint.folder_of(folder, self.best.update)
-        if self.best.value is not None and best.is_dir():
-            checkpoint.link(folder, "best", best)
 
     def _check_fit(self, found: Checkpoint) -> None:
         data = found.manifest.get("data")

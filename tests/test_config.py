@@ -76,6 +76,7 @@ def stored() -> DictConfig:
         ("label=${oc.env:HOME}", "asks for the environment variable HOME"),
         ("label=${nothing}", "nothing"),
         ("label=[", "is no YAML"),
+        ("label=${", "is no YAML"),
     ],
 )
 def test_wrong_changes_of_a_run(stored: DictConfig, override: str, message: str) -> None:

@@ -137,6 +137,10 @@ def test_a_run_without_patience_left_does_not_go_on(moons: Path, tmp_path: Path)
     train(configure(moons, tmp_path, CASE, *more))
     train(configure(moons, tmp_path, CASE, *more, "trainer.final_splits=[valid]"))
     assert results(tmp_path)["updates"] == 6 and results(tmp_path)["stopped_by"] == "patience"
+    train(configure(moons, tmp_path, CASE, *more, "trainer.max_update=60"))
+    assert results(tmp_path)["updates"] == 6
+    train(configure(moons, tmp_path, CASE, *more, "trainer.patience=4"))  # more of it goes on
+    assert results(tmp_path)["updates"] == 10
 
 
 def test_a_wrong_metric_costs_no_updates(moons: Path, tmp_path: Path) -> None:
@@ -158,6 +162,28 @@ def test_the_best_of_another_metric_is_not_compared(moons: Path, tmp_path: Path)
     run = Run(configure(moons, tmp_path, CASE, *OFTEN, *more))
     run.train()
     assert run.trainer.best.update == 4 and run.trainer.best.value < 1
+
+
+def test_the_link_to_the_best_of_another_metric_goes(moons: Path, tmp_path: Path) -> None:
+    """Of a finished run the last weights are the first to be judged by the new metric."""
+    worse = ["optimizer.lr=30", "schedule=constant", "trainer.max_update=4"]
+    train(configure(moons, tmp_path, CASE, *OFTEN, *worse))
+    best = tmp_path / "checkpoints" / "best"
+    assert best.resolve().name == "update_000000002"
+    (tmp_path / "results.json").unlink()
+    more = ["trainer.best_checkpoint_metric=accuracy", "trainer.final_splits=[valid]"]
+    train(configure(moons, tmp_path, CASE, *OFTEN, *worse, *more))
+    assert best.resolve().name == "update_000000004"
+    none = ["trainer.best_checkpoint_metric=''", "trainer.max_update=5"]
+    train(configure(moons, tmp_path, CASE, *OFTEN, *worse, *none))
+    assert not best.is_symlink()
+
+
+def test_damaged_metrics_are_named(moons: Path, tmp_path: Path) -> None:
+    train(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
+    (tmp_path / "results.json").write_text(json.dumps(results(tmp_path) | {"metrics": 5}))
+    with pytest.raises(MetaseqError, match="its metrics are no mapping"):
+        train(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
 
 
 def test_pruning_keeps_what_was_just_written(tmp_path: Path) -> None:
@@ -183,7 +209,8 @@ def test_labels_are_part_of_the_fingerprint(moons: Path, tmp_path: Path) -> None
         arguments = ["preprocess", "--labelled", "mine", "--trainpref", str(tmp_path / "rows.tsv")]
         assert main([*arguments, "--destdir", str(data), *["--overwrite"] * turn]) == 0
         found.append(fingerprint_of_run(data, {"labelled": ["mine"], "nested": {"x": 1}}))
-    assert fingerprint_of_run(data, {"labelled": "none"}) == fingerprint(data) == fingerprint(moons)
+    unnamed = {"labelled": "none", "elmo": "", "teachers": ["..", "."]}
+    assert fingerprint_of_run(data, unnamed) == fingerprint(data) == fingerprint(moons)
     assert len({*found, fingerprint(data)}) == 3
 
 
@@ -245,7 +272,9 @@ def test_one_process_at_a_time(moons: Path, tmp_path: Path) -> None:
         "f = held(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     )
     pipe = subprocess.PIPE
-    first = subprocess.Popen([sys.executable, "-c", hold, tmp_path / "command.txt"], stdin=pipe, stdout=pipe)
+    first = subprocess.Popen(
+        [sys.executable, "-c", hold, tmp_path / "command.txt"], stdin=pipe, stdout=pipe
+    )
     try:
         assert first.stdout is not None and first.stdout.readline() == b"held\n"
         with pytest.raises(MetaseqError, match="another process trains this run"):

@@ -54,12 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--metric",
-        help="final metric to compare (default: test.accuracy, or else the first valid metric)",
+        help="final metric to compare (default: test.accuracy, or the one that chose the best checkpoint)",
     )
     add(
         "--better",
         choices=("higher", "lower"),
-        help="which end of the metric is best (default: by its name; lower for a loss)",
+        help="which end of the metric is best (default: by its name, lower for a loss, or as the runs say)",
     )
     add(
         "--spread",

@@ -218,8 +218,8 @@ def fingerprint_of_run(folder: str | Path, options: Any) -> str:
     `options` are those of the task: any text in them that is the name of a set counts.
     """
     folder = Path(folder)
-    sets = {name for name in _texts(options) if name == Path(name).name}
-    names = sorted(name for name in sets if (folder / name / MANIFEST_FILE).is_file())
+    named = {name for name in _texts(options) if FILE_NAME.fullmatch(name)}
+    names = sorted(name for name in named if (folder / name / MANIFEST_FILE).is_file())
     prints = [fingerprint(folder), *(f"{name} {fingerprint(folder / name)}" for name in names)]
     return _digest(_canonical(prints))[:16] if names else prints[0]
 

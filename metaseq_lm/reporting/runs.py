@@ -20,6 +20,8 @@ from metaseq_lm.run_folder import SOURCES
 
 # Where a run is and what it started from by path say nothing about what it computed.
 PATH_KEYS = ("save_dir", "user_dir", *SOURCES)
+# The options that name a run whose config counts as well, and what stands before its keys.
+BEHIND = {"init_from": "pretraining", "task.elmo": "language_model"}
 # Nor does how it was looked at and kept.
 BOOKKEEPING = tuple(
     f"trainer.{key}"
@@ -216,7 +218,7 @@ def read_run(folder: Path) -> Run:
 
 
 def read_values(folder: Path, notes: list[str], seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Return the flat config of a run, with its label and the config of the run it started from.
+    """Return the flat config of a run, with its label and the configs of the runs behind it.
 
     `seen` are the runs that led here: folders that were moved about can name each other.
     """
@@ -227,17 +229,20 @@ def read_values(folder: Path, notes: list[str], seen: tuple[Path, ...] = ()) -> 
     if "task.teachers" in values:
         # Where they are does not count, but whether there are any does.
         values["teachers"] = len(values["task.teachers"] or [])
-    start = values.get("init_from")
-    if not start:
-        return values
-    before = find_start(folder, Path(str(start)))
-    if before is None or before in seen:
-        notes.append(
-            f"init_from {start} is not found here, so its settings cannot be told from others"
-        )
-        return {**values, "pretraining.label": "unknown"}
-    earlier = read_values(before, notes, (*seen, folder))
-    return {**values, **{f"pretraining.{key}": value for key, value in earlier.items()}}
+    for option, prefix in BEHIND.items():
+        start = values.get(option)
+        if not start:
+            continue
+        before = find_start(folder, Path(str(start)))
+        if before is None or before in seen:
+            notes.append(
+                f"{option} {start} is not found here, so its settings cannot be told from others"
+            )
+            values[f"{prefix}.label"] = "unknown"
+            continue
+        earlier = read_values(before, notes, (*seen, folder))
+        values |= {f"{prefix}.{key}": value for key, value in earlier.items()}
+    return values
 
 
 def find_start(folder: Path, start: Path) -> Path | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import nearest
-from metaseq_lm.reporting.runs import BOOKKEEPING, PATH_KEYS, Run, is_number, natural
+from metaseq_lm.reporting.runs import BEHIND, BOOKKEEPING, PATH_KEYS, Run, is_number, natural
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
 
 def is_excluded(key: str) -> bool:
     """Return whether a key says where or how a run was made, not what it computed."""
-    parts = [part for part in key.split(".") if part != "pretraining"]
+    parts = [part for part in key.split(".") if part not in BEHIND.values()]
     return parts[0] in ("seed", "engine") or ".".join(parts) in (*PATH_KEYS, *BOOKKEEPING)
 
 

@@ -46,13 +46,13 @@ BEST = ("best_checkpoint_metric", "maximize_best_checkpoint_metric")
 def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = None) -> Metric:
     """Return the metric called `name`, or test.accuracy, or the one that chose the best checkpoint.
 
-    Which end of that one is good, the runs say themselves. Without any of them it is the first valid
-    metric. Raises UsageError naming the metrics that exist for one that no finished run has; where
-    no run has finished, any name passes.
+    Where its name does not say which end of it is good, the runs do. Without any of them it is the
+    first valid metric. Raises UsageError naming the metrics that exist for one that no finished run
+    has; where no run has finished, any name passes.
     """
     known = list(dict.fromkeys(metric for run in runs for metric in run.metrics))
     by_run = [[run.values.get(f"trainer.{key}") for key in BEST] for run in runs]
-    chosen = {metric: maximize for metric, maximize in by_run if metric}
+    chosen = {metric: up for metric, up in by_run if metric and isinstance(metric, str)}
     if name is None:
         valid = [metric for metric in known if metric.startswith("valid.")]
         first = [m for m in ("test.accuracy", *(f"valid.{m}" for m in chosen)) if m in known]
@@ -61,10 +61,12 @@ def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = No
         ends = [metric for metric in known if metric.rpartition(".")[2] == name]
         hint = f" Did you mean {' or '.join(map(repr, ends))}?" if ends else nearest(name, known)
         raise UsageError(f"no run has the metric '{name}'.{hint} Metrics: {', '.join(known)}.")
+    values = [run.metrics[name] for run in runs if name in run.metrics]
+    metric = Metric.of(name, values, better)
     maximize = chosen.get(name.partition(".")[2])
-    if better is None and isinstance(maximize, bool):
-        better = "higher" if maximize else "lower"
-    return Metric.of(name, [run.metrics[name] for run in runs if name in run.metrics], better)
+    if metric.guessed and isinstance(maximize, bool):
+        return Metric.of(name, values, "higher" if maximize else "lower")
+    return metric
 
 
 def setting_table(

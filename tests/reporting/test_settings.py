@@ -25,16 +25,19 @@ def test_seed_paths_and_engine_do_not_make_a_setting(tmp_path):
     assert len(setting.runs) == 2 and list(setting.values) == ["label"]
 
 
-def test_bookkeeping_and_language_models_of_each_seed_do_not_make_a_setting(tmp_path):
-    options = [
-        {
-            "seed": seed,
-            "task": {"_name": "tagging", "elmo": f"/lm/{seed}"},
-            "trainer": {"max_update": 400, "keep_last": seed, "log_interval": seed},
-        }
-        for seed in (1, 2)
-    ]
-    assert len(group(runs_of(tmp_path, *options))) == 1
+def test_bookkeeping_does_not_make_a_setting(tmp_path):
+    trainers = [{"max_update": 400, "keep_last": n, "log_interval": n} for n in (1, 2)]
+    assert len(group(runs_of(tmp_path, *({"trainer": t} for t in trainers)))) == 1
+
+
+def test_a_language_model_counts_by_its_config(tmp_path):
+    """Each seed may have one of its own; one of another length makes another setting."""
+    for name, seed, updates in (("a", 1, 400), ("b", 2, 400), ("c", 1, 4000)):
+        lm = make_run(tmp_path / "lm" / name, seed=seed, trainer={"max_update": updates})
+        task = {"_name": "tagging", "elmo": str(lm)}
+        make_run(tmp_path / "runs" / name, seed=seed, task=task, label="elmo")
+    settings = group(find_runs([tmp_path / "runs"]))
+    assert sorted(len(setting.runs) for setting in settings) == [1, 2]
 
 
 def test_where_the_teachers_are_does_not_make_a_setting_but_that_there_are_some(tmp_path):
