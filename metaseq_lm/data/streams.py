@@ -21,6 +21,8 @@ from metaseq_lm import randomness
 from metaseq_lm.criterions import Batch
 from metaseq_lm.errors import UsageError
 
+POOL = 50  # batches whose samples are sorted by length together
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -63,9 +65,20 @@ def check_batch_size(batch_size: int) -> None:
 
 
 class Shuffled:
-    """Epochs over `count` samples, each in a new random order; the last batch of an epoch may be short."""
+    """Epochs over `count` samples, each in a new random order; the last batch of an epoch may be short.
 
-    def __init__(self, count: int, batch_size: int, seed: int, name: str) -> None:
+    With `lengths` (samples,) the samples of a batch are about equally long, so that little time goes
+    into padding: see `by_length`.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        batch_size: int,
+        seed: int,
+        name: str,
+        lengths: np.ndarray | None = None,
+    ) -> None:
         check_batch_size(batch_size)
         self.count = count
         self.batch_size = batch_size
@@ -73,12 +86,38 @@ class Shuffled:
         self.smallest = count - (self.per_epoch - 1) * batch_size
         # A method cached per object would keep the object alive; a cached closure does not.
         self._order = lru_cache(maxsize=2)(
-            lambda epoch: randomness.generator(seed, name, "epoch", epoch).permutation(count)
+            lambda epoch: self._permutation(
+                randomness.generator(seed, name, "epoch", epoch), lengths
+            )
         )
+
+    def _permutation(
+        self, generator: np.random.Generator, lengths: np.ndarray | None
+    ) -> np.ndarray:
+        order = generator.permutation(self.count)
+        if lengths is None:
+            return order
+        return by_length(order, lengths, self.batch_size, generator)
 
     def batch(self, number: int) -> np.ndarray:
         epoch, at = divmod(number, self.per_epoch)
         return self._order(epoch)[at * self.batch_size : (at + 1) * self.batch_size]
+
+
+def by_length(
+    order: np.ndarray, lengths: np.ndarray, batch_size: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Return a random order in which the samples of a batch are about equally long.
+
+    Every POOL batches of `order` (samples,) are sorted by length among themselves; then all batches
+    are shuffled. The short batch at the end, if there is one, stays as it is.
+    """
+    whole = len(order) - len(order) % batch_size
+    pool = POOL * batch_size
+    parts = [order[at : min(at + pool, whole)] for at in range(0, whole, pool)]
+    parts = [part[np.argsort(lengths[part], kind="stable")] for part in parts]
+    batches = np.concatenate([*parts, order[:0]]).reshape(-1, batch_size)
+    return np.concatenate([generator.permutation(batches).reshape(-1), order[whole:]])
 
 
 class Sequential:

@@ -88,8 +88,13 @@ def states(folder: SweepFolder, runs: Optional[list[Run]] = None) -> list[State]
 
 
 def finished(folder: SweepFolder, run: Run) -> bool:
-    """Return whether the last stage of a run is finished."""
-    results = read_json(folder.path / run.folder / "results.json")
+    """Return whether every stage of a run is finished."""
+    return all(stage_finished(folder, stage) for stage in run.stages)
+
+
+def stage_finished(folder: SweepFolder, stage: StageRun) -> bool:
+    """Return whether one stage of a run is finished."""
+    results = read_json(folder.path / stage.folder / "results.json")
     return results.get("status") == "finished"
 
 
@@ -117,18 +122,15 @@ def state_of(folder: SweepFolder, run: Run, last: Optional[Submission], slurm: S
         if now == "unknown" and last.executor == "local":
             reason = f"it was started on {last.host}; ask there"
         return State(state=now, reason=reason, **about)
-    added = stage is not run.stages[0] and not place.exists()
+    added = not place.exists() and any((folder.path / s.folder).exists() for s in run.stages)
     state, reason = ended(folder, last, slurm, added)
     return State(state=state, reason=reason, **about)
 
 
 def current_stage(folder: SweepFolder, run: Run) -> StageRun:
     """Return the first stage that is not finished, or the last one."""
-    for stage in run.stages:
-        results = read_json(folder.path / stage.folder / "results.json")
-        if results.get("status") != "finished":
-            return stage
-    return run.stages[-1]
+    left = (stage for stage in run.stages if not stage_finished(folder, stage))
+    return next(left, run.stages[-1])
 
 
 def progress(place: Path) -> tuple[int, int, float]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ from metaseq_lm.criterions.sentence_prediction import SentencePrediction
 from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.data.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.sentence_rows import SentenceRows
-from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
+from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import MetaseqError, UsageError
@@ -54,6 +55,9 @@ class SentencePredictionConfig:
         0.0, "epochs between validations (0 = trainer.validate_interval_updates counts)"
     )
     tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
+    group_by_length: bool = option(
+        False, "training batches of rows of about the same length, which saves time on padding"
+    )
     pooled: bool = option(False, "BERT's tanh layer before the linear one")
     head_dropout: float = option(0.1, "dropout before the linear layer")
     pooler_dropout: bool = option(False, "dropout before the tanh layer too (RoBERTa)")
@@ -106,14 +110,16 @@ class SentencePredictionTask(Task):
     def build_streams(self, split: str) -> dict[str, Stream]:
         options, seed = self.options, self.config.seed
         rows = self.labelled(split)
-        order: Order
-        if split == "train" and rows.data.labels is None:
-            raise MetaseqError(f"{rows.data.folder}: '{split}' has no labels to train on")
-        if split == "train":
-            order = Shuffled(len(rows), options.batch_size, seed, "train")
-        else:
+        if split != "train":
             most = options.valid_size if split == self.config.trainer.valid_split else 0
-            order = Sequential(first(len(rows), most), options.batch_size)
+            kept = np.arange(first(len(rows), most))
+            about = (rows.lengths, rows.batch, options.batch_size, seed)
+            return {split: sorted_pass(split, kept, *about)}
+        if rows.data.labels is None:
+            raise MetaseqError(f"{rows.data.folder}: '{split}' has no labels to train on")
+        # Runs from before this option have configs without it.
+        lengths = rows.lengths if options.get("group_by_length", False) else None
+        order = Shuffled(len(rows), options.batch_size, seed, "train", lengths)
         return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
 
     def build_model(self) -> nn.Module:

@@ -78,6 +78,19 @@ def test_what_is_wrong_is_named(
     assert all(word in str(error.value) for word in words), error.value
 
 
+def test_a_stage_before_a_finished_one(moons: Path, tmp_path: Path) -> None:
+    """It is trained, though the last stage is finished already."""
+    file, out = tmp_path / "sweep.yaml", tmp_path / "out"
+    command = [file, moons, "--out", out, "--max-parallel", "1", *SHORT]
+    for stages in (["one", "three"], ["one", "two", "three"], ["zero", "one", "two", "three"]):
+        file.write_text("stages: [" + ", ".join(f"{{name: {stage}}}" for stage in stages) + "]\n")
+        assert sweep(*command) == 0
+        assert {out / stage / "seed=1" / "results.json" for stage in stages} == set(
+            out.glob("*/*/results.json")
+        )
+    assert submitted(out) == ["seed=1"] * 3
+
+
 def test_a_sweep_grows(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By a stage and by a seed: what is finished stays, what is new is trained."""
     file, out = tmp_path / "sweep.yaml", tmp_path / "out"

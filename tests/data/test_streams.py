@@ -9,6 +9,7 @@ from scipy import stats
 
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.streams import (
+    POOL,
     Sequential,
     Shard,
     Shuffled,
@@ -95,6 +96,44 @@ def test_shuffled_is_even() -> None:
         places[order.batch(epoch), np.arange(5)] += 1
     for place in places:
         assert stats.chisquare(place).pvalue > 1e-3
+
+
+@settings(max_examples=100, deadline=None)
+@given(count=st.integers(1, 2_000), batch=st.integers(1, 20), seed=st.integers(0, 9))
+def test_batches_of_like_lengths(count: int, batch: int, seed: int) -> None:
+    """Each sample once an epoch; whole batches hold neighbours by length; no epoch is like another."""
+    lengths = np.random.default_rng(seed).integers(1, 90, count)
+    order = Shuffled(count, batch, seed, "train", lengths)
+    epochs = [
+        [order.batch(i) for i in range(e * order.per_epoch, (e + 1) * order.per_epoch)]
+        for e in range(2)
+    ]
+    for epoch in epochs:
+        assert sorted(np.concatenate(epoch).tolist()) == list(range(count))
+        assert min(map(len, epoch)) == order.smallest
+    whole = [batch_ for batch_ in epochs[0] if len(batch_) == batch]
+    if count <= POOL * batch and whole:
+        # One pool: sorted by length, batch after batch, in any order of the batches.
+        ranges = sorted((int(lengths[b].min()), int(lengths[b].max())) for b in whole)
+        assert all(last <= first for (_, last), (first, _) in zip(ranges, ranges[1:]))
+    if len(whole) > 20:
+        assert [b.tolist() for b in epochs[0]] != [b.tolist() for b in epochs[1]]
+        means = [float(lengths[b].mean()) for b in whole]
+        assert means != sorted(means)
+
+
+def test_pools_of_like_lengths_are_many() -> None:
+    """A batch is not always with the same others: pools are of random samples."""
+    count, batch = 4 * POOL * 8, 8
+    lengths = np.random.default_rng(1).integers(1, 90, count)
+    order = Shuffled(count, batch, 1, "train", lengths)
+    waste = sum(lengths[order.batch(i)].max() * batch for i in range(order.per_epoch))
+    assert waste < 1.05 * lengths.sum()
+    together = [
+        {tuple(sorted(order.batch(e * order.per_epoch + i))) for i in range(order.per_epoch)}
+        for e in range(2)
+    ]
+    assert len(together[0] & together[1]) < 5
 
 
 def test_draws_are_uniform_and_belong_to_the_row() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
 from metaseq_lm.config import load_config
+from metaseq_lm.data.streams import Shard
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.models.transformer import TransformerConfig
 from metaseq_lm.run import Run
@@ -350,7 +351,22 @@ def test_real_values_without_the_training_split(data: Path, tmp_path: Path) -> N
     place = ["evaluate", str(tmp_path / "run"), "--split", "valid", "--out", str(tmp_path / "out")]
     assert main([*place, "--data", str(tmp_path / "other")]) == 0
     again = (tmp_path / "out" / "predictions.valid.jsonl").read_text().splitlines()
-    assert [json.loads(row) for row in again] == rows
+    assert [json.loads(row) for row in again] == sorted(rows, key=lambda row: row["index"])
+
+
+def test_batches_of_rows_of_one_length(data: Path, tmp_path: Path) -> None:
+    """With task.group_by_length the same rows make batches with less padding."""
+    places = {}
+    for grouped in (False, True):
+        words = ("task.labelled=single", f"task.group_by_length={grouped}")
+        run = Run(configure(data, tmp_path / str(grouped), *words))
+        stream = run.task.build_streams("train")["train"]
+        epoch = [stream.micro_batches(i, Shard())[0] for i in range(stream.order.per_epoch)]  # type: ignore
+        samples = [sample for batch in epoch for sample in batch["samples"].tolist()]
+        assert sorted(samples) == list(range(len(samples)))
+        places[grouped] = sum(batch["tokens"].numel() for batch in epoch)
+    tokens = int(stream.lengths.sum())
+    assert places[True] - tokens < (places[False] - tokens) / 2
 
 
 def test_valid_size_is_of_validation_only(data: Path, tmp_path: Path) -> None:
