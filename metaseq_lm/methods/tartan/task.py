@@ -53,10 +53,8 @@ from metaseq_lm.tasks.masked_lm import first, masking_of
 TAPT = "tapt"
 FORMS = ("single", "pair")
 # Options that are at least 0; of the batch sizes 0 is that of the end task.
-NUMBERS = (
-    *("lines_per_example", "auxiliary_batch_size", "dev_batch_size"),
-    *("head_lr", "head_weight_decay"),
-)
+NUMBERS = ["lines_per_example", "auxiliary_batch_size", "dev_batch_size"]
+NUMBERS += ["head_lr", "head_weight_decay"]
 
 
 @dataclass

@@ -124,9 +124,8 @@ def fit_meta_head(
     fitting = build_own_optimizer(
         head, options, constant, how.meta_head_lr, how.meta_head_weight_decay
     )
-    if how.meta_head_steps > 1 and not has_dropout(
-        model.get_submodule("encoder")
-    ):  # its states are equal in every step
+    # The body is fixed: without dropout its states are the same in every step.
+    if how.meta_head_steps > 1 and not has_dropout(model.get_submodule("encoder")):
         states = engine.map(partial(states_of, model), batches, draw="fit")
         batches = [{**batch, "states": s} for batch, s in zip(batches, states, strict=True)]
     before, steps = float("inf"), 0
