@@ -186,7 +186,12 @@ def show(value: Any) -> str:
 
 
 def spelled(value: str) -> str:
-    """Return how `show` spells a value that the user typed: 5e-4 as 0.0005, null as none."""
+    """Return how `show` spells a value that the user typed: 5e-4 as 0.0005, null as none.
+
+    Quotes around a text are those of an override, such as label='k = 3'.
+    """
+    if re.fullmatch(r"'.+'|\".+\"", value):
+        return value[1:-1]
     try:
         return show(int(value) if re.fullmatch(r"[-+]?\d+", value) else float(value))
     except ValueError:

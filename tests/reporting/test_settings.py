@@ -107,6 +107,7 @@ def test_where_selects_by_values_as_typed(tmp_path):
     assert len(where(runs, ["optimizer.lr=1e-4"])) == 2
     assert len(where(runs, ["optimizer.lr=1e-4", "optimizer.lr=0.001", "seed=2"])) == 2
     assert len(where(runs, ["init_from=null"])) == 6
+    assert len(where(runs, ["optimizer.lr='0.001'"])) == len(where(runs, ["optimizer.lr=0.001"]))
     with pytest.raises(UsageError, match="Values of seed: 1, 2"):
         where(runs, ["seed=3"])
     with pytest.raises(UsageError, match="KEY=VALUE"):
