@@ -32,6 +32,10 @@ class StageRun:
     folder: str
     arguments: tuple[str, ...]
 
+    def starts_from(self, earlier: StageRun) -> bool:
+        """Return whether an option of this stage names the folder of an earlier stage of its run."""
+        return any(f"/{earlier.folder}" in argument for argument in self.arguments)
+
 
 @dataclass(frozen=True)
 class Run:

@@ -82,25 +82,37 @@ def states(folder: SweepFolder, runs: Optional[list[Run]] = None) -> list[State]
     """Return the state of every run, in the order of the sweep."""
     runs = folder.runs() if runs is None else runs
     last = folder.submissions()
-    left = [last[run.name] for run in runs if run.name in last and not finished(folder, run)]
-    slurm = Slurm([entry.job for entry in left if entry.executor == "slurm"])
+    todo = [last[run.name] for run in runs if run.name in last and not finished(folder, run)]
+    slurm = Slurm([entry.job for entry in todo if entry.executor == "slurm"])
     return [state_of(folder, run, last.get(run.name), slurm) for run in runs]
 
 
 def finished(folder: SweepFolder, run: Run) -> bool:
-    """Return whether every stage of a run is finished."""
-    return all(stage_finished(folder, stage) for stage in run.stages)
+    """Return whether no stage of a run has to be trained any more."""
+    return not unfinished(folder, run)
 
 
-def stage_finished(folder: SweepFolder, stage: StageRun) -> bool:
-    """Return whether one stage of a run is finished."""
-    results = read_json(folder.path / stage.folder / "results.json")
-    return results.get("status") == "finished"
+def unfinished(folder: SweepFolder, run: Run) -> list[StageRun]:
+    """Return the stages of a run that have to be trained yet, in their order.
+
+    Those are the stages that are not finished. One that later stages start from counts only if one
+    of them has to be trained: a folder that nothing needs any more may be deleted.
+    """
+    found: list[StageRun] = []
+    for at, stage in reversed(list(enumerate(run.stages))):
+        results = read_json(folder.path / stage.folder / "results.json")
+        if results.get("status") == "finished":
+            continue
+        users = [later for later in run.stages[at + 1 :] if later.starts_from(stage)]
+        if not users or any(user in found for user in users):
+            found.insert(0, stage)
+    return found
 
 
 def state_of(folder: SweepFolder, run: Run, last: Optional[Submission], slurm: Slurm) -> State:
     """Return the state of one run."""
-    stage = current_stage(folder, run)
+    stages = unfinished(folder, run)
+    stage = stages[0] if stages else run.stages[-1]
     place = folder.path / stage.folder
     update, most, seconds = progress(place)
     about: dict[str, Any] = {
@@ -112,7 +124,7 @@ def state_of(folder: SweepFolder, run: Run, last: Optional[Submission], slurm: S
         "job": last.job if last else "",
         "requeued": requeued(folder, last, slurm),
     }
-    if finished(folder, run):
+    if not stages:
         return State(state="finished", **about)
     if last is None:
         return State(state="waiting", **about)
@@ -125,12 +137,6 @@ def state_of(folder: SweepFolder, run: Run, last: Optional[Submission], slurm: S
     added = not place.exists() and any((folder.path / s.folder).exists() for s in run.stages)
     state, reason = ended(folder, last, slurm, added)
     return State(state=state, reason=reason, **about)
-
-
-def current_stage(folder: SweepFolder, run: Run) -> StageRun:
-    """Return the first stage that is not finished, or the last one."""
-    left = (stage for stage in run.stages if not stage_finished(folder, stage))
-    return next(left, run.stages[-1])
 
 
 def progress(place: Path) -> tuple[int, int, float]:

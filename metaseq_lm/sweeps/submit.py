@@ -33,9 +33,10 @@ def job_of(folder: SweepFolder, run: Run, launch: Launch, code: Code) -> Job:
     """Return what submitit is to call for a run."""
     several = ["--nproc", str(launch.nproc)] if launch.nproc > 1 else []
     more = [*code.arguments(), *several]
-    stages = [(s.name, str(folder.path / s.folder), [*s.arguments, *more]) for s in run.stages]
+    stages = state_module.unfinished(folder, run)
+    todo = [(s.name, str(folder.path / s.folder), [*s.arguments, *more]) for s in stages]
     lock = str(folder.lock_file) if launch.executor == "local" else None
-    return Job(run.name, stages, str(code.folder), launch.threads(), lock)
+    return Job(run.name, todo, str(code.folder), launch.threads(), lock)
 
 
 def python(code: Code) -> str:

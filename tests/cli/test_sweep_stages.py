@@ -1,5 +1,6 @@
 """Stages of a sweep: repeated for each value, chosen by name, added later; and seeds added later."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,26 @@ def test_a_stage_before_a_finished_one(moons: Path, tmp_path: Path) -> None:
             out.glob("*/*/results.json")
         )
     assert submitted(out) == ["seed=1"] * 3
+
+
+def test_what_nothing_needs_may_be_deleted(moons: Path, tmp_path: Path) -> None:
+    """The folder of a stage, where what started from it is finished; else it is trained again."""
+    file, out = tmp_path / "sweep.yaml", tmp_path / "out"
+    start = "overrides: ['init_from={%s}/checkpoints/last']"
+    file.write_text(
+        f"stages: [{{name: a}}, {{name: b, {start % 'a'}}}, {{name: c, {start % 'b'}}}]\n"
+    )
+    command = [file, moons, "--out", out, "--max-parallel", "1", *SHORT]
+    assert sweep(*command) == 0
+    for stage in "ab":
+        shutil.rmtree(out / stage)
+    assert states_of(out)["seed=1"].state == "finished"
+    assert sweep(*command) == 0
+    assert submitted(out) == ["seed=1"]
+    shutil.rmtree(out / "c")
+    assert (states_of(out)["seed=1"].stage, states_of(out)["seed=1"].state) == ("a", "lost")
+    assert sweep(*command) == 0
+    assert all((out / stage / "seed=1" / "results.json").exists() for stage in "abc")
 
 
 def test_a_sweep_grows(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
