@@ -1,6 +1,6 @@
 """Checks of the values of options that several tasks, criterions and models have alike."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from metaseq_lm.errors import UsageError
 
@@ -10,6 +10,12 @@ def check_least(options: Mapping[str, float], least: float) -> None:
     for name, value in options.items():
         if not value >= least:  # not a number, too
             raise UsageError(f"{name} must be at least {least}, got {value}")
+
+
+def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
+    """Raise UsageError unless the option `name` has one of the `allowed` values."""
+    if value not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")
 
 
 def check_share(name: str, value: float, whole: bool = True) -> None:

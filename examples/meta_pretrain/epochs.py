@@ -9,6 +9,7 @@ numbers: metaseq-lm report ... --curve valid.accuracy --columns task.labelled --
 import sys
 from collections.abc import Sequence
 
+from metaseq_lm.errors import MetaseqError
 from metaseq_lm.reporting.numbers import Metric, summarise
 from metaseq_lm.reporting.runs import Run, find_runs, natural
 
@@ -56,4 +57,7 @@ def main(paths: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except MetaseqError as error:
+        sys.exit(f"epochs.py: {error}")

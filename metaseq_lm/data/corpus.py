@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from metaseq_lm.checks import check_choice
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.indexed import IndexedDataset
 from metaseq_lm.data.manifest import FILE_NAME, MANIFEST_FILE, Manifest
@@ -33,10 +34,7 @@ class Corpus:
         tokens_per_sample: int,
         break_mode: str,
     ) -> None:
-        if break_mode not in BREAK_MODES:
-            raise UsageError(
-                f"task.sample_break_mode must be one of {BREAK_MODES}, got '{break_mode}'"
-            )
+        check_choice("task.sample_break_mode", break_mode, BREAK_MODES)
         self.data = open_tokens(folder, split, tokens_per_sample, least=3)
         self.vocabulary = vocabulary
         room = tokens_per_sample - 2

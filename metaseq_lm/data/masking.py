@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from metaseq_lm.checks import check_choice
 from metaseq_lm.errors import UsageError
 from metaseq_lm.randomness import mix, uniforms, words
 
@@ -39,11 +40,7 @@ class Masking:
     tokens_per_sample: int = 0
 
     def __post_init__(self) -> None:
-        if self.rounding not in ROUNDINGS:
-            raise UsageError(
-                f"task.mask_rounding must be one of {ROUNDINGS}, got '{self.rounding}'"
-            )
-
+        check_choice("task.mask_rounding", self.rounding, ROUNDINGS)
         shares = (self.rate, self.random, self.keep, self.random + self.keep)
         if not all(0 <= share <= 1 for share in shares):
             raise UsageError(

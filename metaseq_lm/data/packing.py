@@ -12,6 +12,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from metaseq_lm import randomness
+from metaseq_lm.checks import check_choice
 from metaseq_lm.data.corpus import BREAK_MODES, Corpus, Samples, check_ids, open_tokens
 from metaseq_lm.data.indexed import IndexedDataset
 from metaseq_lm.data.vocabulary import Vocabulary
@@ -281,10 +282,7 @@ def open_corpus(
     for another one or a wrong `tokens_per_sample`, MetaseqError for data that cannot be used.
     """
     break_mode, longest = options.sample_break_mode, options.tokens_per_sample
-    if break_mode not in (*BREAK_MODES, SEGMENTS):
-        raise UsageError(
-            f"task.sample_break_mode must be one of {(*BREAK_MODES, SEGMENTS)}, got '{break_mode}'"
-        )
+    check_choice("task.sample_break_mode", break_mode, (*BREAK_MODES, SEGMENTS))
     corpus: Corpus | Packed
     if break_mode == SEGMENTS:
         corpus = Packed(folder, split, vocabulary, longest, seed)

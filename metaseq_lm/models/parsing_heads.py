@@ -8,7 +8,7 @@ class (1 + j) L + r. There are (1 + S) L.
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.checks import check_choice
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.prediction_modules import HIDDEN, Projection, glorot
 from metaseq_lm.models.views import FULL, Views, ViewsEncoder
@@ -39,8 +39,7 @@ class ParsingModule(nn.Module):
         views: tuple[str, str] = (FULL, FULL),
     ) -> None:
         super().__init__()
-        if root not in ROOTS:
-            raise UsageError(f"task.root must be one of {ROOTS}, got '{root}'")
+        check_choice("task.root", root, ROOTS)
         self.shift, self.relations = 0, relations
         self.candidate = Projection(encoder, views[0], hidden)
         self.dependent = Projection(encoder, views[1], hidden)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from metaseq_lm import vectors
-from metaseq_lm.checks import check_least
+from metaseq_lm.checks import check_choice, check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch
 from metaseq_lm.engine import Engine, InnerGradient, Logs, LossFn
@@ -45,10 +45,7 @@ class MetaOptions:
     def check(self) -> None:
         """Raise UsageError for values that make no sense, alone or together."""
         for name, allowed in (("inner_optim", OPTIMIZERS), ("second_order", ORDERS)):
-            if getattr(self, name) not in allowed:
-                raise UsageError(
-                    f"task.{name} must be one of {allowed}, got '{getattr(self, name)}'"
-                )
+            check_choice(f"task.{name}", getattr(self, name), allowed)
         check_least({"task.inner_steps": self.inner_steps, "task.inner_lr": self.inner_lr or 0}, 0)
         if (self.inner_lr is None) != (self.inner_optim == "adam"):
             raise UsageError(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm import vectors
+from metaseq_lm.checks import check_choice, check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.criterions.masked_lm import copy_sums, labelled_terms
@@ -48,12 +49,6 @@ class SoftConfig:
     meta_weight: float = option(100.0, "weight of the meta loss beside the auxiliary losses")
     hypergradient: str = option("exact", "exact or finite_difference")
     difference_step: float = option(1e-5, "relative displacement of finite differences")
-
-
-def one_of(name: str, value: object, allowed: tuple) -> None:
-    """Raise UsageError unless an option has one of the allowed values."""
-    if value not in allowed:
-        raise UsageError(f"criterion.{name} must be one of {allowed}, got {value!r}")
 
 
 def copies(batch: Batch) -> int:
@@ -129,8 +124,10 @@ class HardLabels(Criterion):
         inner_clip_norm: float,
         meta_weight: float,
     ) -> None:
-        one_of("reward", reward, ("cosine", "dot", "neg_loss"))
-        one_of("inner_steps", inner_steps, (0, 1))
+        check_choice("criterion.reward", reward, ("cosine", "dot", "neg_loss"))
+        check_choice("criterion.inner_steps", inner_steps, (0, 1))
+        least = {"criterion.inner_lr": inner_lr, "criterion.inner_clip_norm": inner_clip_norm}
+        check_least(least, 0)
         self.reward = reward
         self.inner_steps = inner_steps
         self.inner_lr = inner_lr
@@ -188,10 +185,11 @@ class SoftLabels(Criterion):
         hypergradient: str,
         difference_step: float,
     ) -> None:
-        one_of("inner_steps", inner_steps, (0, 1))
-        one_of("pretrain_step", pretrain_step, ("adamw", "sgd"))
-        one_of("finetune_step", finetune_step, ("sgd", "adamw"))
-        one_of("hypergradient", hypergradient, ("exact", "finite_difference"))
+        check_choice("criterion.inner_steps", inner_steps, (0, 1))
+        check_choice("criterion.pretrain_step", pretrain_step, ("adamw", "sgd"))
+        check_choice("criterion.finetune_step", finetune_step, ("sgd", "adamw"))
+        check_choice("criterion.hypergradient", hypergradient, ("exact", "finite_difference"))
+        check_least({"criterion.inner_lr": inner_lr}, 0)
         if finetune_step == "adamw" and pretrain_step == "sgd":
             raise UsageError("criterion.finetune_step=adamw goes on from pretrain_step=adamw")
         self.fixed_y = fixed_y
@@ -200,7 +198,10 @@ class SoftLabels(Criterion):
         self.pretrain_step = pretrain_step
         self.finetune_step = finetune_step
         self.meta_weight = meta_weight
+        # 0 stands for exact.
         self.difference_step = difference_step if hypergradient == "finite_difference" else 0.0
+        if hypergradient == "finite_difference" and not difference_step > 0:
+            raise UsageError(f"criterion.difference_step must be above 0, got {difference_step}")
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         """Return the student's masked-LM terms; that is what validation looks at."""

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from metaseq_lm import randomness
-from metaseq_lm.checks import check_least
+from metaseq_lm.checks import check_choice, check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.corpus import Corpus, padding_of
@@ -239,13 +239,14 @@ class Labelled:
 
 
 def check_options(options: DictConfig) -> None:
-    """Raise UsageError for no labelled set, or too few micro-steps, samples or pairs."""
+    """Raise UsageError for no labelled set, an unknown mask, too few micro-steps, samples or pairs."""
     numbers = ("copies_at_once", "pairs", "reward_interval"), (
         "batches_per_update",
         "samples_per_task",
     )
     for least, names in enumerate(numbers):
         check_least({f"task.{name}": options[name] for name in names}, least)
+    check_choice("task.mlm_label_mask", options.mlm_label_mask, ("y", "x"))
     if not options.labelled:
         raise UsageError("task.labelled names no labelled set; e.g. task.labelled=[which_moon_10]")
 

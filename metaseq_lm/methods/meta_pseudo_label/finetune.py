@@ -212,6 +212,7 @@ class TokenLabelsTask(Task):
     def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
         """Return the file that the benchmark's leaderboard wants for a test split."""
         data = self.labelled(split)
+        split = data.data.split  # "mini" is a part of "valid"
         if data.token_level:
             return record_file(data.data, split, rows)
         return leaderboard_files(data.data, split, rows)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm import vectors
+from metaseq_lm.checks import check_choice, check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Terms
 from metaseq_lm.criterions.masked_lm import labelled_terms
@@ -122,12 +123,9 @@ class Meta(MultiTask):
     def __init__(self, **options: Any) -> None:
         self.how = MetaConfig(**options)
         for name, allowed in CHOICES.items():
-            if getattr(self.how, name) not in allowed:
-                raise UsageError(
-                    f"criterion.{name} must be one of {allowed}, got {getattr(self.how, name)!r}"
-                )
-        if self.how.meta_head_steps < 0:
-            raise UsageError("criterion.meta_head_steps must be at least 0")
+            check_choice(f"criterion.{name}", getattr(self.how, name), allowed)
+        names = ("meta_head_steps", "meta_head_lr", "meta_head_weight_decay")
+        check_least({f"criterion.{name}": getattr(self.how, name) for name in names}, 0)
 
     def similarity(self, a: Vector, b: Vector) -> Tensor:
         """Return how alike two gradients are, flattened together; entries that are None count as 0.

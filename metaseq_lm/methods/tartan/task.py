@@ -304,10 +304,11 @@ class TartanTask(Task):
 
 def check_names(auxiliary: Sequence[str]) -> None:
     """Raise UsageError unless there are auxiliaries, all different, none with a task's own name."""
-    if not auxiliary or len(set(auxiliary)) < len(auxiliary) or ENDTASK in auxiliary:
+    taken = {ENDTASK, DEV} & set(auxiliary)  # the logs of their losses
+    if not auxiliary or len(set(auxiliary)) < len(auxiliary) or taken:
         raise UsageError(
             f"task.auxiliary is {list(auxiliary)}; name one or more different tasks: {TAPT}, or splits "
-            f"of the corpus in DATA (none may be called {ENDTASK})"
+            f"of the corpus in DATA (none may be called {ENDTASK} or {DEV})"
         )
 
 

@@ -311,7 +311,24 @@ def price(data: Path, interval: int) -> float:
 def test_counts_are_checked(name: str) -> None:
     options = {"batches_per_update": 1, "samples_per_task": 1, "copies_at_once": 0, "pairs": 0}
     options["reward_interval"] = 0
-    options |= {"labelled": ["a"]}
+    options |= {"labelled": ["a"], "mlm_label_mask": "y"}
     check_options(OmegaConf.create(options))
     with pytest.raises(UsageError, match=f"task.{name} must be at least"):
         check_options(OmegaConf.create(options | {name: options[name] - 1}))
+
+
+@pytest.mark.parametrize(
+    "objective, option, words",
+    [
+        ("hard", "task.mlm_label_mask=Y", "task.mlm_label_mask must be one of y, x; got 'Y'"),
+        ("hard", "criterion.inner_clip_norm=-5", "criterion.inner_clip_norm must be at least 0"),
+        ("soft", "criterion.inner_lr=-1", "criterion.inner_lr must be at least 0"),
+        ("soft", "criterion.difference_step=0", "criterion.difference_step must be above 0"),
+    ],
+)
+def test_values_that_turn_or_change_the_objective(
+    even: Path, objective: str, option: str, words: str
+) -> None:
+    more = ["criterion.hypergradient=finite_difference"] if objective == "soft" else []
+    with pytest.raises(UsageError, match=words):
+        Bench(even, objective, *more, option)

@@ -172,6 +172,9 @@ def test_the_small_validation_set(data: Path) -> None:
     random.Random(42).shuffle(order)
     rows = bench.task.labelled("valid")
     assert bench.task.labelled("mini") is rows
+    predicted = [{"index": i, "scores": [0.2, 0.5, 0.3]} for i in range(3)]
+    assert list(bench.task.submissions("test", predicted)) == ["CB.jsonl"]
+    assert not bench.task.submissions("mini", predicted)  # not under the name of the test file
     for split, chosen in (("mini", order[:10]), ("valid", order)):
         (stream,) = bench.task.build_streams(split).values()
         windows = [w for b in stream.once(Shard()) for m in b for w in m["windows"].tolist()]
