@@ -33,6 +33,9 @@ from metaseq_lm.means import Logs
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 UNLABELLED, MLM = 0, 1  # numbers of the task tokens; labelled sets follow
 
+AT_LEAST_0 = ("copies_at_once", "pairs", "reward_interval")
+AT_LEAST_1 = ("batches_per_update", "samples_per_task")
+
 
 @dataclass
 class MetaPseudoLabelConfig:
@@ -240,11 +243,7 @@ class Labelled:
 
 def check_options(options: DictConfig) -> None:
     """Raise UsageError for no labelled set, an unknown mask, too few micro-steps, samples or pairs."""
-    numbers = ("copies_at_once", "pairs", "reward_interval"), (
-        "batches_per_update",
-        "samples_per_task",
-    )
-    for least, names in enumerate(numbers):
+    for least, names in enumerate((AT_LEAST_0, AT_LEAST_1)):
         check_least({f"task.{name}": options[name] for name in names}, least)
     check_choice("task.mlm_label_mask", options.mlm_label_mask, ("y", "x"))
     if not options.labelled:
