@@ -217,6 +217,31 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def labels_of(facts: Any, source: object) -> dict[str, list[str]]:
+    """Return the classes of each set of a checkpoint; CheckpointError if it does not say them."""
+    labels = facts.get("labels") if isinstance(facts, dict) else None
+    if not isinstance(labels, dict) or not all(isinstance(v, list) for v in labels.values()):
+        raise CheckpointError(
+            f"{source} does not say which classes its heads are for; train it anew with this version"
+        )
+    return labels
+
+
+def check_facts(then: Any, now: dict[str, Any], path: Path) -> None:
+    """Raise CheckpointError if a checkpoint does not have the facts of the run that would go on.
+
+    What it does not say is not compared.
+    """
+    then = then if isinstance(then, dict) else {}
+    differing = [key for key in now if key in then and then[key] != now[key]]
+    if differing:
+        key = differing[0]
+        raise CheckpointError(
+            f"{path} was trained with other {key} than there are now ({str(then[key])[:200]} then, "
+            f"{str(now[key])[:200]} now); choose another --save-dir"
+        )
+
+
 def check_header(data: bytes) -> None:
     """Raise ValueError if a safetensors file names a tensor twice; the library takes the last."""
 

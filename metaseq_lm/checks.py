@@ -18,6 +18,16 @@ def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
         raise UsageError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")
 
 
+def check_classes(source: object, name: str, then: Sequence[str], now: Sequence[str]) -> None:
+    """Raise UsageError if `source` was trained on other classes of a set, or in another order."""
+    if list(then) != list(now):
+        was, is_now = (", ".join(labels) or "real values" for labels in (then, now))
+        raise UsageError(
+            f"{source} was trained on {name} with the classes {was}, but DATA has {is_now}; their order is "
+            "that of the outputs. Preprocess the set again with --labels-from, the set as it was then"
+        )
+
+
 def check_share(name: str, value: float, whole: bool = True) -> None:
     """Raise UsageError unless `value` is from 0 to 1, without `whole` below 1."""
     if not 0 <= value <= 1 or (value == 1 and not whole):

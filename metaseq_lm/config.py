@@ -293,6 +293,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
             except UsageError as unknown:
                 return str(unknown)
     full = re.search(r"full_key: (\S+)", str(cause) + str(error))
+    if full and "is not a ListConfig" in text:
+        text = f"give a list, such as '{full.group(1)}=[A,B]', with one item too"
     return f"{full.group(1)}: {text}" if full else text
 
 

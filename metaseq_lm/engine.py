@@ -210,7 +210,7 @@ class Engine:
         return self.optimizers[name].parameters
 
     def step(self, name: str, grads: Vector) -> bool:
-        """Clip the global gradient and take one scheduled step.
+        """Clip the global gradient, in place, and take one scheduled step.
 
         Returns False, and changes nothing, if the gradient, a loss of this update or what
         `require_finite` was given is not finite.
@@ -220,13 +220,14 @@ class Engine:
             self._saved[name] = copied(optimizer.local_state())
         if all(g is None for g in grads):
             return True
-        clipped, before = vectors.clip(grads, optimizer.clip_norm)
+        before = vectors.norm(grads)
         if not torch.isfinite(before + self._losses):
             self.norms.pop(name, None)
             self.nonfinite.append(name)
             return False
         self.norms[name] = before.item()
-        for parameter, grad in zip(optimizer.parameters, clipped, strict=True):
+        vectors.clip_(grads, before, optimizer.clip_norm)
+        for parameter, grad in zip(optimizer.parameters, grads, strict=True):
             parameter.grad = grad
         optimizer.step()
         for parameter in optimizer.parameters:

@@ -21,8 +21,8 @@ from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.files import read_json, write_atomic
 
 # What may change between the parts of one run: how it is computed, how long, how often it is looked
-# at.
-FREE = ("engine.", "trainer.", "save_dir", "user_dir", "label", "data")
+# at, where things are (which teachers they are is a fact of the checkpoints).
+FREE = ("engine.", "trainer.", "save_dir", "user_dir", "label", "data", "task.teachers")
 # Options that name other runs, which a run starts from or asks.
 SOURCES = ("init_from", "task.elmo", "task.teachers")
 LARGEST_CONFIG = 1 << 20

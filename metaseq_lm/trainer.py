@@ -390,6 +390,7 @@ class Trainer:
                 f"{found.path} was trained on other data than {self.config.data} holds now "
                 f"({data} then, {self.data} now); choose another --save-dir"
             )
+        checkpoint.check_facts(found.manifest.get("facts"), self.task.facts(), found.path)
         checkpoint.check_fit(self.model, found.weights, found.path)
         lacking = self.engine.optimizers.keys() ^ found.state.get("optimizers", {}).keys()
         if lacking:

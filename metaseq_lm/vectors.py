@@ -46,12 +46,22 @@ def cosine(a: Vector, b: Vector) -> Tensor:
     return dot(a, b) / (norm(a) * norm(b))
 
 
-def clip(a: Vector, max_norm: float) -> tuple[Vector, Tensor]:
-    """Return `a` scaled down to a global norm of at most `max_norm` (0 = never), and its norm before."""
-    before = norm(a)
+def clip(a: Vector, max_norm: float) -> Vector:
+    """Return `a` scaled down to a global norm of at most `max_norm` (0 = never)."""
+    factor = shrinking(norm(a), max_norm)
+    return a if factor is None else scale(a, factor)
+
+
+def clip_(a: Vector, before: Tensor, max_norm: float) -> None:
+    """Scale `a`, whose global norm is `before`, in place as `clip` does: no copy of the vector."""
+    factor = shrinking(before, max_norm)
+    if factor is not None:
+        torch._foreach_mul_([x for x in a if x is not None], factor)
+
+
+def shrinking(norm: Tensor, max_norm: float) -> Optional[Tensor]:
+    """Return the factor that brings a norm down to `max_norm`, None if it is known to be 1."""
     if not max_norm:
-        return a, before
-    factor = (max_norm / (before + 1e-6)).clamp(max=1.0)
-    if factor.device.type == "cpu" and factor.item() == 1.0:
-        return a, before
-    return scale(a, factor), before
+        return None
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return None if factor.device.type == "cpu" and factor.item() == 1.0 else factor

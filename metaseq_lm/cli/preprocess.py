@@ -36,7 +36,7 @@ CORPUS_ONLY = (
 )
 # What the command line adds to the options it parsed.
 NOT_OPTIONS = ("command", "run", "parser", "takes_overrides", "takes_words", "overrides", "argv")
-LABELLED_ONLY = ("columns", "text_columns", "label_column", "labels", "regression")
+LABELLED_ONLY = ("columns", "text_columns", "label_column", "labels", "regression", "labels_from")
 BENCHMARK_ONLY = ("source", "no_double", "as_text")
 
 
@@ -119,6 +119,11 @@ def _add_labelled_arguments(add: Any) -> None:
     add("--text-columns", metavar="A[,B]", help="default: text, or text_a,text_b")
     add("--label-column", metavar="A", help="default: label")
     add("--labels", metavar="A,B,...", help="the classes in order (default: of train, sorted)")
+    add(
+        "--labels-from",
+        metavar="SET",
+        help="the classes of this set, a folder D/NAME, in its order; for --tagged, --treebank too",
+    )
     add("--regression", action="store_true", default=None, help="labels are numbers, not classes")
 
 
@@ -227,7 +232,8 @@ def _splits(args: argparse.Namespace) -> dict[str, list[Path]]:
 
 def _run_words(args: argparse.Namespace, job: Any) -> None:
     other = [name for name in CORPUS_ONLY if name not in preprocess_words.SHARED]
-    other += ["labelled", "benchmark", *LABELLED_ONLY, *BENCHMARK_ONLY, *preprocess_parallel.ONLY]
+    other += [name for name in LABELLED_ONLY if name not in preprocess_words.SETS_TOO]
+    other += ["labelled", "benchmark", *BENCHMARK_ONLY, *preprocess_parallel.ONLY]
     _refuse(args, ("parallel", *other), "does not apply to sentences of words")
     _refuse(args, *preprocess_words.unfit(args))
     name = args.tagged if args.tagged is not None else args.treebank
@@ -287,10 +293,18 @@ def _run_labelled(args: argparse.Namespace, job: Any) -> None:
     files = [path for paths in job.splits.values() for path in paths]
     if columns.names is not None and all(map(is_json, files)):
         raise UsageError("--columns names those of TSV files; fields of JSON files have names")
-    labels = _listed(args.labels)
+    if args.labels_from is not None:
+        _refuse(args, ("labels", "regression"), "and --labels-from exclude each other")
+    labels = _labels_from(args) or _listed(args.labels)
     tokenizer = load_tokenizer(args.tokenizer_from or job.destdir)
     job = _inside(job, args.labelled)
     preprocess_labelled(job, columns, None if labels is None else list(labels), tokenizer)
+
+
+def _labels_from(args: argparse.Namespace) -> list[str] | None:
+    from metaseq_lm.data.manifest import classes_of
+
+    return None if args.labels_from is None else classes_of(args.labels_from)
 
 
 def _run_benchmark(args: argparse.Namespace, job: Any) -> None:

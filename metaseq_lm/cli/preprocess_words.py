@@ -10,6 +10,7 @@ MODES = ("words", "tagged", "treebank")
 TEXT_ONLY = ("word_vectors", "word_places", "labelled_corpus", "split_text")
 TAGS_ONLY = ("tag_scheme", "unseen_tags")
 SETS_ONLY = ("tag_column", "hold_out", "hold_out_seed")
+SETS_TOO = ("labels_from",)  # of other labelled sets as well
 OPTIONS = (*MODES, *TEXT_ONLY, *TAGS_ONLY, *SETS_ONLY, "word_column", "drop_overlap_with")
 # Options of other kinds of data that mean something here too, only for --words.
 SHARED = ("vocab_size", "min_frequency", "tokenizer_corpus", "tokenizer_from", "documents")
@@ -106,7 +107,7 @@ def asked(args: argparse.Namespace) -> bool:
 def unfit(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:
     """Return the options that the mode in `args` does not know, and why."""
     if args.words:
-        return (*TAGS_ONLY, *SETS_ONLY), "does not apply to --words"
+        return (*TAGS_ONLY, *SETS_ONLY, *SETS_TOO), "does not apply to --words"
     if args.tagged is not None:
         return (*TEXT_ONLY, *SHARED), "does not apply to --tagged; the set uses D's vocabulary"
     return (*TEXT_ONLY, *TAGS_ONLY, *SHARED), "does not apply to --treebank"
@@ -148,6 +149,7 @@ def run(args: argparse.Namespace, job: Any) -> None:
         hold_out=args.hold_out or 0,
         seed=args.hold_out_seed or 0,
         drop=drop,
+        classes=Path(args.labels_from) if args.labels_from else None,
     )
     preprocess_set(job, chosen, job.destdir.parent)
 

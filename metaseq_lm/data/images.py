@@ -132,7 +132,8 @@ def save_images(
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / FILE, content.getvalue())
     sizes = {split: {"rows": len(part)} for split, part in splits.items()}
-    manifest = Manifest(IMAGES, {"name": "none", "hash": "", "size": 0}, sizes, command)
+    about = {"name": "none", "hash": "", "size": 0}
+    manifest = Manifest(IMAGES, about, sizes, command, {"labels": list(names)})
     manifest.add_files(folder, [FILE])
     manifest.save(folder)
 

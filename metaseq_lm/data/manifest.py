@@ -13,6 +13,7 @@ from metaseq_lm.errors import MetaseqError
 from metaseq_lm.files import read_json, write_atomic
 
 MANIFEST_FILE = "manifest.json"
+HERE = "."  # among the names of sets in a data folder: the folder itself
 FORMAT = 1
 BLOCK_BYTES = 64 << 20
 CORPUS, LABELLED = "corpus", "labelled"
@@ -191,12 +192,13 @@ def require_tokenizer(folder: Path, own: str) -> None:
         )
 
 
-def fingerprint(folder: str | Path) -> str:
+def fingerprint(folder: str | Path, split: str = "") -> str:
     """Return a short hash (16 hex digits) of the tokens and the tokenizer of a data folder.
 
-    It depends on the content only: not on the place, the time or the command. It comes from the
-    checksums of the manifest, whose files must be there in full (MetaseqError); a folder without
-    one (made by another program) is read whole.
+    Of one `split` of a labelled set it is that of its rows and of the classes. It depends on the
+    content only: not on the place, the time or the command. It comes from the checksums of the
+    manifest, whose files must be there in full (MetaseqError); a folder without one (made by another
+    program) is read whole.
     """
     folder = Path(folder)
     if (folder / MANIFEST_FILE).is_file():
@@ -204,6 +206,9 @@ def fingerprint(folder: str | Path) -> str:
         # The checksums are those of other files if the sizes differ.
         require_sizes(folder)
         parts: Any = [manifest.files, manifest.block_bytes, manifest.tokenizer, manifest.details]
+        if split:
+            files = {n: about for n, about in manifest.files.items() if n.startswith(f"{split}.")}
+            parts = [split, files, *parts[1:3], manifest.details.get("labels")]
     else:
         pairs = sorted(p for p in folder.glob("*") if p.suffix in (".bin", ".idx") and p.is_file())
         if not pairs:
@@ -218,10 +223,34 @@ def fingerprint_of_run(folder: str | Path, options: Any) -> str:
     `options` are those of the task: any text in them that is the name of a set counts.
     """
     folder = Path(folder)
-    named = {name for name in _texts(options) if FILE_NAME.fullmatch(name)}
-    names = sorted(name for name in named if (folder / name / MANIFEST_FILE).is_file())
+    names = sets_named(folder, options)
     prints = [fingerprint(folder), *(f"{name} {fingerprint(folder / name)}" for name in names)]
     return _digest(_canonical(prints))[:16] if names else prints[0]
+
+
+def sets_named(folder: str | Path, options: Any) -> list[str]:
+    """Return the sets inside a data folder that the `options` of a task name, sorted."""
+    named = {name for name in _texts(options) if FILE_NAME.fullmatch(name)}
+    return sorted(name for name in named if (Path(folder) / name / MANIFEST_FILE).is_file())
+
+
+def labels_in(folder: str | Path, names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the classes, in their order, of those of the sets `names` in a data folder that have some.
+
+    HERE stands for the folder itself; of real values there are no classes, [].
+    """
+    places = {name: Path(folder) / name for name in names}
+    there = {name: p for name, p in places.items() if (p / MANIFEST_FILE).is_file()}
+    labels = {name: Manifest.load(place).details.get("labels") for name, place in there.items()}
+    return {name: found for name, found in labels.items() if isinstance(found, list)}
+
+
+def classes_of(folder: str | Path) -> list[str]:
+    """Return the classes of a labelled set in their order; MetaseqError for data without classes."""
+    found = labels_in(folder, [HERE]).get(HERE)
+    if not found:
+        raise MetaseqError(f"{folder}: not a labelled set with classes, such as D/NAME")
+    return found
 
 
 def _texts(value: Any) -> Iterator[str]:

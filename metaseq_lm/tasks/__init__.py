@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.cost import Costs
 from metaseq_lm.criterions import Batch, Criterion
+from metaseq_lm.data.manifest import HERE, labels_in, sets_named
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
@@ -155,8 +156,13 @@ class Task:
         """
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint has to say of its data and weights besides the config, for JSON."""
-        return {}
+        """Return what a checkpoint has to say of its data and weights besides the config, for JSON.
+
+        A run that goes on must have the same facts. "labels" are the classes of each set that the
+        options name, without which a head's outputs mean nothing.
+        """
+        names = [HERE, *sets_named(self.data, options_of(self.options))]
+        return {"labels": labels_in(self.data, names)}
 
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
         """Raise UsageError if a run cannot start from the weights of `source`, which has these facts."""

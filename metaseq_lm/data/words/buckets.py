@@ -119,7 +119,8 @@ def cuts(weights: np.ndarray, batches: int) -> np.ndarray:
     """
     numbers = np.arange(1, batches)
     totals = np.cumsum(weights)
-    found = np.searchsorted(totals, totals[-1] * numbers / batches)
+    # By the middles of the items, so that equal ones make equal runs.
+    found = np.searchsorted(totals - weights / 2, totals[-1] * numbers / batches)
     # Room for one item in each run before and after.
     found = np.maximum.accumulate(np.maximum(found, numbers) - numbers) + numbers
     return np.minimum(found, len(weights) - batches + numbers)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm import randomness
-from metaseq_lm.data.manifest import Manifest
+from metaseq_lm.data.manifest import Manifest, classes_of
 from metaseq_lm.data.preprocess import Job
 from metaseq_lm.data.staging import publish, staging
 from metaseq_lm.data.words.columns import (
@@ -48,7 +48,7 @@ class SetChoice:
     number, or the name of a field for .conllu files; '' is the last column. With `unseen` "one" the
     tags that train lacks are one class, which no prediction gets right (CCG categories; Clark et al.
     2018), with "own" each is a class. `hold_out` random sentences of train become the valid split.
-    `drop` is as in TextChoice.
+    `drop` is as in TextChoice. `classes` is a set made before, whose classes these are.
     """
 
     trees: bool = False
@@ -59,6 +59,7 @@ class SetChoice:
     hold_out: int = 0
     seed: int = 0
     drop: tuple[str, ...] = ()
+    classes: Path | None = None
 
     def check(self, splits: dict[str, list[Path]]) -> None:
         """Raise UsageError for options that cannot be used with these splits."""
@@ -73,6 +74,8 @@ class SetChoice:
             raise UsageError(
                 "--hold-out takes sentences of --trainpref for the missing --validpref"
             )
+        if self.unseen != "own" and self.classes:
+            raise UsageError("--labels-from says what --unseen-tags asks; leave that out")
         if self.unseen == "one" and "train" not in splits:
             raise UsageError("--unseen-tags one needs --trainpref to know which tags are seen")
 
@@ -130,6 +133,8 @@ def preprocess_set(job: Job, choice: SetChoice, data: Path) -> Manifest:
         if scheme != "none":
             _to_bioes(splits, scheme)
         names, unseen = _label_names(splits, choice, scheme)
+        if choice.classes is not None:
+            names, unseen = _taken_over(choice.classes, splits, names)
         manifest = Manifest(
             "trees" if choice.trees else "tags", describe(vocabulary), {}, job.command
         )
@@ -240,6 +245,22 @@ def _label_names(
         return sorted(found), None
     seen = {label for sentence in splits["train"].sentences for label in sentence.labels}
     return [*sorted(seen), UNSEEN], len(seen)
+
+
+def _taken_over(
+    folder: Path, splits: dict[str, _Split], found: list[str]
+) -> tuple[list[str], int | None]:
+    """Return the classes of an earlier set, and which of them stands for tags that it lacks."""
+    names, unseen = classes_of(folder), Manifest.load(folder).details.get("unseen")
+    if unseen is None and (lacking := set(found) - set(names)):
+        for sentence in _all(splits):
+            for word, label in enumerate(sentence.labels):
+                if label in lacking:
+                    raise MetaseqError(
+                        f"{sentence.place(word)}: {label!r} is no class of {folder} (--labels-from); a "
+                        "model of that set cannot be scored on it"
+                    )
+    return names, unseen
 
 
 def _write(

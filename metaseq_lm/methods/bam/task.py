@@ -16,6 +16,8 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from metaseq_lm import checkpoint
+from metaseq_lm.checks import check_classes
 from metaseq_lm.config import option
 from metaseq_lm.cost import Costs
 from metaseq_lm.criterions import Batch, Terms
@@ -155,21 +157,22 @@ class BamTask(Task):
         return teaching.assigned(named, self.labels) if named else {}
 
     def facts(self) -> dict[str, Any]:
-        """Return the classes of each set, without which a head's outputs mean nothing."""
-        return {"labels": self.labels}
+        """Return the classes of each set, and the weights of its teacher, by their hash."""
+        weights = {name: teaching.weights_of(t, name) for name, t in self.teachers.items()}
+        return {"labels": self.labels, "teachers": weights}
 
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
         """Raise UsageError if kept heads are not there, or for other classes or another order."""
         if not self.options.keep_head:
             return
-        labels = teaching.labels_of(facts, source)
+        labels = checkpoint.labels_of(facts, source)
         for name, own in self.labels.items():
             if name not in labels:
                 raise UsageError(
                     f"task.keep_head: {source} has no head for {name}; it has heads for "
                     f"{', '.join(sorted(labels))}"
                 )
-            teaching.check_labels(source, name, labels[name], own)
+            check_classes(source, name, labels[name], own)
 
     def further_costs(self) -> Costs:
         """Return what the teachers have cost, and computing their outputs."""

@@ -28,7 +28,7 @@ import safetensors.numpy
 from omegaconf import DictConfig
 
 from metaseq_lm import checkpoint, cost, distributed
-from metaseq_lm.checkpoint import CheckpointError
+from metaseq_lm.checks import check_classes
 from metaseq_lm.cost import Costs
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.labelled import LabelledSet
@@ -36,13 +36,14 @@ from metaseq_lm.data.manifest import MANIFEST_FILE, fingerprint
 from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.files import write_atomic
 from metaseq_lm.opened import open_run
+from metaseq_lm.run_folder import read_results
 from metaseq_lm.tasks.finetuning import Outputs, listed
 
 if TYPE_CHECKING:
     from metaseq_lm.methods.bam.task import BamTask
     from metaseq_lm.run import Run
 
-FORMAT = 2
+FORMAT = 3
 SUFFIX = ".train.safetensors"
 FOLDER = "outputs"
 # What the student's engine decides for its teachers too; it changes no result.
@@ -73,13 +74,14 @@ class Teacher:
 def resolve(name: str) -> Teacher:
     """Return the teacher that a path means: a run (its best checkpoint, else its last), or outputs.
 
-    Raises UsageError for a run of another task, CheckpointError for what is neither.
+    Raises UsageError for a run of another task or an unfinished one, CheckpointError for what is neither.
     """
     stored = sorted(Path(name).glob(f"*{SUFFIX}"))
     if stored:
         sets = [path.name.removesuffix(SUFFIX) for path in stored]
         return Teacher(name, Path(name), dict.fromkeys(sets))
     place = checkpoint.resolve(name, prefer="best")
+    require_finished(Path(name))
     manifest = checkpoint.read_manifest(place)
     config = manifest.get("config")
     task = config.get("task") if isinstance(config, dict) else None
@@ -93,26 +95,17 @@ def resolve(name: str) -> Teacher:
     inside = place.parent.name == "checkpoints"
     outputs = place.parent.parent / FOLDER / place.name if inside else place / FOLDER
     weights = str(manifest["sha256"].get("model.safetensors"))
-    return Teacher(name, outputs, labels_of(manifest.get("facts"), place), place, weights)
+    labels = checkpoint.labels_of(manifest.get("facts"), place)
+    return Teacher(name, outputs, labels, place, weights)
 
 
-def labels_of(facts: Any, source: object) -> dict[str, list[str]]:
-    """Return the classes of each set of a checkpoint; CheckpointError if it does not say them."""
-    labels = facts.get("labels") if isinstance(facts, dict) else None
-    if not isinstance(labels, dict) or not all(isinstance(v, list) for v in labels.values()):
-        raise CheckpointError(
-            f"{source} does not say which classes its heads are for; train it anew with this version"
-        )
-    return labels
-
-
-def check_labels(source: object, name: str, then: list[str], now: list[str]) -> None:
-    """Raise UsageError if the head of a set was trained for other classes, or in another order."""
-    if then != now:
-        was, is_now = (", ".join(labels) or "real values" for labels in (then, now))
+def require_finished(folder: Path) -> None:
+    """Raise UsageError for the folder of a run that is not finished: its best checkpoint may change."""
+    results = read_results(folder) if (folder / "checkpoints").is_dir() else {"status": "finished"}
+    if (results or {}).get("status") != "finished":
         raise UsageError(
-            f"{source} was trained on {name} with the classes {was}, but DATA has {is_now}; their order "
-            "is that of the outputs. Preprocess the set again with --labels, in the order that it had then"
+            f"task.teachers: the run {folder} is not finished, its best checkpoint may change; let it come "
+            "to its end, or name one of its checkpoints"
         )
 
 
@@ -139,7 +132,7 @@ def assigned(names: Sequence[str], labels: Mapping[str, list[str]]) -> dict[str,
     for name, own in labels.items():
         then = found[name].labels[name]
         if then is not None:
-            check_labels(found[name].name, name, then, own)
+            check_classes(found[name].name, name, then, own)
     return {name: found[name] for name in labels}
 
 
@@ -277,7 +270,7 @@ def describe(folder: Path, data: LabelledSet, weights: str | None) -> dict[str, 
     about = {
         "format": FORMAT,
         "set": folder.name,
-        "data": fingerprint(folder),
+        "data": fingerprint(folder, data.split),
         "rows": len(data),
         "labels": list(data.label_names),
     }
@@ -317,11 +310,15 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def read(path: Path, wanted: dict[str, Any]) -> tuple[np.ndarray, Costs]:
-    """Return stored outputs, float32 (rows, K), and what they have cost.
+def weights_of(teacher: Teacher, name: str) -> str | None:
+    """Return the hash of the weights whose outputs on a set a teacher has, None if it is not said."""
+    if teacher.weights is not None:
+        return teacher.weights
+    return opened_file(teacher.file(name))[1].get("weights")
 
-    Raises MetaseqError if they are damaged or not of `wanted`.
-    """
+
+def opened_file(path: Path) -> tuple[np.ndarray, dict[str, Any], Costs]:
+    """Return stored outputs, what they are of, and their cost; MetaseqError if they are damaged."""
     try:
         content = path.read_bytes()
         checkpoint.check_header(content)
@@ -341,6 +338,15 @@ def read(path: Path, wanted: dict[str, Any]) -> tuple[np.ndarray, Costs]:
             f"{path}: not readable as a teacher's outputs: {reason[:200]}; delete it, a run of its "
             "teacher's student makes it anew"
         ) from error
+    return outputs, about, costs
+
+
+def read(path: Path, wanted: dict[str, Any]) -> tuple[np.ndarray, Costs]:
+    """Return stored outputs, float32 (rows, K), and what they have cost.
+
+    Raises MetaseqError if they are damaged or not of `wanted`.
+    """
+    outputs, about, costs = opened_file(path)
     differing = [
         f"{key}: {str(about.get(key))[:60]} there, {str(value)[:60]} here"
         for key, value in wanted.items()

@@ -16,8 +16,10 @@ from metaseq_lm.randomness import current_pass
 
 def unit(x: Tensor) -> Tensor:
     """Return x (B, ...) with rows of norm 1; a row of zeros stays."""
-    norms = x.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny)
-    return x / norms.view(-1, *[1] * (x.dim() - 1))
+    # In fp32 the squares of tiny entries would be 0.
+    norms = x.flatten(1).double().norm(dim=1)
+    norms = torch.where(norms > 0, norms, 1.0)
+    return (x.double() / norms.view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
 
 
 def gaussian(like: Tensor) -> Tensor:

@@ -243,10 +243,10 @@ class MetaPseudoLabelTask(Task):
         with engine.restoring("student"):
             for _ in range(criterion.inner_steps):
                 grads, _ = engine.gradients(loss, support, parameters)
-                grads, _ = vectors.clip(grads, criterion.inner_clip_norm)
+                grads = vectors.clip(grads, criterion.inner_clip_norm)
                 engine.move("student", grads, -criterion.inner_lr)
             grads, logs = engine.gradients(loss, query, parameters)
-        grads, _ = vectors.clip(grads, criterion.inner_clip_norm)
+        grads = vectors.clip(grads, criterion.inner_clip_norm)
         reward, product = losses.reward_of(
             criterion.reward, step, vectors.flat(grads), logs["query"]
         )

@@ -129,6 +129,12 @@ def test_pieces_are_drawn_from_the_whole_text():
     assert set(other.batch(0)) != set(order.batch(0))
 
 
+def test_equal_sentences_make_equal_batches():
+    assert cuts(np.ones(4), 2).tolist() == [2]
+    assert cuts(np.ones(64), 4).tolist() == [16, 32, 48]
+    assert cuts(np.array([3.0, 1.0, 1.0, 1.0]), 2).tolist() == [1]
+
+
 def padded(lengths, batches):
     """The share of the places of batches that is padding."""
     places = sum(len(batch) * lengths[batch].max() for batch in batches)

@@ -93,6 +93,36 @@ def test_unseen_tags(run, words, tmp_path):
     assert code == 2 and "not for spans" in shown
 
 
+def test_classes_of_an_earlier_set(run, words, tmp_path):
+    """A later file has the same numbers for its tags; a tag that the earlier set lacks is named."""
+    assert run("a N\nb V\nc A\n", "--tagged", "first")[0] == 0
+    taken = ["--labels-from", str(words / "first")]
+    assert run("b V\n", "--tagged", "later", *taken)[0] == 0
+    later = WordSet(words / "later", "train")
+    assert later.label_names == ["A", "N", "V"] and labels(later) == [["V"]]
+    code, shown = run("a N\n\nb X\n", "--tagged", "wrong", *taken)
+    assert code == 1 and ":3: 'X' is no class of" in shown and "--labels-from" in shown
+    assert not (words / "wrong").exists()
+    # Spans: types, not tags; tags that an earlier train lacked go on being one class.
+    taken = ["--labels-from", str(words / "chunk")]
+    assert run("it B-VP\n", "--tagged", "spans", *taken)[0] == 0
+    assert (
+        WordSet(words / "spans", "train").label_names
+        == WordSet(words / "chunk", "train").label_names
+    )
+    assert run("it B-XP\n", "--tagged", "wrong", *taken)[0] == 1
+    assert run("a N\nb V\n", "--tagged", "one", "--unseen-tags", "one", "--overwrite")[0] == 0
+    assert run("a N\nb X\n", "--tagged", "after", "--labels-from", str(words / "one"))[0] == 0
+    after = WordSet(words / "after", "train")
+    assert (after.label_names, after.unseen, labels(after)) == (
+        ["N", "V", "<unseen>"],
+        2,
+        [["N", "<unseen>"]],
+    )
+    code, shown = run("a N\n", "--tagged", "wrong", "--labels-from", str(words))
+    assert code == 1 and "not a labelled set with classes" in shown
+
+
 def test_roots(run, words):
     for row in ("a 0-dep", "a 2-root\nb 0-root"):
         code, shown = run(row + "\n", "--treebank", "roots")
