@@ -230,8 +230,7 @@ class Run:
         metrics: dict[str, Any] = {}
         if self.config.trainer.valid_split and self.trainer.last_valid:
             metrics[self.config.trainer.valid_split] = self.trainer.last_valid
-        if self.config.trainer.final_splits:
-            self._load_best(metrics)
+        self._take_best(metrics)
         for split in self.config.trainer.final_splits:
             asked = self.trainer.agree()
             if asked:
@@ -244,14 +243,15 @@ class Run:
             progress.message(f"{split}  {text}")
         self.record("finished", metrics=metrics)
 
-    def _load_best(self, metrics: dict[str, Any]) -> None:
-        folder = Path(self.config.save_dir) / "checkpoints"
-        best = folder / "best"
-        if best.exists():
-            found = checkpoint.load(best.resolve())
-            checkpoint.load_into(self.model, found.weights, best)
-            if found.manifest["valid"]:
-                metrics[self.config.trainer.valid_split] = found.manifest["valid"]
+    def _take_best(self, metrics: dict[str, Any]) -> None:
+        """Let the best checkpoint's validation count, if one is kept; further splits want its weights."""
+        best = Path(self.config.save_dir) / "checkpoints" / "best"
+        if not best.exists():
+            return
+        if valid := checkpoint.read_manifest(best.resolve())["valid"]:
+            metrics[self.config.trainer.valid_split] = valid
+        if self.config.trainer.final_splits:
+            checkpoint.load_into(self.model, checkpoint.load(best.resolve()).weights, best)
 
     def score(self, split: str) -> tuple[dict[str, float], list[dict]]:
         """Return metrics and predictions of the present weights on a split, over all replicas."""

@@ -52,6 +52,23 @@ def test_best_is_the_best_and_patience_stops(moons: Path, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "results.json").read_text())["updates"] == 8
 
 
+@pytest.mark.parametrize("splits", ["[]", "[valid]"])
+def test_results_are_of_the_best_checkpoint(splits: str, moons: Path, tmp_path: Path) -> None:
+    """Its validation counts, whether or not further splits are scored."""
+    more = [
+        "trainer.max_update=8",
+        "trainer.validate_interval_updates=2",
+        f"trainer.final_splits={splits}",
+    ]
+    # The worst of all is called the best: it is not the last.
+    more += ["trainer.best_checkpoint_metric=loss", "trainer.maximize_best_checkpoint_metric=true"]
+    train(configure(moons, tmp_path, CASE, *more))
+    losses = [row["loss"] for row in lines(tmp_path, "valid")]
+    assert max(losses) > losses[-1]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["metrics"]["valid"]["loss"] == pytest.approx(max(losses), abs=1e-9)
+
+
 @pytest.mark.parametrize("option", ["valid_split=dev", "final_splits=[valid,dev]"])
 def test_a_split_that_is_not_there_costs_no_training(
     option: str, moons: Path, tmp_path: Path

@@ -135,13 +135,15 @@ def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Seq
 def best_of(paths: Sequence[Path], most: int, metric: str | None) -> list[Path]:
     """Return the `most` checkpoints with the best validation metric, in the order given.
 
-    The metric is the first one of validation if none is named; its name says which end is best.
+    The metric is the first one of validation if none is named. Which end is best is what the runs
+    kept their best checkpoint by, or else what its name says.
     """
     from metaseq_lm import checkpoint
     from metaseq_lm.evaluation.ensemble import best
     from metaseq_lm.reporting.numbers import Metric
 
-    valid = [checkpoint.load(path).manifest.get("valid") or {} for path in paths]
+    manifests = [checkpoint.load(path).manifest for path in paths]
+    valid = [manifest.get("valid") or {} for manifest in manifests]
     name = metric or next(iter(valid[0]), "")
     for path, values in zip(paths, valid):
         if name not in values:
@@ -150,4 +152,12 @@ def best_of(paths: Sequence[Path], most: int, metric: str | None) -> list[Path]:
                 f"{path} has no validation metric '{name}' to choose by; it has {known}"
             )
     values = [float(of_one[name]) for of_one in valid]
-    return [paths[i] for i in best(values, most, Metric.of(name, values).lower_is_better)]
+    kept = manifests[0]["config"]["trainer"]
+    own = {True: "higher", False: "lower"}[kept["maximize_best_checkpoint_metric"]]
+    asked = Metric.of(name, values, own if kept["best_checkpoint_metric"] == name else None)
+    if asked.guessed:
+        raise UsageError(
+            f"--best: whether a higher or a lower {name} is better is not known; name another --metric, "
+            "such as loss"
+        )
+    return [paths[i] for i in best(values, most, asked.lower_is_better)]

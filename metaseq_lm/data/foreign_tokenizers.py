@@ -37,13 +37,15 @@ def foreign_source(folder: Path) -> Source:
     if whole.is_file():
         model = whole.read_bytes()
         kind = _kind(model)
-        if kind != "unigram":
+        if kind == "byte_bpe":
             return Source(kind, whole, model)
-        if not pieces.is_file():
+        if kind == "unigram" and not pieces.is_file():
             raise MetaseqError(
                 f"{whole}: a unigram model; it can be used only with its spm.model beside it"
             )
     try:
+        if whole.is_file() and kind == "wordpiece":
+            return Source(kind, whole, _as_configured(model, _settings(folder)))
         if words.is_file():
             return Source("wordpiece", words, _wordpiece(words, _settings(folder)))
         if symbols.is_file() and merges.is_file():
@@ -71,6 +73,35 @@ def _kind(model: bytes) -> str:
         return "unigram"
     wordpiece = part.get("type") == "WordPiece" or "max_input_chars_per_word" in part
     return "wordpiece" if wordpiece else "byte_bpe"
+
+
+def _as_configured(model: bytes, settings: dict[str, Any]) -> bytes:
+    """Return a `tokenizer.json` of WordPiece as the transformers library understands it.
+
+    For BERT's and ELECTRA's classes tokenizer_config.json, with the library's defaults for what it
+    does not say, wins over the normalizer in the file.
+    """
+    content = json.loads(model)
+    normalizer = content.get("normalizer")
+    known = str(settings.get("tokenizer_class", "Bert")).startswith(("Bert", "Electra"))
+    if not settings or not known or not is_object(normalizer):
+        return model
+    if normalizer.get("type") != "BertNormalizer":
+        return model
+    lower, accents, cjk = _bert_flags(settings)
+    wanted = {"lowercase": lower, "strip_accents": accents, "handle_chinese_chars": cjk}
+    content["normalizer"] = normalizer | wanted
+    return model if content["normalizer"] == normalizer else json.dumps(content).encode()
+
+
+def _bert_flags(settings: dict[str, Any]) -> tuple[bool, bool | None, bool]:
+    """Return whether case goes, accents go (None: as case does), and ideographs stand alone."""
+    lower = settings.get("do_lower_case", True)
+    accents = settings.get("strip_accents")
+    cjk = settings.get("tokenize_chinese_chars", True)
+    if not all(isinstance(flag, (bool, type(None))) for flag in (lower, accents, cjk)):
+        raise ValueError("tokenizer_config.json: do_lower_case and the like are true or false")
+    return bool(lower), accents, bool(cjk)
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -106,12 +137,9 @@ def _wordpiece(path: Path, settings: dict[str, Any]) -> bytes:
     if len(ids) < len(symbols):
         twice = next(s for i, s in enumerate(symbols) if ids[s] != i)
         raise ValueError(f"{path.name} has the symbol {twice!r} twice")
-    flags = [settings.get(k, d) for k, d in (("do_lower_case", True), ("strip_accents", None))]
-    cjk = settings.get("tokenize_chinese_chars", True)
-    if not all(isinstance(f, (bool, type(None))) for f in [*flags, cjk]):
-        raise ValueError("tokenizer_config.json: do_lower_case and the like are true or false")
+    lower, accents, cjk = _bert_flags(settings)
     # 100 characters, as the transformers library has it for such files.
-    library = wordpiece_library(ids, 100, not flags[0], flags[1], bool(cjk))
+    library = wordpiece_library(ids, 100, not lower, accents, cjk)
     library.add_special_tokens([s for s in vars(FAMILIES["bert"]).values() if s in ids])
     return library.to_str().encode("utf-8")
 

@@ -24,8 +24,13 @@ def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
+def _encoded(text: str) -> bytes:
+    # The name of a file may be no UTF-8; in JSON its bytes are then spelled \\udcXX.
+    return text.encode("utf-8", "backslashreplace")
+
+
 def _canonical(content: Any) -> bytes:
-    return json.dumps(content, sort_keys=True, ensure_ascii=False).encode("utf-8")
+    return _encoded(json.dumps(content, sort_keys=True, ensure_ascii=False))
 
 
 def block_checksums(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
@@ -73,7 +78,7 @@ class Manifest:
         content = asdict(self)
         content["checksum"] = _digest(_canonical(content))
         text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-        write_atomic(folder / MANIFEST_FILE, text.encode("utf-8"))
+        write_atomic(folder / MANIFEST_FILE, _encoded(text))
 
     @classmethod
     def load(cls, folder: str | Path) -> "Manifest":

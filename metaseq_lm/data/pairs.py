@@ -36,7 +36,8 @@ class Pairs:
     random other document on, as many as the example lacks. An example of one sentence has no B of
     its own and always gets another, so somewhat more than half of the rows are NOT_NEXT.
 
-    Differences from the published program: the sentences that another text replaced are not put
+    Differences from the published program: whether an example is short is drawn for each example,
+    there once for a document; the sentences that another text replaced are not put
     back (the next epoch may show them), the other document is never the same one, and of a row
     that is too long the beginning of A or the end of B is cut, whichever is longer at the time, so
     that B still follows A. Raises UsageError for a corpus without documents of several sentences or

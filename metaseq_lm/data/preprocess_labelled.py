@@ -189,12 +189,19 @@ def _usable_rows(
     job: Job, paths: list[Path], readers: list[Rows], content: _Split
 ) -> Iterator[Row]:
     """Yield the rows to keep, noting counts, labels and places of each."""
+    columns = 0
     for path, reader in zip(paths, readers):
         for row in reader:
             content.counts["bad_utf8"] += row.bad
             if row.bad and job.on_bad_utf8 == "skip":
                 content.counts["skipped"] += 1
                 continue
+            columns = columns or len(row.texts)
+            if len(row.texts) != columns:
+                raise MetaseqError(
+                    f"{path}:{row.line}: {len(row.texts)} text column(s), but earlier rows of the split "
+                    f"have {columns}; say which with --text-columns"
+                )
             content.labels.append(row.label)
             content.places.append((path, row.line))
             yield row

@@ -127,6 +127,9 @@ def new_folder(path: Path) -> Iterator[Path]:
 
     UsageError if there is something at `path` already.
     """
+    path = path.absolute()
+    if path == Path.cwd():
+        raise UsageError("--out: give the name of a new folder, not the present one")
     if path.is_file() or path.is_dir() and any(path.iterdir()):
         raise UsageError(f"--out {path}: is there already; give the name of a new folder")
     path.parent.mkdir(parents=True, exist_ok=True)

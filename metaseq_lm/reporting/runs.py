@@ -188,9 +188,15 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
 
 
 def run_folders(root: Path) -> Iterable[Path]:
-    """Yield the resolved run folders at or below `root`."""
-    for folder, below, files in os.walk(root, onerror=raise_error):
+    """Yield the resolved run folders at or below `root`, behind links too, each once."""
+    seen: set[str] = set()
+    for folder, below, files in os.walk(root, onerror=raise_error, followlinks=True):
         below[:] = [d for d in below if d not in SKIPPED_FOLDERS and not d.startswith(".")]
+        real = os.path.realpath(folder)
+        if real in seen:
+            below.clear()
+            continue
+        seen.add(real)
         if is_run(files):
             yield Path(folder).resolve()
 
@@ -248,10 +254,10 @@ def read_values(folder: Path, notes: list[str], seen: tuple[Path, ...] = ()) -> 
 def find_start(folder: Path, start: Path) -> Path | None:
     """Return the run that `start` (a run, or a checkpoint in one) belongs to, or None.
 
-    A relative path is meant from the working directory of the run; when the tree was moved, that
-    is this working directory or one above the run folder.
+    A relative path is meant from the working directory of the run: a folder above that of the run,
+    wherever the tree is now, or else this working directory.
     """
-    bases = [Path.cwd(), *folder.parents] if not start.is_absolute() else [Path("/")]
+    bases = [*folder.parents, Path.cwd()] if not start.is_absolute() else [Path("/")]
     for base in bases:
         place = (base / start).resolve()
         if not place.exists():
@@ -317,9 +323,13 @@ def read_results(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return read_json(path)
+        results = read_json(path)
+        for part in ("metrics", "pretraining"):
+            if not isinstance(results.get(part) or {}, dict):
+                raise ValueError(f"{part} is no mapping")
+        return results
     except ValueError as error:
         raise MetaseqError(
-            f"{path}: not readable as JSON ({error}). Delete it and start the run again: it "
+            f"{path}: not readable as results ({error}). Delete it and start the run again: it "
             "resumes and writes it anew."
         ) from error

@@ -30,7 +30,7 @@ class MaskedLMConfig:
     tokens_per_sample: int = option(128, "longest row, with its special tokens")
     sample_break_mode: str = option(
         "none",
-        "eos: a document is a row; none: windows of the stream; segments: sentences packed into two "
+        "eos: a line is a row; none: windows of the stream; segments: sentences packed into two "
         "segments, as for BERT and ELECTRA",
     )
     mask_prob: float = option(0.15, "share of the tokens that are targets")

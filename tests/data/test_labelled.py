@@ -163,6 +163,12 @@ J = '{"text": "a", "label": "x"}\n'
             1,
             "the splits differ in the number of text columns",
         ),
+        (
+            {"train.jsonl": J + '{"text_a": "a", "text_b": "b", "label": "x"}\n'},
+            (),
+            1,
+            "no field 'text'",
+        ),
     ],
 )
 def test_wrong_input(run, corpus, files, options, code, message):
@@ -171,6 +177,17 @@ def test_wrong_input(run, corpus, files, options, code, message):
     assert found == code
     assert not folder.exists()
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("order", [("one", "two"), ("two", "one")])
+def test_files_of_a_split_with_other_columns(run, corpus, tmp_path, order):
+    """Their second text is neither dropped nor missed."""
+    (tmp_path / "one.tsv").write_text("text\tlabel\na\tx\n")
+    (tmp_path / "two.tsv").write_text("text_a\ttext_b\tlabel\na\tb\tx\n")
+    files = [str(tmp_path / f"{name}.tsv") for name in order]
+    command = ["preprocess", "--labelled", "mixed", "--trainpref", *files, "--destdir", str(corpus)]
+    assert main(command) == 1
+    assert not (corpus / "mixed").exists()
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/b", "", ".", "..", "a\n", "-x", "x" * 300])

@@ -230,6 +230,37 @@ def test_added_tokens_that_are_not_berts_are_refused(pair, tmp_path):
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("cased", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_lower_case": False},
+        {"do_lower_case": True, "tokenizer_class": "BertTokenizer"},
+        {"tokenizer_class": "ElectraTokenizer"},
+        {"do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False},
+    ],
+)
+def test_settings_win_over_the_normalizer_of_a_tokenizer_json(trained, tmp_path, settings, cased):
+    """As in the transformers library, whichever of them a program has changed."""
+    transformers = pytest.importorskip("transformers")
+    write_vocabulary(tmp_path / "bert", trained[cased], cased)
+    theirs(tmp_path / "bert", do_lower_case=not cased).save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "vocab.txt").unlink(missing_ok=True)
+    (tmp_path / "saved" / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours = load_tokenizer(tmp_path / "saved")
+    kind = getattr(transformers, settings.get("tokenizer_class", "BertTokenizer") + "Fast")
+    other = kind.from_pretrained(tmp_path / "saved")
+    texts = [*LINES, *TEXT, "Café CAFÉ 漢字 Hello"]
+    found = [other(line, add_special_tokens=False)["input_ids"] for line in texts]
+    assert ours.encode_batch(texts) == found
+    # A class that reads the file as it is.
+    plain = {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": cased}
+    (tmp_path / "saved" / "tokenizer_config.json").write_text(json.dumps(plain))
+    as_it_is = load_tokenizer(tmp_path / "saved")
+    (tmp_path / "saved" / "tokenizer_config.json").unlink()
+    assert as_it_is.encode_batch(texts) == load_tokenizer(tmp_path / "saved").encode_batch(texts)
+
+
 @pytest.mark.parametrize(
     "files,said",
     [

@@ -28,6 +28,18 @@ def test_runs_are_found_once_and_in_natural_order(tmp_path):
     assert [run.seed for run in runs] == [1, 9, 10]
 
 
+def test_links_to_runs_are_followed_once(tmp_path):
+    make_run(tmp_path / "a" / "seed1", seed=1)
+    make_run(tmp_path / "b" / "seed2", seed=2)
+    chosen = tmp_path / "chosen"
+    chosen.mkdir()
+    for name, place in (("one", "a/seed1"), ("two", "b/seed2"), ("again", "b/seed2")):
+        (chosen / name).symlink_to(tmp_path / place)
+    (tmp_path / "a" / "seed1" / "loop").symlink_to(tmp_path)
+    assert [run.seed for run in find_runs([chosen])] == [1, 2]
+    assert [run.seed for run in find_runs([tmp_path])] == [1, 2]
+
+
 def test_a_folder_without_runs_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="no runs found"):
         find_runs([tmp_path])
@@ -97,6 +109,10 @@ def test_damaged_files_are_named(tmp_path):
     (folder / "results.json").write_text('{"status": ')
     with pytest.raises(MetaseqError, match="results.json"):
         read_run(folder)
+    for part in ("metrics", "pretraining"):
+        (folder / "results.json").write_text(json.dumps({"status": "finished", part: ["x"]}))
+        with pytest.raises(MetaseqError, match=f"results.json.*{part} is no mapping"):
+            read_run(folder)
     (folder / "config.yaml").write_text("a: [1")
     with pytest.raises(MetaseqError, match="config.yaml"):
         read_run(folder)
@@ -121,6 +137,11 @@ def test_config_of_the_pretraining_run_belongs_to_the_setting(tmp_path, monkeypa
     # A relative path is found from a folder above the run, too.
     run = read_run(make_run(tmp_path / "fine" / "b", init_from="pre"))
     assert run.values["pretraining.label"] == "electra"
+    # Of a tree beside this one, not from the run of that name here.
+    here = tmp_path / "here"
+    make_run(here / "pre", label="another")
+    monkeypatch.chdir(here)
+    assert read_run(tmp_path / "fine" / "b").values["pretraining.label"] == "electra"
     lost = read_run(make_run(tmp_path / "fine" / "c", init_from="/nowhere/pre"))
     assert lost.values["pretraining.label"] == "unknown" and "/nowhere/pre" in lost.notes[0]
 

@@ -42,7 +42,7 @@ class ElectraTaskConfig:
     batch_size: int = option(128, "rows of an update")
     tokens_per_sample: int = option(128, "longest row, with its special tokens")
     sample_break_mode: str = option(
-        "none", "none: windows of the stream; eos: a document a row; segments: packed sentences"
+        "none", "none: windows of the stream; eos: a line a row; segments: packed sentences"
     )
     mask_prob: float = option(0.15, "share of the tokens that are chosen")
     random_token_prob: float = option(0.0, "share of those that become a random token")
