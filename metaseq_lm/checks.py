@@ -28,6 +28,19 @@ def check_classes(source: object, name: str, then: Sequence[str], now: Sequence[
         )
 
 
+def check_heads(
+    source: object, then: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]
+) -> None:
+    """Raise UsageError if the classes of a set of `now` are not those that its head was trained on.
+
+    `then` are the classes of the sets that `source` was trained on; where that is one, its head is
+    that of a set of another name, too.
+    """
+    for name, labels in now.items():
+        only = next(iter(then.values())) if len(then) == 1 else labels
+        check_classes(source, name, then.get(name, only), labels)
+
+
 def check_share(name: str, value: float, whole: bool = True) -> None:
     """Raise UsageError unless `value` is from 0 to 1, without `whole` below 1."""
     if not 0 <= value <= 1 or (value == 1 and not whole):

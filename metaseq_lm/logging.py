@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,25 +67,50 @@ class Progress:
 
 
 class TensorBoard:
-    """Event files under `folder`, or nothing with None."""
+    """An event file under `folder`, or nothing with None.
+
+    Not by the library's SummaryWriter: that writes in a thread, and when the thread dies of a full disk
+    the next point waits for ever. Here the first error ends the file, with a message.
+    """
 
     def __init__(self, folder: Path | None) -> None:
-        self.writer: Any = None
+        self.folder, self.writer = folder, None
         if folder is not None:
-            from tensorboardX import SummaryWriter  # takes most of a second to import
+            from tensorboardX.event_file_writer import EventsWriter  # takes most of a second
 
-            self.writer = SummaryWriter(str(folder))
+            folder.mkdir(parents=True, exist_ok=True)
+            with self._told():
+                self.writer = EventsWriter(str(folder / "events"))
 
     def values(self, kind: str, update: int, values: dict[str, float]) -> None:
         """Write one point per metric."""
-        if self.writer is not None:
-            for name, value in values.items():
-                self.writer.add_scalar(f"{kind}/{name}", value, update)
+        if self.writer is None:
+            return
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
+        event = Event(step=update, wall_time=time.time())
+        for name, value in values.items():
+            event.summary.MergeFrom(scalar(f"{kind}/{name}", value))
+        with self._told():
+            self.writer.write_event(event)
+            self.writer.flush()
 
     def close(self) -> None:
         """Flush and close."""
         if self.writer is not None:
-            self.writer.close()
+            with self._told():
+                self.writer.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.writer = None
+            print(
+                f"{self.folder}: {error.strerror}; no more events for TensorBoard", file=sys.stderr
+            )
 
 
 class Window:

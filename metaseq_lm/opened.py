@@ -7,9 +7,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm import checkpoint, plugins
 from metaseq_lm.checkpoint import Checkpoint, CheckpointError
-from metaseq_lm.checks import check_classes
+from metaseq_lm.checks import check_heads
 from metaseq_lm.config import RunConfig, check_names, overridden, without_environment
-from metaseq_lm.data.manifest import labels_in
+from metaseq_lm.data.manifest import HERE, labels_in
 from metaseq_lm.errors import UsageError
 from metaseq_lm.run import Run, check_tokenizer
 
@@ -37,9 +37,10 @@ def open_run(
     check_tokenizer(found, config.data)
     run = Run(config, dry_run=True)
     if "labels" in (facts := found.manifest.get("facts") or {}):
-        then = checkpoint.labels_of(facts, place)
-        for name, labels in labels_in(config.data, then).items():
-            check_classes(place, name, then[name], labels)
+        labelled = config.task.get("labelled") or []
+        named = [labelled] if isinstance(labelled, str) else labelled
+        now = labels_in(config.data, [HERE, *(name for name in named if isinstance(name, str))])
+        check_heads(place, checkpoint.labels_of(facts, place), now)
     checkpoint.load_into(run.model, found.weights, place)
     return run
 

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import re
 import shlex
 import sys
@@ -18,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.files import read_json, write_atomic
+from metaseq_lm.files import FULL_DISK, read_json, write_atomic
 
 # What may change between the parts of one run: how it is computed, how long, how often it is looked
 # at, where things are (which teachers they are is a fact of the checkpoints).
@@ -39,6 +40,7 @@ class RunFolder:
         self.path = Path(config.save_dir)
         self.checkpoints = self.path / "checkpoints"
         self.path.mkdir(parents=True, exist_ok=True)
+        self._waiting: list[str] = []
         commands = self._held = held(self.path / "command.txt")
         file = self.path / "config.yaml"
         if file.exists():
@@ -49,10 +51,22 @@ class RunFolder:
         commands.flush()
 
     def log(self, kind: str, update: int, seconds: float, values: dict[str, Any]) -> None:
-        """Append one line to log.jsonl."""
+        """Append one line to log.jsonl; on a full disk it waits, with others, until there is room."""
         line = {"kind": kind, "update": update, "seconds": round(seconds, 3), **values}
-        with open(self.path / "log.jsonl", "a", encoding="utf-8") as log:
-            log.write(json.dumps(line) + "\n")
+        self._waiting.append(json.dumps(line) + "\n")
+        path = self.path / "log.jsonl"
+        before = path.stat().st_size if path.exists() else 0
+        try:
+            with open(path, "a", encoding="utf-8") as log:
+                log.write("".join(self._waiting))
+            self._waiting.clear()
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            if path.exists():  # without a part of a line
+                os.truncate(path, before)
+            if len(self._waiting) == 1:
+                print(f"{path}: {error.strerror}; lines wait until there is room", file=sys.stderr)
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Write results.json in one piece."""

@@ -60,6 +60,13 @@ class Trainer:
         """The fingerprint of the data that are used; MetaseqError if files are not those they were."""
         return fingerprint_of_run(self.config.data, OmegaConf.to_container(self.config.task))
 
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """What every checkpoint says of its run and its data: as they were at the start."""
+        config, tokenizer = OmegaConf.to_container(self.config), tokenizer_hash(self.config.data)
+        facts = self.task.facts()
+        return {"config": config, "data": self.data, "tokenizer": tokenizer, "facts": facts}
+
     def check_data(self) -> None:
         """Raise MetaseqError now, not at the first save, if the data folder is damaged."""
         _ = self.data
@@ -69,6 +76,7 @@ class Trainer:
     def train(self, progress: Progress, board: TensorBoard) -> None:
         """Make the updates that are left; raises DivergedError or Interrupted."""
         self.progress, self.board = progress, board
+        _ = self.about  # now, not at the first save
         streams = self.task.build_streams("train")
         self._started = time.monotonic() - self.seconds
         for name, stream in streams.items():
@@ -345,13 +353,7 @@ class Trainer:
         folder = self.run.checkpoints
         path = checkpoint.folder_of(folder, self.update)
         if self._saved_at != self.update:
-            about = {
-                "config": OmegaConf.to_container(self.config),
-                "valid": self.last_valid,
-                "data": self.data,
-                "tokenizer": tokenizer_hash(self.config.data),
-                "facts": self.task.facts(),
-            }
+            about = {**self.about, "valid": self.last_valid}
             checkpoint.save(folder, self.update, weights, state, about)
         if is_best:
             checkpoint.link(folder, "best", path)
@@ -390,7 +392,7 @@ class Trainer:
                 f"{found.path} was trained on other data than {self.config.data} holds now "
                 f"({data} then, {self.data} now); choose another --save-dir"
             )
-        checkpoint.check_facts(found.manifest.get("facts"), self.task.facts(), found.path)
+        checkpoint.check_facts(found.manifest.get("facts"), self.about["facts"], found.path)
         checkpoint.check_fit(self.model, found.weights, found.path)
         lacking = self.engine.optimizers.keys() ^ found.state.get("optimizers", {}).keys()
         if lacking:

@@ -164,7 +164,11 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
         else:  # all stop for the same reason, and the first says it
             known.said = distributed.rank() > 0
         if run is not None:
-            run.record(status, known)
+            try:
+                run.record(status, known)
+            except MetaseqError as unrecorded:  # the first error is the one to know
+                if str(unrecorded) != str(known):
+                    print(f"metaseq-lm: {unrecorded}", file=sys.stderr)
         raise
     distributed.finish()
     return 0

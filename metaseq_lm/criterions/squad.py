@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.criterions.masked_lm import cross_entropy
@@ -35,6 +36,7 @@ class SquadCriterion(Criterion):
     tasks = ("squad",)
 
     def __init__(self, batch_sum: bool = True, answerability_weight: float = 0.5) -> None:
+        check_least({"criterion.answerability_weight": answerability_weight}, 0)
         self.batch_sum = batch_sum
         self.answerability_weight = answerability_weight
 

@@ -15,6 +15,8 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from metaseq_lm import checkpoint
+from metaseq_lm.checks import check_heads
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.sentence_prediction import SentencePrediction
@@ -144,6 +146,11 @@ class SentencePredictionTask(Task):
         if self.options.keep_head:
             chosen |= {name: weight for name, weight in weights.items() if name.startswith(HEAD)}
         return chosen
+
+    def check_facts(self, facts: dict[str, Any], source: object) -> None:
+        """Raise UsageError if a kept head is for other classes or another order."""
+        if self.options.keep_head and "labels" in facts:
+            check_heads(source, checkpoint.labels_of(facts, source), self.facts()["labels"])
 
     # ---------------------------------------------------------------- scores
 

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 from battery import CASES, TINY
-from omegaconf import OmegaConf
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.manifest import Manifest
 
 
 @pytest.fixture(scope="module")
@@ -74,22 +72,6 @@ def test_mistakes(
     assert main(["evaluate", *(a.format(run=run) for a in arguments)]) == code
     text = capsys.readouterr().err
     assert "Traceback" not in text and not [w for w in words if w not in text], text
-
-
-def test_other_classes_are_refused(
-    run: Path, moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """The numbers of classes mean other names in data whose classes have another order."""
-    data = tmp_path / "data"
-    shutil.copytree(moons, data)
-    name = OmegaConf.load(run / "config.yaml").task.labelled
-    assert main(["evaluate", str(run), "--data", str(data), "--split", "valid"]) == 0
-    manifest = Manifest.load(data / name)
-    manifest.details["labels"] = manifest.details["labels"][::-1]
-    manifest.save(data / name)
-    capsys.readouterr()
-    assert main(["evaluate", str(run), "--data", str(data), "--split", "valid"]) == 2
-    assert f"was trained on {name} with the classes" in capsys.readouterr().err
 
 
 def test_a_plugin_is_not_loaded_because_a_file_names_it(

@@ -1,9 +1,11 @@
 """Fine-tuning on labelled sets: what is learnt, what is taken over, how long it runs, what it writes."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from torch import Tensor
 from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
 from metaseq_lm.config import load_config
+from metaseq_lm.data.manifest import Manifest
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.models.transformer import TransformerConfig
@@ -352,6 +355,39 @@ def test_real_values_without_the_training_split(data: Path, tmp_path: Path) -> N
     assert main([*place, "--data", str(tmp_path / "other")]) == 0
     again = (tmp_path / "out" / "predictions.valid.jsonl").read_text().splitlines()
     assert [json.loads(row) for row in again] == sorted(rows, key=lambda row: row["index"])
+
+
+def test_other_classes_are_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A head's numbers mean other names where the classes have another order."""
+    place = tmp_path / "data"
+    shutil.copytree(data, place)
+    for name, step in (("same", 1), ("turned", -1)):
+        shutil.copytree(place / "single", place / name)
+        manifest = Manifest.load(place / name)
+        manifest.details["labels"] = manifest.details["labels"][::step]
+        manifest.save(place / name)
+    Run(configure(place, tmp_path / "run", "task.labelled=single", "trainer.max_update=1")).train()
+    score = ["evaluate", str(tmp_path / "run"), "--split", "valid"]
+    assert main([*score, "task.labelled=same"]) == 0
+    capsys.readouterr()
+    assert main([*score, "task.labelled=turned"]) == 2
+    assert "was trained on turned with the classes" in capsys.readouterr().err
+    start = [f"init_from={tmp_path / 'run'}", "task.keep_head=true", "trainer.max_update=1"]
+    Run(configure(place, tmp_path / "on", "task.labelled=same", *start)).train()
+    with pytest.raises(UsageError, match="with the classes"):
+        Run(configure(place, tmp_path / "off", "task.labelled=turned", *start))
+
+    # What is checked is what was there when training began.
+    class Changed(Run):
+        def _finish(self, progress: Any) -> None:
+            shutil.copy(place / "turned" / "manifest.json", place / "same" / "manifest.json")
+            super()._finish(progress)
+
+    run = Changed(configure(place, tmp_path / "late", "task.labelled=same", "trainer.max_update=1"))
+    run.train()
+    assert main(["evaluate", str(tmp_path / "late"), "--split", "valid"]) == 2
 
 
 def test_batches_of_rows_of_one_length(data: Path, tmp_path: Path) -> None:

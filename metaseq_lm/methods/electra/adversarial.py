@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Term, Terms
 from metaseq_lm.methods.electra.criterion import (
@@ -47,6 +48,8 @@ class AdversarialElectra(Corrupting):
     def __init__(self, discriminator_weight: float, baseline_weight: float, **noise: float) -> None:
         super().__init__(**noise)  # type: ignore[arg-type]
         self.check_plain("electra_adversarial")
+        weights = {"discriminator_weight": discriminator_weight, "baseline_weight": baseline_weight}
+        check_least({f"criterion.{name}": value for name, value in weights.items()}, 0)
         self.weight = discriminator_weight
         self.baseline_weight = baseline_weight
 

@@ -17,6 +17,7 @@ from omegaconf import II
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms, number_of
 from metaseq_lm.criterions.masked_lm import cross_entropy
@@ -77,7 +78,8 @@ class Corrupting(Criterion):
         disallow_correct: bool,
         noise_rate: float,
     ) -> None:
-        if temperature <= 0:
+        check_least({"criterion.generator_weight": generator_weight}, 0)
+        if not temperature > 0:
             raise UsageError(f"criterion.temperature must be above 0, got {temperature}")
         if not 0 < noise_rate < 1:
             raise UsageError(
@@ -221,6 +223,8 @@ class ReplacedTokenDetection(Corrupting):
         ):
             if value not in known:
                 raise UsageError(f"criterion.{name} is '{value}'; it is one of {', '.join(known)}")
+        weights = {"discriminator_weight": discriminator_weight, "contrast_weight": contrast_weight}
+        check_least({f"criterion.{name}": value for name, value in weights.items()}, 0)
         if not 0 <= contrast < 1:
             raise UsageError(f"criterion.contrast must be from 0 to below 1, got {contrast}")
         self.weight = discriminator_weight

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms, number_of
 from metaseq_lm.methods.electra.criterion import (
@@ -57,6 +58,7 @@ class Electric(Corrupting):
     ) -> None:
         super().__init__(**noise)  # type: ignore[arg-type]
         self.check_plain("electric_nce")
+        check_least({"criterion.discriminator_weight": discriminator_weight}, 0)
         self.weight = discriminator_weight
         self.exact_counts = exact_counts
         self.legacy_specials = legacy_specials
