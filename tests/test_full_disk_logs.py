@@ -1,0 +1,63 @@
+"""Logs on a disk without room: no line is lost, no line is torn, nothing waits for ever."""
+
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from metaseq_lm.logging import TensorBoard
+from metaseq_lm.run_folder import RunFolder
+
+
+@contextmanager
+def room(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_lines_wait_for_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RunFolder(OmegaConf.create({"save_dir": str(tmp_path)}))
+    for update in range(3):
+        folder.log("train", update, 0.0, {"loss": 1.0})
+    full = (tmp_path / "log.jsonl").stat().st_size
+    capsys.readouterr()
+    for spare in (0, 7):  # no byte of the line, a part of it
+        with room(full + spare):
+            folder.log("train", 3 + spare, 0.0, {"loss": 1.0})
+        assert (tmp_path / "log.jsonl").stat().st_size == full
+    assert capsys.readouterr().err.count("lines wait until there is room") == 1
+    folder.log("train", 20, 0.0, {"loss": 1.0})
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in lines] == [0, 1, 2, 3, 10, 20]
+
+
+def test_events_end_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    board = TensorBoard(tmp_path / "tb")
+    board.values("train", 1, {"loss": 1.0})
+    (file,) = (tmp_path / "tb").iterdir()
+    with room(file.stat().st_size):
+        for update in range(2, 200):  # more than any queue holds
+            board.values("train", update, {"loss": 1.0})
+    assert capsys.readouterr().err.count("no more events for TensorBoard") == 1
+    board.close()
+
+
+def test_events_are_what_tensorboard_reads(tmp_path: Path) -> None:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    board = TensorBoard(tmp_path)
+    for update in (1, 2):
+        board.values("valid", update, {"loss": 0.5 / update, "accuracy": 1.0})
+    board.close()
+    found = loader.EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert sorted(found.Tags()["scalars"]) == ["valid/accuracy", "valid/loss"]
+    assert [(p.step, p.value) for p in found.Scalars("valid/loss")] == [(1, 0.5), (2, 0.25)]
