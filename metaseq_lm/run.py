@@ -14,6 +14,7 @@ from torch import nn
 
 from metaseq_lm import checkpoint, cost, distributed
 from metaseq_lm.data.manifest import tokenizer_hash
+from metaseq_lm.data.streams import mean_over_first
 from metaseq_lm.engine import PRECISIONS, Engine
 from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.evaluation.predictions import write_predictions
@@ -207,12 +208,16 @@ class Run:
         self.config.trainer.max_update = len(self.task.kinds())
 
     def price(self) -> float:
-        """Return the FLOPs of an update of all replicas, the mean over its kinds, after a dry run."""
+        """Return the FLOPs of an update of all replicas, the mean over its kinds, after a dry run.
+
+        What the first batch of a kind cost is scaled by how large its batches are on average.
+        """
         # Kinds differ in their streams, so each has an entry of its own, in their order.
         spent = distributed.gather_objects(list(self.trainer.flops.known.values()))
         costs = map(sum, zip(*spent, strict=True))
-        shares = [share for share, _ in self.task.kinds()]
-        return float(sum(s * cost for s, cost in zip(shares, costs, strict=True)))
+        streams = self.task.build_streams("train")
+        scales = [share * mean_over_first(streams, needs) for share, needs in self.task.kinds()]
+        return float(sum(s * cost for s, cost in zip(scales, costs, strict=True)))
 
     def _check_splits(self) -> None:
         """Open every split that will be scored, so that a missing one costs no training."""

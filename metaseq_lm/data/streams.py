@@ -9,7 +9,7 @@ The only position to save is i. Masks are keyed by (seed, stream, i, row), so ne
 workers nor of replicas nor the micro-batch size changes what a row holds.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from metaseq_lm import randomness
 from metaseq_lm.criterions import Batch
 from metaseq_lm.errors import UsageError
 
+SAMPLED = 200  # batches of a stream by which the size of one is estimated
 POOL = 50  # batches whose samples are sorted by length together
 
 
@@ -186,6 +187,11 @@ class Stream:
         """The fewest rows that a global batch of this stream has."""
         return self.order.smallest
 
+    def places(self, number: int) -> int:
+        """Return the rows times the width of global batch `number`, padding included."""
+        samples = self.order.batch(number)
+        return len(samples) * int(self.lengths[samples].max())
+
     def once(self, shard: Shard) -> Iterator[list[Batch]]:
         """Yield all global batches of a Sequential order."""
         if not isinstance(self.order, Sequential):
@@ -216,6 +222,18 @@ def sorted_pass(
         return {"samples": order[places]} | collate(order[places], keys, width)
 
     return Stream(name, Sequential(len(order), batch_size), chosen, seed, lengths[order])
+
+
+def mean_over_first(streams: Mapping[str, Any], needs: Mapping[str, int]) -> float:
+    """Return how much larger the batches of a kind of update are, on average, than its first ones.
+
+    `needs` says how many batches of each stream such an update takes; size is rows times width, and
+    the average is over SAMPLED of them. Streams of batches that are all alike need no `places`.
+    """
+    ragged = {n: c for n, c in needs.items() if c and hasattr(streams[n], "places")}
+    first = sum(streams[n].places(i) for n, c in ragged.items() for i in range(c))
+    every = sum(c * streams[n].places(i) for n, c in ragged.items() for i in range(SAMPLED))
+    return every / SAMPLED / first if first else 1.0
 
 
 def noise_rows(name: str, rows: np.ndarray) -> np.ndarray:

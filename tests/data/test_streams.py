@@ -15,6 +15,7 @@ from metaseq_lm.data.streams import (
     Shuffled,
     Stream,
     draw_below,
+    mean_over_first,
     noise_rows,
     sorted_pass,
     tensors,
@@ -134,6 +135,22 @@ def test_pools_of_like_lengths_are_many() -> None:
         for e in range(2)
     ]
     assert len(together[0] & together[1]) < 5
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_batch_says_what_all_cost(grouped: bool, seed: int) -> None:
+    """Its size times the ratio is the mean size, whatever the first batch happens to be."""
+    lengths = np.random.default_rng(0).lognormal(3, 0.6, 8_000).astype(int) + 1
+    order = Shuffled(8_000, 32, seed, "train", lengths if grouped else None)
+    streams = {"train": Stream("train", order, lambda s, k, w: {}, seed, lengths), "even": object()}
+    sizes = [streams["train"].places(i) for i in range(order.per_epoch)]  # type: ignore
+    assert sizes[3] == 32 * lengths[order.batch(3)].max()
+    found = sizes[0] * mean_over_first(streams, {"train": 1, "even": 2})
+    assert found == pytest.approx(np.mean(sizes), rel=0.1)
+    assert mean_over_first(streams, {"even": 1}) == 1
+    both = (sizes[0] + sizes[1]) * mean_over_first(streams, {"train": 2})
+    assert both == pytest.approx(2 * np.mean(sizes), rel=0.1)
 
 
 def test_draws_are_uniform_and_belong_to_the_row() -> None:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from metaseq_lm.config import load_config
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.parallel import UNLABELLED
-from metaseq_lm.data.streams import Shard
+from metaseq_lm.data.streams import Shard, mean_over_first
 from metaseq_lm.errors import UsageError
 from metaseq_lm.run import Run
 
@@ -275,7 +275,9 @@ def test_kinds(pairs: Path, tmp_path: Path) -> None:
     run.train()
     assert run.trainer.positions == {"train": 1, UNLABELLED: 1}
     labelled, unlabelled = run.trainer.flops.known.values()
-    assert run.price() == (labelled + unlabelled) / 2
+    streams = run.task.build_streams("train")
+    scales = [mean_over_first(streams, {name: 1}) for name in ("train", UNLABELLED)]
+    assert run.price() == pytest.approx((labelled * scales[0] + unlabelled * scales[1]) / 2)
     supervised = Run(configure(pairs, tmp_path, criterion="translation"), dry_run=True)
     assert supervised.task.kinds() == [(1.0, {"train": 1})]
 

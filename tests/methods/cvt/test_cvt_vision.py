@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from metaseq_lm.config import load_config
 from metaseq_lm.data.images import moved
-from metaseq_lm.data.streams import Shard
+from metaseq_lm.data.streams import Shard, mean_over_first
 from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.cvt.perturbation import gaussian
 from metaseq_lm.methods.cvt.vision import balanced
@@ -248,7 +248,10 @@ def test_kinds(pictures: Path, tmp_path: Path) -> None:
     run = Run(configure(pictures, tmp_path, "trainer.valid_split=''"), dry_run=True)
     run.train()
     labelled, unlabelled = run.trainer.flops.known.values()
-    assert run.price() == (labelled + unlabelled) / 2 and labelled != unlabelled
+    streams = run.task.build_streams("train")
+    scales = [mean_over_first(streams, needs) for _, needs in run.task.kinds()]
+    assert run.price() == pytest.approx((labelled * scales[0] + unlabelled * scales[1]) / 2)
+    assert labelled != unlabelled
     joint = Run(configure(pictures, tmp_path, "task.joint=true"), dry_run=True)
     assert joint.task.kinds() == [(1.0, {"train": 1, UNLABELLED: 1})]
     supervised = Run(configure(pictures, tmp_path, criterion="image_classification"), dry_run=True)
