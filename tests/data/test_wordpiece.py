@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
@@ -88,6 +88,8 @@ def test_vocab_txt_gives_the_ids_of_transformers(pair):
 @example(line="a\u0301 \u0301b")
 def test_any_text_gives_the_ids_of_transformers(pair, line):
     ours, other, _ = pair
+    # Here text that looks like a special symbol stays text, there it becomes one.
+    assume(not any(symbol in line for symbol in other.all_special_tokens))
     expected = other(line, add_special_tokens=False, return_offsets_mapping=True)
     assert ours.encode_batch([line]) == [expected["input_ids"]]
     ids, starts, ends = ours.encode_with_offsets(line)
