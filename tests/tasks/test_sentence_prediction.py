@@ -1,50 +1,26 @@
 """Fine-tuning on labelled sets: what is learnt, what is taken over, how long it runs, what it writes."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import sentence_sets
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
+from sentence_runs import ELECTRA, FORMS, SMALL, TASK, configure
 from torch import Tensor
 
 from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
 from metaseq_lm.config import load_config
-from metaseq_lm.data.manifest import Manifest
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.models.transformer import TransformerConfig
 from metaseq_lm.run import Run
 from metaseq_lm.tasks.finetuning import encoder_sizes
-
-FORMS = ("single", "pair", "choices", "spans", "regression")
-SMALL = [
-    "model.encoder_layers=1",
-    "model.encoder_embed_dim=32",
-    "model.encoder_ffn_embed_dim=64",
-    "model.encoder_attention_heads=2",
-    "model.max_positions=32",
-    "model.segments=2",
-    "engine.device=cpu",
-    "engine.threads=1",
-    "engine.tensorboard=false",
-]
-TASK = ["task=sentence_prediction", "criterion=sentence_prediction", "task.tokens_per_sample=32"]
-ELECTRA = [
-    "optimizer=adam_uncorrected",
-    "optimizer.lr=0.005",
-    "optimizer.betas=[0.9,0.999]",
-    "schedule=polynomial",
-    "schedule.warmup_ratio=0.1",
-    "schedule.zero_based=true",
-]
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +34,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     splits = {"train": ([rows], [0, 1] * 6), "valid": ([rows], [1, 0] * 6), "test": ([rows], None)}
     sentence_sets.write_set(place / "hidden", splits, ("no", "yes"))
     return place
-
-
-def configure(data: Path, save: Path, *more: str) -> DictConfig:
-    return load_config([*TASK, *SMALL, *ELECTRA, f"data={data}", f"save_dir={save}", *more])
 
 
 def weights(run: Run) -> dict[str, Tensor]:
@@ -355,39 +327,6 @@ def test_real_values_without_the_training_split(data: Path, tmp_path: Path) -> N
     assert main([*place, "--data", str(tmp_path / "other")]) == 0
     again = (tmp_path / "out" / "predictions.valid.jsonl").read_text().splitlines()
     assert [json.loads(row) for row in again] == sorted(rows, key=lambda row: row["index"])
-
-
-def test_other_classes_are_refused(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A head's numbers mean other names where the classes have another order."""
-    place = tmp_path / "data"
-    shutil.copytree(data, place)
-    for name, step in (("same", 1), ("turned", -1)):
-        shutil.copytree(place / "single", place / name)
-        manifest = Manifest.load(place / name)
-        manifest.details["labels"] = manifest.details["labels"][::step]
-        manifest.save(place / name)
-    Run(configure(place, tmp_path / "run", "task.labelled=single", "trainer.max_update=1")).train()
-    score = ["evaluate", str(tmp_path / "run"), "--split", "valid"]
-    assert main([*score, "task.labelled=same"]) == 0
-    capsys.readouterr()
-    assert main([*score, "task.labelled=turned"]) == 2
-    assert "was trained on turned with the classes" in capsys.readouterr().err
-    start = [f"init_from={tmp_path / 'run'}", "task.keep_head=true", "trainer.max_update=1"]
-    Run(configure(place, tmp_path / "on", "task.labelled=same", *start)).train()
-    with pytest.raises(UsageError, match="with the classes"):
-        Run(configure(place, tmp_path / "off", "task.labelled=turned", *start))
-
-    # What is checked is what was there when training began.
-    class Changed(Run):
-        def _finish(self, progress: Any) -> None:
-            shutil.copy(place / "turned" / "manifest.json", place / "same" / "manifest.json")
-            super()._finish(progress)
-
-    run = Changed(configure(place, tmp_path / "late", "task.labelled=same", "trainer.max_update=1"))
-    run.train()
-    assert main(["evaluate", str(tmp_path / "late"), "--split", "valid"]) == 2
 
 
 def test_batches_of_rows_of_one_length(data: Path, tmp_path: Path) -> None:

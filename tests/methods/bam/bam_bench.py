@@ -5,6 +5,7 @@ As a program (under torchrun): trains a student on all replicas and saves its we
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,10 +19,12 @@ from torch import Tensor
 
 from metaseq_lm import distributed, plugins
 from metaseq_lm.config import load_config
+from metaseq_lm.methods.bam import teachers
 from metaseq_lm.run import Run, prepared
 
 HERE = Path(__file__).resolve().parent
 SETS = {"words": ("single", 96), "few": ("pair", 24), "values": ("regression", 40)}
+NAMES = tuple(SETS)
 OPTIONS = [
     "task=bam",
     "criterion=bam_distill",
@@ -95,6 +98,26 @@ def teacher(place: Path, data: Path, *names: str, more: Sequence[str] = ()) -> P
     labelled = f"task.labelled=[{','.join(names)}]"
     train(data, save, labelled, "trainer.max_update=2", "seed=5", *more)
     return save
+
+
+def given(teacher_runs: list[Path]) -> str:
+    """Return the option that names teachers."""
+    return f"task.teachers=[{','.join(map(str, teacher_runs))}]"
+
+
+def stored(teacher_runs: list[Path]) -> dict[str, Path]:
+    """Return the files of outputs of teachers, by set."""
+    files = [file for run in teacher_runs for file in run.glob("outputs/*/*")]
+    return {file.name.partition(".")[0]: file for file in files}
+
+
+def copied(teacher_runs: list[Path], place: Path) -> list[Path]:
+    """Copy runs of teachers, without the outputs that students of other tests may have stored."""
+    without = shutil.ignore_patterns(teachers.FOLDER)
+    return [
+        Path(shutil.copytree(run, place / run.name, symlinks=True, ignore=without))
+        for run in teacher_runs
+    ]
 
 
 def rng_batch(draw: np.random.Generator, shape: tuple[int, ...]) -> Tensor:

@@ -12,9 +12,9 @@ import pytest
 import safetensors.numpy
 import sentence_sets
 import torch
+from bam_bench import NAMES, copied, given, stored
 
 from metaseq_lm import stopping
-from metaseq_lm.checkpoint import CheckpointError
 from metaseq_lm.cli import main
 from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.data.manifest import Manifest
@@ -23,26 +23,6 @@ from metaseq_lm.methods.bam import teachers
 from metaseq_lm.opened import open_run
 from metaseq_lm.reporting.runs import read_run
 from metaseq_lm.run import paid_for, prepared
-
-NAMES = ("words", "few", "values")
-
-
-def given(teacher_runs: list[Path]) -> str:
-    return f"task.teachers=[{','.join(map(str, teacher_runs))}]"
-
-
-def stored(teacher_runs: list[Path]) -> dict[str, Path]:
-    files = [file for run in teacher_runs for file in run.glob("outputs/*/*")]
-    return {file.name.partition(".")[0]: file for file in files}
-
-
-def copied(teacher_runs: list[Path], place: Path) -> list[Path]:
-    """Copy runs of teachers, without the outputs that students of other tests may have stored."""
-    without = shutil.ignore_patterns(teachers.FOLDER)
-    return [
-        Path(shutil.copytree(run, place / run.name, symlinks=True, ignore=without))
-        for run in teacher_runs
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -357,60 +337,3 @@ def test_two_processes_do_as_one(teacher_runs: list[Path], bam_sets: Path, tmp_p
     assert all(np.abs(tables[0][n] - tables[1][n]).max() < 1e-6 for n in NAMES)
     about = json.loads((tmp_path / "2" / "run" / "results.json").read_text())
     assert about["replicas"] == 2
-
-
-def test_a_student_keeps_its_teachers(
-    teacher_runs: list[Path], bam_sets: Path, tmp_path: Path
-) -> None:
-    """Wherever they are when it goes on; others are refused, those that went on too."""
-    copies = copied(teacher_runs, tmp_path)
-    student = tmp_path / "student"
-
-    def go(save: Path, teaching: list[Path], updates: int) -> None:
-        more = ["criterion.total_updates=3", f"trainer.max_update={updates}"]
-        bam_bench.train(bam_sets, save, given(teaching), *more)
-
-    go(student, copies, 1)
-    moved = [path.rename(tmp_path / f"moved_{path.name}") for path in copies]
-    go(student, moved, 2)
-    outputs = tmp_path / "outputs"
-    outputs.mkdir()
-    for file in stored(moved).values():
-        shutil.copy(file, outputs)
-    go(student, [outputs], 3)
-    straight = tmp_path / "straight"
-    go(straight, moved, 3)
-    last = "checkpoints/last/model.safetensors"
-    assert (student / last).read_bytes() == (straight / last).read_bytes()
-    others = [
-        bam_bench.teacher(tmp_path / "others", bam_sets, name, more=["seed=9"]) for name in NAMES
-    ]
-    for teaching in (others, []):
-        with pytest.raises(CheckpointError, match="with other teachers than there are now"):
-            go(student, teaching, 4)
-
-
-def test_a_split_more_changes_no_outputs(
-    teacher_runs: list[Path], bam_sets: Path, tmp_path: Path
-) -> None:
-    """They are of the training rows; other data of the set does not matter."""
-    copies = copied(teacher_runs, tmp_path)
-    bam_bench.train(bam_sets, tmp_path / "one", given(copies), "trainer.max_update=1")
-    data = tmp_path / "data"
-    shutil.copytree(bam_sets, data)
-    manifest = Manifest.load(data / "few")
-    for suffix in (
-        "label.bin",
-        "label.idx",
-        "input0.bin",
-        "input0.idx",
-        "input1.bin",
-        "input1.idx",
-    ):
-        shutil.copy(data / "few" / f"valid.{suffix}", data / "few" / f"other.{suffix}")
-    manifest.splits["other"] = manifest.splits["valid"]
-    manifest.add_files(data / "few", [path.name for path in (data / "few").glob("other.*")])
-    manifest.save(data / "few")
-    before = {file: file.stat().st_mtime_ns for file in stored(copies).values()}
-    bam_bench.train(data, tmp_path / "two", given(copies), "trainer.max_update=1")
-    assert {file: file.stat().st_mtime_ns for file in stored(copies).values()} == before

@@ -1,0 +1,34 @@
+"""What tests of fine-tuning share: a tiny model, ELECTRA's optimizer, the configuration of a run."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from metaseq_lm.config import load_config
+
+FORMS = ("single", "pair", "choices", "spans", "regression")
+SMALL = [
+    "model.encoder_layers=1",
+    "model.encoder_embed_dim=32",
+    "model.encoder_ffn_embed_dim=64",
+    "model.encoder_attention_heads=2",
+    "model.max_positions=32",
+    "model.segments=2",
+    "engine.device=cpu",
+    "engine.threads=1",
+    "engine.tensorboard=false",
+]
+TASK = ["task=sentence_prediction", "criterion=sentence_prediction", "task.tokens_per_sample=32"]
+ELECTRA = [
+    "optimizer=adam_uncorrected",
+    "optimizer.lr=0.005",
+    "optimizer.betas=[0.9,0.999]",
+    "schedule=polynomial",
+    "schedule.warmup_ratio=0.1",
+    "schedule.zero_based=true",
+]
+
+
+def configure(data: Path, save: Path, *more: str) -> DictConfig:
+    """Return the configuration of a run on a folder of labelled sets; `more` wins."""
+    return load_config([*TASK, *SMALL, *ELECTRA, f"data={data}", f"save_dir={save}", *more])

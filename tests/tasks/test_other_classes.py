@@ -1,0 +1,67 @@
+"""A head's numbers mean names: data whose classes are others, or in another order, are refused."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentence_sets
+from sentence_runs import configure
+
+from metaseq_lm.checkpoint import read_manifest
+from metaseq_lm.cli import main
+from metaseq_lm.data.manifest import Manifest
+from metaseq_lm.errors import UsageError
+from metaseq_lm.run import Run
+from metaseq_lm.trainer import Trainer
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The same set three times, once with its classes turned around."""
+    place = tmp_path / "data"
+    sentence_sets.write_corpus(place)
+    sentence_sets.learnable(place / "single", "single")
+    for name, step in (("same", 1), ("turned", -1)):
+        shutil.copytree(place / "single", place / name)
+        manifest = Manifest.load(place / name)
+        manifest.details["labels"] = manifest.details["labels"][::step]
+        manifest.save(place / name)
+    return place
+
+
+def test_another_set_is_scored_if_it_has_the_classes(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Run(configure(place, tmp_path / "run", "task.labelled=single", "trainer.max_update=1")).train()
+    score = ["evaluate", str(tmp_path / "run"), "--split", "valid"]
+    assert main([*score, "task.labelled=same"]) == 0
+    capsys.readouterr()
+    assert main([*score, "task.labelled=turned"]) == 2
+    assert "was trained on turned with the classes" in capsys.readouterr().err
+
+
+def test_a_kept_head_has_the_classes(place: Path, tmp_path: Path) -> None:
+    Run(configure(place, tmp_path / "run", "task.labelled=single", "trainer.max_update=1")).train()
+    start = [f"init_from={tmp_path / 'run'}", "task.keep_head=true", "trainer.max_update=1"]
+    Run(configure(place, tmp_path / "on", "task.labelled=same", *start)).train()
+    with pytest.raises(UsageError, match="with the classes"):
+        Run(configure(place, tmp_path / "off", "task.labelled=turned", *start))
+
+
+def test_the_classes_are_those_at_the_start(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data that change while a run trains do not change what its checkpoints say of them."""
+    save = Trainer.save
+
+    def late(self: Trainer, *how: Any, **more: Any) -> None:
+        shutil.copy(place / "turned" / "manifest.json", place / "same" / "manifest.json")
+        save(self, *how, **more)
+
+    monkeypatch.setattr(Trainer, "save", late)
+    run = tmp_path / "run"
+    Run(configure(place, run, "task.labelled=same", "trainer.max_update=1")).train()
+    found = read_manifest((run / "checkpoints" / "last").resolve())["facts"]["labels"]["same"]
+    assert found == Manifest.load(place / "single").details["labels"]
+    assert main(["evaluate", str(run), "--split", "valid"]) == 2
