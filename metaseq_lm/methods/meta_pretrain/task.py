@@ -50,6 +50,13 @@ class MetaLearned(Task):
     def needs(self, update: int) -> dict[str, int]:
         return {name: self.how.inner_steps + 1 for name in self.sources}
 
+    def flops_by_rule(self) -> float | None:
+        """Return those of all gradients of a meta update; there is no rule for second derivatives."""
+        once = super().flops_by_rule()
+        if once is None or self.how.second_order == "exact":
+            return None
+        return once * (self.how.inner_steps + 1)
+
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         mixed = [
             [micro for name in self.sources for micro in batches[name][number]]

@@ -57,6 +57,16 @@ PLAIN = {
 }
 
 
+def test_flops_by_rule_count_every_gradient(moons: Path, tmp_path: Path) -> None:
+    tasks = {
+        k: Run(configure(moons, tmp_path / str(k), *TEXT, f"task.inner_steps={k}")).task
+        for k in (0, 3)
+    }
+    plain = Run(configure(moons, tmp_path / "plain", *PLAIN["text"][1])).task.flops_by_rule()
+    assert plain and tasks[0].flops_by_rule() == plain
+    assert tasks[3].flops_by_rule() == 4 * plain
+
+
 @pytest.mark.parametrize("kind", sorted(PLAIN))
 def test_without_inner_steps_it_is_the_plain_task(kind: str, moons: Path, tmp_path: Path) -> None:
     """Weights, moments and schedule bit for bit, with dropout, clipping and a schedule."""
