@@ -24,7 +24,8 @@ def check_classes(source: object, name: str, then: Sequence[str], now: Sequence[
         was, is_now = (", ".join(labels) or "real values" for labels in (then, now))
         raise UsageError(
             f"{source} was trained on {name} with the classes {was}, but DATA has {is_now}; their order is "
-            "that of the outputs. Preprocess the set again with --labels-from, the set as it was then"
+            "that of the outputs. Preprocess the set again with --labels-from the set of then, or with "
+            "--labels in its order"
         )
 
 

@@ -294,7 +294,7 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
                 return str(unknown)
     full = re.search(r"full_key: (\S+)", str(cause) + str(error))
     if full and "is not a ListConfig" in text:
-        text = f"give a list, such as '{full.group(1)}=[A,B]', with one item too"
+        text = f"give a list, such as '{full.group(1)}=[A,B]', or '[A]' for one"
     return f"{full.group(1)}: {text}" if full else text
 
 

@@ -153,7 +153,7 @@ def best_of(paths: Sequence[Path], most: int, metric: str | None) -> list[Path]:
             )
     values = [float(of_one[name]) for of_one in valid]
     kept = manifests[0]["config"]["trainer"]
-    own = {True: "higher", False: "lower"}[kept["maximize_best_checkpoint_metric"]]
+    own = "higher" if kept["maximize_best_checkpoint_metric"] else "lower"
     asked = Metric.of(name, values, own if kept["best_checkpoint_metric"] == name else None)
     if asked.guessed:
         raise UsageError(

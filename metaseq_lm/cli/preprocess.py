@@ -281,6 +281,7 @@ def _kind_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _run_labelled(args: argparse.Namespace, job: Any) -> None:
     from metaseq_lm.data.labelled_files import Columns, is_json
+    from metaseq_lm.data.manifest import classes_of
     from metaseq_lm.data.preprocess_labelled import preprocess_labelled
     from metaseq_lm.data.tokenizer import load_tokenizer
 
@@ -295,16 +296,12 @@ def _run_labelled(args: argparse.Namespace, job: Any) -> None:
         raise UsageError("--columns names those of TSV files; fields of JSON files have names")
     if args.labels_from is not None:
         _refuse(args, ("labels", "regression"), "and --labels-from exclude each other")
-    labels = _labels_from(args) or _listed(args.labels)
+        labels: Any = classes_of(args.labels_from)
+    else:
+        labels = _listed(args.labels)
     tokenizer = load_tokenizer(args.tokenizer_from or job.destdir)
     job = _inside(job, args.labelled)
     preprocess_labelled(job, columns, None if labels is None else list(labels), tokenizer)
-
-
-def _labels_from(args: argparse.Namespace) -> list[str] | None:
-    from metaseq_lm.data.manifest import classes_of
-
-    return None if args.labels_from is None else classes_of(args.labels_from)
 
 
 def _run_benchmark(args: argparse.Namespace, job: Any) -> None:

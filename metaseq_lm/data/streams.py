@@ -85,20 +85,14 @@ class Shuffled:
         self.batch_size = batch_size
         self.per_epoch = -(-count // batch_size)
         self.smallest = count - (self.per_epoch - 1) * batch_size
-        # A method cached per object would keep the object alive; a cached closure does not.
-        self._order = lru_cache(maxsize=2)(
-            lambda epoch: self._permutation(
-                randomness.generator(seed, name, "epoch", epoch), lengths
-            )
-        )
 
-    def _permutation(
-        self, generator: np.random.Generator, lengths: np.ndarray | None
-    ) -> np.ndarray:
-        order = generator.permutation(self.count)
-        if lengths is None:
-            return order
-        return by_length(order, lengths, self.batch_size, generator)
+        def permuted(epoch: int) -> np.ndarray:
+            generator = randomness.generator(seed, name, "epoch", epoch)
+            order = generator.permutation(count)
+            return order if lengths is None else by_length(order, lengths, batch_size, generator)
+
+        # A method cached per object would keep the object alive; a cached closure does not.
+        self._order = lru_cache(maxsize=2)(permuted)
 
     def batch(self, number: int) -> np.ndarray:
         epoch, at = divmod(number, self.per_epoch)

@@ -82,14 +82,9 @@ def states(folder: SweepFolder, runs: Optional[list[Run]] = None) -> list[State]
     """Return the state of every run, in the order of the sweep."""
     runs = folder.runs() if runs is None else runs
     last = folder.submissions()
-    todo = [last[run.name] for run in runs if run.name in last and not finished(folder, run)]
+    todo = [last[run.name] for run in runs if run.name in last and unfinished(folder, run)]
     slurm = Slurm([entry.job for entry in todo if entry.executor == "slurm"])
     return [state_of(folder, run, last.get(run.name), slurm) for run in runs]
-
-
-def finished(folder: SweepFolder, run: Run) -> bool:
-    """Return whether no stage of a run has to be trained any more."""
-    return not unfinished(folder, run)
 
 
 def unfinished(folder: SweepFolder, run: Run) -> list[StageRun]:
