@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from metaseq_lm.errors import MetaseqError
+from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.numbers import Metric, summarise
-from metaseq_lm.reporting.runs import Run, find_runs, natural
+from metaseq_lm.reporting.runs import Run, natural
 
 METRIC = "valid.accuracy"
 

@@ -5,6 +5,11 @@ but their seed, and prints the table. Runs without a score, and runs of a sweep 
 are named below it, never dropped. A whole sweep, with tests against its baseline:
 
     metaseq-lm report SWEEP --baseline label=MLM --out DIR
+
+Results kept without their folders, and later runs beside them in one table:
+
+    metaseq-lm report SWEEP --archive measured.jsonl
+    metaseq-lm report measured.jsonl MORE_RUNS --archive measured.jsonl
 """
 
 import argparse
@@ -16,6 +21,7 @@ from tempfile import TemporaryDirectory
 
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.registry import nearest
+from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.choice import chosen_values
 from metaseq_lm.reporting.formats import WRITERS
 from metaseq_lm.reporting.html import Report, to_html
@@ -50,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths",
         nargs="+",
         metavar="RUN_OR_FOLDER",
-        help="a run folder, or a folder of runs, e.g. of a sweep",
+        help="a run folder, a folder of runs, e.g. of a sweep, or a file that --archive wrote",
     )
     add(
         "--metric",
@@ -100,6 +106,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"comma-separated from {', '.join(FORMATS)} (default: all with --out, else text)",
     )
     add("--out", type=Path, metavar="DIR", help="write files into this folder (default: print)")
+    add(
+        "--archive",
+        type=Path,
+        metavar="FILE",
+        help="keep the runs of this table, without checkpoints, in a file that report reads like a folder",
+    )
     add_choices(parser)
 
 
@@ -168,6 +180,8 @@ def run(args: argparse.Namespace) -> int:
     if args.choose:
         runs, chosen = chosen_values(runs, args.choose)
         planned = [*chosen, *planned]
+    if args.archive:
+        archive.write(args.archive, runs)
     metric = choose_metric(runs, args.metric, args.better)
     curves = choose_curves(runs, args.curve, metric.name)
     settings = group(runs, [key for key in (args.x, args.columns, args.rows) if key])

@@ -1,21 +1,13 @@
-"""Run folders, found and read.
+"""What a report knows of one run: its config, its log, its results or why it has none."""
 
-A run folder holds `config.yaml`, `log.jsonl` and, once the run has ended, `results.json`. Nothing
-that is found is dropped: a run without a score stays in the list and can say why it has none.
-"""
-
-import json
 import math
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.files import read_json
 from metaseq_lm.run_folder import SOURCES
 
 # Where a run is and what it started from by path say nothing about what it computed.
@@ -33,8 +25,6 @@ BOOKKEEPING = tuple(
         "final_splits",
     )
 )
-# Folders below a run that can hold copies of its config, never a run.
-SKIPPED_FOLDERS = ("checkpoints", "tb")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +44,7 @@ class Run:
     @property
     def name(self) -> str:
         """The folder as short as it can be written from here."""
-        relative = os.path.relpath(self.path)
-        return str(self.path) if relative.startswith("..") else relative
+        return from_here(self.path)
 
     @property
     def seed(self) -> int | None:
@@ -146,6 +135,19 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def check_results(results: dict[str, Any]) -> None:
+    """Raise ValueError unless the parts of results.json that are mappings are."""
+    for part in ("metrics", "pretraining"):
+        if not isinstance(results.get(part) or {}, dict):
+            raise ValueError(f"{part} is no mapping")
+
+
+def from_here(path: str | Path) -> str:
+    """Return a path relative to the working directory if it is below it, else as it is."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
 def shorten(text: str, length: int) -> str:
     """Return a text of at most `length` characters, an ellipsis for what is cut off."""
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"
@@ -165,171 +167,3 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def natural(text: str) -> list[tuple[int, Any]]:
     """Return a sort key by which `seed10` comes after `seed9`."""
     return [(1, int(p)) if p.isdecimal() else (0, p) for p in re.split(r"(\d+)", text) if p]
-
-
-def find_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """Read every run at or below `paths`, each once, in natural order of the paths.
-
-    Raises UsageError for a path that does not exist or holds no run, MetaseqError for a run that
-    cannot be read.
-    """
-    folders: dict[Path, None] = {}
-    for path in map(Path, paths):
-        if not path.is_dir():
-            raise UsageError(f"{path}: no such folder. Give run folders or folders of runs.")
-        found = sorted(run_folders(path), key=lambda folder: natural(str(folder)))
-        if not found:
-            raise UsageError(
-                f"{path}: no runs found. A run folder holds config.yaml and log.jsonl, as "
-                "'metaseq-lm train ... --save-dir RUN' writes them."
-            )
-        folders.update(dict.fromkeys(found))
-    return [read_run(folder) for folder in folders]
-
-
-def run_folders(root: Path) -> Iterable[Path]:
-    """Yield the resolved run folders at or below `root`, behind links too, each once."""
-    seen: set[str] = set()
-    for folder, below, files in os.walk(root, onerror=raise_error, followlinks=True):
-        below[:] = [d for d in below if d not in SKIPPED_FOLDERS and not d.startswith(".")]
-        real = os.path.realpath(folder)
-        if real in seen:
-            below.clear()
-            continue
-        seen.add(real)
-        if is_run(files):
-            yield Path(folder).resolve()
-
-
-def is_run(files: Iterable[str]) -> bool:
-    """Return whether a folder with these files is that of a run that was started.
-
-    command.txt without a log: the run died before its first line, and is named as such.
-    """
-    names = set(files)
-    return "config.yaml" in names and bool(names & {"log.jsonl", "command.txt"})
-
-
-def raise_error(error: OSError) -> None:
-    """Raise; os.walk would pass over a folder that it may not read."""
-    raise error
-
-
-def read_run(folder: Path) -> Run:
-    """Read one run folder; raises MetaseqError naming the file (and line) that is damaged."""
-    notes: list[str] = []
-    values = read_values(folder, notes)
-    log = read_log(folder / "log.jsonl", notes)
-    return Run(folder, values, log, read_results(folder / "results.json"), tuple(notes))
-
-
-def read_values(folder: Path, notes: list[str], seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Return the flat config of a run, with its label and the configs of the runs behind it.
-
-    `seen` are the runs that led here: folders that were moved about can name each other.
-    """
-    values = flatten(read_config(folder / "config.yaml"))
-    names = [str(values[k]) for k in ("task._name", "criterion._name") if values.get(k)]
-    label = str(values.pop("label", None) or "/".join(names) or folder.name)
-    values = {"label": label, **values}
-    if "task.teachers" in values:
-        # Where they are does not count, but whether there are any does.
-        values["teachers"] = len(values["task.teachers"] or [])
-    for option, prefix in BEHIND.items():
-        start = values.get(option)
-        if not start:
-            continue
-        before = find_start(folder, Path(str(start)))
-        if before is None or before in seen:
-            notes.append(
-                f"{option} {start} is not found here, so its settings cannot be told from others"
-            )
-            values[f"{prefix}.label"] = "unknown"
-            continue
-        earlier = read_values(before, notes, (*seen, folder))
-        values |= {f"{prefix}.{key}": value for key, value in earlier.items()}
-    return values
-
-
-def find_start(folder: Path, start: Path) -> Path | None:
-    """Return the run that `start` (a run, or a checkpoint in one) belongs to, or None.
-
-    A relative path is meant from the working directory of the run: a folder above that of the run,
-    wherever the tree is now, or else this working directory.
-    """
-    bases = [*folder.parents, Path.cwd()] if not start.is_absolute() else [Path("/")]
-    for base in bases:
-        place = (base / start).resolve()
-        if not place.exists():
-            continue
-        for candidate in (place, *place.parents[:2]):
-            if candidate != folder and (candidate / "config.yaml").is_file():
-                return candidate
-    return None
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Return config.yaml as nested dicts; raises MetaseqError if it is not a YAML mapping."""
-    from omegaconf import OmegaConf
-
-    from metaseq_lm import run_folder
-
-    # A run writes it resolved; a reference in it is not followed, it could lead to a secret.
-    return OmegaConf.to_container(run_folder.read_config(path))  # type: ignore[return-value]
-
-
-def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Return the lines of a log; of two lines of one kind and update the later counts.
-
-    A last line that a killed process left torn is dropped and noted; any other bad line is a
-    MetaseqError with file and line number. A missing log is an empty one.
-    """
-    if not path.exists():
-        notes.append("no log.jsonl: the run ended before its first update was logged")
-        return []
-    rows = path.read_bytes().splitlines()
-    while rows and not rows[-1].strip():
-        rows.pop()
-    kept: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for number, row in enumerate(rows, start=1):
-        line = parse_line(row)
-        if line is not None:
-            is_event = line["kind"] == "event"
-            key = (line["kind"], number) if is_event else (line["kind"], line.get("update", number))
-            kept[key] = line
-        elif number == len(rows):
-            notes.append(f"log.jsonl:{number}: the last line is torn (killed?) and was left out")
-        elif row.strip():
-            raise MetaseqError(
-                f"{path}:{number}: not a JSON object with a 'kind': {row[:60]!r}. "
-                "Mend or delete that line."
-            )
-    return list(kept.values())
-
-
-def parse_line(row: bytes) -> dict[str, Any] | None:
-    """Return one line of a log, or None if it is no JSON object with a kind (and update)."""
-    try:
-        line = json.loads(row)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
-        return None
-    return line if isinstance(line.get("update", 0), int) else None
-
-
-def read_results(path: Path) -> dict[str, Any] | None:
-    """Return results.json, or None where there is none; raises MetaseqError if it is damaged."""
-    if not path.exists():
-        return None
-    try:
-        results = read_json(path)
-        for part in ("metrics", "pretraining"):
-            if not isinstance(results.get(part) or {}, dict):
-                raise ValueError(f"{part} is no mapping")
-        return results
-    except ValueError as error:
-        raise MetaseqError(
-            f"{path}: not readable as results ({error}). Delete it and start the run again: it "
-            "resumes and writes it anew."
-        ) from error

@@ -12,7 +12,8 @@ from typing import Any
 
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.registry import nearest
-from metaseq_lm.reporting.runs import Run, find_runs, is_run, read_run, run_folders
+from metaseq_lm.reporting.folders import find_runs, is_run, read_run, run_folders
+from metaseq_lm.reporting.runs import Run
 
 FILE = "sweep.json"
 ABOVE = 2  # levels above a given folder where its sweep is looked for

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 from synthetic import make_run
 
+from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.html import Report, to_html
-from metaseq_lm.reporting.runs import find_runs
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.table import choose_metric, setting_table
 

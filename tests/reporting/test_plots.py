@@ -6,6 +6,7 @@ from PIL import Image
 from synthetic import make_run
 
 from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.plots import (
     Pictures,
     beside,
@@ -15,7 +16,6 @@ from metaseq_lm.reporting.plots import (
     draw_together,
     require_logged,
 )
-from metaseq_lm.reporting.runs import find_runs
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.table import choose_metric
 

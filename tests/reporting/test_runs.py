@@ -5,7 +5,7 @@ import pytest
 from synthetic import make_run
 
 from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.reporting.runs import find_runs, read_run
+from metaseq_lm.reporting.folders import find_runs, read_run
 
 
 def write_log(folder, lines):

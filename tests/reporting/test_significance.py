@@ -9,9 +9,9 @@ from scipy import stats
 from synthetic import make_run
 
 from metaseq_lm.errors import UsageError
+from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.formats import to_csv, to_markdown, to_tex
 from metaseq_lm.reporting.numbers import bytes_text, p_text
-from metaseq_lm.reporting.runs import find_runs
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.significance import RESAMPLES, TESTS, compare, floor, holm, p_value
 from metaseq_lm.reporting.table import choose_metric, setting_table

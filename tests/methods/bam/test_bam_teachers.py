@@ -21,7 +21,7 @@ from metaseq_lm.data.manifest import Manifest
 from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.methods.bam import teachers
 from metaseq_lm.opened import open_run
-from metaseq_lm.reporting.runs import read_run
+from metaseq_lm.reporting.folders import read_run
 from metaseq_lm.run import paid_for, prepared
 
 

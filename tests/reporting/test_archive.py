@@ -1,0 +1,107 @@
+import json
+
+import pytest
+from synthetic import make_run
+
+from metaseq_lm.cli import main
+from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.reporting import archive
+from metaseq_lm.reporting.folders import find_runs
+from metaseq_lm.reporting.settings import group
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Two settings of two seeds from an encoder, one run without results, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    encoder = make_run(tmp_path / "encoder", label="encoder", data=str(tmp_path / "text"))
+    for rate in (1e-3, 2e-3):
+        for seed in (1, 2):
+            make_run(
+                tmp_path / "runs" / f"lr={rate}-seed={seed}",
+                score=0.8 + rate + seed / 100 if (rate, seed) != (2e-3, 2) else None,
+                config={"optimizer.lr": rate},
+                results={"pretraining": {"flops": 1e12, "seconds": 5.0}},
+                seed=seed,
+                data=str(tmp_path / "data"),
+                init_from=str(encoder),
+            )
+    return tmp_path / "runs"
+
+
+def table(capsys, *words):
+    """Return what `report` prints, without the notes that name folders."""
+    assert main(["report", *map(str, words)]) == 0
+    return capsys.readouterr().out.partition("Left out")[0]
+
+
+def test_the_table_of_an_archive_is_that_of_its_folders(runs, tmp_path, capsys):
+    file = tmp_path / "measured.jsonl"
+    before = table(capsys, runs, "--archive", file)
+    assert "81.60 ± 0.71" in before and "2.0e12" in before
+    assert table(capsys, file) == before
+    assert [r.status for r in find_runs([file])].count("unfinished") == 1
+    kept, found = find_runs([file]), find_runs([runs])
+    assert [r.seed for r in kept] == [r.seed for r in found]
+    for a, b in zip(kept, found):
+        assert a.series("valid.accuracy") == b.series("valid.accuracy") != ([], [])
+        assert a.cost("flops") == b.cost("flops")
+    assert [key for key in kept[0].values] == [
+        key for key in found[0].values if not archive.is_place(key)
+    ]
+
+
+def test_an_archive_says_nothing_of_the_machine(runs, tmp_path):
+    file = tmp_path / "measured.jsonl"
+    archive.write(file, find_runs([runs]))
+    text = file.read_text()
+    assert str(tmp_path) not in text and "save_dir" not in text and "init_from" not in text
+    assert '"pretraining.data": "text"' in text and '"data": "data"' in text
+
+
+def test_later_seeds_join_those_of_an_archive(runs, tmp_path):
+    file = tmp_path / "measured.jsonl"
+    archive.write(file, find_runs([runs / "lr=0.001-seed=1"]))
+    together = find_runs([file, runs / "lr=0.001-seed=2"])
+    archive.write(file, together)
+    [setting] = group(find_runs([file]))
+    assert [run.seed for run in setting.runs] == [1, 2]
+    assert sorted(setting.scores("test.accuracy")) == pytest.approx([0.811, 0.821])
+    # What comes from an archive keeps its name when it is written again.
+    assert [run.name for run in setting.runs] == [
+        "measured.jsonl/runs/lr=0.001-seed=1",
+        "measured.jsonl/runs/lr=0.001-seed=2",
+    ]
+    assert group(find_runs([file, runs / "lr=0.001-seed=2"]))[0].duplicates("test.accuracy")
+
+
+def test_a_number_is_not_shared_with_a_truth(runs, tmp_path):
+    one, two = find_runs([runs / "lr=0.001-seed=1", runs / "lr=0.001-seed=2"])
+    one.values["task.flag"], two.values["task.flag"] = 1, True
+    archive.write(tmp_path / "a.jsonl", [one, two])
+    assert [r.values["task.flag"] is True for r in find_runs([tmp_path / "a.jsonl"])] == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "score,mean\n", "[1]\n", '{"kind": "train", "update": 1}\n'])
+def test_another_file_is_a_usage_error(text, tmp_path):
+    (tmp_path / "log.jsonl").write_text(text)
+    with pytest.raises(UsageError, match="not an archive of runs"):
+        find_runs([tmp_path / "log.jsonl"])
+
+
+@pytest.mark.parametrize("part", ["name", "values", "log", "notes"])
+def test_a_damaged_line_is_named(part, runs, tmp_path):
+    file = tmp_path / "measured.jsonl"
+    archive.write(file, find_runs([runs]))
+    lines = file.read_text().splitlines()
+    damaged = json.loads(lines[2])
+    del damaged[part]
+    file.write_text("\n".join([*lines[:2], json.dumps(damaged), *lines[3:]]))
+    with pytest.raises(MetaseqError, match=r"measured\.jsonl:3: not a run"):
+        find_runs([file])
+    file.write_text("\n".join([*lines[:4], lines[4][:50]]))
+    with pytest.raises(MetaseqError, match=r"measured\.jsonl:5: not a run"):
+        find_runs([file])
