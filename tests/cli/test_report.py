@@ -1,16 +1,14 @@
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from synthetic import make_run
 
 from metaseq_lm.cli import main
-
-make_run = runpy.run_path(str(Path(__file__).parents[1] / "reporting" / "synthetic.py"))["make_run"]
 
 
 @pytest.fixture

@@ -1,0 +1,76 @@
+"""examples/bam/strategies.py: table 3.1 of runs of one set and of several."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from synthetic import make_run
+
+from metaseq_lm.cli import main
+
+SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "bam" / "strategies.py"
+
+
+@pytest.fixture
+def strategies() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("strategies", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Single runs of two sets, of which one seed lacks a set, and students of both."""
+    for seed, scores in (
+        (1, {"RTE": 0.5, "CoLA": 0.1}),
+        (2, {"RTE": 0.6, "CoLA": 0.3}),
+        (3, {"RTE": 0.7}),
+    ):
+        for name, value in scores.items():
+            metrics = {"valid": {"score": value, f"{name}_score": value, f"{name}_loss": 1.0}}
+            folder = tmp_path / f"single-{name}" / f"seed={seed}"
+            make_run(folder, seed=seed, label="Single", results={"metrics": metrics})
+    for seed in (1, 2):
+        both = {"RTE_score": 0.8, "CoLA_score": seed / 10, "score": 0.4 + seed / 20}
+        folder = tmp_path / "multi" / f"seed={seed}"
+        make_run(folder, seed=seed, label="Multi", results={"metrics": {"valid": both}})
+    return tmp_path
+
+
+def test_the_table(strategies: ModuleType, runs: Path, capsys: pytest.CaptureFixture) -> None:
+    """Medians over seeds of each set; the average of a seed's sets, where it has all."""
+    make_run(runs / "single-RTE" / "died", seed=4, label="Single", score=None)
+    strategies.main([str(runs / "single-CoLA"), str(runs / "single-RTE"), str(runs / "multi")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| | CoLA | RTE | average |"
+    assert (
+        lines[4]
+        == "| Single | 20.0 [10.0, 30.0] (2) | 60.0 [50.0, 70.0] (3) | 37.5 [30.0, 45.0] (2) |"
+    )
+    assert (
+        lines[5]
+        == "| Multi | 15.0 [10.0, 20.0] (2) | 80.0 [80.0, 80.0] (2) | 47.5 [45.0, 50.0] (2) |"
+    )
+    assert "died" in lines[-1] and "not finished" in lines[-1]
+
+
+def test_the_table_of_an_archive(
+    strategies: ModuleType, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    strategies.main([str(runs)])
+    before = capsys.readouterr().out
+    file = tmp_path / "runs.jsonl"
+    assert main(["report", str(runs), "--metric", "valid.score", "--archive", str(file)]) == 0
+    capsys.readouterr()
+    strategies.main([str(file)])
+    assert capsys.readouterr().out == before
+
+
+def test_a_score_that_is_there_twice(strategies: ModuleType, runs: Path) -> None:
+    make_run(
+        runs / "again", seed=1, label="Multi", results={"metrics": {"valid": {"RTE_score": 0.9}}}
+    )
+    with pytest.raises(strategies.MetaseqError, match="Multi has RTE twice for seed 1"):
+        strategies.main([str(runs)])
