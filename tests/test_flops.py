@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
+import torch.nn.functional as F
 from battery import configure, train
+from torch.utils.flop_counter import FlopCounterMode
 
-from metaseq_lm.flops import LSTMS, FlopMeter, signature
+from metaseq_lm.flops import LSTMS, Counter, FlopMeter, signature
 
 
 def test_a_linear_layer_costs_what_it_should() -> None:
@@ -76,3 +79,33 @@ def test_lstms_count_whatever_computes_them() -> None:
     shapes = [(4 * cells, width), (4 * cells, cells), (4 * cells,), (4 * cells,)]
     rule = LSTMS[torch.ops.aten._cudnn_rnn]
     assert rule((rows, length, width), shapes, 4, None) == 2 * rows * length * weights
+
+
+def attend(x: torch.Tensor) -> torch.Tensor:
+    """Return something that takes a convolution, attention, matrix products, and an einsum."""
+    heads = F.scaled_dot_product_attention(*3 * [x.view(2, 2, 6, 4)])
+    seen = F.conv1d(heads.reshape(2, 6, 8), torch.ones(3, 6, 2, dtype=x.dtype))
+    return F.linear(seen, torch.ones(5, 7, dtype=x.dtype)).sum() + torch.einsum("ij,kj->", x, x)
+
+
+def second(x: torch.Tensor) -> torch.Tensor:
+    x.requires_grad_()
+    (slope,) = torch.autograd.grad(attend(x).pow(2), x, create_graph=True)
+    slope.sum().backward()
+    return x
+
+
+@pytest.mark.parametrize("work, train", [(attend, False), (attend, True), (second, True)])
+def test_the_counter_agrees_with_torchs(work: object, train: bool) -> None:
+    """Also where operations come apart only at the counter: in inference mode."""
+    totals = []
+    theirs = FlopCounterMode(display=False)
+    for counter in (theirs, Counter()):
+        with torch.inference_mode(not train), torch.nn.attention.sdpa_kernel(
+            torch.nn.attention.SDPBackend.MATH
+        ):
+            x = torch.arange(96, dtype=torch.float64).reshape(12, 8).div_(96)
+            with counter:
+                work(x)  # type: ignore[operator]
+        totals.append(counter.total if counter is not theirs else theirs.get_total_flops())
+    assert totals[0] == totals[1] > 0
