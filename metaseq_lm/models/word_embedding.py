@@ -6,6 +6,7 @@ width of the word embeddings, E width of the result.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,6 +71,17 @@ class WordEmbeddingConfig:
         return self.word_embed_dim + extra
 
 
+def different_rows(table: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the different rows of an integer table (N, M) on a CPU, and which of them each row is.
+
+    As torch.unique(dim=0) in another order, in a fifth of its time.
+    """
+    rows = np.ascontiguousarray(table.numpy())
+    whole = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
+    _, first, where = np.unique(whole, return_index=True, return_inverse=True)
+    return table[torch.from_numpy(first)], torch.from_numpy(where)
+
+
 class CharacterCNN(nn.Module):
     """Convolutions without padding, ReLU, the maximum over places; padding counts like any character.
 
@@ -94,14 +106,26 @@ class CharacterCNN(nn.Module):
         """Return one vector for each word of characters (B, S, M)."""
         words = characters.reshape(-1, characters.shape[-1])
         if characters.device.type == "cpu":
-            words, where = torch.unique(words, dim=0, return_inverse=True)
+            words, where = different_rows(words)
             return F.embedding(where, self._words(words)).view(*characters.shape[:-1], -1)
         return self._words(words).view(*characters.shape[:-1], -1)
 
     def _words(self, words: Tensor) -> Tensor:
-        x = self.embedding(words).transpose(1, 2)  # (N, width, M)
         # ReLU is monotone: after the maximum there is less to do.
-        return torch.cat([layer(x).amax(-1) for layer in self.filters], -1).relu()
+        return torch.cat(
+            [self._filtered(layer, words).amax(1) for layer in self.filters], -1
+        ).relu()
+
+    def _filtered(self, layer: Any, words: Tensor) -> Tensor:
+        """Return the convolution of words (N, M) at each place, (N, M - width + 1, filters).
+
+        It is a sum over the places of a filter of what the character there adds. Characters are few,
+        so that is multiplied out for each of them, not for each place of a text.
+        """
+        adds = torch.einsum("ce,fek->kcf", self.embedding.weight, layer.weight)
+        places = words.shape[1] - len(adds) + 1
+        parts = [F.embedding(words[:, k : k + places], add) for k, add in enumerate(adds)]
+        return sum(parts[1:], parts[0]) + layer.bias
 
 
 def full_width(config: WordEmbeddingConfig, mix: ScalarMix | None) -> int:

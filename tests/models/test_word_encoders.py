@@ -14,7 +14,12 @@ from metaseq_lm.models.cnn_bilstm import CNNBiLSTM, CNNBiLSTMConfig
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.transformer_views import TransformerViews, TransformerViewsConfig
 from metaseq_lm.models.views import ViewsEncoder
-from metaseq_lm.models.word_embedding import WordEmbedding, WordEmbeddingConfig
+from metaseq_lm.models.word_embedding import (
+    CharacterCNN,
+    WordEmbedding,
+    WordEmbeddingConfig,
+    different_rows,
+)
 from metaseq_lm.tasks import options_of
 
 WORDS, CHARACTERS, LONGEST = 17, 9, 8
@@ -162,6 +167,31 @@ def test_characters_are_a_convolution_and_a_maximum(combine: str) -> None:
             word, spelled = 1.5 * net.words.weight[tokens[row, at]], torch.cat(found)
             wanted = word + spelled if combine == "sum" else torch.cat([word, spelled])
             assert (out[row, at] - wanted).abs().max() < 1e-14
+
+
+def test_the_filters_are_torchs_convolution() -> None:
+    """What is multiplied out for each character gives the values and gradients of nn.Conv1d."""
+    torch.manual_seed(1)
+    cnn = CharacterCNN(WordEmbeddingConfig(char_embed_dim=5, char_filters=4), 9).double()
+    words = torch.randint(0, 9, (7, 8))
+    x = cnn.embedding(words).transpose(1, 2)
+    plain = torch.cat([layer(x).amax(-1) for layer in cnn.filters], -1).relu()
+    ours = cnn(words.view(7, 1, 8)).view(7, -1)
+    weights = list(cnn.parameters())
+    assert len(weights) == 1 + 3 * 2
+    torch.testing.assert_close(ours, plain)
+    found = [torch.autograd.grad(y.pow(2).sum(), weights) for y in (ours, plain)]
+    torch.testing.assert_close(*found)
+
+
+def test_different_rows() -> None:
+    """Each row is there once, as torch.unique finds them."""
+    table = torch.tensor([[3, -1], [0, 2], [3, -1], [0, 3], [256, 0], [0, 2]])
+    rows, where = different_rows(table)
+    assert torch.equal(rows[where], table)
+    assert sorted(rows.tolist()) == torch.unique(table, dim=0).tolist()
+    rows, where = different_rows(table.t())
+    assert torch.equal(rows[where], table.t()) and len(rows) == 2
 
 
 def test_word_vectors_are_the_start() -> None:
