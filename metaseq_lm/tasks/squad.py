@@ -7,6 +7,7 @@ D width, K beam.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,6 +37,9 @@ from metaseq_lm.models.span_head import SpanModel
 from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Passes, Task, with_epochs
 from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights, judged, mapped
+
+# Scores of the official scripts that are per cent; the others are counts and thresholds.
+PER_CENT = re.compile("((HasAns|NoAns|best)_)?(exact|f1)")
 
 
 @dataclass
@@ -199,8 +203,9 @@ class SquadTask(Task):
             found = squad_v1(data.golds(), texts)
         else:
             found = squad_v2(data.golds(), texts, odds, self.options.null_threshold)
-        # As a share, like the scores of other tasks in one report.
-        return {"score": found["f1"] / 100, **found}
+        # The official scripts give per cent; in one report with other tasks they are shares.
+        shares = {n: v / 100 if PER_CENT.fullmatch(n) else v for n, v in found.items()}
+        return {"score": shares["f1"], **shares}
 
     def _row(self, split: str, question: int, answers: Answers) -> dict[str, Any]:
         """Return id, question, gold texts, predicted text ("" for no answer), odds, n-best list."""
