@@ -69,7 +69,7 @@ there() { for name in "$@"; do for folder in runs/$name; do [ ! -d "$folder" ] |
 strategies=('single-*' multi 'single_single-*' multi_multi single_multi 'tuned-*' 'single_multi_tuned-*')
 python "$here/strategies.py" $(there "${strategies[@]}") | tee report/strategies.md
 # All runs in one file: strategies.py and report read it, beside later runs too.
-metaseq report $(there '*') --metric valid.score --archive report/runs.jsonl > report/runs.txt
+metaseq report $(there "${strategies[@]}" 'second_*' 'without_*' 'rte_*') --metric valid.score --archive report/runs.jsonl > report/runs.txt
 compare() { # metric, folder of the table, stages: is any better than Multi?
     local metric=$1 place=$2
     shift 2
