@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -55,16 +56,22 @@ class Counter(TorchDispatchMode):
     the time of a small model whose batches differ in length, so that many shapes are new.
     """
 
-    rules = FlopCounterMode(display=False, custom_mapping=LSTMS).flop_registry
+    supports_higher_order_operators = True
     whole: ClassVar[set[Any]] = set()  # operations that are known not to come apart
 
     def __init__(self) -> None:
         super().__init__()
+        self.rules = FlopCounterMode(display=False, custom_mapping=LSTMS).flop_registry
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry out an operation, or its parts, and count it."""
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            with FlopCounterMode(display=False, custom_mapping=LSTMS) as theirs:
+                result = func(*args, **kwargs)
+            self.total += theirs.get_total_flops()
+            return result
         if func not in self.whole:
             with self:
                 result = func.decompose(*args, **kwargs)

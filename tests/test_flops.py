@@ -109,3 +109,11 @@ def test_the_counter_agrees_with_torchs(work: object, train: bool) -> None:
                 work(x)  # type: ignore[operator]
         totals.append(counter.total if counter is not theirs else theirs.get_total_flops())
     assert totals[0] == totals[1] > 0
+
+
+def test_a_choice_of_branches_is_counted() -> None:
+    """Higher-order operators, as torch counts them: the dearer branch."""
+    x = torch.ones(3, 3)
+    with torch.no_grad(), Counter() as counter:
+        torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x.clone(), (x,))
+    assert counter.total == 2 * 27

@@ -15,18 +15,19 @@ here=$(cd "$(dirname "$0")" && pwd)
 source=${METASEQ_LM_DATA:?name the folder of the data sets}
 seeds=${SEEDS:-1,2,3,4,5} jobs=${JOBS:-2} flops=${FLOPS:-6e13}
 stages=${STAGES:-single-*,multi,single_single-*,multi_multi,single_multi}
-data=$out/data text=$out/text
+data=$out/data
 export OMP_NUM_THREADS=1
 
 metaseq() { python -m metaseq_lm "$@"; }
 found() { if [ -f "$1" ]; then echo "$1"; else echo "$1.xz"; fi; }
 
-if [ ! -f "$data/done" ]; then
+if [ ! -d "$data" ]; then
     echo "== data: novels and Wikipedia for the encoder, eight sets of GLUE"
-    rm -rf "$data" "$text"
+    part=$data.part text=$data.part/text # moved when it is whole
+    rm -rf "$part"
     python "$here/../electra/corpus.py" "$source" "$text"
     metaseq preprocess --trainpref "$text/train.txt" --validpref "$text/valid.txt" \
-        --documents blank --vocab-size 2000 --destdir "$data"
+        --documents blank --vocab-size 2000 --destdir "$part"
     mkdir -p "$text/SST-2"
     cp "$source/glue-SST-2/"{dev,test}.tsv "$text/SST-2"
     whole=$(found "$source/glue-SST-2/train.tsv")
@@ -34,50 +35,57 @@ if [ ! -f "$data/done" ]; then
     case $whole in *.xz) xz -dc "$whole" ;; *) cat "$whole" ;; esac |
         awk -v rows="${SST2_ROWS:-8000}" 'NR <= rows + 1' > "$text/SST-2/train.tsv"
     for name in CoLA MRPC STS-B RTE; do
-        metaseq preprocess --benchmark glue/$name --source "$source/glue-$name" --destdir "$data"
+        metaseq preprocess --benchmark glue/$name --source "$source/glue-$name" --destdir "$part"
     done
-    metaseq preprocess --benchmark glue/SST-2 --source "$text/SST-2" --destdir "$data"
+    metaseq preprocess --benchmark glue/SST-2 --source "$text/SST-2" --destdir "$part"
     for name in MNLI QQP QNLI; do
         place=$source/glue-nli-paraphrase-10k/$name
         metaseq preprocess --labelled $name --trainpref "$(found "$place.train.jsonl")" \
-            --validpref "$(found "$place.dev.jsonl")" --destdir "$data"
+            --validpref "$(found "$place.dev.jsonl")" --destdir "$part"
     done
-    touch "$data/done"
+    rm -rf "$text"
+    mv "$part" "$data"
 fi
 
-encoder=$out/encoder
-if [ ! -f "$encoder/results.json" ]; then
-    words=${ENCODER:-}
-    if [ -z "$words" ]; then
-        echo "== a masked LM"
-        metaseq sweep "$here/../electra/sweep.yaml" "$data" --out "$out/words" --grid method=bert --grid "flops=$flops"
-        words=$(echo "$out"/words/*method=bert*)
-    fi
-    echo "== which goes on with rows of 64 tokens"
-    metaseq train "$data" --config-dir "$here/../electra/config" --config-name longer_rows \
-        "init_from='$words'" --save-dir "$encoder"
+words=${ENCODER:-}
+if [ -z "$words" ]; then
+    echo "== a masked LM"
+    metaseq sweep "$here/../electra/sweep.yaml" "$data" --out "$out/words" --grid method=bert --grid "flops=$flops"
+    words=$(echo "$out"/words/*method=bert*)
 fi
+echo "== which goes on with rows of 64 tokens"
+metaseq train "$data" --config-dir "$here/../electra/config" --config-name longer_rows \
+    "init_from='$words'" --save-dir "$out/encoder"
 
 echo "== teachers and students"
-metaseq sweep "$here/sweep.yaml" "$data" --out "$out/runs" --init-from "$encoder" --seeds "$seeds" \
-    --stages "$stages" --max-parallel "$jobs"
+ended=0
+metaseq sweep "$here/sweep.yaml" "$data" --out "$out/runs" --init-from "$out/encoder" --seeds "$seeds" \
+    --stages "$stages" --max-parallel "$jobs" || ended=$?
+[ $ended -le 1 ] || exit $ended # 1: some run failed; the tables name it
 
-echo "== tables in $out/report"
-cd "$out"
-mkdir -p report
-there() { for name in "$@"; do for folder in runs/$name; do [ ! -d "$folder" ] || echo "$folder"; done; done; }
+report=$out/report runs=$out/runs
+echo "== tables and pictures in $report"
+mkdir -p "$report"
+there() { # the folders of these stages that there are, in the array `folders`
+    folders=()
+    for name in "$@"; do for folder in "$runs"/$name; do [ ! -d "$folder" ] || folders+=("$folder"); done; done
+}
 strategies=('single-*' multi 'single_single-*' multi_multi single_multi 'tuned-*' 'single_multi_tuned-*')
-python "$here/strategies.py" $(there "${strategies[@]}") | tee report/strategies.md
+there "${strategies[@]}"
+[ ${#folders[@]} -eq 0 ] || python "$here/strategies.py" "${folders[@]}" | tee "$report/strategies.md"
 # All runs in one file: strategies.py and report read it, beside later runs too.
-metaseq report $(there "${strategies[@]}" 'second_*' 'without_*' 'rte_*') --metric valid.score --archive report/runs.jsonl > report/runs.txt
+there "${strategies[@]}" 'further-*' 'second_*' 'without_*' 'rte_*'
+metaseq report "${folders[@]}" --metric valid.loss --archive "$report/runs.jsonl" > "$report/runs.txt"
 compare() { # metric, folder of the table, stages: is any better than Multi?
     local metric=$1 place=$2
     shift 2
-    [ -d runs/multi ] || return 0
-    metaseq report $(there "$@") --metric "$metric" --spread range --test bootstrap --baseline label=Multi \
-        --out "report/$place"
+    there multi "$@"
+    [ -d "$runs/multi" ] && [ ${#folders[@]} -gt 1 ] || return 0
+    metaseq report "${folders[@]}" --metric "$metric" --spread range --test bootstrap --baseline label=Multi \
+        --out "$report/$place"
 }
-compare valid.score students multi multi_multi single_multi second_multi 'without_*'
+compare valid.score students multi_multi single_multi second_multi 'without_*'
 for set in CoLA SST-2 MRPC STS-B MNLI RTE; do
-    compare "valid.${set}_score" $set single-$set multi single_single-$set multi_multi single_multi
+    compare "valid.${set}_score" $set single-$set single_single-$set multi_multi single_multi
 done
+exit $ended

@@ -17,23 +17,23 @@ export OMP_NUM_THREADS=1
 metaseq() { python -m metaseq_lm "$@"; }
 found() { if [ -f "$1" ]; then echo "$1"; else echo "$1.xz"; fi; }
 
-if [ ! -f "$data/done" ]; then
+if [ ! -d "$data" ]; then
     echo "== data: novels and Wikipedia for pre-training, SST-2, SST-5 and SNLI for fine-tuning"
-    rm -rf "$data"
+    rm -rf "$data.part" # moved when it is whole
     python "$here/../electra/corpus.py" "$source" "$text"
     python "$here/sentiment.py" "$source" "$text"
     metaseq preprocess --trainpref "$text/train.txt" --validpref "$text/valid.txt" \
-        --documents blank --vocab-size 2000 --destdir "$data"
+        --documents blank --vocab-size 2000 --destdir "$data.part"
     for name in SST-2 SST-5; do
         metaseq preprocess --labelled $name --trainpref "$text/$name/train.tsv" \
-            --validpref "$text/$name/dev.tsv" --testpref "$text/$name/test.tsv" --destdir "$data"
+            --validpref "$text/$name/dev.tsv" --testpref "$text/$name/test.tsv" --destdir "$data.part"
     done
     for name in SNLI QQP QNLI; do
         place=$source/glue-nli-paraphrase-10k/$name
         metaseq preprocess --labelled $name --trainpref "$(found "$place.train.jsonl")" \
-            --validpref "$(found "$place.dev.jsonl")" --destdir "$data"
+            --validpref "$(found "$place.dev.jsonl")" --destdir "$data.part"
     done
-    touch "$data/done"
+    mv "$data.part" "$data"
 fi
 
 echo "== a masked LM, which learns the next sentence; then k inner steps and the baselines"

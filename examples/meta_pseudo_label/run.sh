@@ -18,20 +18,21 @@ export OMP_NUM_THREADS=1
 
 metaseq() { python -m metaseq_lm "$@"; }
 
-if [ ! -f "$data/done" ]; then
+if [ ! -d "$data" ]; then
     echo "== data: Two Moons as text, binarised into $data"
-    rm -rf "$data" && mkdir -p "$out"
+    mkdir -p "$out"
+    rm -rf "$data.part" # moved when it is whole
     python "$here/two_moons.py" "$out/text"
     metaseq preprocess --trainpref "$out/text/train.txt" --validpref "$out/text/valid.txt" \
         --tokenizer byte_bpe --vocab-size 512 --tokenizer-corpus "$out/text/tokenizer.txt" \
-        --destdir "$data"
+        --destdir "$data.part"
     for n in 10 20 40 80 160; do
         text=$out/text/which_moon_$n
         metaseq preprocess --labelled which_moon_$n --trainpref "$text/train.tsv" \
             --validpref "$text/valid.tsv" --testpref "$text/test.tsv" --split vis="$text/vis.tsv" \
-            --destdir "$data"
+            --destdir "$data.part"
     done
-    touch "$data/done"
+    mv "$data.part" "$data"
 fi
 
 finished() { # folder, updates: whether the run is there in full (`train` would say so too, slower)

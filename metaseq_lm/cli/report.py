@@ -110,7 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--archive",
         type=Path,
         metavar="FILE",
-        help="keep the runs of this table, without checkpoints, in a file that report reads like a folder",
+        help="keep the runs of this table in a file that report reads like their folders: settings, results, "
+        "validation curves; no checkpoints, no curves of training",
     )
     add_choices(parser)
 
@@ -174,25 +175,27 @@ def run(args: argparse.Namespace) -> int:
     runs, planned = pick_stage(read_runs(args.paths), find_plan(args.paths), args.paths, args.stage)
     if not runs:
         raise MetaseqError(" ".join(["no run to compare has started yet.", *planned]))
-    runs = where(runs, args.where)
+    kept = runs = where(runs, args.where)
     if args.mean and not args.columns:
         raise UsageError("--mean is over the columns of a table: give --columns KEY as well.")
     if args.choose:
         runs, chosen = chosen_values(runs, args.choose)
         planned = [*chosen, *planned]
-    if args.archive:
-        archive.write(args.archive, runs)
     metric = choose_metric(runs, args.metric, args.better)
     curves = choose_curves(runs, args.curve, metric.name)
     settings = group(runs, [key for key in (args.x, args.columns, args.rows) if key])
     table = make_table(args, settings, metric)
     table = replace(table, notes=[*table.notes, *planned])
+    if args.archive:
+        archive.write(args.archive, kept)
     for name in ["text"] if args.out else wanted:
         print(WRITERS[name][1](table), end="")
     if args.out is None:
+        if args.archive and wanted == ["text"]:
+            print("\nwritten:", args.archive, sep="\n  ")
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
-    paths = []
+    paths = [args.archive] if args.archive else []
     for name in [name for name in wanted if name in WRITERS]:
         file, write = WRITERS[name]
         paths.append(args.out / file)

@@ -12,16 +12,23 @@ from typing import Any
 
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.files import write_atomic
-from metaseq_lm.reporting.runs import BEHIND, PATH_KEYS, Run, check_results
+from metaseq_lm.reporting.runs import PATH_KEYS, Run, check_results, own_key
 
 FORMAT = "metaseq-lm runs 1"
-# What a report draws after training; the losses of training are many times as long.
-KEPT_KINDS = ("valid",)
+DRAWN = "valid"  # the kind of log lines that is kept whole; of the others the last line is
 
 
 def write(path: Path, runs: Sequence[Run]) -> None:
-    """Write the archive of `runs` in one piece."""
-    values = [{k: v for k, v in run.values.items() if not is_place(k)} for run in runs]
+    """Write the archive of `runs` in one piece.
+
+    Raises UsageError for a place that cannot be one, or an archive with runs that are not in `runs`.
+    """
+    if not path.name or path.is_dir():
+        raise UsageError(f"--archive '{path}': name a file, such as runs.jsonl")
+    if path.exists():
+        check_kept(path, runs)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = [portable(run.values) for run in runs]
     keys = list(dict.fromkeys(key for own in values for key in own))
     shared = {
         key: value
@@ -34,12 +41,29 @@ def write(path: Path, runs: Sequence[Run]) -> None:
             {
                 "name": name_of(run),
                 "values": {key: value for key, value in own.items() if key not in shared},
-                "results": run.results,
-                "log": [line for line in run.log if line["kind"] in KEPT_KINDS],
+                "results": results_of(run),
+                "log": kept_lines(run.log),
                 "notes": list(run.notes),
             }
         )
     write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
+def check_kept(path: Path, runs: Sequence[Run]) -> None:
+    """Raise UsageError if an archive that is there has runs that would be lost."""
+    names, contents = {name_of(run) for run in runs}, {content(run) for run in runs}
+    lost = [r for r in read(path) if name_of(r) not in names and content(r) not in contents]
+    if lost:
+        raise UsageError(
+            f"--archive {path}: has {len(lost)} run{'s' * (len(lost) > 1)} that this table lacks, such as "
+            f"{name_of(lost[0])}. Give it among the runs, or write another file."
+        )
+
+
+def content(run: Run) -> str:
+    """Return what is the same of a run and of its copy in an archive, wherever they are."""
+    reached = results_of(run) or kept_lines(run.log)
+    return json.dumps([run.values.get("label"), run.seed, reached])
 
 
 def name_of(run: Run) -> str:
@@ -47,15 +71,34 @@ def name_of(run: Run) -> str:
     for above in run.path.parents:
         if above.is_file():
             return str(run.path.relative_to(above))
-    return run.name.lstrip("/")
+    return "/".join(Path(run.name).parts[-3:]) if Path(run.name).is_absolute() else run.name
 
 
-def is_place(key: str) -> bool:
-    """Return whether a key says where something was on the machine that trained."""
-    prefixes = [f"{prefix}." for prefix in BEHIND.values()]
-    while any(key.startswith(prefix) for prefix in prefixes):
-        key = key.partition(".")[2]
-    return key in PATH_KEYS
+def portable(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a config without what says where something was on the machine that trained."""
+    kept = {key: value for key, value in values.items() if own_key(key) not in PATH_KEYS}
+    for key, value in kept.items():
+        if own_key(key) == "data" and value:
+            kept[key] = Path(value).name if Path(value).is_absolute() else value
+    return kept
+
+
+def results_of(run: Run) -> dict[str, Any] | None:
+    """Return the results of a run; of what it started from the sums, not where it was."""
+    if not run.results or not run.results.get("pretraining"):
+        return run.results
+    before = {k: v for k, v in run.results["pretraining"].items() if k not in ("run", "runs")}
+    return {**run.results, "pretraining": before}
+
+
+def kept_lines(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the validations of a log, and the last line of every other kind."""
+    last = {line["kind"]: number for number, line in enumerate(log)}
+    return [
+        line
+        for number, line in enumerate(log)
+        if line["kind"] == DRAWN or last[line["kind"]] == number
+    ]
 
 
 def same(a: Any, b: Any) -> bool:
@@ -64,34 +107,43 @@ def same(a: Any, b: Any) -> bool:
 
 
 def read(path: Path) -> list[Run]:
-    """Return the runs of an archive.
+    """Return the runs of an archive, or of several one after another.
 
     Raises UsageError for a file of another kind, MetaseqError naming the line that is damaged.
     """
-    lines = path.read_bytes().splitlines()
-    try:
-        head = json.loads(lines[0])
-        if head["format"] != FORMAT:
-            raise ValueError("another format")
-        keys, shared = list(head["keys"]), dict(head["values"])
-    except (LookupError, ValueError, TypeError, RecursionError) as error:
-        raise UsageError(
-            f"{path}: not an archive of runs. Give run folders, folders of runs, or a file that "
-            "'metaseq-lm report RUNS --archive FILE' wrote."
-        ) from error
-    runs = []
-    for number, row in enumerate(lines[1:], start=2):
+    runs: list[Run] = []
+    head = None
+    for number, row in enumerate(path.read_bytes().splitlines() or [b""], start=1):
         try:
             line = json.loads(row)
-            known = {**shared, **line["values"]}
-            values = {key: known[key] for key in keys if key in known}
-            check_results(line["results"] or {})
-            log = [entry for entry in line["log"] if entry["kind"] in KEPT_KINDS]
-            place = path.resolve() / str(line["name"])
-            runs.append(Run(place, values, log, line["results"], tuple(line["notes"])))
+            if "format" in line:
+                head = head_of(line)
+            else:
+                runs.append(parse_run(path.resolve(), line, *head))  # type: ignore[misc]
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            if head is None:
+                raise UsageError(
+                    f"{path}: not an archive of runs. Give run folders, folders of runs, or a file "
+                    "that 'metaseq-lm report RUNS --archive FILE' wrote."
+                ) from error
             raise MetaseqError(
-                f"{path}:{number}: not a run of an archive: {row[:60]!r}. Delete that line, or "
-                "write the archive anew."
+                f"{path}:{number}: not a run of an archive: {row[:60]!r}. Take the file from where "
+                "it is whole, or write it anew."
             ) from error
     return runs
+
+
+def head_of(line: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Return the keys and shared values that a first line holds; ValueError for another format."""
+    if line["format"] != FORMAT:
+        raise ValueError(f"format {line['format']}")
+    return list(line["keys"]), dict(line["values"])
+
+
+def parse_run(path: Path, line: dict[str, Any], keys: list[str], shared: dict[str, Any]) -> Run:
+    """Return the run of a line; raises what a line of another form makes it raise."""
+    known = {**shared, **line["values"]}
+    values = {key: known[key] for key in keys if key in known}
+    check_results(line["results"] or {})
+    log = [entry for entry in line["log"] if entry["kind"]]
+    return Run(path / str(line["name"]), values, log, line["results"], tuple(line["notes"]))

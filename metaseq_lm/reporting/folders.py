@@ -26,10 +26,10 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
     cannot be read.
     """
     folders: dict[Path, None] = {}
-    archived: list[Run] = []
+    archives: dict[Path, None] = {}
     for path in map(Path, paths):
         if path.is_file():
-            archived += archive.read(path)
+            archives[path.resolve()] = None
             continue
         if not path.is_dir():
             raise UsageError(
@@ -42,7 +42,15 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
                 "'metaseq-lm train ... --save-dir RUN' writes them."
             )
         folders.update(dict.fromkeys(found))
-    return archived + [read_run(folder) for folder in folders]
+    runs = [read_run(folder) for folder in folders]
+    # A run counts once, though it be in its folder and in archives.
+    seen = {archive.content(run) for run in runs} if archives else set()
+    kept = []
+    for run in (run for path in archives for run in archive.read(path)):
+        if archive.content(run) not in seen:
+            seen.add(archive.content(run))
+            kept.append(run)
+    return kept + runs
 
 
 def run_folders(root: Path) -> Iterable[Path]:
@@ -92,6 +100,7 @@ def read_values(folder: Path, notes: list[str], seen: tuple[Path, ...] = ()) -> 
     values = {"label": label, **values}
     if values.get("data"):
         values["data"] = from_here(str(values["data"]))
+        values["data_hash"] = (read_results(folder / "results.json") or {}).get("data")
     if "task.teachers" in values:
         # Where they are does not count, but whether there are any does.
         values["teachers"] = len(values["task.teachers"] or [])

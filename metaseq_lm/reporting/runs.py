@@ -142,6 +142,14 @@ def check_results(results: dict[str, Any]) -> None:
             raise ValueError(f"{part} is no mapping")
 
 
+def own_key(key: str) -> str:
+    """Return a config key without what says that it is of a run behind: pretraining.data as data."""
+    prefixes = tuple(f"{prefix}." for prefix in BEHIND.values())
+    while key.startswith(prefixes):
+        key = key.partition(".")[2]
+    return key
+
+
 def from_here(path: str | Path) -> str:
     """Return a path relative to the working directory if it is below it, else as it is."""
     relative = os.path.relpath(path)

@@ -9,7 +9,7 @@ from typing import Any
 
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import nearest
-from metaseq_lm.reporting.runs import BEHIND, BOOKKEEPING, PATH_KEYS, Run, is_number, natural
+from metaseq_lm.reporting.runs import BOOKKEEPING, PATH_KEYS, Run, is_number, natural, own_key
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +58,26 @@ class Setting:
 def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Setting]:
     """Group runs into settings by label, `keys` (even excluded ones) and all keys that differ.
 
+    Where data lie does not tell settings apart if they are known to be the same data.
     Settings come sorted by their shown keys, numbers by size. Raises UsageError for a key that no
     run has.
     """
     for key in keys:
         require_key(runs, key)
-    return group_by(runs, dict.fromkeys(["label", *keys, *differing_keys(runs)]))
+    differing = differing_keys(runs)
+    places = [key for key in differing if own_key(key) == "data" and key not in keys]
+    told = dict.fromkeys(["label", *keys, *(key for key in differing if key not in places)])
+    mixed = [s.runs for s in group_by(runs, told)]
+    needed = [key for key in places if any(are_other_data(key, same) for same in mixed)]
+    return group_by(runs, [*told, *needed])
+
+
+def are_other_data(key: str, runs: Sequence[Run]) -> bool:
+    """Return whether data at several places, by the config key `key`, are not known to be the same."""
+    if len({run.values.get(key) for run in runs}) == 1:
+        return False
+    hashes = {run.values.get(f"{key}_hash") for run in runs if run.results is not None}
+    return len(hashes) > 1 or None in hashes
 
 
 def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
@@ -95,8 +109,10 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
 
 def is_excluded(key: str) -> bool:
     """Return whether a key says where or how a run was made, not what it computed."""
-    parts = [part for part in key.split(".") if part not in BEHIND.values()]
-    return parts[0] in ("seed", "engine") or ".".join(parts) in (*PATH_KEYS, *BOOKKEEPING)
+    own = own_key(key)
+    if own.partition(".")[0] in ("seed", "engine"):
+        return True
+    return own in (*PATH_KEYS, *BOOKKEEPING, "data_hash")
 
 
 def telling_keys(identities: list[tuple[Any, ...]], keys: list[str]) -> tuple[str, ...]:

@@ -28,9 +28,14 @@ class Planned:
 
 
 def find_plan(paths: Iterable[str | Path]) -> list[Planned]:
-    """Return the runs that the sweeps at or above `paths` planned; none where there is no sweep."""
+    """Return the runs that the sweeps at or above `paths` planned; none where there is no sweep.
+
+    An archive of runs stands for itself, wherever it lies.
+    """
     files: dict[Path, None] = {}
     for path in (Path(path).resolve() for path in paths):
+        if path.is_file():
+            continue
         folders = (path, *path.parents[:ABOVE])
         files.update({f / FILE: None for f in folders if (f / FILE).is_file()})
     return [planned for file in files for planned in read_plan(file)]

@@ -9,6 +9,8 @@ from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.settings import group
 
+BEFORE = {"flops": 1e12, "seconds": 5.0}
+
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
@@ -21,7 +23,9 @@ def runs(tmp_path, monkeypatch):
                 tmp_path / "runs" / f"lr={rate}-seed={seed}",
                 score=0.8 + rate + seed / 100 if (rate, seed) != (2e-3, 2) else None,
                 config={"optimizer.lr": rate},
-                results={"pretraining": {"flops": 1e12, "seconds": 5.0}},
+                results={
+                    "pretraining": {**BEFORE, "run": str(encoder), "runs": {str(encoder): BEFORE}}
+                },
                 seed=seed,
                 data=str(tmp_path / "data"),
                 init_from=str(encoder),
@@ -47,16 +51,20 @@ def test_the_table_of_an_archive_is_that_of_its_folders(runs, tmp_path, capsys):
         assert a.series("valid.accuracy") == b.series("valid.accuracy") != ([], [])
         assert a.cost("flops") == b.cost("flops")
     assert [key for key in kept[0].values] == [
-        key for key in found[0].values if not archive.is_place(key)
+        key for key in found[0].values if key in archive.portable(found[0].values)
     ]
 
 
-def test_an_archive_says_nothing_of_the_machine(runs, tmp_path):
-    file = tmp_path / "measured.jsonl"
-    archive.write(file, find_runs([runs]))
-    text = file.read_text()
-    assert str(tmp_path) not in text and "save_dir" not in text and "init_from" not in text
-    assert '"pretraining.data": "text"' in text and '"data": "data"' in text
+def test_an_archive_says_nothing_of_the_machine(runs, tmp_path, monkeypatch):
+    """Wherever it is written: neither folders nor those of what runs started from."""
+    for place in (tmp_path, tmp_path / "elsewhere"):
+        place.mkdir(exist_ok=True)
+        monkeypatch.chdir(place)
+        archive.write(place / "measured.jsonl", find_runs([runs]))
+        text = (place / "measured.jsonl").read_text()
+        assert str(tmp_path) not in text and "save_dir" not in text and "init_from" not in text
+        assert '"pretraining.data": "text"' in text and '"data": "data"' in text
+        assert '"flops": 1000000000000.0, "seconds": 5.0}' in text
 
 
 def test_later_seeds_join_those_of_an_archive(runs, tmp_path):
@@ -72,7 +80,75 @@ def test_later_seeds_join_those_of_an_archive(runs, tmp_path):
         "measured.jsonl/runs/lr=0.001-seed=1",
         "measured.jsonl/runs/lr=0.001-seed=2",
     ]
-    assert group(find_runs([file, runs / "lr=0.001-seed=2"]))[0].duplicates("test.accuracy")
+
+
+def test_a_run_counts_once(runs, tmp_path):
+    """Though it be in its folder and in archives, and those be given twice."""
+    one, two = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    archive.write(one, find_runs([runs]))
+    archive.write(two, find_runs([one]))
+    found = find_runs([one, two, one, runs])
+    assert len(found) == 4 and all(run.path.is_dir() for run in found)
+    assert len(find_runs([two, one])) == 4
+
+
+def test_the_same_data_may_lie_elsewhere(runs, tmp_path, monkeypatch):
+    """Of what is known to be the same the place does not count; other data are another setting."""
+    monkeypatch.chdir(runs)
+    archive.write(tmp_path / "a.jsonl", find_runs(["lr=0.001-seed=1"]))
+    monkeypatch.chdir(tmp_path.parent)
+    places = [tmp_path / "a.jsonl", runs / "lr=0.001-seed=2"]
+    [setting] = group(find_runs(places))
+    assert len(setting.runs) == 2 and setting.shown == ("label",)
+    results = runs / "lr=0.001-seed=2" / "results.json"
+    results.write_text(results.read_text().replace('"d1"', '"d2"'))
+    assert [len(setting.runs) for setting in group(find_runs(places))] == [1, 1]
+
+
+def test_no_run_of_an_archive_is_lost(runs, tmp_path, capsys):
+    """What would lose one is refused; a run that went on takes the place of its former state."""
+    file = tmp_path / "a.jsonl"
+    archive.write(file, find_runs([runs]))
+    before = file.read_bytes()
+    assert main(["report", str(file), "--where", "seed=1", "--archive", str(file)]) == 2
+    assert "has 2 runs that this table lacks" in capsys.readouterr().err
+    log = runs / "lr=0.001-seed=1" / "log.jsonl"
+    assert main(["report", str(file), "--archive", str(log)]) == 2
+    assert "not an archive of runs" in capsys.readouterr().err
+    assert main(["report", str(file), "--metric", "nope", "--archive", str(file)]) == 2
+    assert file.read_bytes() == before and "valid" in log.read_text()
+    unfinished = runs / "lr=0.002-seed=2"
+    unfinished.joinpath("results.json").write_text(
+        (runs / "lr=0.002-seed=1" / "results.json").read_text()
+    )
+    archive.write(file, find_runs([runs]))
+    assert [r.status for r in find_runs([file])] == 4 * ["finished"]
+
+
+def test_places_where_no_archive_can_be(runs, tmp_path, capsys):
+    for place in ("", ".", str(runs)):
+        assert main(["report", str(runs), "--archive", place]) == 2
+        assert "name a file" in capsys.readouterr().err
+    new = tmp_path / "new" / "folder" / "a.jsonl"
+    assert main(["report", str(runs), "--out", str(new.parent), "--archive", str(new)]) == 0
+    assert str(new) in capsys.readouterr().out and len(find_runs([new])) == 4
+
+
+def test_archives_one_after_another_are_one(runs, tmp_path):
+    """Each with its own shared values."""
+    one, two = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    archive.write(one, find_runs([runs / "lr=0.001-seed=1"]))
+    archive.write(two, find_runs([runs / "lr=0.002-seed=1"]))
+    both = tmp_path / "c.jsonl"
+    both.write_bytes(one.read_bytes() + two.read_bytes())
+    assert [r.values["optimizer.lr"] for r in find_runs([both])] == [1e-3, 2e-3]
+
+
+def test_an_archive_below_a_sweep_stands_for_itself(runs, tmp_path, capsys):
+    planned = {"name": "gone", "folder": "gone"}
+    (tmp_path / "sweep.json").write_text(json.dumps({"runs": [planned]}))
+    archive.write(tmp_path / "a.jsonl", find_runs([runs]))
+    assert "Missing" not in table(capsys, tmp_path / "a.jsonl")
 
 
 def test_a_number_is_not_shared_with_a_truth(runs, tmp_path):

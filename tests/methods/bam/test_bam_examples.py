@@ -49,7 +49,7 @@ def test_who_teaches_whom(tmp_path: Path) -> None:
         sets = listed(arguments, "task.labelled")
         if name.startswith(("single_multi", "without_", "rte_")) and "tuned" not in name:
             assert sets == SETS or name.startswith("rte_")
-            expected = [f"single-{one}" for one in sets]
+            expected = [f"{'single' if one in SETS else 'further'}-{one}" for one in sets]
         else:
             expected = teaching.get(name, [])
         assert listed(arguments, "task.teachers") == [folders[n] for n in expected], name

@@ -29,7 +29,7 @@ def sources(folder: Path, files: Path) -> None:
     chunks = {s: (files / f"{s}.conll").read_text() for s in ("train", "valid", "test")}
     packed(folder / "conll2000-chunking" / "train.txt", chunks["train"])
     (folder / "conll2000-chunking" / "test.txt").write_text(chunks["test"])
-    documents = "genia:1\tSecret abstracts of genes.\nmed:1\tA dog has a gene. It is old.\n"
+    documents = "genia:1\tSecret genes of genes.\nmed:1\tA dog has a gene. The gene is old.\n"
     packed(folder / "biomedical-text" / "documents.tsv", documents)
     for name, train in (("NCBI-disease", "train.txt"), ("JNLPBA", "train.rebuilt.txt")):
         packed(folder / f"scibert-ner-{name}" / train, chunks["train"])
@@ -52,7 +52,8 @@ def test_the_data_of_the_example(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     sets = {path.parent.name for path in (tmp_path / "data").glob("*/*/train.bin")}
     assert sets == {"chunk", "pos", "dep", "ncbi", "jnlpba"}
-    text = (tmp_path / "data" / "text" / "biomed.txt").read_text()
-    assert "Secret" not in text and "dog" in text
+    words = (tmp_path / "data" / "biomed" / "words.txt").read_text().split()
+    assert "gene" in words and "genes" not in words, "abstracts of GENIA are left out"
+    assert not list((tmp_path / "data").glob("*/text")) + list((tmp_path / "data").glob("*.part"))
     again = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert again.returncode == 0 and again.stdout == ""
