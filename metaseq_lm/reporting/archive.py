@@ -1,11 +1,12 @@
 """The runs of a table in one file, to keep and to share without their folders.
 
-An archive is JSON lines. The first names the format, and the config keys with those values that all
-runs share; every other line is a run: its name, the rest of its config, its results, its validation log.
+An archive is JSON lines. The first names the format, and the config keys with the value that most
+runs have; every other line is a run: its name, where its config differs, its results, its validation log.
 `metaseq-lm report` reads it like a folder, beside folders too, so that seeds can be added later.
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,18 +30,17 @@ def write(path: Path, runs: Sequence[Run]) -> None:
         check_kept(path, runs)
     path.parent.mkdir(parents=True, exist_ok=True)
     values = [portable(run.values) for run in runs]
-    keys = list(dict.fromkeys(key for own in values for key in own))
-    shared = {
-        key: value
-        for key, value in values[0].items()
-        if all(key in other and same(other[key], value) for other in values)
-    }
-    lines: list[dict[str, Any]] = [{"format": FORMAT, "keys": keys, "values": shared}]
+    usual = {}
+    for key in dict.fromkeys(key for own in values for key in own):
+        found = Counter(json.dumps(own[key]) for own in values if key in own)
+        usual[key] = json.loads(found.most_common(1)[0][0])
+    lines: list[dict[str, Any]] = [{"format": FORMAT, "values": usual}]
     for run, own in zip(runs, values):
         lines.append(
             {
                 "name": name_of(run),
-                "values": {key: value for key, value in own.items() if key not in shared},
+                "values": {k: v for k, v in own.items() if json.dumps(v) != json.dumps(usual[k])},
+                "absent": [key for key in usual if key not in own],
                 "results": results_of(run),
                 "log": kept_lines(run.log),
                 "notes": list(run.notes),
@@ -101,27 +101,22 @@ def kept_lines(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def same(a: Any, b: Any) -> bool:
-    """Return whether two values are written alike: 1 is not true."""
-    return json.dumps(a) == json.dumps(b)
-
-
 def read(path: Path) -> list[Run]:
     """Return the runs of an archive, or of several one after another.
 
     Raises UsageError for a file of another kind, MetaseqError naming the line that is damaged.
     """
     runs: list[Run] = []
-    head = None
+    usual: dict[str, Any] | None = None
     for number, row in enumerate(path.read_bytes().splitlines() or [b""], start=1):
         try:
             line = json.loads(row)
             if "format" in line:
-                head = head_of(line)
+                usual = usual_values(line)
             else:
-                runs.append(parse_run(path.resolve(), line, *head))  # type: ignore[misc]
+                runs.append(parse_run(path.resolve(), line, usual))
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            if head is None:
+            if usual is None:
                 raise UsageError(
                     f"{path}: not an archive of runs. Give run folders, folders of runs, or a file "
                     "that 'metaseq-lm report RUNS --archive FILE' wrote."
@@ -133,17 +128,19 @@ def read(path: Path) -> list[Run]:
     return runs
 
 
-def head_of(line: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Return the keys and shared values that a first line holds; ValueError for another format."""
+def usual_values(line: dict[str, Any]) -> dict[str, Any]:
+    """Return the config values that a first line holds; ValueError for another format."""
     if line["format"] != FORMAT:
         raise ValueError(f"format {line['format']}")
-    return list(line["keys"]), dict(line["values"])
+    return dict(line["values"])
 
 
-def parse_run(path: Path, line: dict[str, Any], keys: list[str], shared: dict[str, Any]) -> Run:
+def parse_run(path: Path, line: dict[str, Any], usual: dict[str, Any] | None) -> Run:
     """Return the run of a line; raises what a line of another form makes it raise."""
-    known = {**shared, **line["values"]}
-    values = {key: known[key] for key in keys if key in known}
+    if usual is None:
+        raise ValueError("no first line")
+    absent = set(line["absent"])
+    values = {key: v for key, v in {**usual, **line["values"]}.items() if key not in absent}
     check_results(line["results"] or {})
     log = [entry for entry in line["log"] if entry["kind"]]
     return Run(path / str(line["name"]), values, log, line["results"], tuple(line["notes"]))

@@ -151,14 +151,14 @@ def test_an_archive_below_a_sweep_stands_for_itself(runs, tmp_path, capsys):
     assert "Missing" not in table(capsys, tmp_path / "a.jsonl")
 
 
-def test_a_number_is_not_shared_with_a_truth(runs, tmp_path):
+def test_a_number_is_not_taken_for_a_truth(runs, tmp_path):
     one, two = find_runs([runs / "lr=0.001-seed=1", runs / "lr=0.001-seed=2"])
     one.values["task.flag"], two.values["task.flag"] = 1, True
+    one.values["task.own"] = None
     archive.write(tmp_path / "a.jsonl", [one, two])
-    assert [r.values["task.flag"] is True for r in find_runs([tmp_path / "a.jsonl"])] == [
-        False,
-        True,
-    ]
+    found = find_runs([tmp_path / "a.jsonl"])
+    assert [r.values["task.flag"] is True for r in found] == [False, True]
+    assert [r.values.get("task.own", "absent") for r in found] == [None, "absent"]
 
 
 @pytest.mark.parametrize("text", ["", "score,mean\n", "[1]\n", '{"kind": "train", "update": 1}\n'])
@@ -168,7 +168,7 @@ def test_another_file_is_a_usage_error(text, tmp_path):
         find_runs([tmp_path / "log.jsonl"])
 
 
-@pytest.mark.parametrize("part", ["name", "values", "log", "notes"])
+@pytest.mark.parametrize("part", ["name", "values", "absent", "log", "notes"])
 def test_a_damaged_line_is_named(part, runs, tmp_path):
     file = tmp_path / "measured.jsonl"
     archive.write(file, find_runs([runs]))
