@@ -11,7 +11,10 @@ from metaseq_lm.cli import main
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = re.compile(r"^\s*metaseq(?:-lm)? (report .*)$", re.MULTILINE)
 # What the scripts put into their commands.
-VARIABLES = "out=runs name=set tuned=(runs) here=. metric=valid.score place=set runs=. report=. folders=(runs);"
+VARIABLES = (
+    "out=runs name=set tuned=(runs) here=. "
+    "metric=valid.score place=set runs=. report=. folders=(runs);"
+)
 
 
 def documented() -> list[tuple[str, str]]:
