@@ -16,7 +16,7 @@ from metaseq_lm.files import write_atomic
 from metaseq_lm.reporting.runs import PATH_KEYS, Run, check_results, own_key
 
 FORMAT = "metaseq-lm runs 1"
-DRAWN = "valid"  # the kind of log lines that is kept whole; of the others the last line is
+WHOLE, LAST = ("valid",), ("train", "samples")  # kinds of log lines of which all, the last are kept
 
 
 def write(path: Path, runs: Sequence[Run]) -> None:
@@ -92,13 +92,9 @@ def results_of(run: Run) -> dict[str, Any] | None:
 
 
 def kept_lines(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the validations of a log, and the last line of every other kind."""
-    last = {line["kind"]: number for number, line in enumerate(log)}
-    return [
-        line
-        for number, line in enumerate(log)
-        if line["kind"] == DRAWN or last[line["kind"]] == number
-    ]
+    """Return the validations of a log, the last line of training and the last samples."""
+    last = {line["kind"]: line for line in log if line["kind"] in LAST}
+    return [line for line in log if line["kind"] in WHOLE or line is last.get(line["kind"])]
 
 
 def read(path: Path) -> list[Run]:

@@ -65,6 +65,8 @@ def test_an_archive_says_nothing_of_the_machine(runs, tmp_path, monkeypatch):
         assert str(tmp_path) not in text and "save_dir" not in text and "init_from" not in text
         assert '"pretraining.data": "text"' in text and '"data": "data"' in text
         assert '"flops": 1000000000000.0, "seconds": 5.0}' in text
+        log = find_runs([place / "measured.jsonl"])[0].log
+        assert [line["kind"] for line in log] == ["valid", "valid", "train", "valid"], "no events"
 
 
 def test_later_seeds_join_those_of_an_archive(runs, tmp_path):
