@@ -52,7 +52,7 @@ LSTMS = {
 class Counter(TorchDispatchMode):
     """Adds up the FLOPs of operations by the rules of torch's FlopCounterMode.
 
-    That one asks of every operation whether it can be taken apart, and for whom it is: a quarter of
+    That one asks of every operation whether it can be taken apart, and for whom it is: a fifth of
     the time of a small model whose batches differ in length, so that many shapes are new.
     """
 

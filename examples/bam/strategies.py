@@ -3,7 +3,7 @@
 usage: python strategies.py RUN_OR_FOLDER_OR_ARCHIVE ...
 
 Runs of one set and of several stand in one table: a run has a score for each of its sets. The average is over
-the sets of a seed, of those seeds that have all sets.
+the sets of a seed that all of the paper's strategies here have, of those seeds that have all of them.
 """
 
 import re
@@ -49,12 +49,16 @@ def text(values: Sequence[float]) -> str:
 def table(scores: Scores) -> list[str]:
     """Return the lines of a table in Markdown."""
     sets = list(dict.fromkeys(name for row in scores.values() for name in row))
-    lines = [f"| | {' | '.join(sets)} | average |", "|---" * (len(sets) + 2) + "|"]
     known = [label for label in ORDER if label in scores]
+    # Teachers of further sets, and students of few, stand in the table too.
+    shared = [name for name in sets if all(name in scores[label] for label in known)]
+    head = f"| | {' | '.join(sets)} | average of {', '.join(shared)} |"
+    lines = [head, "|---" * (len(sets) + 2) + "|"]
     for label in [*known, *sorted(set(scores) - set(known))]:
         columns = [scores[label].get(name, {}) for name in sets]
-        whole = set.intersection(*(set(column) for column in columns))
-        means = [sum(column[seed] for column in columns) / len(columns) for seed in sorted(whole)]
+        averaged = [scores[label].get(name, {}) for name in shared]
+        whole = set.intersection(*(set(column) for column in averaged)) if shared else set()
+        means = [sum(column[seed] for column in averaged) / len(shared) for seed in sorted(whole)]
         cells = [text(list(column.values())) for column in columns] + [text(means)]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return lines

@@ -44,7 +44,7 @@ def test_the_table(strategies: ModuleType, runs: Path, capsys: pytest.CaptureFix
     make_run(runs / "single-RTE" / "died", seed=4, label="Single", score=None)
     strategies.main([str(runs / "single-CoLA"), str(runs / "single-RTE"), str(runs / "multi")])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2] == "| | CoLA | RTE | average |"
+    assert lines[2] == "| | CoLA | RTE | average of CoLA, RTE |"
     assert (
         lines[4]
         == "| Single | 20.0 [10.0, 30.0] (2) | 60.0 [50.0, 70.0] (3) | 37.5 [30.0, 45.0] (2) |"
@@ -66,6 +66,19 @@ def test_the_table_of_an_archive(
     capsys.readouterr()
     strategies.main([str(file)])
     assert capsys.readouterr().out == before
+
+
+def test_further_sets_leave_the_average_alone(
+    strategies: ModuleType, runs: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """A teacher of a set that no student has, and a student of one set only."""
+    for label, name in (("Single", "QQP"), ("RTE with QQP", "RTE")):
+        found = {"metrics": {"valid": {f"{name}_score": 0.9}}}
+        make_run(runs / f"z-{label}" / "seed=1", seed=1, label=label, results=found)
+    strategies.main([str(runs)])
+    table = capsys.readouterr().out
+    assert "average of CoLA, RTE |" in table and "| 37.5 [30.0, 45.0] (2) |" in table
+    assert "| 47.5 [45.0, 50.0] (2) |" in table and "| RTE with QQP |" in table
 
 
 def test_a_score_that_is_there_twice(strategies: ModuleType, runs: Path) -> None:
