@@ -16,7 +16,9 @@ from metaseq_lm.reporting.numbers import summarise
 from metaseq_lm.reporting.runs import Run
 
 SCORE = re.compile(r"valid\.(.+)_score")
+# The table's order in the paper; what else there is follows.
 ORDER = ["Single", "Multi", "Single->Single", "Multi->Multi", "Single->Multi"]
+SETS = ["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE"]
 
 # strategy -> set -> seed -> score
 Scores = Mapping[str, Mapping[str, Mapping[int, float]]]
@@ -48,7 +50,8 @@ def text(values: Sequence[float]) -> str:
 
 def table(scores: Scores) -> list[str]:
     """Return the lines of a table in Markdown."""
-    sets = list(dict.fromkeys(name for row in scores.values() for name in row))
+    found = {name for row in scores.values() for name in row}
+    sets = [name for name in SETS if name in found] + sorted(found - set(SETS))
     known = [label for label in ORDER if label in scores]
     # Teachers of further sets, and students of few, stand in the table too.
     shared = [name for name in sets if all(name in scores[label] for label in known)]

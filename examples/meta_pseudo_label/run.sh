@@ -3,6 +3,7 @@
 #
 #   run.sh OUT                          a tenth of the paper's schedule, n = 10 and 160, 3 seeds
 #   UPDATES=40000 SIZES="10 20 40 80 160" run.sh OUT      the paper's schedule and sizes
+#   UPDATES=40000 SIZES="10 20 40 80 160" OBJECTIVES=hard SEEDS=1 run.sh OUT      beside MLM only hard labels
 #
 # Everything is resumed or reused when run again. JOBS processes run side by side, one thread each.
 set -euo pipefail
@@ -12,7 +13,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 updates=${UPDATES:-4000}   # of 4 micro-steps each
 warmup=${WARMUP:-1000} lr=${LR:-0.08}
 seeds=${SEEDS:-1 2 3} sizes=${SIZES:-10 160} jobs=${JOBS:-2}
-log=${LOG:-500}
+log=${LOG:-500} objectives=${OBJECTIVES-hard soft soft_fixed_y}
 data=$out/data
 export OMP_NUM_THREADS=1
 
@@ -62,7 +63,7 @@ echo "== pre-training, $updates updates each, $jobs at a time"
 for seed in $seeds; do
     pretrain "$seed" mlm 10 mlm
     for n in $sizes; do
-        for objective in hard soft soft_fixed_y; do pretrain "$seed" $objective "$n" ${objective}_"$n"; done
+        for objective in $objectives; do pretrain "$seed" "$objective" "$n" "${objective}_$n"; done
     done
 done | train_all
 
@@ -72,9 +73,9 @@ for seed in $seeds; do
         b=$(batch_of MLM "$n") h=$(batch_of Hard "$n")
         finetune "$seed" MLM_latest "$n" "$b" $((100 * n / b)) mlm/checkpoints/last
         finetune "$seed" MLM_best_loss "$n" "$b" $((100 * n / b)) mlm/checkpoints/best
-        finetune "$seed" hard "$n" "$h" $((100 * n / h)) hard_"$n"/checkpoints/last
-        finetune "$seed" soft "$n" "$h" $((100 * n / h)) soft_"$n"/checkpoints/last
-        finetune "$seed" soft_fixed_y "$n" "$h" $((100 * n / h)) soft_fixed_y_"$n"/checkpoints/last
+        for objective in $objectives; do
+            finetune "$seed" "$objective" "$n" "$h" $((100 * n / h)) "${objective}_$n/checkpoints/last"
+        done
     done
 done | train_all
 
