@@ -4,8 +4,9 @@
 #   METASEQ_LM_DATA=FOLDER run.sh OUT
 #   METASEQ_LM_DATA=FOLDER SEEDS=1,2 STAGES='single-*,multi,single_multi' JOBS=2 ENCODER=RUN run.sh OUT
 #
-# FOLDER holds english-novels, wikitext-2, the glue-* sets and glue-nli-paraphrase-10k. Everything is resumed or
-# reused when run again, also with more seeds and stages. ENCODER is a masked LM that is there already (of the
+# FOLDER holds english-novels, wikitext-2, the glue-* sets and glue-nli-paraphrase-10k, of which MNLI, QQP and QNLI are
+# 8,999 rows of the official training sets and 1,000 others of them to score. Everything is resumed or reused
+# when run again, also with more seeds and stages. ENCODER is a masked LM that is there already (of the
 # same tokenizer); FLOPS are those of the one that is trained otherwise. SST-2 is cut to its first 8,000 phrases,
 # so that no set is much larger than the others. JOBS processes run side by side, one thread each.
 set -euo pipefail
@@ -27,7 +28,7 @@ if [ ! -d "$data" ]; then
     rm -rf "$part"
     python "$here/../electra/corpus.py" "$source" "$text"
     metaseq preprocess --trainpref "$text/train.txt" --validpref "$text/valid.txt" \
-        --documents blank --vocab-size 2000 --destdir "$part"
+        --documents blank --vocab-size 4000 --destdir "$part"
     mkdir -p "$text/SST-2"
     cp "$source/glue-SST-2/"{dev,test}.tsv "$text/SST-2"
     whole=$(found "$source/glue-SST-2/train.tsv")
@@ -76,16 +77,19 @@ there "${strategies[@]}"
 # All runs in one file: strategies.py and report read it, beside later runs too.
 there "${strategies[@]}" 'further-*' 'second_*' 'without_*' 'rte_*'
 metaseq report "${folders[@]}" --metric valid.loss --archive "$report/runs.jsonl" > "$report/runs.txt"
-compare() { # metric, folder of the table, stages: is any better than Multi?
-    local metric=$1 place=$2
-    shift 2
-    there multi "$@"
-    [ -d "$runs/multi" ] && [ ${#folders[@]} -gt 1 ] || return 0
-    metaseq report "${folders[@]}" --metric "$metric" --spread range --test bootstrap --baseline label=Multi \
-        --out "$report/$place"
+compare() { # metric, folder of the table, stage and label of the baseline, others, --better to ask which are worse
+    local metric=$1 place=$2 stage=$3 label=$4 names
+    read -ra names <<< "$stage $5"
+    there "${names[@]}"
+    [ -d "$runs/$stage" ] && [ ${#folders[@]} -gt 1 ] || return 0
+    metaseq report "${folders[@]}" --metric "$metric" --spread range --test bootstrap --baseline "label=$label" \
+        --out "$report/$place" "${@:6}"
 }
-compare valid.score students multi_multi single_multi second_multi 'without_*'
+compare valid.score students multi Multi 'multi_multi single_multi second_multi'
+compare valid.score ablations single_multi 'Single->Multi' 'without_*' --better lower
 for set in CoLA SST-2 MRPC STS-B MNLI RTE; do
-    compare "valid.${set}_score" $set single-$set single_single-$set multi_multi single_multi
+    others="single_single-$set multi_multi single_multi"
+    compare "valid.${set}_score" $set-to-Multi multi Multi "single-$set $others"
+    compare "valid.${set}_score" $set-to-Single single-$set Single "multi $others"
 done
 exit $ended

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Unlabelled text, tagged sets and a treebank as two data folders, OUT/general and OUT/biomed.
+# Unlabelled text with word vectors of its own, tagged sets and a treebank: OUT/general, OUT/ncbi and OUT/jnlpba.
 #
 #   METASEQ_LM_DATA=FOLDER prepare.sh OUT
 #
 # FOLDER holds english-novels and wikitext-2 (text), conll2000-chunking (set chunk) and ud-english-ewt (sets pos and
-# dep) for OUT/general; biomedical-text, scibert-ner-NCBI-disease (ncbi) and scibert-ner-JNLPBA (jnlpba) for
-# OUT/biomed. The abstracts of GENIA are left out of the text, since JNLPBA is made of them. Sentences of the
-# text, and training sentences of a set, that occur in a set's evaluation splits are left out.
+# dep) for OUT/general; biomedical-text, scibert-ner-NCBI-disease (ncbi) and scibert-ner-JNLPBA (jnlpba) for the
+# others. The abstracts of GENIA are left out of the text, since JNLPBA is made of them. Sentences of the text, and
+# training sentences of a set, that occur in a set's evaluation splits are left out. Text and sets are made to
+# spell alike: quotation marks of the treebank as `` and '', hyphens apart in the text of ncbi as in that set.
 set -euo pipefail
 
 out=$(realpath -m "${1:?usage: prepare.sh OUT}")
@@ -16,37 +17,49 @@ metaseq() { python -m metaseq_lm "$@"; }
 found() { if [ -f "$source/$1" ]; then echo "$source/$1"; else echo "$source/$1.xz"; fi; }
 unpacked() { case $1 in *.xz) xz -dc "$1" ;; *) cat "$1" ;; esac }
 
+words() { # folder, file of its text, further options
+    python "$here/vectors.py" "$2" "$1/text/vectors.txt"
+    metaseq preprocess --words --split-text raw --documents blank --trainpref "$2" --min-frequency 3 \
+        --word-vectors "$1/text/vectors.txt" --destdir "$1" "${@:3}"
+}
+
+quoted() { # split, folder: the treebank with the quotation marks that its tags of the Penn Treebank name
+    local file=$2/text/$1.conllu
+    unpacked "$(found "ud-english-ewt/en_ewt-ud-$1.conllu")" | awk -F '\t' -v OFS='\t' \
+        '$2 == "\"" && ($5 == "``" || $5 == "\047\047") { $2 = $5 } { print }' > "$file"
+    echo "$file"
+}
+
 general() {
-    local data=$1 chunk=conll2000-chunking ewt=ud-english-ewt/en_ewt-ud
-    local test=$chunk/test.txt dep=("$(found $ewt-dev.conllu)" "$(found $ewt-test.conllu)")
+    local data=$1 chunk=conll2000-chunking
+    local train dep
+    train=$(quoted train "$data") dep=("$(quoted dev "$data")" "$(quoted test "$data")")
     # 1,500 sentences of the chunks' training file are their development set, so all of it counts.
-    local chunks=("$(found $chunk/train.txt)" "$(found $test)")
+    local chunks=("$(found $chunk/train.txt)" "$(found $chunk/test.txt)")
     python "$here/../electra/corpus.py" "$source" "$data/text"
-    metaseq preprocess --words --split-text raw --documents blank --trainpref "$data/text/train.txt" --min-frequency 3 \
-        --labelled-corpus "${chunks[0]}" "$(found $ewt-train.conllu)" \
-        --drop-overlap-with "${chunks[@]}" "${dep[@]}" --destdir "$data"
+    words "$data" "$data/text/train.txt" --labelled-corpus "${chunks[0]}" "$train" \
+        --drop-overlap-with "${chunks[@]}" "${dep[@]}"
     metaseq preprocess --tagged chunk --trainpref "${chunks[0]}" --testpref "${chunks[1]}" --hold-out 1500 \
         --drop-overlap-with "${dep[@]}" --destdir "$data"
-    metaseq preprocess --tagged pos --tag-column upos --trainpref "$(found $ewt-train.conllu)" \
+    metaseq preprocess --tagged pos --tag-column upos --trainpref "$train" \
         --validpref "${dep[0]}" --testpref "${dep[1]}" --drop-overlap-with chunk --destdir "$data"
-    metaseq preprocess --treebank dep --trainpref "$(found $ewt-train.conllu)" \
+    metaseq preprocess --treebank dep --trainpref "$train" \
         --validpref "${dep[0]}" --testpref "${dep[1]}" --drop-overlap-with chunk --destdir "$data"
 }
 
-biomed() {
-    local data=$1 ncbi=scibert-ner-NCBI-disease jnlpba=scibert-ner-JNLPBA train=train.rebuilt.txt
-    local held=("$(found $ncbi/dev.txt)" "$(found $ncbi/test.txt)" "$(found $jnlpba/dev.txt)" "$(found $jnlpba/test.txt)")
-    unpacked "$(found biomedical-text/documents.tsv)" | awk -F '\t' '$1 !~ /^genia:/ { print $2 }' > "$data/text/biomed.txt"
-    metaseq preprocess --words --split-text raw --trainpref "$data/text/biomed.txt" --min-frequency 2 \
-        --labelled-corpus "$(found $ncbi/train.txt)" "$(found $jnlpba/$train)" \
-        --drop-overlap-with "${held[@]}" --destdir "$data"
-    metaseq preprocess --tagged ncbi --trainpref "$(found $ncbi/train.txt)" --validpref "${held[0]}" \
-        --testpref "${held[1]}" --drop-overlap-with "${held[@]:2}" --destdir "$data"
-    metaseq preprocess --tagged jnlpba --trainpref "$(found $jnlpba/$train)" --validpref "${held[2]}" \
-        --testpref "${held[3]}" --drop-overlap-with ncbi --destdir "$data"
+biomed() { # folder, set, folder of its files, its training file, what sed changes in the text
+    local data=$1 name=$2 files=$3 train held
+    train=$(found "$files/$4") held=("$(found "$files/dev.txt")" "$(found "$files/test.txt")")
+    unpacked "$(found biomedical-text/documents.tsv)" | awk -F '\t' '$1 !~ /^genia:/ { print $2 "\n" }' |
+        sed -E "$5" > "$data/text/train.txt"
+    words "$data" "$data/text/train.txt" --labelled-corpus "$train" --drop-overlap-with "${held[@]}"
+    metaseq preprocess --tagged "$name" --trainpref "$train" --validpref "${held[0]}" --testpref "${held[1]}" \
+        --destdir "$data"
 }
+ncbi() { biomed "$1" ncbi scibert-ner-NCBI-disease train.txt ':a; s/([[:alnum:]])-([[:alnum:]])/\1 - \2/; ta'; }
+jnlpba() { biomed "$1" jnlpba scibert-ner-JNLPBA train.rebuilt.txt ''; }
 
-for folder in general biomed; do
+for folder in general ncbi jnlpba; do
     [ ! -d "$out/$folder" ] || continue
     echo "== $out/$folder"
     rm -rf "$out/$folder.part"

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm import checkpoint
+from metaseq_lm import checkpoint, randomness
 from metaseq_lm.checks import check_classes
 from metaseq_lm.config import option
 from metaseq_lm.cost import Costs
@@ -55,6 +56,9 @@ CHOICES = {"sampling": ["sampler", "legacy_copies"], "score": ["dev", "official"
 # Of task.score=dev, the first of these that a set has: CoLA's, that of real values, all others'.
 DEV = ("matthews", "spearman", "accuracy")
 MEANS = ("score", "loss")  # over sets
+# What a student draws its first heads and the order of its rows by: with those of its teacher, whose seed it
+# has in a sweep, it would be its twin.
+TAUGHT = "taught"
 
 
 @dataclass
@@ -237,7 +241,8 @@ class BamTask(Task):
         outputs = self._outputs_of_teachers({n: found.data for n, found in rows.items()})
         counts, weights = self.mixing()
         sizes = [len(found) for found in rows.values()]
-        order = sampling.MixedEpochs(sizes, counts, options.batch_size, seed, "train")
+        name = TAUGHT if options.teachers else "train"
+        order = sampling.MixedEpochs(sizes, counts, options.batch_size, seed, name)
         mixed = MixedRows(rows, weights, outputs)
         return Stream("train", order, mixed.batch, seed, mixed.lengths)
 
@@ -273,6 +278,8 @@ class BamTask(Task):
 
     def build_model(self) -> nn.Module:
         sizes, options, vocabulary = encoder_sizes(self.config), self.options, self.vocabulary
+        if options.teachers:
+            torch.manual_seed(randomness.key(self.config.seed, TAUGHT))
         heads = SetHeads(sizes.width, self.outputs, options.head_dropout, options.pooled)
         real = [name for name, count in self.outputs.items() if count == 1]
         ranges = {name: label_range(self.data / name) for name in real}

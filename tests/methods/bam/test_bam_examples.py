@@ -61,6 +61,7 @@ def test_what_is_left_out(tmp_path: Path) -> None:
     every = stages(tmp_path)
     told = {n: {a for a in every[n] if not a.startswith(("label=", "/"))} for n in every}
     changed = {n: told[n] - told["single_multi"] for n in told if n.startswith("without_")}
+    assert all(told["single_multi"] < told[name] for name in changed)
     fixed = {"criterion.annealing=false"}
     assert changed == {
         "without_layer_rates": {"optimizer.layer_decay=1.0"},

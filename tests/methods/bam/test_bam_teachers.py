@@ -50,15 +50,15 @@ def test_outputs_are_those_of_a_pass_without_dropout(
         found = LabelledSet(bam_sets / name, "train")
         assert outputs.dtype == np.float32 and len(outputs) == len(found)
         teacher.model.eval()
-        some = np.arange(len(found))[:rows]
-        batch = teacher.task.labelled(name, "train").batch(some, some)
-        parts = [torch.from_numpy(batch[k]) for k in ("tokens", "segments")]
-        padding = None if batch["padding"] is None else torch.from_numpy(batch["padding"])
-        with torch.no_grad():
-            wanted = teacher.model(parts[0], padding, parts[1])[name].numpy()
-        if name == "values":  # on the scale of the labels, which are from -6 to 4
-            wanted = wanted * 4 - 6
-        assert np.abs(outputs[:rows] - wanted).max() < 4e-6
+        for some in np.split(np.arange(len(found)), range(rows, len(found), rows)):
+            batch = teacher.task.labelled(name, "train").batch(some, some)
+            parts = [torch.from_numpy(batch[k]) for k in ("tokens", "segments")]
+            padding = None if batch["padding"] is None else torch.from_numpy(batch["padding"])
+            with torch.no_grad():
+                wanted = teacher.model(parts[0], padding, parts[1])[name].numpy()
+            if name == "values":  # on the scale of the labels, which are from -6 to 4
+                wanted = wanted * 4 - 6
+            assert np.abs(outputs[some] - wanted).max() < 4e-6
 
 
 def test_batch_size_changes_nothing(teacher_runs: list[Path], bam_sets: Path) -> None:
@@ -78,6 +78,25 @@ def test_each_row_meets_its_own_teacher(student: tuple[Path, list[Path]], bam_se
     for sample, number, output in zip(*(batch[k].tolist() for k in ("samples", "set", "teacher"))):
         own = tables[NAMES[number]][sample - first[number]]
         assert output == pytest.approx([*own, 0][:2])
+
+
+def test_a_student_is_no_twin_of_its_teacher(
+    student: tuple[Path, list[Path]], bam_sets: Path
+) -> None:
+    """Of the same seed: other first weights, of which init_from leaves the heads, other rows in a batch."""
+    taught, again, plain = (
+        bam_bench.dry(bam_sets, *more) for more in ([given(student[1])], [given(student[1])], [])
+    )
+    names = [name for name, weight in taught.model.heads.named_parameters() if weight.dim() > 1]
+    assert len(names) == 1 + len(NAMES)  # the pooler too
+    for name in (f"heads.{name}" for name in names):
+        weight = taught.model.get_parameter(name)
+        assert torch.equal(weight, again.model.get_parameter(name))
+        assert not torch.equal(weight, plain.model.get_parameter(name))
+    first, repeated, other = (
+        run.task.build_streams("train")["train"].order.batch(0) for run in (taught, again, plain)
+    )
+    assert np.array_equal(first, repeated) and not np.array_equal(first, other)
 
 
 def test_what_is_stored_is_used_and_stays(

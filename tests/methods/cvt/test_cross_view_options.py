@@ -4,19 +4,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from cvt_bench import EXAMPLES, NORMALISED, batch_of, built, gradients
+from cvt_bench import BOTH, EXAMPLES, NORMALISED, batch_of, built, gradients
 from torch import Tensor
 
 from metaseq_lm.config import load_config
+from metaseq_lm.criterions import Batch
 from metaseq_lm.data.words.vocabulary import REMOVED
 from metaseq_lm.errors import UsageError
 from metaseq_lm.models.layers import Dropout
+from metaseq_lm.models.views import Views
 from metaseq_lm.models.word_model import dropout_at
 from metaseq_lm.run import Run
 
 
 def test_word_dropout_removes_words(sentences: Path) -> None:
-    """A tenth of the words with their characters, never <start> or <end>; the teacher reads them all."""
+    """A tenth of the words with their characters, never <start> or <end>."""
     run = built(sentences, "criterion=word_dropout")
     batch = batch_of(run)
     found = [run.task.criterion.removed(batch_of(run, number=n)) for n in range(10)]
@@ -29,6 +31,31 @@ def test_word_dropout_removes_words(sentences: Path) -> None:
         assert (changed["characters"][changed["scored"] & ~removed] != 0).any(-1).all()
     grads, _ = gradients(run, batch)
     assert all(gradient is not None for gradient in grads.values())
+
+
+@pytest.mark.parametrize("name", ["word_dropout", "vat"])
+def test_the_student_reads_what_was_changed(
+    name: str, sentences: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And before it the teacher the sentences as they are."""
+    run = built(sentences, f"criterion={name}", NORMALISED)
+    criterion, batch, read = run.task.criterion, batch_of(run), []
+    shift = torch.ones_like(run.model.views(batch)[0])[..., :1]
+    removed = {**batch, "tokens": batch["tokens"].clone().fill_(REMOVED)}
+    monkeypatch.setattr(criterion, "removed", lambda given: removed, raising=False)
+    monkeypatch.setattr(criterion, "perturbation", lambda *given: shift, raising=False)
+    views = run.model.views
+
+    def reading(given: Batch, *more: Tensor) -> Views:
+        read.append((given, *more))
+        return views(given, *more)
+
+    monkeypatch.setattr(run.model, "views", reading)
+    criterion(run.model, batch)
+    changed = [(removed,)] if name == "word_dropout" else [(batch, shift)] * len(BOTH)
+    assert len(read) == 1 + len(changed)
+    for found, wanted in zip(read, [(batch,), *changed]):
+        assert len(found) == len(wanted) and all(f is w for f, w in zip(found, wanted))
 
 
 def test_the_perturbation_is_adversarial_and_of_its_norm(sentences: Path) -> None:

@@ -1,4 +1,4 @@
-"""examples/cvt/prepare.sh: two data folders from folders of files as the sets are distributed."""
+"""examples/cvt/prepare.sh: data folders from folders of files as the sets are distributed."""
 
 import lzma
 import os
@@ -6,8 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import word_data
 
+from metaseq_lm.data.words.sets import WordSet
+from metaseq_lm.data.words.vocabulary import WordVocabulary
+
+# A quotation, and an inch mark, which is none.
+QUOTED = """1	"	"	PUNCT	``	_	2	punct	_	_
+2	dogs	dog	NOUN	NNS	_	0	root	_	_
+3	"	"	PUNCT	''	_	2	punct	_	_
+4	"	"	NOUN	NN	_	2	dep	_	_
+
+"""
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -25,11 +36,12 @@ def sources(folder: Path, files: Path) -> None:
             folder / "wikitext-2" / f"wiki.{split}.tokens", " = Dogs = \n\n A dog is a <unk> . \n"
         )
         name = f"en_ewt-ud-{split.replace('valid', 'dev')}.conllu"
-        packed(folder / "ud-english-ewt" / name, (files / f"{split}.conllu").read_text())
+        packed(folder / "ud-english-ewt" / name, QUOTED + (files / f"{split}.conllu").read_text())
     chunks = {s: (files / f"{s}.conll").read_text() for s in ("train", "valid", "test")}
     packed(folder / "conll2000-chunking" / "train.txt", chunks["train"])
     (folder / "conll2000-chunking" / "test.txt").write_text(chunks["test"])
-    documents = "genia:1\tSecret genes of genes.\nmed:1\tA dog has a gene. The gene is old.\n"
+    text = "A wild-type dog has a wild-type gene. The wild-type gene is an old gene."
+    documents = f"genia:1\tGenes of genes in genes.\nmed:1\t{text}\n"
     packed(folder / "biomedical-text" / "documents.tsv", documents)
     for name, train in (("NCBI-disease", "train.txt"), ("JNLPBA", "train.rebuilt.txt")):
         packed(folder / f"scibert-ner-{name}" / train, chunks["train"])
@@ -52,8 +64,18 @@ def test_the_data_of_the_example(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     sets = {path.parent.name for path in (tmp_path / "data").glob("*/*/train.bin")}
     assert sets == {"chunk", "pos", "dep", "ncbi", "jnlpba"}
-    words = (tmp_path / "data" / "biomed" / "words.txt").read_text().split()
-    assert "gene" in words and "genes" not in words, "abstracts of GENIA are left out"
+    places = {name: tmp_path / "data" / name for name in ("general", "ncbi", "jnlpba")}
+    words = {n: set((place / "words.txt").read_text().split()) for n, place in places.items()}
+    for name in ("ncbi", "jnlpba"):
+        assert "gene" in words[name]
+        assert "genes" not in words[name], "abstracts of GENIA are left out"
+    assert "wild" in words["ncbi"] and "wild-type" not in words["ncbi"]
+    assert "wild-type" in words["jnlpba"]
+    for place in places.values():
+        vocabulary = WordVocabulary.load(place)
+        assert vocabulary.vectors is not None and vocabulary.vectors.shape[1] == 100
+    (first,) = WordSet(places["general"] / "dep", "test").surface(np.array([0]))
+    assert first == ["``", "dogs", "''", '"']
     assert not list((tmp_path / "data").glob("*/text")) + list((tmp_path / "data").glob("*.part"))
     again = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert again.returncode == 0 and again.stdout == ""

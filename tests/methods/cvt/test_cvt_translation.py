@@ -217,6 +217,10 @@ def test_word_dropout_hides_words_only(pairs: Path, tmp_path: Path) -> None:
     vocabulary = run.task.tokenizers[0].vocabulary
     special = (batch["tokens"] == vocabulary.sep) | (batch["tokens"] == vocabulary.pad)
     assert torch.equal(hidden, ~special) and batch["mask_id"] == vocabulary.mask
+    read = []
+    run.model.net.source.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    run.task.criterion(run.model, batch)
+    assert len(read) == 1 and torch.equal(read[0] == vocabulary.mask, hidden)
 
 
 def test_turns_and_streams(pairs: Path, tmp_path: Path) -> None:

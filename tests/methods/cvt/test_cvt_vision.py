@@ -166,6 +166,22 @@ def test_the_teacher_does_not_depend_on_dropout(pictures: Path, tmp_path: Path) 
     assert all(torch.equal(one[n], two[n]) for n in one)  # the same update draws the same masks
 
 
+@pytest.mark.parametrize("name", ["cvt_vision", "vat_vision"])
+def test_the_student_sees_changed_images(
+    name: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And before it the teacher the images as they are."""
+    run = build(pictures, tmp_path, criterion=name)
+    (batch,) = parts(run, UNLABELLED)
+    change = torch.ones_like(batch["images"])
+    monkeypatch.setattr(run.task.criterion, "perturbation", lambda images, loss: change)
+    seen = []
+    run.model.net.features.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    run.task.criterion(run.model, batch)
+    assert len(seen) == 2
+    assert torch.equal(seen[0], batch["images"]) and torch.equal(seen[1], batch["images"] + change)
+
+
 @pytest.mark.parametrize("kind", ["random", "adversarial"])
 def test_perturbations_have_their_norm_and_the_adversarial_one_hurts(
     kind: str, pictures: Path, tmp_path: Path
