@@ -81,7 +81,7 @@ def in_turn(variants: dict[str, Any], rounds: int, warm_up: int = 1) -> dict[str
     small["pair_step"] = small["bert_step"]
     found = {}
     for name, variant in variants.items():
-        step = variant.make(**variant.options, **small.get(variant.make.__name__, {}))
+        step = variant.make(**(variant.options | small.get(variant.make.__name__, {})))
         done = []
         for _ in range(rounds):
             cpu, wall = time.process_time(), time.perf_counter()
@@ -136,7 +136,42 @@ def test_costs_of_meta_learning(benchmarks: None, tmp_path: Path) -> None:
     assert flops["meta_pretrain_5"] / flops["meta_pretrain_1"] == pytest.approx(3, rel=0.1)
     assert flops["meta_pretrain_1"] / flops["mlm"] == pytest.approx(2, rel=0.2)
     assert flops["mlm"] < flops["tartan_mt"] < flops["tartan_meta"]
-    assert flops["hard"] > 4 * flops["mlm"]
+    assert flops["meta_pretrain_1"] < flops["meta_pretrain_1_exact"]
+    assert flops["tartan_mt"] < flops["tartan_meta_same_head"] < flops["tartan_meta"]
+    assert 4 * flops["mlm"] < flops["hard"] < flops["soft"] < flops["soft_difference"]
+
+
+def test_figures_of_meta_learning(
+    benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kind of update is a figure against plain masked LM of the same run, with FLOPs and memory."""
+    meta = importlib.import_module("meta_speed")
+    monkeypatch.setattr(meta, "paired", in_turn)
+    monkeypatch.setattr(meta, "SIZES", [*meta.SIZES, *TINY])
+    monkeypatch.setattr(meta.made_up_data, "__defaults__", (VOCABULARY,))
+    found = {figure.name: figure for figure in meta.figures(tmp_path, None, True)}
+    assert list(found) == [f"{kind}_update" for kind in meta.KINDS if kind != meta.PLAIN]
+    times = {name: float(f.note.partition(" times;")[0].split()[-1]) for name, f in found.items()}
+    assert times["meta_pretrain_5_update"] > 2 * times["meta_pretrain_1_update"]
+    assert all("peak 1 MB against 1" in figure.note for figure in found.values())
+
+
+def test_figures_of_soft_labels(
+    benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exact and by differences, against a step of transformers' BERT."""
+    pytest.importorskip("transformers")
+    soft = importlib.import_module("soft_speed")
+    monkeypatch.setattr(soft, "paired", in_turn)
+    monkeypatch.setattr(soft, "VOCAB", VOCABULARY)
+    monkeypatch.setattr(soft, "LAYERS", 1)
+    found = {figure.name: figure for figure in soft.figures(tmp_path, None, True)}
+    assert list(found) == ["soft_exact", "soft_finite_difference"]
+    assert {name: figure.target for name, figure in found.items()} == {
+        "soft_exact": 3.5,
+        "soft_finite_difference": 2.3,
+    }
+    assert all("times the FLOPs; peak 1 MB" in figure.note for figure in found.values())
 
 
 # ---------------------------------------------------------------- on a GPU

@@ -147,10 +147,12 @@ def _add_benchmark_arguments(add: Any) -> None:
     )
     add(
         "--as-text",
-        action="store_true",
-        default=None,
+        nargs="?",
+        const="own",
+        choices=("own", "author"),
         help="SuperGLUE: one or two plain texts per row, as meta_pseudo_label and token_labels want "
-        "them (choices in one text, *words* between asterisks)",
+        "them (choices in one text, *words* between asterisks); author: WSC's words are looked for, and "
+        "equal spans of ReCoRD marked more than once, as in the code of Shen 2021 (default: own)",
     )
 
 
@@ -338,7 +340,7 @@ def _run_benchmark(args: argparse.Namespace, job: Any) -> None:
     elif not job.splits:
         raise UsageError("--benchmark needs --source DIR, or files with --trainpref and the like")
     tokenizer = load_tokenizer(args.tokenizer_from or args.destdir)
-    preprocess_benchmark(job, args.benchmark, tokenizer, not args.no_double, bool(args.as_text))
+    preprocess_benchmark(job, args.benchmark, tokenizer, not args.no_double, args.as_text)
 
 
 def _run_parallel(args: argparse.Namespace, job: Any) -> None:

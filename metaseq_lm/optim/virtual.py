@@ -33,26 +33,12 @@ def moments_of(optimizer: Optimizer) -> Moments:
 
     Raises UsageError for another optimizer, and for one with several rates.
     """
-    inner = optimizer.inner
-    if not isinstance(inner, torch.optim.AdamW):
-        raise UsageError(
-            f"a virtual AdamW step needs optimizer=adamw, this run has {type(inner).__name__}; "
-            "choose criterion.pretrain_step=sgd"
-        )
-    if len(set(optimizer.base)) > 1:
-        raise UsageError("a virtual AdamW step has one rate; optimizer.layer_decay must be 1")
-    decay = {id(p): g["weight_decay"] for g in inner.param_groups for p in g["params"]}
-    decays = [decay[id(p)] for p in optimizer.parameters]
+    weight_decay = decoupled_decay(optimizer)
 
     def flat(name: str) -> Tensor:
         return torch.cat([moment.reshape(-1) for moment in optimizer.slots(name)])
 
-    group = inner.param_groups[0]
-    weight_decay: Tensor | float = decays[0]
-    if any(d != decays[0] for d in decays):
-        weight_decay = torch.cat(
-            [torch.full_like(p, d).reshape(-1) for p, d in zip(optimizer.parameters, decays)]
-        )
+    group = optimizer.inner.param_groups[0]
     return Moments(
         flat("exp_avg"),
         flat("exp_avg_sq"),
@@ -61,6 +47,28 @@ def moments_of(optimizer: Optimizer) -> Moments:
         tuple(group["betas"]),
         group["eps"],
         weight_decay,
+    )
+
+
+def decoupled_decay(optimizer: Optimizer) -> Tensor | float:
+    """Return the weight decay of an AdamW optimizer: one for all parameters, or of each, (P,).
+
+    Raises UsageError for another optimizer, and for one with several rates.
+    """
+    inner = optimizer.inner
+    if not isinstance(inner, torch.optim.AdamW):
+        raise UsageError(
+            f"a virtual AdamW step needs optimizer=adamw, this run has {type(inner).__name__}; "
+            "choose criterion.pretrain_step=sgd, or criterion.reward_decay=true with hard labels"
+        )
+    if len(set(optimizer.base)) > 1:
+        raise UsageError("a virtual AdamW step has one rate; optimizer.layer_decay must be 1")
+    decay = {id(p): g["weight_decay"] for g in inner.param_groups for p in g["params"]}
+    decays = [decay[id(p)] for p in optimizer.parameters]
+    if all(d == decays[0] for d in decays):
+        return decays[0]
+    return torch.cat(
+        [torch.full_like(p, d).reshape(-1) for p, d in zip(optimizer.parameters, decays)]
     )
 
 

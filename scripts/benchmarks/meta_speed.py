@@ -2,8 +2,8 @@
 
 One model (6 layers, width 256), rows of one length, B of them in a batch; every update takes as many
 batches as its method does: MT-TARTAN three (two auxiliaries, the end task), META-TARTAN one more and
-up to 10 steps of a meta head on a quarter of the rows, meta-learned pre-training k + 1, hard labels
-those of one micro-step.
+up to 10 steps of a meta head on a quarter of the rows, meta-learned pre-training k + 1, hard and soft
+labels those of one micro-step.
 """
 
 from __future__ import annotations
@@ -26,14 +26,22 @@ SIZES = [f"model.encoder_layers={LAYERS}", f"model.max_positions={LENGTH}", "sch
 SIZES += [f"task.tokens_per_sample={LENGTH}", "optimizer.lr=1e-4"]
 TARTAN = ["task=tartan", "task.labelled=topic", "task.auxiliary=[train,tapt]"]
 MLM = "criterion=masked_lm"
-HARD = ["task=meta_pseudo_label", "criterion=meta_pseudo_label_hard", "task.labelled=[topic]"]
+INNER = ["task=meta_pretrain", MLM, "model.segments=2"]
+EXACT = ["task.inner_optim=sgd", "task.inner_lr=0.1", "task.second_order=exact"]
+SOFT = "criterion=meta_pseudo_label_soft"
+LABELS = ["task=meta_pseudo_label", "task.labelled=[topic]", "task.batches_per_update=1"]
 KINDS = {
     PLAIN: ["task=masked_lm", MLM, "task.sample_break_mode=eos"],
     "tartan_mt": [*TARTAN, "criterion=tartan_mt"],
     "tartan_meta": [*TARTAN, "criterion=tartan_meta"],
-    "meta_pretrain_1": ["task=meta_pretrain", MLM, "model.segments=2", "task.inner_steps=1"],
-    "meta_pretrain_5": ["task=meta_pretrain", MLM, "model.segments=2", "task.inner_steps=5"],
-    "hard": [*HARD, "task.batches_per_update=1"],
+    "tartan_meta_same_head": [*TARTAN, "criterion=tartan_meta", "criterion.same_head=true"],
+    "meta_pretrain_1": [*INNER, "task.inner_steps=1"],
+    "meta_pretrain_3": [*INNER, "task.inner_steps=3"],
+    "meta_pretrain_5": [*INNER, "task.inner_steps=5"],
+    "meta_pretrain_1_exact": [*INNER, *EXACT],
+    "hard": [*LABELS, "criterion=meta_pseudo_label_hard"],
+    "soft": [*LABELS, SOFT],
+    "soft_difference": [*LABELS, SOFT, "criterion.hypergradient=finite_difference"],
 }
 
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.benchmarks.as_text import marked
+from metaseq_lm.data.benchmarks.as_text import marked, searched_span
+from metaseq_lm.data.benchmarks.superglue import find_words
 from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.data.manifest import Manifest
 from metaseq_lm.data.token_labels import TokenLabels
@@ -110,6 +111,50 @@ def test_form(corpus, tmp_path, task):
     assert data.benchmark == f"superglue/{task}"
     assert Manifest.load(folder).details["as_text"] is True
     assert main(["doctor", str(folder)]) == 0
+
+
+def test_equal_entities_are_marked_as_often_as_the_author_does(corpus, tmp_path):
+    """Bob stands twice among the entities; the answer's characters stay the answer's."""
+    row = json.loads(json.dumps(ROWS["ReCoRD"]))
+    row["qas"][0]["answers"] = [{"start": 8, "end": 10, "text": "Bob"}]
+    for form, wanted in (("own", "*Ann* met *Bob*."), ("author", "*Ann* met **Bob**.")):
+        folder = tmp_path / form
+        folder.mkdir()
+        code, made = make(corpus, folder, "ReCoRD", {"train.jsonl": [row]}, "--as-text", form)
+        data = LabelledSet(made, "train")
+        assert code == 0 and texts(data, corpus)[1] == wanted
+        assert Manifest.load(made).details["spans"] == form
+        (place,) = data.places.tolist()
+        assert wanted[place[2] : place[3]] == "Bob"
+
+
+@pytest.mark.parametrize(
+    "words, index, own, author",
+    [
+        ("she", 3, "Ann's dog barked; *she* fed it.", "Ann's dog barked; *she* fed it."),
+        ("DOG", 1, "Ann's *dog* barked; she fed it.", "Ann's *dog* barked; she fed it."),
+        # Not there: the nearest place with these words, or words of the span further on.
+        ("she", 4, "Ann's dog barked; *she* fed it.", "**Ann's dog barked; she fed it."),
+        ("dog it", 0, "*Ann's dog* barked; she fed it.", "Ann's *dog barked; she fed it.*"),
+        ("a cat", 2, "Ann's dog *barked; she* fed it.", "**Ann's dog barked; she fed it."),
+    ],
+)
+def test_how_words_of_wsc_are_found(words, index, own, author):
+    text = "Ann's dog barked; she fed it."
+    start, end, _ = find_words(text, words, index)
+    assert marked(text, [(start, end)])[0] == own
+    assert marked(text, [searched_span(text, words, index)], every=True)[0] == author
+
+
+def test_wsc_as_the_author_marks_it(corpus, tmp_path):
+    row = json.loads(json.dumps(ROWS["WSC"]))
+    row["target"]["span2_index"] = 4
+    code, folder = make(corpus, tmp_path, "WSC", {"train.jsonl": [row]}, "--as-text", "author")
+    assert code == 0
+    assert texts(LabelledSet(folder, "train"), corpus) == [
+        "Ann = she",
+        "***Ann*'s dog barked; she fed it.",
+    ]
 
 
 @pytest.mark.parametrize("task", ROWS)

@@ -3,13 +3,16 @@
 The forms are those of Shen 2021 (section 4.1, the author's code): BoolQ question, passage; CB and
 RTE hypothesis, premise; COPA premise with its question word, both choices in one text; MultiRC one
 row per answer: question with the answer, passage; ReCoRD query, passage; WiC two sentences; WSC
-both spans, text. Spans stand between asterisks. ReCoRD has one row per query, and its places are
+both spans, text. Spans stand between asterisks; which they are differs from the author's code where
+the files are wrong (WSC) or name one twice (ReCoRD), FORMS has both ways. ReCoRD has one row per query, and its places are
 those of the answers in the passage.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from metaseq_lm.data.benchmarks import BENCHMARKS, BINARY, THREE_WAY, TRUTH, superglue
 from metaseq_lm.data.benchmarks.superglue import Example, Examples, Record
@@ -50,13 +53,15 @@ def find_text_form(name: str) -> TextForm:
     return AS_TEXT[name]
 
 
-def marked(text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, Callable[[int], int]]:
+def marked(
+    text: str, spans: Sequence[tuple[int, int]], every: bool = False
+) -> tuple[str, Callable[[int], int]]:
     """Put an asterisk before and after each span (first character, character after the last).
 
     Returns the new text and the function that maps a character's old place to its new one. Equal
-    spans are marked once.
+    spans are marked once, with `every` as often as they are given.
     """
-    borders = sorted(border for span in set(spans) for border in span)
+    borders = sorted(border for span in (spans if every else set(spans)) for border in span)
     pieces = [text[i:j] for i, j in zip([0, *borders], [*borders, len(text)])]
 
     def moved(place: int) -> int:
@@ -84,11 +89,11 @@ def _multirc(record: Record, counts: Counter[str]) -> Iterator[Example]:
         yield (f"Question: {question} Answer: {answer}", passage), label, (), facts
 
 
-def _record(record: Record, counts: Counter[str]) -> Iterator[Example]:
+def _record(record: Record, counts: Counter[str], every: bool = False) -> Iterator[Example]:
     passage = record.record("passage")
     text = passage.text("text")
     entities = [superglue.inclusive(entity, text) for entity in passage.records("entities")]
-    shown, moved = marked(text, entities)
+    shown, moved = marked(text, entities, every)
     for query, asked, facts in superglue.record_queries(record):
         label, spans = None, []
         if "answers" in query.fields:
@@ -106,10 +111,45 @@ def _wic(record: Record, counts: Counter[str]) -> Iterator[Example]:
 
 def _wsc(record: Record, counts: Counter[str]) -> Iterator[Example]:
     for (text,), label, spans, facts in superglue.EXAMPLES["WSC"](record, counts):
-        target = record.record("target")
-        asked = f"{target.text('span1_text')} = {target.text('span2_text')}"
         shown, _ = marked(text, [(start, end) for _, start, end in spans])
-        yield (asked, shown), label, (), facts
+        yield (_asked(record), shown), label, (), facts
+
+
+def _asked(record: Record) -> str:
+    target = record.record("target")
+    return f"{target.text('span1_text')} = {target.text('span2_text')}"
+
+
+def _wsc_of_author(record: Record, counts: Counter[str]) -> Iterator[Example]:
+    text, target = record.text("text"), record.record("target")
+    wanted = [(target.text(f"span{n}_text"), target.number(f"span{n}_index")) for n in "12"]
+    spans = [searched_span(text, words, index) for words, index in wanted]
+    shown, _ = marked(text, spans, every=True)
+    yield (_asked(record), shown), record.label(), (), {"idx": record.number("idx")}
+
+
+def searched_span(text: str, wanted: str, index: int) -> tuple[int, int]:
+    """Return (first character, character after the last) of WSC's `wanted` words as the author finds them.
+
+    They begin with the word `index` of `text`, in any case; else the span goes from the first to the
+    last word from there on that is one of them, each taken once; else it is (0, 0).
+    """
+    words = [match.span() for match in re.finditer(r"\S+", text)]
+    first = words[index][0] if 0 <= index < len(words) else len(text)
+    if wanted and text[first:].lower().startswith(wanted.lower()):
+        return first, first + len(wanted)
+    left = {_letters(word) for word in wanted.split()}
+    found = []
+    for start, end in words[max(index, 0) :]:
+        word = _letters(text[start:end])
+        if word in left:
+            left.remove(word)
+            found += [start, end]
+    return (found[0], found[-1]) if found else (0, 0)
+
+
+def _letters(word: str) -> str:
+    return re.sub(r"\W+", "", word).lower()
 
 
 EXAMPLES: dict[str, Examples] = {
@@ -121,4 +161,8 @@ EXAMPLES: dict[str, Examples] = {
     "RTE": _turned("RTE"),
     "WiC": _wic,
     "WSC": _wsc,
+}
+FORMS: dict[str, dict[str, Examples]] = {
+    "own": EXAMPLES,
+    "author": EXAMPLES | {"ReCoRD": partial(_record, every=True), "WSC": _wsc_of_author},
 }

@@ -64,13 +64,13 @@ class Doubled:
 
 
 def preprocess_benchmark(
-    job: Job, name: str, tokenizer: Tokenizer, double: bool = True, text: bool = False
+    job: Job, name: str, tokenizer: Tokenizer, double: bool = True, text: str | None = None
 ) -> Manifest:
     """Write the labelled set of a benchmark from the files of `job` and return its manifest.
 
     With `double`, tasks whose two texts are in no order get each train row a second time with the
-    texts swapped, as in ELECTRA's fine-tuning. With `text` the set has the plain texts of
-    `as_text`. MetaseqError with file and line for a row that cannot be used; then nothing is
+    texts swapped, as in ELECTRA's fine-tuning. With `text`, "own" or "author", the set has the plain
+    texts of `as_text`. MetaseqError with file and line for a row that cannot be used; then nothing is
     written.
     """
     benchmark = find_benchmark(name)
@@ -83,7 +83,7 @@ def preprocess_benchmark(
     def read(split: str, path: Path) -> Rows:
         required = not may_lack_labels(split)
         if suite == "superglue":
-            examples = (as_text if text else superglue).EXAMPLES[task]
+            examples = as_text.FORMS[text][task] if text else superglue.EXAMPLES[task]
             return superglue.SuperglueReader(examples, path, job.on_bad_utf8, required)
         reader = RowReader(path, _columns(benchmark, split, path), job.on_bad_utf8, required)
         if name == "glue/WNLI":
@@ -91,7 +91,8 @@ def preprocess_benchmark(
         return Doubled(reader) if benchmark.doubled and double and split == "train" else reader
 
     details = {"doubled": benchmark.doubled and double, "text_columns": list(benchmark.texts)}
-    kind = LabelledKind(labels or None, not labels, form, name, details | {"as_text": text})
+    details |= {"as_text": bool(text)} | ({"spans": text} if text else {})
+    kind = LabelledKind(labels or None, not labels, form, name, details)
     return preprocess_rows(job, kind, read, tokenizer)
 
 

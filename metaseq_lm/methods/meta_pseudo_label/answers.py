@@ -28,9 +28,9 @@ def class_scores(logits: Tensor, batch: Batch) -> Tensor:
     """Return the mean raw logit of each class token over a row, padding counted as 0; (B, K).
 
     The row counts as padded to the longest window of its own sample, whatever else is in the
-    batch. The author's code takes the width of the batch. Within one window that changes nothing,
-    for it divides the scores of all classes by one number; but the mean over windows would weight
-    the windows of one sample by the widths of the batches they happened to be in.
+    batch; with task.scored_width=batch to the width of the batch, as in the author's code. Within
+    one window that changes nothing, for it divides the scores of all classes by one number; but the
+    mean over windows then weights those of one sample by the widths of the batches they are in.
     """
     scores = logits[..., batch["class_tokens"]]
     if batch["padding"] is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from metaseq_lm.criterions.masked_lm import copy_sums, labelled_terms
 from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label.fused import cross_entropy, soft_cross_entropy
 from metaseq_lm.models.transformer import TransformerLM
+from metaseq_lm.optim import Optimizer
+from metaseq_lm.optim.virtual import decoupled_decay
 from metaseq_lm.randomness import current_pass
 from metaseq_lm.registry import register_criterion
 
@@ -35,6 +38,14 @@ class HardConfig:
     inner_lr: float = option(0.1, "rate of that step (plain SGD)")
     inner_clip_norm: float = option(5.0, "norm the support and query gradients are clipped to")
     meta_weight: float = option(1.0, "weight of the REINFORCE loss beside the auxiliary losses")
+    accumulate_student: bool = option(
+        False,
+        "the student takes one step an update, on the mean of its micro-steps (the paper); each reward is "
+        "that of the step which a micro-step alone would be",
+    )
+    reward_decay: bool = option(
+        True, "weight decay is part of the student's step that is rewarded (the code)"
+    )
 
 
 @dataclass
@@ -49,6 +60,11 @@ class SoftConfig:
     meta_weight: float = option(100.0, "weight of the meta loss beside the auxiliary losses")
     hypergradient: str = option("exact", "exact or finite_difference")
     difference_step: float = option(1e-5, "relative displacement of finite differences")
+    divide_virtual: bool = option(
+        True,
+        "a virtual pre-training step takes a micro-step's gradient divided by their number (the code); "
+        "false: as it is (equation 1)",
+    )
 
 
 def copies(batch: Batch) -> int:
@@ -116,23 +132,12 @@ def auxiliary(teacher: TransformerLM, batch: Batch, task_token: int) -> Terms:
 class HardLabels(Criterion):
     """Sampled pairs and the REINFORCE loss (equations 4 to 8)."""
 
-    def __init__(
-        self,
-        reward: str,
-        inner_steps: int,
-        inner_lr: float,
-        inner_clip_norm: float,
-        meta_weight: float,
-    ) -> None:
-        check_choice("criterion.reward", reward, ("cosine", "dot", "neg_loss"))
-        check_choice("criterion.inner_steps", inner_steps, (0, 1))
-        least = {"criterion.inner_lr": inner_lr, "criterion.inner_clip_norm": inner_clip_norm}
-        check_least(least, 0)
-        self.reward = reward
-        self.inner_steps = inner_steps
-        self.inner_lr = inner_lr
-        self.inner_clip_norm = inner_clip_norm
-        self.meta_weight = meta_weight
+    def __init__(self, **options: Any) -> None:
+        self.how = how = HardConfig(**options)
+        check_choice("criterion.reward", how.reward, ("cosine", "dot", "neg_loss"))
+        check_choice("criterion.inner_steps", how.inner_steps, (0, 1))
+        names = ("inner_lr", "inner_clip_norm")
+        check_least({f"criterion.{name}": getattr(how, name) for name in names}, 0)
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         """Return the student's masked-LM terms; that is what validation looks at."""
@@ -153,7 +158,16 @@ class HardLabels(Criterion):
             for logits, name in zip(scores, ("sampled_x", "sampled_y"))
         ]
         total = copy_sums(0.5 * (losses[0] + losses[1]), batch)
-        return {"reinforce": Term(total, "tokens", self.meta_weight * rewards / copies(batch))}
+        return {"reinforce": Term(total, "tokens", self.how.meta_weight * rewards / copies(batch))}
+
+    def origin(self, optimizer: Optimizer, weights: Tensor) -> Tensor:
+        """Return from where the student's next step is measured: its weights (P,) before it.
+
+        Without reward_decay it is where weight decay alone takes them.
+        """
+        if self.how.reward_decay:
+            return weights
+        return weights * (1 - optimizer.lr * decoupled_decay(optimizer))
 
 
 def draw(logits: Tensor) -> Tensor:
@@ -174,34 +188,22 @@ def draw(logits: Tensor) -> Tensor:
 class SoftLabels(Criterion):
     """Probabilities as pairs (section 3.3)."""
 
-    def __init__(
-        self,
-        fixed_y: bool,
-        inner_steps: int,
-        inner_lr: float,
-        pretrain_step: str,
-        finetune_step: str,
-        meta_weight: float,
-        hypergradient: str,
-        difference_step: float,
-    ) -> None:
-        check_choice("criterion.inner_steps", inner_steps, (0, 1))
-        check_choice("criterion.pretrain_step", pretrain_step, ("adamw", "sgd"))
-        check_choice("criterion.finetune_step", finetune_step, ("sgd", "adamw"))
-        check_choice("criterion.hypergradient", hypergradient, ("exact", "finite_difference"))
-        check_least({"criterion.inner_lr": inner_lr}, 0)
-        if finetune_step == "adamw" and pretrain_step == "sgd":
+    def __init__(self, **options: Any) -> None:
+        self.how = how = SoftConfig(**options)
+        check_choice("criterion.inner_steps", how.inner_steps, (0, 1))
+        check_choice("criterion.pretrain_step", how.pretrain_step, ("adamw", "sgd"))
+        check_choice("criterion.finetune_step", how.finetune_step, ("sgd", "adamw"))
+        check_choice("criterion.hypergradient", how.hypergradient, ("exact", "finite_difference"))
+        check_least({"criterion.inner_lr": how.inner_lr}, 0)
+        if how.finetune_step == "adamw" and how.pretrain_step == "sgd":
             raise UsageError("criterion.finetune_step=adamw goes on from pretrain_step=adamw")
-        self.fixed_y = fixed_y
-        self.inner_steps = inner_steps
-        self.inner_lr = inner_lr
-        self.pretrain_step = pretrain_step
-        self.finetune_step = finetune_step
-        self.meta_weight = meta_weight
+        differences = how.hypergradient == "finite_difference"
         # 0 stands for exact.
-        self.difference_step = difference_step if hypergradient == "finite_difference" else 0.0
-        if hypergradient == "finite_difference" and not difference_step > 0:
-            raise UsageError(f"criterion.difference_step must be above 0, got {difference_step}")
+        self.difference_step = how.difference_step if differences else 0.0
+        if differences and not how.difference_step > 0:
+            raise UsageError(
+                f"criterion.difference_step must be above 0, got {how.difference_step}"
+            )
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         """Return the student's masked-LM terms; that is what validation looks at."""
@@ -215,7 +217,7 @@ class SoftLabels(Criterion):
         scores_x, scores_y = teacher_logits(teacher, batch)
         predicted = student(scores_x.softmax(-1), batch["padding"])  # (C, B, S, V)
         pads = outside(batch)
-        if self.fixed_y:
+        if self.how.fixed_y:
             losses = cross_entropy(predicted, batch["original"].masked_fill(pads, -1))
         else:
             losses = soft_cross_entropy(predicted, scores_y.softmax(-1)).masked_fill(pads, 0.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm import distributed
+from metaseq_lm.checks import check_choice
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms, number_of
 from metaseq_lm.criterions.masked_lm import cross_entropy
@@ -83,6 +85,9 @@ class TokenLabelsConfig:
         "the split 'mini', and 'valid' is whole",
     )
     shuffle: bool = option(True, "new order every epoch; the authors' code did not shuffle")
+    scored_width: str = option(
+        "row", "class scores are divided by the longest window of the row, or of the batch (the code)"
+    )
 
 
 @register_task("token_labels", dataclass=TokenLabelsConfig)
@@ -100,6 +105,7 @@ class TokenLabelsTask(Task):
             raise UsageError(
                 f"task token_labels needs criterion=token_labels, not '{config.criterion._name}'"
             )
+        check_choice("task.scored_width", self.options.scored_width, ("row", "batch"))
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self._splits: dict[str, TokenLabels] = {}
 
@@ -135,13 +141,21 @@ class TokenLabelsTask(Task):
             order: Order = kind(len(data), options.batch_size, seed, "train")
 
             def training(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
-                return data.batch(data.drawn(samples, keys), keys, width)
+                return self.batch(data, data.drawn(samples, keys), keys, width)
 
             return {split: Stream(split, order, training, seed, data.longest)}
         windows = data.windows_of(self.chosen(split, len(data)))
         per_row = options.tokens_per_sample * len(self.vocabulary)
         size = max(1, min(LARGEST_BATCH, LARGEST_LOGITS // per_row))
-        return {split: sorted_pass(split, windows, data.lengths, data.batch, size, seed)}
+        batch = partial(self.batch, data)
+        return {split: sorted_pass(split, windows, data.lengths, batch, size, seed)}
+
+    def batch(self, data: TokenLabels, windows: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+        """Return `windows` as TokenLabels gives them, with the length that class scores are divided by."""
+        found = data.batch(windows, keys, width)
+        if self.options.scored_width == "batch":
+            found["longest"] = np.full(len(windows), found["tokens"].shape[1])
+        return found
 
     def chosen(self, split: str, count: int) -> np.ndarray:
         """Return the rows of a split that are used."""

@@ -10,7 +10,6 @@ An update is C = batches_per_update micro-steps of B = batch_size samples each.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from functools import partial
 from typing import Any, Optional
 
@@ -30,7 +29,7 @@ from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
-from metaseq_lm.methods.meta_pseudo_label.criterion import HardConfig, HardLabels, SoftLabels
+from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels, SoftLabels
 from metaseq_lm.methods.meta_pseudo_label.episodes import (
     MLM,
     Labelled,
@@ -182,31 +181,41 @@ class MetaPseudoLabelTask(Task):
         engine.step("student", grads)
         if before is not None:
             micro_step = self.options.batches_per_update - 1
-            hard = HardLabels(**asdict(HardConfig()))
-            logs |= self.reward(engine, student, hard, before, batches, micro_step)
+            with engine.restoring("student"):
+                logs |= self.reward(engine, student, HardLabels(), before, batches, micro_step)
         return logs
 
     def update_hard(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Sample pairs; the student learns each in turn and earns a reward; REINFORCE the teacher."""
         criterion, (student, teacher) = self.criterion, (student_of(model), teacher_of(model))
         assert isinstance(criterion, HardLabels)
+        parameters, optimizer = engine.parameters("student"), engine.optimizers["student"]
         (unlabelled,) = batches["unlabelled"]
         pairs = engine.map(partial(criterion.sample, teacher), unlabelled, draw="teacher")
         logs: Logs = {}
         rewards, micro_steps = [], self.options.batches_per_update
+        total: Vector = [None] * len(parameters)
         for micro_step in range(micro_steps):
             pseudo = [
                 pseudo_batch(batch, x[micro_step], y[micro_step], micro_step, self.vocabulary.pad)
                 for batch, (x, y) in zip(unlabelled, pairs)
             ]
-            before = vectors.flat(engine.parameters("student")).detach()
-            grads, more = engine.gradients(
-                partial(losses.labelled, student), pseudo, engine.parameters("student")
-            )
-            engine.step("student", grads)
-            earned = self.reward(engine, student, criterion, before, batches, micro_step)
+            origin = criterion.origin(optimizer, vectors.flat(parameters).detach())
+            grads, more = engine.gradients(partial(losses.labelled, student), pseudo, parameters)
+            about = (engine, student, criterion, origin, batches, micro_step)
+            if criterion.how.accumulate_student:
+                total = vectors.add(total, grads, 1 / micro_steps)
+                with engine.restoring("student"):
+                    engine.step("student", grads)
+                    earned = self.reward(*about)
+            else:
+                engine.step("student", grads)
+                with engine.restoring("student"):
+                    earned = self.reward(*about)
             rewards.append(earned["reward"])
             logs = merged(logs, {"pseudo": more["query"]} | earned, 1 / micro_steps)
+        if criterion.how.accumulate_student:
+            engine.step("student", total)
         sampled = [
             batch | {"sampled_x": x, "sampled_y": y} for batch, (x, y) in zip(unlabelled, pairs)
         ]
@@ -228,28 +237,27 @@ class MetaPseudoLabelTask(Task):
         engine: Engine,
         student: nn.Module,
         criterion: HardLabels,
-        before: Tensor,
+        origin: Tensor,
         batches: Batches,
         micro_step: int,
     ) -> Logs:
-        """Return the reward of the student's last step: virtual support step, query gradient, undo."""
-        loss = partial(losses.labelled, student)
+        """Return the reward of the student's step from `origin` (P,): virtual support step, query gradient.
+
+        The student is left moved; the caller restores it.
+        """
+        loss, how = partial(losses.labelled, student), criterion.how
         parameters = engine.parameters("student")
-        step = before - vectors.flat(parameters).detach()
+        step = origin - vectors.flat(parameters).detach()
         support, query = (
             [micro_step_of(batch, micro_step) for batch in batches[name][0]]
             for name in ("support", "query")
         )
-        with engine.restoring("student"):
-            for _ in range(criterion.inner_steps):
-                grads, _ = engine.gradients(loss, support, parameters)
-                grads = vectors.clip(grads, criterion.inner_clip_norm)
-                engine.move("student", grads, -criterion.inner_lr)
-            grads, logs = engine.gradients(loss, query, parameters)
-        grads = vectors.clip(grads, criterion.inner_clip_norm)
-        reward, product = losses.reward_of(
-            criterion.reward, step, vectors.flat(grads), logs["query"]
-        )
+        for _ in range(how.inner_steps):
+            grads, _ = engine.gradients(loss, support, parameters)
+            engine.move("student", vectors.clip(grads, how.inner_clip_norm), -how.inner_lr)
+        grads, logs = engine.gradients(loss, query, parameters)
+        grads = vectors.clip(grads, how.inner_clip_norm)
+        reward, product = losses.reward_of(how.reward, step, vectors.flat(grads), logs["query"])
         return {"reward": reward, "unscaled_reward": product, "query": logs["query"]}
 
     def update_soft(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
@@ -307,7 +315,7 @@ class MetaPseudoLabelTask(Task):
         grad0 = leaf(pseudo.value[0])
         theta1, moments = self.pretrain_step(engine, start, grad0)
         at1 = leaf(theta1)
-        if criterion.inner_steps:
+        if criterion.how.inner_steps:
             tuned = engine.inner(
                 lambda batch: losses.labelled(partial(student, at1), batch),
                 support,
@@ -320,7 +328,7 @@ class MetaPseudoLabelTask(Task):
         else:
             tuned, grad1, theta2 = None, None, theta1
         at2 = leaf(theta2)
-        weight = criterion.meta_weight / self.options.batches_per_update
+        weight = criterion.how.meta_weight / self.options.batches_per_update
         (towards,), logs = engine.gradients(
             lambda batch: losses.labelled(partial(student, at2), batch, weight),
             query,
@@ -350,14 +358,16 @@ class MetaPseudoLabelTask(Task):
     ) -> tuple[Tensor, Optional[Moments]]:
         """Return the virtual student after its step on the pairs, differentiable in `grad` (C, P)."""
         assert isinstance(self.criterion, SoftLabels)
-        if self.criterion.pretrain_step == "sgd":
-            return sgd(theta, grad, self.criterion.inner_lr), None
+        if not self.criterion.how.divide_virtual:
+            grad = grad * self.options.batches_per_update
+        if self.criterion.how.pretrain_step == "sgd":
+            return sgd(theta, grad, self.criterion.how.inner_lr), None
         return adamw(theta, grad, moments_of(engine.optimizers["student"]))
 
     def finetune_step(self, theta: Tensor, grad: Tensor, moments: Optional[Moments]) -> Tensor:
         """Return the virtual student after its step on the support batch."""
         assert isinstance(self.criterion, SoftLabels)
-        if self.criterion.finetune_step == "sgd":
-            return sgd(theta, grad, self.criterion.inner_lr)
+        if self.criterion.how.finetune_step == "sgd":
+            return sgd(theta, grad, self.criterion.how.inner_lr)
         assert moments is not None
         return adamw(theta, grad, moments)[0]

@@ -103,7 +103,8 @@ def written_out(
     criterion, copies = bench.config.criterion, bench.copies
     (text,) = batches["unlabelled"][0]
     student, teacher = copy.deepcopy(bench.model["student"]), bench.model["teacher"]
-    adamw = torch.optim.AdamW(student.parameters(), betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01)
+    decay = bench.config.optimizer.weight_decay
+    adamw = torch.optim.AdamW(student.parameters(), betas=(0.9, 0.98), eps=1e-6, weight_decay=decay)
     state = bench.engine.optimizers["student"].inner.state_dict()["state"]
     groups = adamw.state_dict()["param_groups"]
     adamw.load_state_dict(copy.deepcopy({"state": state, "param_groups": groups}))
@@ -111,17 +112,28 @@ def written_out(
     wanted = Wanted([], [], torch.zeros(()), [], [])
     per_step = len(draws) // copies
     reinforce, auxiliary = torch.zeros(()), torch.zeros(())
+    start = copy.deepcopy((student.state_dict(), adamw.state_dict()))
+    pseudo = [torch.zeros_like(p) for p in student.parameters()]
 
     for c in range(copies):
         mine = draws[c * per_step : (c + 1) * per_step]
         x, y = pairs[0][c], pairs[1][c]
+        if criterion.accumulate_student:  # each alone from where the update began
+            student.load_state_dict(start[0])
+            adamw.load_state_dict(copy.deepcopy(start[1]))
         before = flat(student.parameters())
         with bench.replay(text["rows"][c], update, mine[0]):
             loss = pseudo_loss(student, x, y)
-        gradient(student, loss)
-        adamw.param_groups[0]["lr"] = rate(bench, made + c + 1)
+        student.zero_grad()
+        loss.backward()
+        pseudo = [total + p.grad / copies for total, p in zip(pseudo, student.parameters())]
+        clip_grad_norm_(student.parameters(), 5.0)
+        lr = rate(bench, made + 1 + (0 if criterion.accumulate_student else c))
+        adamw.param_groups[0]["lr"] = lr
         adamw.step()
         step = before - flat(student.parameters())
+        if not criterion.reward_decay:
+            step = step - lr * decay * before
         grads, query = reward_of_step(bench, student, batches, c, update, mine[1:])
         towards = flat(grads)
         product = (step * towards).sum()
@@ -143,6 +155,14 @@ def written_out(
             ce = ce + 0.5 * F.cross_entropy(scores[1], y[~pads])
             auxiliary = auxiliary + auxiliary_loss(bench, text, c) / copies
         reinforce = reinforce + criterion.meta_weight * wanted.rewards[-1] * ce / copies
+    if criterion.accumulate_student:
+        student.load_state_dict(start[0])
+        adamw.load_state_dict(copy.deepcopy(start[1]))
+        for p, total in zip(student.parameters(), pseudo):
+            p.grad = total
+        clip_grad_norm_(student.parameters(), 5.0)
+        adamw.param_groups[0]["lr"] = rate(bench, made + 1)
+        adamw.step()
     parameters = list(teacher.parameters())
     wanted.student = flat(student.parameters())
     wanted.reinforce = list(torch.autograd.grad(reinforce, parameters, allow_unused=True))

@@ -156,10 +156,12 @@ def unrolled(bench: Bench, batches: Batches, update: int, draws: list[Any]) -> W
             pseudo = pseudo_loss(bench, theta0, text, c)
         grad0 = slope(pseudo / copies, theta0)
         after = moments
+        times = 1 if criterion.divide_virtual else copies
+        moving = {n: times * g for n, g in grad0.items()}
         if criterion.pretrain_step == "adamw":
-            theta1, after = adamw(bench, start, grad0, moments, lr)
+            theta1, after = adamw(bench, start, moving, moments, lr)
         else:
-            theta1 = {n: start[n] - criterion.inner_lr * g for n, g in grad0.items()}
+            theta1 = {n: start[n] - criterion.inner_lr * g for n, g in moving.items()}
         theta2 = theta1
         if criterion.inner_steps:
             with bench.replay(support["rows"][c], update, draws[1]):

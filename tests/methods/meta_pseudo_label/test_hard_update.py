@@ -56,6 +56,26 @@ def test_update(ragged: Path, reward: str, inner_steps: int, trained: int, p: fl
     check(bench, trained)
 
 
+@pytest.mark.parametrize("trained", [0, 3])
+@pytest.mark.parametrize("reward", ["cosine", "dot"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["criterion.accumulate_student=true"],
+        ["criterion.reward_decay=false", "optimizer.weight_decay=0.5"],
+        ["criterion.accumulate_student=true", "criterion.reward_decay=false"],
+    ],
+    ids=["one step", "without decay", "both"],
+)
+def test_the_papers_update(ragged: Path, options: list[str], reward: str, trained: int) -> None:
+    bench = Bench(ragged, "hard", *SMALL, f"criterion.reward={reward}", *options, *dropout(0.1))
+    for update in range(trained):
+        bench.update(update)
+    check(bench, trained)
+    copies = 1 if bench.config.criterion.accumulate_student else 2
+    assert bench.engine.optimizers["student"].updates == trained * copies
+
+
 def test_update_as_configured(even: Path) -> None:
     bench = Bench(even, "hard")
     bench.update(0)
@@ -70,7 +90,7 @@ def test_clipped_inner_steps(ragged: Path) -> None:
         weights.model["student"].heads["lm"].norm.weight.mul_(200.0)
     check(weights, 0)
     taken = watch(weights)
-    weights.task.criterion.inner_clip_norm = 1e-3
+    weights.task.criterion.how.inner_clip_norm = 1e-3
     weights.update(0)
     assert max(map(abs, taken.products)) < 1e-3, "the query gradient is clipped"
 

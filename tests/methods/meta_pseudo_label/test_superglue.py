@@ -97,6 +97,23 @@ def test_classes(data: Path, task: str) -> None:
     assert metrics["labels"] == metrics["loss"] > 0
 
 
+def test_scores_by_the_width_of_the_batch(data: Path) -> None:
+    """As the author divides: here a row of any length by the longest window of the split."""
+    own, batch = (
+        bench_of(data, "CB", "seed=3", f"task.scored_width={width}")
+        for width in ("row", "batch")
+    )
+    (_, rows), (_, found) = scored(own, "valid"), scored(batch, "valid")
+    lengths = batch.task.labelled("valid").longest
+    assert lengths.min() < lengths.max()
+    for row, other, length in zip(rows, found, lengths):
+        times = length / lengths.max()
+        assert other["scores"] == pytest.approx([s * times for s in row["scores"]], rel=1e-9)
+    again = scored(batch, "valid", micro_batch_size=3)[1]
+    for row, other in zip(found, again):
+        assert row["scores"] == pytest.approx(other["scores"], rel=1e-9)
+
+
 def naive_answer(windows: list[torch.Tensor], sep: int) -> list[int]:
     """Return the tokens of the run of tokens other than [SEP] that holds the greatest probability."""
     best: tuple[float, list[int]] = (-np.inf, [])

@@ -78,6 +78,22 @@ def test_image_folders_are_read(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_images_of_npz_files_are_read(tmp_path: Path) -> None:
+    """Numbers are the classes that --names has in this order; without names they mean nothing."""
+    written = image_data.make(2, 1)
+    for split in ("train", "test"):
+        np.savez(tmp_path / f"{split}.npz", x=written.images, y=written.labels)
+    command = [sys.executable, str(EXAMPLE / "images.py"), str(tmp_path / "data")]
+    command += [f"--{split}={tmp_path / split}.npz" for split in ("train", "test")]
+    done = subprocess.run([*command, "--names", "k,l,m,n"], capture_output=True, text=True)
+    assert done.returncode == 0 and "test: k 2, l 2, m 2, n 2" in done.stdout, done.stderr
+    found = load_images(tmp_path / "data", "test")
+    assert (found.images == written.images).all() and (found.labels == written.labels).all()
+    assert list(found.names) == ["k", "l", "m", "n"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "--names" in done.stderr
+
+
 def test_the_data_of_the_example(tmp_path: Path) -> None:
     """prepare.sh: two domains, their pieces, one end task each; packed files too."""
     texts = {name: [f"{name} " * 250 + f"number {i}" for i in range(120)] for name in ("cs", "bio")}

@@ -1,5 +1,6 @@
 """The arithmetic of an update: weights, similarities, the meta head, the combined gradient."""
 
+import copy
 import math
 from pathlib import Path
 
@@ -266,6 +267,35 @@ def test_the_meta_head_learns(topics: Path, tmp_path: Path) -> None:
     assert last["many"]["meta_head_steps"] == 200
     assert last["many"]["meta_head_loss"] < last["ten"]["meta_head_loss"] - 0.02
     assert last["patient"]["meta_head_steps"] < 10
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_meta_head_is_fitted_by_adam_with_its_own_decay(
+    decay: float, topics: Path, tmp_path: Path
+) -> None:
+    """Without decay it is the paper's Adam, with it the code's AdamW: torch's own, step by step (B8.9)."""
+    more = [f"criterion.meta_head_weight_decay={decay}", "criterion.meta_head_reset=false"]
+    still = ["model.dropout=0", "model.attention_dropout=0", "criterion.meta_head_tolerance=0"]
+    run = build(topics, tmp_path, "tartan_meta", *EXACT, *more, *still)
+    engine, how = run.trainer.engine, run.task.criterion.how
+    engine.begin(0)
+    (rows,) = batches_of(run)["head"]
+    head = copy.deepcopy(run.model.heads["meta"])
+    parameters = [head.get_parameter(name) for name, _ in head.named_parameters()]
+    kind, decays = (torch.optim.AdamW, {"weight_decay": decay}) if decay else (torch.optim.Adam, {})
+    own = run.config.optimizer
+    adam = kind(parameters, how.meta_head_lr, tuple(own.betas), own.eps, **decays)
+    (batch,) = rows
+    with torch.no_grad():
+        states = updates.states_of(run.model, batch)
+    for _ in range(how.meta_head_steps):
+        adam.zero_grad()
+        torch.nn.functional.cross_entropy(head(states), batch["targets"]).backward()
+        adam.step()
+    updates.fit_meta_head(engine, run.model, rows, how, own)
+    for name, wanted in head.named_parameters():
+        found = run.model.heads["meta"].get_parameter(name)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
 def test_the_meta_head_is_reset_or_carried(topics: Path, tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ def test_tasks_have_their_own_classes(pictures: Path, tmp_path: Path) -> None:
     assert len(task.parts["other"].labels) == 80 and set(task.parts["other"].labels) == {0, 1}
     assert task.parts["other"].label_names == ["a", "c"]
     assert len(task.labelled("test").labels) == 40
+    some = Run(configure(pictures, tmp_path / "some", "tartan_meta", "task.test_limit=7")).task
+    assert some.labelled("test").labels.tolist() == task.labelled("test").labels[:7].tolist()
 
 
 @pytest.mark.parametrize("criterion", ["tartan_mt", "tartan_meta"])
