@@ -4,8 +4,8 @@ The forms are those of Shen 2021 (section 4.1, the author's code): BoolQ questio
 RTE hypothesis, premise; COPA premise with its question word, both choices in one text; MultiRC one
 row per answer: question with the answer, passage; ReCoRD query, passage; WiC two sentences; WSC
 both spans, text. Spans stand between asterisks; which they are differs from the author's code where
-the files are wrong (WSC) or name one twice (ReCoRD), FORMS has both ways. ReCoRD has one row per query, and its places are
-those of the answers in the passage.
+the files are wrong (WSC) or name one twice (ReCoRD): FORMS has both ways. ReCoRD has one row per
+query, and its places are those of the answers in the passage.
 """
 
 import re
