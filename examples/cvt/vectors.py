@@ -65,6 +65,6 @@ if __name__ == "__main__":
     try:
         main()
     except ImportError as error:
-        sys.exit(f"vectors.py: {error}. Install it: pip install 'metaseq-lm[vectors]'")
+        sys.exit(f"vectors.py: {error}. Install it: pip install gensim")
     except MetaseqError as error:
         sys.exit(f"vectors.py: {error}")
