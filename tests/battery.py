@@ -163,7 +163,8 @@ CASES: dict[str, list[list[str]]] = {
         META,
         [*META, "criterion.fixed_y=true", "criterion.pretrain_step=sgd", UNDIVIDED],
         [*META, "criterion.finetune_step=adamw", "task.mlm_label_mask=x"],
-        [*META, "criterion.inner_steps=0", *DIFFERENCES],
+        [*META, "criterion.inner_steps=0"],
+        [*META, *DIFFERENCES],
         [*META, "task.labelled=[which_moon_20,pairs]", *CUT],
     ],
     "token_labels": [

@@ -6,8 +6,9 @@
 # FOLDER holds english-novels and wikitext-2 (text), conll2000-chunking (set chunk) and ud-english-ewt (sets pos and
 # dep) for OUT/general; biomedical-text, scibert-ner-NCBI-disease (ncbi) and scibert-ner-JNLPBA (jnlpba) for the
 # others. The abstracts of GENIA are left out of the text, since JNLPBA is made of them. Sentences of the text, and
-# training sentences of a set, that occur in a set's evaluation splits are left out. Text and sets are made to
-# spell alike: quotation marks of the treebank as `` and '', hyphens apart in the text of ncbi as in that set.
+# training sentences of a set, that occur in a set's evaluation splits are left out; word vectors are of the whole
+# text. Text and sets are made to spell alike: quotation marks of the treebank as `` and '', hyphens apart in the
+# text of ncbi as in that set.
 set -euo pipefail
 
 out=$(realpath -m "${1:?usage: prepare.sh OUT}")
@@ -23,17 +24,18 @@ words() { # folder, file of its text, further options
         --word-vectors "$1/text/vectors.txt" --destdir "$1" "${@:3}"
 }
 
-quoted() { # split, folder: the treebank with the quotation marks that its tags of the Penn Treebank name
-    local file=$2/text/$1.conllu
+quoted() { # split, file: the treebank with the quotation marks that its tags of the Penn Treebank name
+    local file=$2
     unpacked "$(found "ud-english-ewt/en_ewt-ud-$1.conllu")" | awk -F '\t' -v OFS='\t' \
         '$2 == "\"" && ($5 == "``" || $5 == "\047\047") { $2 = $5 } { print }' > "$file"
-    echo "$file"
 }
 
 general() {
     local data=$1 chunk=conll2000-chunking
-    local train dep
-    train=$(quoted train "$data") dep=("$(quoted dev "$data")" "$(quoted test "$data")")
+    local train=$data/text/dep.train.conllu dep=("$data/text/dep.dev.conllu" "$data/text/dep.test.conllu")
+    quoted train "$train"
+    quoted dev "${dep[0]}"
+    quoted test "${dep[1]}"
     # 1,500 sentences of the chunks' training file are their development set, so all of it counts.
     local chunks=("$(found $chunk/train.txt)" "$(found $chunk/test.txt)")
     python "$here/../electra/corpus.py" "$source" "$data/text"

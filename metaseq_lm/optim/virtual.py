@@ -15,6 +15,9 @@ from metaseq_lm.errors import UsageError
 from metaseq_lm.optim import Optimizer
 
 
+INSTEAD = "criterion.pretrain_step=sgd (soft labels), criterion.reward_decay=true (hard)"
+
+
 @dataclass
 class Moments:
     """Adam's running moments, and the settings of its next step."""
@@ -58,11 +61,13 @@ def decoupled_decay(optimizer: Optimizer) -> Tensor | float:
     inner = optimizer.inner
     if not isinstance(inner, torch.optim.AdamW):
         raise UsageError(
-            f"a virtual AdamW step needs optimizer=adamw, this run has {type(inner).__name__}; "
-            "choose criterion.pretrain_step=sgd, or criterion.reward_decay=true with hard labels"
+            f"a virtual AdamW step, and what weight decay does to a step, need optimizer=adamw; this run "
+            f"has {type(inner).__name__}. Choose {INSTEAD}"
         )
     if len(set(optimizer.base)) > 1:
-        raise UsageError("a virtual AdamW step has one rate; optimizer.layer_decay must be 1")
+        raise UsageError(
+            f"a virtual AdamW step has one rate; optimizer.layer_decay must be 1. Or choose {INSTEAD}"
+        )
     decay = {id(p): g["weight_decay"] for g in inner.param_groups for p in g["params"]}
     decays = [decay[id(p)] for p in optimizer.parameters]
     if all(d == decays[0] for d in decays):

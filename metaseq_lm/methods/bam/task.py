@@ -56,8 +56,8 @@ CHOICES = {"sampling": ["sampler", "legacy_copies"], "score": ["dev", "official"
 # Of task.score=dev, the first of these that a set has: CoLA's, that of real values, all others'.
 DEV = ("matthews", "spearman", "accuracy")
 MEANS = ("score", "loss")  # over sets
-# What a student draws its first heads and the order of its rows by: with those of its teacher, whose seed it
-# has in a sweep, it would be its twin.
+# What a student draws its first heads by, and with its teachers' weights the order of its rows: with those of
+# its teacher, whose seed it has in a sweep, it would be its twin.
 TAUGHT = "taught"
 
 
@@ -241,7 +241,7 @@ class BamTask(Task):
         outputs = self._outputs_of_teachers({n: found.data for n, found in rows.items()})
         counts, weights = self.mixing()
         sizes = [len(found) for found in rows.values()]
-        name = TAUGHT if options.teachers else "train"
+        name = f"{TAUGHT} by {self.facts()['teachers']}" if options.teachers else "train"
         order = sampling.MixedEpochs(sizes, counts, options.batch_size, seed, name)
         mixed = MixedRows(rows, weights, outputs)
         return Stream("train", order, mixed.batch, seed, mixed.lengths)

@@ -86,7 +86,9 @@ class TokenLabelsConfig:
     )
     shuffle: bool = option(True, "new order every epoch; the authors' code did not shuffle")
     scored_width: str = option(
-        "row", "class scores are divided by the longest window of the row, or of the batch (the code)"
+        "row",
+        "class scores are divided by the longest window of the row, or of the batch (the code, whose "
+        "batches are others than these, which are sorted by length)",
     )
 
 
@@ -105,7 +107,9 @@ class TokenLabelsTask(Task):
             raise UsageError(
                 f"task token_labels needs criterion=token_labels, not '{config.criterion._name}'"
             )
-        check_choice("task.scored_width", self.options.scored_width, ("row", "batch"))
+        # Runs from before this option have configs without it.
+        self.scored_width = self.options.get("scored_width", "row")
+        check_choice("task.scored_width", self.scored_width, ("row", "batch"))
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self._splits: dict[str, TokenLabels] = {}
 
@@ -153,7 +157,7 @@ class TokenLabelsTask(Task):
     def batch(self, data: TokenLabels, windows: np.ndarray, keys: np.ndarray, width: int) -> Batch:
         """Return `windows` as TokenLabels gives them, with the length that class scores are divided by."""
         found = data.batch(windows, keys, width)
-        if self.options.scored_width == "batch":
+        if self.scored_width == "batch":
             found["longest"] = np.full(len(windows), found["tokens"].shape[1])
         return found
 

@@ -2,7 +2,7 @@
 
 An update is C = batches_per_update micro-steps of B = batch_size samples each.
 * masked_lm: one student step on the mean of the C micro-steps' losses.
-* hard: the student takes C real steps, one per micro-step; the teacher one.
+* hard: the student takes C real steps, one per micro-step (or one on their mean); the teacher one.
 * soft: C virtual students, side by side as one model with an axis of copies (they all start from
   the same weights); student and teacher take one real step each.
 """
@@ -200,18 +200,19 @@ class MetaPseudoLabelTask(Task):
                 pseudo_batch(batch, x[micro_step], y[micro_step], micro_step, self.vocabulary.pad)
                 for batch, (x, y) in zip(unlabelled, pairs)
             ]
-            origin = criterion.origin(optimizer, vectors.flat(parameters).detach())
+            before = vectors.flat(parameters).detach()
+            origin = criterion.origin(optimizer, before)
             grads, more = engine.gradients(partial(losses.labelled, student), pseudo, parameters)
-            about = (engine, student, criterion, origin, batches, micro_step)
+            about = (engine, student, criterion)
             if criterion.how.accumulate_student:
                 total = vectors.add(total, grads, 1 / micro_steps)
                 with engine.restoring("student"):
-                    engine.step("student", grads)
-                    earned = self.reward(*about)
+                    moved = engine.step("student", grads)
+                    earned = self.reward(*about, origin if moved else before, batches, micro_step)
             else:
-                engine.step("student", grads)
+                moved = engine.step("student", grads)
                 with engine.restoring("student"):
-                    earned = self.reward(*about)
+                    earned = self.reward(*about, origin if moved else before, batches, micro_step)
             rewards.append(earned["reward"])
             logs = merged(logs, {"pseudo": more["query"]} | earned, 1 / micro_steps)
         if criterion.how.accumulate_student:

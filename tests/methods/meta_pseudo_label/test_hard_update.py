@@ -9,6 +9,7 @@ from hard_reference import watch, written_out
 from meta_pseudo_bench import Bench, flat, relative
 
 from metaseq_lm import vectors
+from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label.criterion import reward_of
 
 SMALL = [
@@ -140,6 +141,24 @@ def test_a_reward_that_is_not_a_number_counts_nothing(even: Path) -> None:
     other = Bench(even, "hard", *SMALL[:4], "criterion.meta_weight=0")
     other.update(0)
     assert relative(still.gradient("teacher"), other.gradient("teacher")) < 1e-12
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_refused_step_earns_nothing(even: Path, accumulate: bool) -> None:
+    """Weight decay that was not applied is no step either."""
+    options = ["criterion.reward_decay=false", f"criterion.accumulate_student={accumulate}"]
+    bench = Bench(even, "hard", *SMALL[:4], *options, "optimizer.weight_decay=0.5")
+    bench.update(0)
+    taken, step = watch(bench), bench.engine.step
+    bench.engine.step = lambda name, grads: name != "student" and step(name, grads)
+    bench.update(1)
+    assert taken.rewards == [0.0, 0.0]
+
+
+def test_only_adamws_decay_can_be_left_out(even: Path) -> None:
+    bench = Bench(even, "hard", *SMALL[:4], "criterion.reward_decay=false", "optimizer=sgd")
+    with pytest.raises(UsageError, match=r"optimizer=adamw.* SGD.* criterion.reward_decay=true"):
+        bench.update(0)
 
 
 def test_reward_of() -> None:

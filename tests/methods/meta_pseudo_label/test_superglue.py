@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from meta_pseudo_bench import Bench
+from omegaconf import OmegaConf
 from sklearn.metrics import f1_score
 from superglue_data import MAKERS
 
@@ -17,7 +18,7 @@ from metaseq_lm.engine import Logs
 from metaseq_lm.errors import MetaseqError
 from metaseq_lm.evaluation.squad import exact_match, token_f1
 from metaseq_lm.methods.meta_pseudo_label.answers import best_runs
-from metaseq_lm.run import Run
+from metaseq_lm.run import Run, build_task
 
 LONG = "task.tokens_per_sample=20"
 
@@ -112,6 +113,15 @@ def test_scores_by_the_width_of_the_batch(data: Path) -> None:
     again = scored(batch, "valid", micro_batch_size=3)[1]
     for row, other in zip(found, again):
         assert row["scores"] == pytest.approx(other["scores"], rel=1e-9)
+
+
+def test_a_run_from_before_the_option_of_the_width(data: Path) -> None:
+    """Its config lacks the key, and asking a config for a key that it lacks is an error."""
+    config = bench_of(data, "CB").config.copy()
+    OmegaConf.set_struct(config, False)
+    del config.task["scored_width"]
+    OmegaConf.set_struct(config, True)
+    assert build_task(config).scored_width == "row"
 
 
 def naive_answer(windows: list[torch.Tensor], sep: int) -> list[int]:
