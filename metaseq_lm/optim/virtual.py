@@ -14,7 +14,6 @@ from torch import Tensor
 from metaseq_lm.errors import UsageError
 from metaseq_lm.optim import Optimizer
 
-
 INSTEAD = "criterion.pretrain_step=sgd (soft labels), criterion.reward_decay=true (hard)"
 
 

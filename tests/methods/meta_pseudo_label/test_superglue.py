@@ -101,8 +101,7 @@ def test_classes(data: Path, task: str) -> None:
 def test_scores_by_the_width_of_the_batch(data: Path) -> None:
     """As the author divides: here a row of any length by the longest window of the split."""
     own, batch = (
-        bench_of(data, "CB", "seed=3", f"task.scored_width={width}")
-        for width in ("row", "batch")
+        bench_of(data, "CB", "seed=3", f"task.scored_width={width}") for width in ("row", "batch")
     )
     (_, rows), (_, found) = scored(own, "valid"), scored(batch, "valid")
     lengths = batch.task.labelled("valid").longest
@@ -117,9 +116,9 @@ def test_scores_by_the_width_of_the_batch(data: Path) -> None:
 
 def test_a_run_from_before_the_option_of_the_width(data: Path) -> None:
     """Its config lacks the key, and asking a config for a key that it lacks is an error."""
-    config = bench_of(data, "CB").config.copy()
-    OmegaConf.set_struct(config, False)
-    del config.task["scored_width"]
+    stored = OmegaConf.to_container(bench_of(data, "CB").config)
+    del stored["task"]["scored_width"]
+    config = OmegaConf.create(stored)
     OmegaConf.set_struct(config, True)
     assert build_task(config).scored_width == "row"
 
