@@ -60,8 +60,8 @@ def decoupled_decay(optimizer: Optimizer) -> Tensor | float:
     inner = optimizer.inner
     if not isinstance(inner, torch.optim.AdamW):
         raise UsageError(
-            f"a virtual AdamW step, and what weight decay does to a step, need optimizer=adamw; this run "
-            f"has {type(inner).__name__}. Choose {INSTEAD}"
+            f"a virtual AdamW step, or the weight decay of a step, needs optimizer=adamw, this run has "
+            f"{type(inner).__name__}; choose {INSTEAD}"
         )
     if len(set(optimizer.base)) > 1:
         raise UsageError(
