@@ -25,9 +25,8 @@ words() { # folder, file of its text, further options
 }
 
 quoted() { # split, file: the treebank with the quotation marks that its tags of the Penn Treebank name
-    local file=$2
     unpacked "$(found "ud-english-ewt/en_ewt-ud-$1.conllu")" | awk -F '\t' -v OFS='\t' \
-        '$2 == "\"" && ($5 == "``" || $5 == "\047\047") { $2 = $5 } { print }' > "$file"
+        '$2 == "\"" && ($5 == "``" || $5 == "\047\047") { $2 = $5 } { print }' > "$2"
 }
 
 general() {
