@@ -32,7 +32,7 @@ def class_scores(logits: Tensor, batch: Batch) -> Tensor:
     one window that changes nothing, for it divides the scores of all classes by one number; but the
     mean over windows then weights those of one sample by the widths of the batches they are in.
     """
-    scores = logits[..., batch["class_tokens"]]
+    scores = logits[..., batch["class_tokens"]].double()
     if batch["padding"] is not None:
         scores = scores.masked_fill(batch["padding"].unsqueeze(-1), 0.0)
     return scores.sum(-2) / batch["longest"].unsqueeze(-1)
@@ -71,7 +71,7 @@ def found_in(logits: Tensor, batch: Batch) -> list[Found]:
     if batch["token_level"]:
         answers = best_runs(logits, batch)
     else:
-        answers = map(tuple, class_scores(logits.double(), batch).tolist())
+        answers = map(tuple, class_scores(logits, batch).tolist())
     return list(zip(batch["samples"].tolist(), batch["windows"].tolist(), answers))
 
 
