@@ -62,6 +62,7 @@ class Engine:
         self.precision = precision
         self.norms: dict[str, float] = {}  # of the last step of each optimizer, before clipping
         self.nonfinite: list[str] = []  # optimizers whose last step was refused
+        self.losses: set[str] = set()  # names of terms that are parts of a loss: lower is better
         self._update = 0
         self._calls = 0
         self._saved: dict[str, Optional[dict]] = {}
@@ -105,7 +106,7 @@ class Engine:
         reduction = Reduction(wrt) if distributed.world_size() > 1 else None
         for number, batch in enumerate(batches):
             with self._pass(batch, draw, full_precision=full_precision):
-                loss = weighted_loss(loss_fn(batch), totals, logs)
+                loss = weighted_loss(self._noted(loss_fn(batch)), totals, logs)
             if loss.requires_grad:
                 last = number == len(batches) - 1
                 with reduction if reduction and last else contextlib.nullcontext():
@@ -173,7 +174,7 @@ class Engine:
         sizes: dict[str, Any] = {}
         for batch in batches:
             with self._pass(batch, draw):
-                terms = loss_fn(batch)
+                terms = self._noted(loss_fn(batch))
             for name, size in batch["sizes"].items():
                 sizes[name] = sizes.get(name, 0) + size
             for name, term in terms.items():
@@ -282,6 +283,10 @@ class Engine:
             for b in batches
         ]
 
+    def _noted(self, terms: Terms) -> Terms:
+        self.losses.update(name for name, term in terms.items() if term.is_loss)
+        return terms
+
     def _draw(self, draw: int | str | None) -> int | str:
         # Counted only where nothing is given: a verb that calls another must not shift later draws.
         if draw is not None:
@@ -335,7 +340,7 @@ class Engine:
         logs: Logs,
     ) -> list[Optional[Tensor]]:
         with self._pass(batch, draw, double_backward=True):
-            loss = weighted_loss(loss_fn(batch), totals, logs)
+            loss = weighted_loss(self._noted(loss_fn(batch)), totals, logs)
         return list(torch.autograd.grad(loss, list(wrt), create_graph=True, allow_unused=True))
 
     def _differences(

@@ -26,7 +26,7 @@ class Progress:
         self.total = total
         self.name = name
         self.show = show
-        self.shown = 0.0
+        self.shown = 0.0  # when the last line of a validation was
         interactive = show and sys.stderr.isatty()
         self.bar = (
             tqdm(total=total, initial=start, desc=name, unit="upd", dynamic_ncols=True)
@@ -47,9 +47,11 @@ class Progress:
             return
         now = time.monotonic()
         # A run may validate many times a second; the log has every line, the screen one a second.
-        if kind == "train" or update == self.total or now - self.shown >= 1.0:
-            self.message(f"{kind} {update}/{self.total}  {text}")
+        if kind != "train":
+            if update != self.total and now - self.shown < 1.0:
+                return
             self.shown = now
+        self.message(f"{kind} {update}/{self.total}  {text}")
 
     def message(self, text: str) -> None:
         """Show one line."""

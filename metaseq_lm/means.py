@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.criterions import Terms
+from metaseq_lm.errors import MetaseqError
 
 Logs = dict[str, Any]
 
@@ -22,11 +23,13 @@ def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
             size = totals[term.per]
             mean = term.sum / (size.clamp(min=1) if isinstance(size, Tensor) else max(size, 1))
         else:
-            raise KeyError(
-                f"term '{name}' is per '{term.per}', but batch['sizes'] has {sorted(totals)}"
+            raise MetaseqError(
+                f"the criterion's term '{name}' is per '{term.per}', but batch['sizes'] has "
+                f"{', '.join(sorted(totals)) or 'nothing'}; name one of these in Term(sum, per), or let the "
+                "task count that one"
             )
         logs[name] = logs.get(name, 0.0) + mean.detach().mean()
-        if isinstance(term.weight, Tensor) or term.weight != 0:
+        if term.is_loss:
             total = total + (mean * term.weight).sum()
     total = torch.as_tensor(total)
     logs["loss"] = logs.get("loss", 0.0) + total.detach()

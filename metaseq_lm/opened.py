@@ -29,7 +29,9 @@ def open_run(
     config = stored_config(found)
     if config.user_dir and not user_dir:
         # Code is run only when the person in front of the screen names it, not because a file does.
-        raise UsageError(f"this run used a plug-in; repeat --user-dir {config.user_dir} to load it")
+        raise UsageError(
+            f"this run used a plug-in; give --user-dir with its path from here, which was {config.user_dir}"
+        )
     check_names(config)
     config = overridden(config, overrides)
     config.data = data or config.data

@@ -298,6 +298,7 @@ class Run:
                 "peak_memory": max(memory for _, memory in every),
                 "parameters": count_parameters(self.model),
                 "metrics": metrics or {},
+                "losses": sorted(trainer.engine.losses),
                 "data": trainer.data,
                 "code": code_hash(config.user_dir),
                 "replicas": distributed.world_size(),

@@ -159,15 +159,20 @@ def cut_torn_line(file: Path) -> None:
 def check_same(old: Any, new: DictConfig, path: Path) -> None:
     """Raise UsageError naming the keys in which two configs ask for different results."""
     before, after = flatten(OmegaConf.to_container(old)), flatten(OmegaConf.to_container(new))
-    differing = [
-        f"{key} is {before.get(key)!r} there, {after.get(key)!r} here"
+    keys = [
+        key
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and not key.startswith(FREE)
     ]
-    if differing:
+    if keys:
+        shown = [f"{k} is {before.get(k)!r} there, {after.get(k)!r} here" for k in keys[:5]]
+        longer = (
+            f". What ends with the run (total_updates) follows trainer.max_update; a new run that goes on "
+            f"from its weights is init_from={path}"
+        )
         raise UsageError(
-            f"{path} holds another run ({'; '.join(differing[:5])}); "
-            "choose another --save-dir, or the same options to resume it"
+            f"{path} holds another run ({'; '.join(shown)}); choose another --save-dir, or the same options "
+            f"to resume it{longer if any(k.endswith('.total_updates') for k in keys) else ''}"
         )
 
 

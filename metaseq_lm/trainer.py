@@ -268,7 +268,7 @@ class Trainer:
     # ---------------------------------------------------------------- logs
 
     def _rates(self) -> dict[str, float]:
-        rates = {f"lr_{name}": o.lr for name, o in self.engine.optimizers.items()}
+        rates = {f"lr_{name}": o.last_lr for name, o in self.engine.optimizers.items()}
         return rates | {f"gnorm_{name}": value for name, value in self.engine.norms.items()}
 
     def _event(self, message: str, **more: Any) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from metaseq_lm import vectors
 from metaseq_lm.criterions import Batch, Term, Terms
 from metaseq_lm.engine import Engine
+from metaseq_lm.errors import MetaseqError
 from metaseq_lm.optim import Optimizer
 
 
@@ -110,11 +111,25 @@ def test_sizes_and_weights_per_copy(net: nn.Module) -> None:
         assert abs(logs["square"] - out.mean()) < 1e-13
 
 
+def test_terms_of_the_loss_are_known(net: nn.Module) -> None:
+    engine = build(net)
+
+    def loss(batch: dict) -> dict:
+        total = net(batch["x"]).sum()
+        return {"a": Term(total, "rows"), "b": Term(total.detach(), "rows", 0.0)}
+
+    engine.gradients(loss, batches([2]), engine.parameters("main"))
+    engine.evaluate(loss, batches([2]))
+    assert engine.losses == {"a"}
+
+
 def test_unknown_size_is_explained(net: nn.Module) -> None:
     engine = build(net)
-    with pytest.raises(KeyError, match="term 'a' is per 'tokens', but .*'rows'"):
+    with pytest.raises(MetaseqError, match="term 'a' is per 'tokens', but .*has .*rows"):
         engine.gradients(
-            lambda b: {"a": Term(net(b["x"]).sum())}, batches([2]), engine.parameters("main")
+            lambda b: {"a": Term(net(b["x"]).sum(), "tokens")},
+            batches([2]),
+            engine.parameters("main"),
         )
 
 

@@ -1,6 +1,7 @@
 """Names, where they came from, and the three ways a plug-in is loaded."""
 
 import importlib.metadata
+import re
 import sys
 from pathlib import Path
 
@@ -93,5 +94,8 @@ def test_list_names_the_origin(capsys: pytest.CaptureFixture) -> None:
     assert main(["list", "criterion"]) == 0
     shown = capsys.readouterr().out
     assert "meta_pseudo_label_soft" in shown and "[metaseq_lm.methods.meta_pseudo_label" in shown
+    assert "(task bam)" in shown and "sizes:" not in shown
+    assert main(["list", "model"]) == 0
+    assert re.search("sizes:.*bert_small +BERT at ELECTRA", capsys.readouterr().out, re.S)
     assert main(["list", "critrion"]) == 2
     assert "'criterion'" in capsys.readouterr().err

@@ -1,6 +1,11 @@
-"""List what is registered, with the module each name came from."""
+"""List what is registered, with the module each name came from.
+
+A criterion says which tasks it is for, if not for any. Sizes are files that --model (model=NAME) takes
+like a model: a model with its options set.
+"""
 
 import argparse
+from collections.abc import Iterator
 
 HELP = "registered tasks, criterions, models, optimizers, schedules, tokenizers"
 
@@ -28,5 +33,19 @@ def run(args: argparse.Namespace) -> int:
             for name in registry.names():
                 entry = registry.entries[name]
                 about = (entry.value.__doc__ or "").strip().split("\n")[0]
-                print(f"  {name:<28}{about}  [{entry.origin}]")
+                tasks = ", ".join(getattr(entry.value, "tasks", ()))
+                print(f"  {name:<28}{about}{f' (task {tasks})' if tasks else ''}  [{entry.origin}]")
+            if kind == "model":
+                print("model, sizes:")
+                for name, about in sizes():
+                    print(f"  {name:<28}{about}")
     return 0
+
+
+def sizes() -> Iterator[tuple[str, str]]:
+    """Yield the name of each size of a model and the first sentence of its file."""
+    from metaseq_lm.config import FOLDER
+
+    for file in sorted((FOLDER / "model").glob("*.yaml")):
+        first = file.read_text(encoding="utf-8").split("\n")[0]
+        yield file.stem, first.removeprefix("# ")

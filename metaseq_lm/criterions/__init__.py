@@ -24,8 +24,13 @@ class Term:
     """
 
     sum: Tensor
-    per: Optional[str] = "tokens"
+    per: Optional[str]
     weight: float | Tensor = 1.0
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether it counts in the loss; a weight that is a tensor always does."""
+        return isinstance(self.weight, Tensor) or self.weight != 0
 
 
 Terms = dict[str, Term]

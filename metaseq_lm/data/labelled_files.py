@@ -177,7 +177,10 @@ class RowReader:
     def _resolve(self, names: tuple[str, ...], number: int) -> tuple[str, ...]:
         """Decide on the columns once, from the names of the header or first object."""
         if self.used is None:
-            used = self.columns.texts or (("text",) if "text" in names else ("text_a", "text_b"))
+            pair = ("text_a", "text_b")
+            used = self.columns.texts or (
+                pair if {*pair} & {*names} and "text" not in names else ("text",)
+            )
             label = self.columns.label
             self.labelled = label in names or self.required or _misspelt(label, names)
             for name in (*used, *([label] if self.labelled else [])):

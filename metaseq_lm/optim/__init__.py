@@ -42,6 +42,11 @@ class Optimizer:
         """The rate of the next step; with rates by layer that of the heads, the largest."""
         return max(self.base) * self.schedule(self.updates + 1)
 
+    @property
+    def last_lr(self) -> float:
+        """The rate of the last step, as `lr`; 0 before the first."""
+        return max(self.base) * self.schedule(self.updates) if self.updates else 0.0
+
     def shard(self) -> None:
         """Keep the moments of a share of the parameters only, and step only those.
 

@@ -16,9 +16,7 @@ from metaseq_lm.registry import register_optimizer
 class OptimizerConfig:
     """What every optimizer has: rates, weight decay, and the norm its gradient is clipped to."""
 
-    lr: float = option(
-        5e-4, "rate at the peak of the schedule; inverse_sqrt divides it by the root of its warm-up"
-    )
+    lr: float = option(5e-4, "rate at the peak of the schedule")
     weight_decay: float = option(0.01, "weight decay")
     decay_norms_and_biases: bool = option(True, "false spares biases and layer norms the decay")
     clip_norm: float = option(1.0, "global norm gradients are clipped to (0 = never)")

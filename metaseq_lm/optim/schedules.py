@@ -42,19 +42,28 @@ def constant(warmup_updates: int) -> Schedule:
 
 @dataclass
 class InverseSqrtConfig:
-    """Linear warm-up to 1/sqrt(W), then 1/sqrt(step), for ever."""
+    """Linear warm-up, then a fall like 1/sqrt(step), for ever."""
 
-    warmup_updates: int = option(1000, "updates in which the rate rises to its peak")
+    warmup_updates: int = option(100, "updates in which the rate rises to its peak")
+    lr_is_peak: bool = option(
+        True,
+        "the peak is optimizer.lr; false: that divided by the root of warmup_updates (Vaswani et al. 2017)",
+    )
 
 
 @register_schedule("inverse_sqrt", dataclass=InverseSqrtConfig)
-def inverse_sqrt(warmup_updates: int) -> Schedule:
-    """Return step^-1/2 after the warm-up; the peak is W^-1/2 times the base rate (Vaswani et al. 2017)."""
+def inverse_sqrt(warmup_updates: int, lr_is_peak: bool = False) -> Schedule:
+    """Return step^-1/2 after the warm-up, times W^1/2 if the peak at step W is to be 1.
+
+    Runs from before `lr_is_peak` have configs without it; their peak is W^-1/2.
+    """
     if warmup_updates < 1:
         raise UsageError(f"schedule.warmup_updates must be at least 1, got {warmup_updates}")
 
+    scale = warmup_updates**0.5 if lr_is_peak else 1.0
+
     def factor(step: int) -> float:
-        return warmup(step, warmup_updates) * max(step, warmup_updates) ** -0.5
+        return scale * warmup(step, warmup_updates) * max(step, warmup_updates) ** -0.5
 
     return factor
 

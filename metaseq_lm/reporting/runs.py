@@ -68,6 +68,11 @@ class Run:
         return {name: float(value) for name, value in found.items() if is_number(value)}
 
     @cached_property
+    def losses(self) -> set[str]:
+        """Names of terms of a loss, without the split; empty for a run from before they were kept."""
+        return {str(name) for name in (self.results or {}).get("losses") or []}
+
+    @cached_property
     def logged(self) -> list[str]:
         """Names of the numbers in the log (`train.loss`), in order of appearance."""
         names: dict[str, None] = {}
@@ -136,10 +141,10 @@ def is_number(value: Any) -> bool:
 
 
 def check_results(results: dict[str, Any]) -> None:
-    """Raise ValueError unless the parts of results.json that are mappings are."""
-    for part in ("metrics", "pretraining"):
-        if not isinstance(results.get(part) or {}, dict):
-            raise ValueError(f"{part} is no mapping")
+    """Raise ValueError unless the parts of results.json that are mappings or lists are."""
+    for part, kind in (("metrics", dict), ("pretraining", dict), ("losses", list)):
+        if not isinstance(results.get(part) or kind(), kind):
+            raise ValueError(f"{part} is no {'mapping' if kind is dict else 'list'}")
 
 
 def own_key(key: str) -> str:

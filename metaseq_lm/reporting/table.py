@@ -63,7 +63,10 @@ def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = No
         raise UsageError(f"no run has the metric '{name}'.{hint} Metrics: {', '.join(known)}.")
     values = [run.metrics[name] for run in runs if name in run.metrics]
     metric = Metric.of(name, values, better)
-    maximize = chosen.get(name.partition(".")[2])
+    own = name.partition(".")[2]
+    maximize = chosen.get(own)
+    if maximize is None and any(own in run.losses for run in runs):
+        maximize = False
     if metric.guessed and isinstance(maximize, bool):
         return Metric.of(name, values, "higher" if maximize else "lower")
     return metric

@@ -215,8 +215,9 @@ def check_axes(definition: dict[str, Any], stages: list[str]) -> None:
     for item in chosen:
         if set(item) != set(chosen[0]):
             raise UsageError(
-                f"list: every alternative needs the same keys, {', '.join(chosen[0])}; "
-                f"one has {', '.join(item) or 'none'}"
+                f"list: every alternative needs the same keys, {', '.join(chosen[0])}; one has "
+                f"{', '.join(item) or 'none'}. A method with options of its own is a config file of its own "
+                "(config_name: '{method}'), or a sweep of its own: report reads several folders"
             )
     if chosen and not chosen[0]:
         raise UsageError("list: an alternative has no keys")

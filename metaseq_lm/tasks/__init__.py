@@ -33,9 +33,11 @@ class Task:
     `config` is the whole resolved config of the run, `self.options` its task node. `fresh` are
     beginnings of the names of weights that start fresh where `pretrained` has none for them; all
     others must be there. Before an unlabelled text stands [CLSn], n being `text_token`. In a
-    `dry_run` nothing may be written, and one update of each of the `kinds` is made.
+    `dry_run` nothing may be written, and one update of each of the `kinds` is made. A criterion is
+    one of the classes `criterions`, or derived from one.
     """
 
+    criterions: tuple[type[Criterion], ...] = (Criterion,)
     fresh: tuple[str, ...] = ()
     text_token = 0
     dry_run = False
@@ -45,11 +47,26 @@ class Task:
         self.options = config.task
         self.data = Path(config.data)
         self.criterion = self.build_criterion()
-        known = self.criterion.tasks
-        if known and self.options._name not in known:
+        self._check_criterion()
+
+    def _check_criterion(self) -> None:
+        """Raise UsageError unless task and criterion belong together."""
+        task, given, known = self.options._name, self.config.criterion._name, self.criterion.tasks
+        if known and task not in known:
             raise UsageError(
-                f"criterion {config.criterion._name} is for task {' or '.join(known)}, not for "
-                f"{self.options._name}; give --task and --criterion that belong together"
+                f"criterion {given} is for task {' or '.join(known)}, not for {task}; give --task and "
+                "--criterion that belong together"
+            )
+        if not isinstance(self.criterion, self.criterions):
+            fitting = [
+                name
+                for name, entry in sorted(CRITERIONS.entries.items())
+                if issubclass(entry.value, self.criterions)
+                and task in (entry.value.tasks or (task,))
+            ]
+            raise UsageError(
+                f"task '{task}' needs criterion={' or '.join(fitting)}, not '{given}'; one of your own "
+                f"derives from {' or '.join(c.__name__ for c in self.criterions)}"
             )
 
     @classmethod

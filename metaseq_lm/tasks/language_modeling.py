@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.config import option
@@ -38,13 +37,7 @@ class LanguageModelingConfig:
 class LanguageModelingTask(Task):
     """One stream of rows `[CLS] x [SEP]`, a model of both directions, the default update."""
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
-        if not isinstance(self.criterion, LanguageModeling):
-            raise UsageError(
-                f"task '{self.options._name}' needs criterion=language_modeling, "
-                f"not '{config.criterion._name}'"
-            )
+    criterions = (LanguageModeling,)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

@@ -26,7 +26,7 @@ from metaseq_lm.data.sentence_rows import SentenceRows
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.errors import MetaseqError
 from metaseq_lm.models.heads import SentenceHead, SpanPairHead
 from metaseq_lm.models.sentence_prediction import SentencePredictor
 from metaseq_lm.registry import register_task
@@ -76,14 +76,10 @@ class SentencePredictionTask(Task):
     """
 
     criterion: SentencePrediction
+    criterions = (SentencePrediction,)
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
-        if not isinstance(self.criterion, SentencePrediction):
-            raise UsageError(
-                f"task '{self.options._name}' needs criterion=sentence_prediction, "
-                f"not '{config.criterion._name}'"
-            )
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self.fresh = ("label_range",) if self.options.keep_head else ("heads.", "label_range")
         self._splits: dict[str, SentenceRows] = {}

@@ -72,12 +72,11 @@ class SquadTask(Task):
     """A pre-trained encoder and heads that point at the answer."""
 
     criterion: SquadCriterion
+    criterions = (SquadCriterion,)
     fresh = ("heads.",)
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
-        if not isinstance(self.criterion, SquadCriterion):
-            raise UsageError(f"task 'squad' needs criterion=squad, not '{config.criterion._name}'")
         numbers = ("beam", "n_best", "max_answer_length")
         check_least({f"task.{name}": self.options[name] for name in numbers}, 1)
         squad_manifest(squad_folder(config))

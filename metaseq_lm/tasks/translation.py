@@ -62,10 +62,11 @@ class TranslationConfig:
 class TranslationTask(Task):
     """One stream of sentence pairs, the default update. DATA is the set, DATA/NAME of preprocess."""
 
+    criterions = (Translation,)
+
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
         options = self.options
-        self.check_criterion()
         if config.model._name != "lstm_encoder_decoder":
             raise UsageError(
                 f"task {options._name} needs --model lstm_encoder_decoder, got {config.model._name}"
@@ -81,14 +82,6 @@ class TranslationTask(Task):
         if options.bleu:
             check_bleu(options.bleu_tokenizer)
         self.tokenizers = load_sides(self.data)
-
-    def check_criterion(self) -> None:
-        """Raise UsageError for a criterion that this task has no batches for."""
-        if not isinstance(self.criterion, Translation):
-            raise UsageError(
-                f"task '{self.options._name}' needs criterion=translation, not "
-                f"'{self.config.criterion._name}'"
-            )
 
     # ---------------------------------------------------------------- data and model
 

@@ -93,15 +93,11 @@ class WordTask(Task):
     """
 
     criterion: WordLabels
+    criterions = (WordLabels,)
     fresh = ("heads.", "mixes.", f"{AVERAGE}heads.", f"{AVERAGE}mixes.", "language_model.")
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
-        if not isinstance(self.criterion, WordLabels):
-            raise UsageError(
-                f"task '{self.options._name}' needs a criterion of words, such as tagging or parsing, not "
-                f"'{config.criterion._name}'"
-            )
         sizes = ("batch_size", "hidden_dim", "parser_dim")
         check_least({f"task.{name}": self.options.get(name, 1) for name in sizes}, 1)
         self.vocabulary = WordVocabulary.load(self.data)

@@ -133,7 +133,12 @@ J = '{"text": "a", "label": "x"}\n'
     [
         ({"train.tsv": "text\tlabel\na\n"}, (), 1, "train.tsv:2: 1 fields, expected 2"),
         ({"train.tsv": "text\tlabel\na\tx\tb\n"}, (), 1, "train.tsv:2: 3 fields, expected 2"),
-        ({"train.tsv": "txt\tlabel\na\tx\n"}, (), 1, "train.tsv:1: no column 'text_a'"),
+        (
+            {"train.tsv": "txt\tlabel\na\tx\n"},
+            (),
+            1,
+            "train.tsv:1: no column 'text'. Did you mean 'txt'",
+        ),
         ({"train.tsv": "text\tlabl\na\tx\n"}, (), 1, "no column 'label'. Did you mean 'labl'?"),
         ({"train.tsv": "text\ttext\na\tx\n"}, (), 1, "train.tsv:1: a column name occurs twice"),
         ({"train.tsv": "text\tlabel\n\n"}, (), 1, "train.tsv: no rows (1 blank lines"),

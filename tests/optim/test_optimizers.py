@@ -84,13 +84,14 @@ def test_steps(kind: dict, formula: Callable, schedule: dict) -> None:
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-12, atol=1e-12)
 
 
-def test_rate_of_the_next_step() -> None:
+def test_rates_of_the_next_and_of_the_last_step() -> None:
     named = parameters()
     optimizer = build(named, {"_name": "adamw", **ADAM}, WARM)
     for n in range(1, 6):
         wanted = 0.03 * (n**-0.5 if n >= 3 else 3**-0.5 * n / 3)
         assert optimizer.lr == pytest.approx(wanted)
         run(named, optimizer, range(1))
+        assert optimizer.last_lr == pytest.approx(wanted)
         assert optimizer.inner.param_groups[0]["lr"] == pytest.approx(wanted)
 
 

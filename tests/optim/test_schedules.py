@@ -22,6 +22,9 @@ def test_inverse_sqrt(warmup: int) -> None:
     assert peak == pytest.approx(warmup**-0.5)
     assert factor(4 * warmup) == pytest.approx(peak / 2)
     assert all(factor(step) <= peak for step in range(1, 3 * warmup))
+    at_one = inverse_sqrt(warmup, lr_is_peak=True)
+    assert at_one(warmup) == pytest.approx(1.0)
+    assert all(at_one(n) * peak == pytest.approx(factor(n)) for n in (1, 3, 1000, 4 * warmup))
 
 
 def test_constant() -> None:

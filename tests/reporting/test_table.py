@@ -94,6 +94,16 @@ def test_the_guess_is_in_the_notes(tmp_path):
     assert "Higher valid.mlm counts as better" in to_text(table_of(tmp_path))
 
 
+def test_a_term_of_the_loss_is_better_where_it_is_small(tmp_path):
+    for name, value in (("a", 2.4), ("b", 3.0)):
+        results = {"metrics": {"valid": {"mlm": value, "hits": value}}, "losses": ["mlm"]}
+        make_run(tmp_path / name, label=name, results=results)
+    for metric, best in (("valid.mlm", "a"), ("valid.hits", "b")):
+        table = table_of(tmp_path, metric=metric)
+        assert [row[0].text for row in table.rows if any(cell.best for cell in row)] == [best]
+        assert any("turns it round" in note for note in table.notes) == (metric == "valid.hits")
+
+
 def test_nothing_is_best_without_competition(tmp_path):
     make_run(tmp_path / "a", 0.5)
     assert not any(cell.best for row in table_of(tmp_path).rows for cell in row)

@@ -106,13 +106,10 @@ class BamTask(Task):
     """
 
     criterion: BamDistill
+    criterions = (BamDistill,)
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
-        if not isinstance(self.criterion, BamDistill):
-            raise UsageError(
-                f"task 'bam' needs criterion=bam_distill, not '{config.criterion._name}'"
-            )
         options = self.options
         self.names = different_sets(options.labelled)
         for key, choices in CHOICES.items():

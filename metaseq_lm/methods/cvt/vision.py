@@ -90,14 +90,11 @@ def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
 class CVTVisionTask(Task):
     """Labelled and unlabelled images by turns, or together; with image_classification labelled only."""
 
+    criterions = (ImageClassification,)
+
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
         options, sizes = self.options, config.model
-        if not isinstance(self.criterion, ImageClassification):
-            raise UsageError(
-                f"task cvt_vision cannot train criterion {config.criterion._name}; use cvt_vision, "
-                "vat_vision or image_classification"
-            )
         if sizes._name != "conv_large":
             raise UsageError(f"task cvt_vision needs --model conv_large, got {sizes._name}")
         self.semi_supervised = isinstance(self.criterion, ConsistentImages)

@@ -56,17 +56,14 @@ class ElectraTaskConfig:
 class ElectraTask(Task):
     """One stream of rows with chosen positions; the criterion says which heads the model has."""
 
+    criterion: Corrupting | TwoTowerCloze
+    criterions = (Corrupting, TwoTowerCloze)
     # The heads are so in the second of two stages; the frequencies are the corpus's own.
     fresh: tuple[str, ...] = ("heads.", "generator.log_probs")
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
-        if not isinstance(self.criterion, (Corrupting, TwoTowerCloze)):
-            raise UsageError(
-                f"task electra cannot train criterion {config.criterion._name}; use electra_rtd, "
-                "electric_nce, two_tower_cloze, replace_mlm, all_tokens_mlm or electra_adversarial"
-            )
         if config.model._name != "electra":
             raise UsageError(f"task electra needs model=electra, not {config.model._name}")
         ElectraConfig(**options_of(config.model)).check()

@@ -110,13 +110,10 @@ class MetaPretrainPairsTask(MetaLearned):
     """
 
     fresh = ("heads.",)
+    criterions = (LabelledSets,)
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
-        if not isinstance(self.criterion, LabelledSets):
-            raise UsageError(
-                f"task '{PAIRS}' needs criterion={PAIRS}, not '{config.criterion._name}'"
-            )
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         names, rows = different_sets(self.options.labelled), self.options.batch_size
         if rows % len(names) or rows < 1:

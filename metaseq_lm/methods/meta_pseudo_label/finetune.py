@@ -100,13 +100,10 @@ class TokenLabelsTask(Task):
     """
 
     criterion: TokenLabelCriterion
+    criterions = (TokenLabelCriterion,)
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
-        if not isinstance(self.criterion, TokenLabelCriterion):
-            raise UsageError(
-                f"task token_labels needs criterion=token_labels, not '{config.criterion._name}'"
-            )
         # Runs from before this option have configs without it.
         self.scored_width = self.options.get("scored_width", "row")
         check_choice("task.scored_width", self.scored_width, ("row", "batch"))

@@ -27,7 +27,6 @@ from metaseq_lm.data.streams import Sequential, Stream
 from metaseq_lm.data.tokenizer import load_tokenizer
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
 from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels, SoftLabels
 from metaseq_lm.methods.meta_pseudo_label.episodes import (
@@ -61,23 +60,16 @@ class MetaPseudoLabelTask(Task):
     """Student and teacher on unlabelled text and labelled sets."""
 
     text_token = MLM
+    criterions = (HardLabels, SoftLabels, MaskedLM)
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self.mlm_token = self.vocabulary.cls(MLM)
-        updates = {
-            HardLabels: self.update_hard,
-            SoftLabels: self.update_soft,
-            MaskedLM: self.update_mlm,
-        }
-        if type(self.criterion) not in updates:
-            raise UsageError(
-                f"task meta_pseudo_label has no update for criterion {config.criterion._name}; use "
-                "masked_lm, meta_pseudo_label_hard or meta_pseudo_label_soft"
-            )
         check_options(self.options)
-        self._update = updates[type(self.criterion)]
+        updates = (self.update_hard, self.update_soft, self.update_mlm)
+        kinds = zip(self.criterions, updates)
+        self._update = next(own for kind, own in kinds if isinstance(self.criterion, kind))
 
     # ---------------------------------------------------------------- data and nets
 

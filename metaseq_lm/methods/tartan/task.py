@@ -100,14 +100,10 @@ class TartanTask(Task):
     """
 
     fresh = ("heads.", "task_logits")
+    criterions = (MultiTask, MaskedLM)
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
-        if not isinstance(self.criterion, (MultiTask, MaskedLM)):
-            raise UsageError(
-                f"task tartan has no update for criterion {config.criterion._name}; use masked_lm, "
-                "tartan_mt or tartan_meta"
-            )
         check_names(self.options.auxiliary)
         check_least({f"task.{name}": self.options[name] for name in NUMBERS}, 0)
         check_least({"task.meta_head_batch_size": self.options.meta_head_batch_size}, 1)

@@ -110,15 +110,12 @@ class TartanVisionTask(Task):
     """One wide residual network with a linear head for each task and the meta head."""
 
     fresh = ("heads.", "task_logits")
+    criterion: MultiTask
+    criterions = (MultiTask,)
 
     def __init__(self, config: DictConfig) -> None:
         super().__init__(config)
         options = self.options
-        if not isinstance(self.criterion, MultiTask):
-            raise UsageError(
-                f"task tartan_vision has no update for criterion {config.criterion._name}; use "
-                "tartan_mt or tartan_meta"
-            )
         if config.model._name != "wide_resnet":
             raise UsageError(
                 f"task tartan_vision needs model=wide_resnet, not {config.model._name}"

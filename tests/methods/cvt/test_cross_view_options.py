@@ -144,7 +144,7 @@ def test_the_encoder_can_be_a_transformer(more: list[str], sentences: Path, tmp_
         (["criterion=cvt_aux", "criterion.confidence=2"], "confidence"),
         (["criterion=word_dropout", "criterion.rate=2"], "criterion.rate"),
         (["criterion=vat", "criterion.xi=0"], "criterion.xi"),
-        (["criterion=masked_lm"], "criterion of words"),
+        (["criterion=masked_lm"], "needs criterion=cvt_aux or .*tagging.* derives from WordLabels"),
         (["criterion=cvt_aux", "task.labelled=[chunk,chunk]"], "different labelled sets"),
         (["criterion=cvt_aux", "criterion.tagging_auxiliaries=[]"], "tagging_auxiliaries is empty"),
         (["criterion=cvt_aux", "criterion.parsing_auxiliaries=[]"], "parsing_auxiliaries is empty"),
