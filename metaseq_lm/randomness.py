@@ -44,6 +44,11 @@ def row_keys(root: int, rows: np.ndarray) -> np.ndarray:
         return mix(np.uint64(root) + mix(np.asarray(rows).astype(np.uint64) + np.uint64(GOLDEN)))
 
 
+def subkeys(keys: np.ndarray, purpose: str) -> np.ndarray:
+    """Return other keys (rows,) for one `purpose`, whose numbers have nothing to do with those of `keys`."""
+    return mix(keys ^ np.uint64(key("subkeys", purpose)))
+
+
 @lru_cache(maxsize=64)
 def _counters(start: int, count: int) -> np.ndarray:
     with np.errstate(over="ignore"):

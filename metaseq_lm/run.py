@@ -137,6 +137,7 @@ class Run:
         self.task.dry_run = dry_run
         self.model = build_model(self.task, config, self.device)
         self.before: cost.Costs = {}
+        self.started = ""  # from what, for the log
         if not dry_run:
             self.task.start(self.model)
         if config.init_from:
@@ -165,6 +166,9 @@ class Run:
             )
         own = self.model.state_dict()
         fresh = {n: w for n, w in own.items() if n not in chosen and n.startswith(self.task.fresh)}
+        self.started = f"starts from {found.path}: {len(chosen)} weights of it"
+        if fresh:
+            self.started += f"; fresh: {', '.join([*fresh][:4])}{', ...' * (len(fresh) > 4)}"
         checkpoint.load_into(self.model, {**fresh, **chosen}, found.path)
         self.before = cost.behind(source)
 
@@ -183,6 +187,8 @@ class Run:
                 print(f"{folder} is finished already ({done['updates']} updates)", flush=True)
             return
         messages = [] if self.dry_run else trainer.resume(folder / "checkpoints")
+        if self.started and not trainer.update:
+            messages.insert(0, self.started)
         progress = Progress(self.config.trainer.max_update, trainer.update, self.name, self.first)
         board = TensorBoard(
             self.folder.path / "tb" if self.folder and self.config.engine.tensorboard else None
@@ -197,7 +203,10 @@ class Run:
         try:
             trainer.train(progress, board)
             if self.dry_run:
-                progress.message(f"an update costs {self.price():.3g} FLOPs")
+                trained = count_parameters(self.model)["trained"]
+                progress.message(
+                    f"an update costs {self.price():.3g} FLOPs; {trained:,} parameters are trained"
+                )
             self._finish(progress)
         finally:
             progress.close()

@@ -226,7 +226,9 @@ CASES: dict[str, list[list[str]]] = {
     "replace_mlm": [ELECTRA],
     "all_tokens_mlm": [ELECTRA],
     "electra_adversarial": [ELECTRA],
-    "span_weighted_lm": [["task=span_masking", *TEXT, "criterion.power=0.5"]],
+    "span_boundary": [
+        ["task=span_masking", *TEXT, "criterion.boundary_weight=0.5", "task.mean_span=3"]
+    ],
 }
 ALL = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]
 FIRST = [(name, 0) for name in CASES]

@@ -1,3 +1,3 @@
-"""Span masking (after SpanBERT, Joshi et al. 2020): a complete small method outside the package."""
+"""SpanBERT's objective (Joshi et al. 2020), as an example of a method outside the package."""
 
 from . import criterion, task  # noqa: F401

@@ -1,36 +1,48 @@
-"""Masked-LM loss in which each target counts by the length of its span to a power.
+"""Masked LM and the span-boundary objective (Joshi et al. 2020, equation 1).
 
-Shapes: B batch, M targets (padded with -1), V vocabulary.
+Shapes: B rows, S length, D width, M targets (padded with -1), V vocabulary.
 """
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
+from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
-from metaseq_lm.criterions.masked_lm import cross_entropy, row_accuracy
+from metaseq_lm.criterions.masked_lm import MaskedLM, cross_entropy, labelled_terms
 from metaseq_lm.registry import register_criterion
+
+from .model import BOUNDARY
 
 
 @dataclass
-class SpanWeightedConfig:
-    """How much long spans count."""
+class SpanBoundaryConfig:
+    """How much the boundary counts."""
 
-    power: float = option(0.0, "a target in a span of n tokens weighs n ** power")
+    boundary_weight: float = option(1.0, "weight of the span-boundary loss")
 
 
-@register_criterion("span_weighted_lm", dataclass=SpanWeightedConfig)
-class SpanWeightedLM(Criterion):
-    """Cross-entropy of hidden tokens, weighted by the length of their span."""
+@register_criterion("span_boundary", dataclass=SpanBoundaryConfig)
+class SpanBoundary(Criterion):
+    """The masked-LM loss, and the same targets predicted from the ends of their spans."""
 
-    def __init__(self, power: float) -> None:
-        self.power = power
+    tasks = ("span_masking",)
+
+    def __init__(self, boundary_weight: float) -> None:
+        check_least({"criterion.boundary_weight": boundary_weight}, 0)
+        self.boundary_weight = boundary_weight
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
-        logits = model(batch["tokens"], batch["padding"], batch["positions"])  # (B, M, V)
-        losses = cross_entropy(logits, batch["targets"])  # (B, M)
-        # Logits may be in bfloat16, losses never are.
-        loss = (losses * batch["span_lengths"].to(losses.dtype) ** self.power).sum()
-        right = row_accuracy(logits, batch["targets"]).sum()
-        return {"span": Term(loss, "targets"), "accuracy": Term(right, "rows", weight=0.0)}
+        x = model.encoder(batch["tokens"], batch["padding"], batch.get("segments"))  # (B, S, D)
+        logits = model.predict(x, batch["positions"], "lm")  # (B, M, V)
+        outside = model.heads[BOUNDARY](x, batch, model.encoder.embeddings.tokens.weight)
+        loss = cross_entropy(outside, batch["targets"]).sum()
+        return {
+            **labelled_terms(logits, batch),
+            "boundary": Term(loss, "targets", self.boundary_weight),
+        }
+
+    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return what masked_lm does: the head "lm" scores sentences."""
+        return MaskedLM().token_log_probs(model, batch)

@@ -1,82 +1,62 @@
-"""Masked language modelling with spans: chosen start positions are extended to the right.
-
-Shapes: B rows, S length, M chosen positions.
-"""
+"""Masked language modelling with spans, and a model with the span-boundary head."""
 
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-from omegaconf import DictConfig
+from torch import nn
 
 from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch
-from metaseq_lm.data.corpus import Corpus, padding_of
-from metaseq_lm.data.masking import choose
-from metaseq_lm.data.streams import Sequential, Shuffled, Stream
-from metaseq_lm.randomness import mix, uniforms
+from metaseq_lm.data.packing import open_corpus
+from metaseq_lm.data.streams import Stream
+from metaseq_lm.errors import UsageError
+from metaseq_lm.models.transformer import TransformerConfig, TransformerLM, initialise
 from metaseq_lm.registry import register_task
-from metaseq_lm.tasks.masked_lm import MaskedLMConfig, MaskedLMTask, first
+from metaseq_lm.tasks import options_of
+from metaseq_lm.tasks.masked_lm import MaskedLMConfig, MaskedLMTask, masking_of, text_stream
+
+from .model import BOUNDARY, BoundaryHead
+from .spans import Spans, span_batch
 
 
 @dataclass
 class SpanMaskingConfig(MaskedLMConfig):
-    """The options of masked_lm, and the mean length of a span."""
+    """The options of masked_lm, and how long spans are."""
 
-    mean_span: float = option(3.0, "mean number of tokens of a span (geometric)")
-
-
-def spans(
-    candidates: np.ndarray, rate: float, mean: float, keys: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return which positions are hidden and the length of the span each belongs to, both (B, S)."""
-    starts, counted = choose(candidates, rate / mean, keys)
-    draw = uniforms(mix(keys ^ np.uint64(99)), 0, starts.shape[1])
-    stop = 1.0 / mean
-    lengths = 1 if mean <= 1 else 1 + np.floor(np.log1p(-draw) / np.log1p(-stop)).astype(np.int64)
-    at = np.arange(candidates.shape[1])
-    inside = (at >= starts[..., None]) & (at < (starts + lengths)[..., None]) & counted[..., None]
-    length = np.where(inside, np.broadcast_to(lengths, starts.shape)[..., None], 0).max(1)
-    hidden = inside.any(1) & candidates
-    return hidden, np.where(hidden, length, 0)
-
-
-def span_batch(
-    corpus: Corpus, options: DictConfig, samples: np.ndarray, keys: np.ndarray, width: int
-) -> Batch:
-    """Return rows with spans hidden, the hidden positions, their tokens and span lengths."""
-    rows, lengths = corpus.rows(samples, width=width)
-    inside = np.arange(rows.shape[1]) < lengths[:, None]
-    candidates = inside & ~np.isin(rows, corpus.vocabulary.specials)
-    hidden, length = spans(candidates, options.mask_prob, options.mean_span, keys)
-    counts = hidden.sum(1)
-    most = max(int(counts.max()), 1)
-    # Hidden positions first, in their order: a stable sort of "not hidden".
-    positions = np.argsort(~hidden, axis=1, kind="stable")[:, :most]
-    counted = np.arange(most) < counts[:, None]
-    at_row = np.arange(len(rows))[:, None]
-    return {
-        "tokens": np.where(hidden, corpus.vocabulary.mask, rows),
-        "padding": padding_of(lengths, rows.shape[1]),
-        "positions": positions,
-        "targets": np.where(counted, rows[at_row, positions], -1),
-        "span_lengths": np.where(counted, length[at_row, positions], 0),
-        "sizes": {"targets": int(counts.sum()), "rows": len(rows)},
-    }
+    mean_span: float = option(5.0, "mean tokens of a span before it is cut (geometric)")
+    longest_span: int = option(10, "longer ones are cut")
 
 
 @register_task("span_masking", dataclass=SpanMaskingConfig)
 class SpanMaskingTask(MaskedLMTask):
-    """The masked_lm task with other masks; model and update are the defaults."""
+    """The masked_lm task with other masks, and a model with one more head; the update is the default.
+
+    Fine-tuning takes the encoder (encoder.*) and leaves the heads. With criterion masked_lm there is
+    no boundary loss.
+    """
+
+    fresh = (f"heads.{BOUNDARY}.",)  # not there in a masked_lm run to start from
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         options, seed = self.options, self.config.seed
-        corpus = Corpus(
-            self.data, split, self.vocabulary, options.tokens_per_sample, options.sample_break_mode
-        )
-        corpus.check_vocabulary()
-        train = Shuffled(len(corpus), options.batch_size, seed, "train")
-        once = Sequential(first(len(corpus), options.valid_size), options.batch_size)
-        order = train if split == "train" else once
-        collate = partial(span_batch, corpus, options)
-        return {split: Stream(split, order, collate, seed, corpus.row_lengths)}
+        if options.mask_rounding != "random" or options.legacy_duplicates:
+            raise UsageError(
+                "task span_masking chooses spans, whose number of tokens is random: it has "
+                "task.mask_rounding=random and task.legacy_duplicates=false only"
+            )
+        corpus = open_corpus(self.data, split, self.vocabulary, options, seed)
+        spans = Spans(options.mean_span, options.longest_span)
+        collate = partial(span_batch, corpus, masking_of(options, self.vocabulary), spans)
+        return {split: text_stream(self.config, split, corpus.row_lengths, collate)}
+
+    def build_model(self) -> nn.Module:
+        model, options = super().build_model(), self.config.model
+        if not isinstance(model, TransformerLM):
+            raise UsageError(f"task span_masking needs model transformer, got {options._name}")
+        sizes = TransformerConfig(**options_of(options))
+        head = BoundaryHead(sizes, len(self.vocabulary), self.options.longest_span)
+        initialise(head, options.init)
+        model.heads[BOUNDARY] = head
+        return model
+
+    def flops_by_rule(self) -> None:
+        """Return None: the rules for masked LM count no boundary head."""

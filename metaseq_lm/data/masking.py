@@ -60,15 +60,30 @@ def _subkeys(keys: np.ndarray, number: int) -> np.ndarray:
     return mix(keys ^ np.uint64(number))
 
 
-def choose(candidates: np.ndarray, rate: float, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Choose floor(rate * n + U) of a row's n candidates, without replacement.
+def candidates_of(tokens: np.ndarray, lengths: np.ndarray, how: Masking) -> np.ndarray:
+    """Return which tokens of rows (B, S) with `lengths` (B,) may be chosen, boolean (B, S)."""
+    candidates = np.arange(tokens.shape[1]) < lengths[:, None]
+    if how.spared.size:
+        candidates &= ~np.isin(tokens, how.spared, kind="table")
+    return candidates
 
-    `candidates` is boolean (B, S). Returns positions (B, M) and which of them count (B, M); the
-    rounding is random, so that the expected number is exactly rate * n.
+
+def random_counts(candidates: np.ndarray, rate: float, keys: np.ndarray) -> np.ndarray:
+    """Return floor(rate * n + U) for rows with n candidates, boolean (B, S); int64 (B,).
+
+    The rounding is random, so that the expected number is exactly rate * n.
     """
     count = candidates.sum(1)
     chosen = np.floor(rate * count + uniforms(_subkeys(keys, 2), 0, 1)[:, 0]).astype(np.int64)
-    chosen = np.minimum(chosen, count)
+    return np.minimum(chosen, count)
+
+
+def choose(candidates: np.ndarray, rate: float, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Choose `random_counts` of a row's candidates (B, S), without replacement.
+
+    Returns positions (B, M) and which of them count (B, M).
+    """
+    chosen = random_counts(candidates, rate, keys)
     return pick(candidates, chosen, max(int(chosen.max(initial=0)), 1), keys)
 
 
@@ -140,10 +155,18 @@ def mask_tokens(
     Returns the hidden rows (B, S), the chosen positions (B, M) and their original tokens (B, M), -1
     where a row has fewer than M. S is to be the width of the global batch.
     """
-    candidates = np.arange(tokens.shape[1]) < lengths[:, None]
-    if how.spared.size:
-        candidates &= ~np.isin(tokens, how.spared, kind="table")
-    positions, counted = _choose_as(how, candidates, lengths, keys)
+    positions, counted = _choose_as(how, candidates_of(tokens, lengths, how), lengths, keys)
+    masked, originals = hide(tokens, positions, counted, keys, how)
+    return masked, positions, originals
+
+
+def hide(
+    tokens: np.ndarray, positions: np.ndarray, counted: np.ndarray, keys: np.ndarray, how: Masking
+) -> tuple[np.ndarray, np.ndarray]:
+    """Hide the tokens of rows (B, S) at `positions` (B, M) as `how` says, row i by keys[i].
+
+    Returns the hidden rows (B, S) and the original tokens (B, M), -1 where `counted` (B, M) is false.
+    """
     rows = np.arange(len(tokens))[:, None]
     originals = tokens[rows, positions]
     action = uniforms(_subkeys(keys, 3), 0, positions.shape[1])
@@ -158,4 +181,4 @@ def mask_tokens(
     # kept one undo the same token hidden by another draw.
     at_row, at = np.nonzero(counted & (action >= how.keep))
     masked[at_row, positions[at_row, at]] = hidden[at_row, at]
-    return masked, positions, np.where(counted, originals, -1)
+    return masked, np.where(counted, originals, -1)

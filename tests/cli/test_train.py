@@ -68,7 +68,9 @@ def test_dry_run_writes_nothing(moons: Path, tmp_path: Path, capsys: pytest.Capt
     place = tmp_path / "run"
     assert train(moons, place, "--dry-run", "trainer.max_flops=1") == 0
     assert not place.exists()
-    assert re.search(r"an update costs \d\S* FLOPs\n", capsys.readouterr().err)
+    assert re.search(
+        r"an update costs \d\S* FLOPs; [\d,]+ parameters are trained\n", capsys.readouterr().err
+    )
 
 
 def test_missing_data(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -84,8 +84,11 @@ def weights(run: Path) -> bytes:
 
 def test_an_array_two_at_a_time_with_jobs_that_fail(start, moons: Path, tmp_path: Path) -> None:
     out = tmp_path / "sweep"
-    plugin = ["--user-dir", str(ROOT / "user_dir"), "criterion=span_weighted_lm"]
-    plugin += ["task=span_masking", "criterion.power=0.5"]  # classes that a job must load first
+    plugin = ["--user-dir", str(ROOT / "user_dir"), "criterion=span_boundary"]
+    plugin += [
+        "task=span_masking",
+        "criterion.boundary_weight=0.5",
+    ]  # classes that a job must load first
     grid = ["init_from=null,/nowhere", "seed=1,2", "hydra.launcher.array_parallelism=2"]
     process = start(out, "trainer.max_update=3", *plugin, *grid)
     shown, _ = process.communicate(timeout=240)

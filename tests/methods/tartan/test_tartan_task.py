@@ -164,7 +164,8 @@ def test_the_head_has_its_own_rate_and_decay(topics: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "criterion, more, words",
     [
-        ("span_weighted_lm", [], "tartan_meta"),
+        ("replace_mlm", [], "criterion replace_mlm is for task electra"),
+        ("bert_pretraining", [], "needs criterion=masked_lm or .*tartan_meta"),
         ("tartan_mt", ["task.auxiliary=[]"], "name one or more different tasks"),
         ("tartan_mt", ["task.auxiliary=[tapt,tapt]"], "name one or more different tasks"),
         ("tartan_mt", ["task.auxiliary=[endtask]"], "none may be called endtask"),

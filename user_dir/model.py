@@ -1,0 +1,37 @@
+"""The span-boundary head (Joshi et al. 2020, section 3.2).
+
+Shapes: B rows, S length, M targets, D width of the encoder, E of the embeddings, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaseq_lm.models.heads import LMHead
+from metaseq_lm.models.layers import Embedding, LayerNorm, Linear
+from metaseq_lm.models.transformer import TransformerConfig, select
+
+BOUNDARY = "boundary"
+OFFSET_DIM = 200  # the paper's
+
+
+class BoundaryHead(nn.Module):
+    """Predicts a token of a span from the states on both sides of the span and its place in it."""
+
+    def __init__(self, config: TransformerConfig, vocab_size: int, longest: int) -> None:
+        super().__init__()
+        width = config.encoder_embed_dim
+        self.offsets = Embedding(longest, OFFSET_DIM)
+        self.dense = Linear(2 * width + OFFSET_DIM, width)
+        self.norm = LayerNorm(width, config.norm_eps)
+        self.words = LMHead(width, config.embed_dim, vocab_size, True, config.norm_eps)
+
+    def forward(self, x: Tensor, spans: dict[str, Tensor], embedding: Tensor) -> Tensor:
+        """Return logits (B, M, V) for states x (B, S, D).
+
+        `spans` are "left", "right" and "offset" of each target, (B, M); `embedding` (V, E) is the
+        output weight, that of the input.
+        """
+        left, right = select(x, spans["left"]), select(x, spans["right"])
+        pair = torch.cat([left, right, self.offsets(spans["offset"])], -1)
+        return self.words(self.norm(F.gelu(self.dense(pair))), embedding)

@@ -1,0 +1,94 @@
+"""Which tokens are hidden: spans that start anywhere, a pure function of each row's key.
+
+Shapes: B rows, S length, M = the largest number of chosen positions.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from metaseq_lm.checks import check_least
+from metaseq_lm.criterions import Batch
+from metaseq_lm.data.corpus import Samples, padding_of
+from metaseq_lm.data.masking import Masking, candidates_of, hide, random_counts
+from metaseq_lm.randomness import subkeys, uniforms, words
+
+
+@dataclass(frozen=True)
+class Spans:
+    """How long spans are: geometric with the given `mean` before they are cut at `longest`.
+
+    UsageError unless both are at least 1.
+    """
+
+    mean: float
+    longest: int
+
+    def __post_init__(self) -> None:
+        check_least({"task.mean_span": self.mean, "task.longest_span": self.longest}, 1)
+
+    def lengths(self, keys: np.ndarray, count: int) -> np.ndarray:
+        """Return the length of the span that would start at each place, int64 (B, count)."""
+        if self.mean == 1:
+            return np.ones((len(keys), count), np.int64)
+        u = uniforms(subkeys(keys, "span length"), 0, count)
+        drawn = 1 + np.floor(np.log1p(-u) / np.log1p(-1 / self.mean))
+        return np.minimum(drawn, self.longest).astype(np.int64)
+
+
+def draw_spans(
+    candidates: np.ndarray, counts: np.ndarray, spans: Spans, keys: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Choose counts[i] of the candidates (B, S) of row i in spans, the last one cut to fit.
+
+    Returns "positions", "counted", "left" and "right", the places just outside the span of each
+    position, and "offset", its place in the span; all (B, M).
+    """
+    most = max(int(counts.max(initial=0)), 1)
+    names = ("positions", "left", "right", "offset")
+    found = {name: np.zeros((len(candidates), most), np.int64) for name in names}
+    orders = np.argsort(words(subkeys(keys, "span start"), 0, candidates.shape[1]), axis=1)
+    wanted = spans.lengths(keys, candidates.shape[1])
+    for row, order in enumerate(orders):
+        # One more place at the end, which ends a span that would leave the row.
+        free = np.append(candidates[row], False)
+        done = 0
+        for start in order[candidates[row, order]]:
+            room = min(int(wanted[row, start]), int(counts[row]) - done)
+            if room < 1:
+                break
+            # Up to the first place that is no candidate or in another span, be it `start` itself.
+            inside = free[start : start + room]
+            size = room if inside.all() else int(inside.argmin())
+            at = slice(done, done + size)
+            found["positions"][row, at] = np.arange(start, start + size)
+            found["offset"][row, at] = np.arange(size)
+            found["left"][row, at], found["right"][row, at] = start - 1, start + size
+            free[start : start + size] = False
+            done += size
+    return {**found, "counted": np.arange(most) < counts[:, None]}
+
+
+def span_batch(
+    corpus: Samples,
+    how: Masking,
+    spans: Spans,
+    samples: np.ndarray,
+    keys: np.ndarray,
+    width: int = 0,
+) -> Batch:
+    """Return what `data.corpus.masked_batch` does, with spans hidden, and where their ends are."""
+    rows, lengths = corpus.rows(samples, width=width)
+    candidates = candidates_of(rows, lengths, how)
+    found = draw_spans(candidates, random_counts(candidates, how.rate, keys), spans, keys)
+    counted = found.pop("counted")
+    tokens, targets = hide(rows, found["positions"], counted, keys, how)
+    segments = corpus.segments(samples, rows.shape[1])
+    return {
+        "tokens": tokens,
+        "padding": padding_of(lengths, rows.shape[1]),
+        "targets": targets,
+        **found,
+        **({} if segments is None else {"segments": segments}),
+        "sizes": {"targets": int(counted.sum()), "rows": len(rows)},
+    }
