@@ -203,6 +203,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         if not file.is_file():
             raise CheckpointError(f"{path} is not a checkpoint: it has no manifest.json")
         manifest = read_json(file)
+        if "splits" in manifest and "sha256" not in manifest:
+            raise CheckpointError(f"{path} is a data folder; name a run, or a checkpoint of one")
         version, sums = manifest["format"], manifest["sha256"]
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}") from error

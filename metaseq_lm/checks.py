@@ -1,8 +1,20 @@
 """Checks of the values of options that several tasks, criterions and models have alike."""
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from metaseq_lm.errors import UsageError
+
+
+def check_numbers(options: Mapping[str, Any]) -> None:
+    """Raise UsageError if one of `options`, name to value, is infinite or no number, or the seed too large."""
+    for name, value in options.items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise UsageError(f"{name} is {value}; give finite numbers")
+    if not -(1 << 63) <= options["seed"] < 1 << 63:
+        raise UsageError(f"seed={options['seed']}: a seed has 64 bits; give a smaller number")
 
 
 def check_least(options: Mapping[str, float], least: float) -> None:

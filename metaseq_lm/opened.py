@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm import checkpoint, plugins
@@ -40,7 +40,9 @@ def open_run(
     run = Run(config, dry_run=True)
     if "labels" in (facts := found.manifest.get("facts") or {}):
         labelled = config.task.get("labelled") or []
-        named = [labelled] if isinstance(labelled, str) else labelled
+        # cvt_vision has a number there.
+        lists = labelled if isinstance(labelled, ListConfig) else []
+        named = [labelled] if isinstance(labelled, str) else lists
         now = labels_in(config.data, [HERE, *(name for name in named if isinstance(name, str))])
         check_heads(place, checkpoint.labels_of(facts, place), now)
     checkpoint.load_into(run.model, found.weights, place)

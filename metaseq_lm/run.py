@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from metaseq_lm import checkpoint, cost, distributed
+from metaseq_lm.checks import check_numbers
 from metaseq_lm.data.manifest import tokenizer_hash
 from metaseq_lm.data.streams import mean_over_first
 from metaseq_lm.engine import PRECISIONS, Engine
@@ -22,7 +23,7 @@ from metaseq_lm.files import free_bytes, human_bytes
 from metaseq_lm.logging import Progress, TensorBoard
 from metaseq_lm.models.inherit import inherited
 from metaseq_lm.registry import TASKS
-from metaseq_lm.run_folder import RunFolder, code_hash, read_config, read_results
+from metaseq_lm.run_folder import RunFolder, code_hash, flatten, read_config, read_results
 from metaseq_lm.tasks import Task, with_updates
 from metaseq_lm.trainer import Trainer
 
@@ -116,6 +117,7 @@ class Run:
     """
 
     def __init__(self, config: DictConfig, dry_run: bool = False) -> None:
+        check_numbers(flatten(OmegaConf.to_container(config)))
         if dry_run:
             config = config.copy() if config.trainer.max_update else with_updates(config, 1)
             config.trainer.max_update = 1
@@ -231,13 +233,8 @@ class Run:
     def _check_splits(self) -> None:
         """Open every split that will be scored, so that a missing one costs no training."""
         options = self.config.trainer
-        splits = sorted({options.valid_split, *options.final_splits} - {""})
-        if "train" in splits:
-            raise UsageError(
-                "trainer.valid_split and trainer.final_splits: the stream of 'train' is endless and "
-                "cannot be scored; binarise its text as a further split and name that"
-            )
-        for split in splits:
+        for split in sorted({options.valid_split, *options.final_splits} - {""}):
+            check_scored(split)
             self.task.build_streams(split)
 
     def _finish(self, progress: Progress) -> None:
@@ -268,7 +265,11 @@ class Run:
             checkpoint.load_into(self.model, checkpoint.load(best.resolve()).weights, best)
 
     def score(self, split: str) -> tuple[dict[str, float], list[dict]]:
-        """Return metrics and predictions of the present weights on a split, over all replicas."""
+        """Return metrics and predictions of the present weights on a split, over all replicas.
+
+        Raises UsageError for "train".
+        """
+        check_scored(split)
         trainer = self.trainer
         trainer.check_data()
         metrics = trainer.validate(split)
@@ -339,6 +340,15 @@ def check_tokenizer(found: checkpoint.Checkpoint, data: str) -> None:
         raise UsageError(
             f"{found.path} was trained with another tokenizer than {data} has ({then} and {now}); "
             "binarise the data with its tokenizer: preprocess --tokenizer-from FOLDER"
+        )
+
+
+def check_scored(split: str) -> None:
+    """Raise UsageError for the split of training, which no task can score."""
+    if split == "train":
+        raise UsageError(
+            "the stream of 'train' is endless and cannot be scored; binarise its text as a further split "
+            "(preprocess --split NAME=FILE) and name that"
         )
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import battery
 import pytest
 
+from metaseq_lm.errors import UsageError
+from metaseq_lm.opened import open_run
 from metaseq_lm.registry import CRITERIONS
 from metaseq_lm.run import Run
 
@@ -53,6 +55,29 @@ def test_micro_batches_see_the_same_dropout(
         for rows in (0, 1)
     ]
     assert battery.difference(*weights) <= 1e-11
+
+
+def one_of_each_task() -> list[battery.Case]:
+    found: dict[str, battery.Case] = {}
+    for case in battery.FIRST:
+        options = battery.CASES[case[0]][case[1]]
+        task = next((o for o in options if o.startswith("task=")), "task=masked_lm")
+        found.setdefault(task, case)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("case", one_of_each_task(), ids=lambda c: c[0])
+def test_a_run_is_opened_again_and_scored(case: battery.Case, moons: Path, tmp_path: Path) -> None:
+    more = ["trainer.max_update=2", "trainer.save_interval_updates=0"]
+    config = battery.configure(moons, tmp_path, case, *more)
+    battery.train(config)
+    plugin = str(battery.ROOT / "user_dir") if "span_masking" in config.task._name else None
+    again = open_run(str(tmp_path), user_dir=plugin)
+    split = config.trainer.valid_split or "valid"
+    metrics, rows = again.score(split)
+    assert metrics and all(isinstance(row, dict) for row in rows)
+    with pytest.raises(UsageError, match="'train' is endless"):
+        again.score("train")
 
 
 @cases

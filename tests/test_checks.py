@@ -2,8 +2,21 @@
 
 import pytest
 
-from metaseq_lm.checks import check_least, check_share
+from metaseq_lm.checks import check_least, check_numbers, check_share
 from metaseq_lm.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"task.epochs": float("inf")}, "task.epochs is inf"),
+        ({"criterion.weights": [1, float("nan")]}, "criterion.weights is .*nan"),
+        ({"seed": 1 << 63}, "seed=9223372036854775808"),
+    ],
+)
+def test_numbers(options: dict, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check_numbers({"seed": 1, "task.epochs": 2.5, "label": "x", **options})
 
 
 def test_least() -> None:

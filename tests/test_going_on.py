@@ -46,6 +46,19 @@ def interrupt(run: Run, update: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.task, "update", noted)
 
 
+def test_a_start_that_failed_does_not_bind_the_next(moons: Path, tmp_path: Path) -> None:
+    """Nothing was trained: what was wrong may be corrected in the same folder."""
+    wrong = [*OFTEN, "trainer.max_update=2", "task.tokens_per_sample=1"]
+    with pytest.raises(UsageError, match="tokens_per_sample"):
+        Run(configure(moons, tmp_path, CASE, *wrong)).train()
+    assert (tmp_path / "config.yaml").is_file()
+    right = [*OFTEN, "trainer.max_update=2", "task.tokens_per_sample=34"]
+    train(configure(moons, tmp_path, CASE, *right))
+    assert results(tmp_path)["updates"] == 2
+    with pytest.raises(UsageError, match="task.tokens_per_sample is 34 there, 30 here"):
+        Run(configure(moons, tmp_path, CASE, *right, "task.tokens_per_sample=30"))
+
+
 @pytest.mark.parametrize("update", [2, 6])
 def test_a_signal_in_an_update_that_is_validated(
     update: int, moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

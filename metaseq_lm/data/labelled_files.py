@@ -108,7 +108,12 @@ def label_word(value: Any, where: str) -> str:
     """Return a label as JSON writes it, so that true and 1 are the labels "true" and "1"."""
     if isinstance(value, (dict, list)) or value is None:
         raise MetaseqError(f"{where}: label {value!r} is not a single text or number")
-    return value if isinstance(value, str) else json.dumps(value)
+    word = value if isinstance(value, str) else json.dumps(value)
+    if not word.strip():
+        raise MetaseqError(f"{where}: the label is empty")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise MetaseqError(f"{where}: label {value!r} is not finite")
+    return word
 
 
 @dataclass

@@ -22,7 +22,7 @@ class AveragedWeights(nn.Module):
         super().__init__()
         if not 0 <= decay < 1:
             raise UsageError(
-                f"the decay of averaged weights must be from 0 to below 1, got {decay}"
+                f"the decay of averaged weights (task.average_decay) must be from 0 to below 1, got {decay}"
             )
         self.decay = decay
         self.net = copy.deepcopy(net).requires_grad_(False)

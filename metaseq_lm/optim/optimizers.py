@@ -117,5 +117,6 @@ def adam_uncorrected(
 
 @register_optimizer("sgd", dataclass=SGDConfig)
 def sgd(groups: Iterable[dict], lr: float, momentum: float) -> torch.optim.Optimizer:
-    """Stochastic gradient descent."""
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum)
+    """Stochastic gradient descent, v <- momentum v + g, p <- p - lr v, torch's fused kernel."""
+    check_share("optimizer.momentum", momentum, whole=False)
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, fused=True)

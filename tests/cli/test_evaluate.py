@@ -58,6 +58,7 @@ def test_overrides_may_stand_anywhere(run: Path, capsys: pytest.CaptureFixture) 
     [
         (["nowhere"], 1, ("nowhere", "no such checkpoint")),
         (["{run}", "--split", "tset"], 1, ("tset", "test")),
+        (["{run}", "--split", "train"], 2, ("'train' is endless", "preprocess --split")),
         (["{run}", "--data", "none"], 2, ("none", "no such data folder")),
         (["{run}", "engine.devcie=cpu"], 2, ("engine.devcie", "'engine.device'")),
         (["{run}", "engine.precision=fp16"], 2, ("engine.precision", "fp64")),
@@ -88,6 +89,6 @@ def test_a_plugin_is_not_loaded_because_a_file_names_it(
 
     del sys.modules["quiet_plugin"]
     assert main(["evaluate", place, "--split", "valid"]) == 2
-    assert "repeat --user-dir" in capsys.readouterr().err
+    assert "give --user-dir with its path" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
     shutil.rmtree(place)

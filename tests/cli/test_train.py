@@ -87,6 +87,7 @@ def test_no_save_dir(moons: Path, capsys: pytest.CaptureFixture) -> None:
         ("task=masked_lmm", ("unknown task", "'masked_lm'")),
         ("criterion=maskedlm", ("unknown criterion", "'masked_lm'")),
         ("model=transfromer", ("unknown model", "'transformer'")),
+        ("model=bert_tiny", ("unknown model", "'bert_small'")),
         ("optimizer=adam", ("unknown optimizer", "'adamw'")),
         ("schedule=inverse_sqr", ("unknown schedule", "'inverse_sqrt'")),
         ("optimizer.lrr=1", ("unknown option 'optimizer.lrr'", "'optimizer.lr'")),
@@ -126,6 +127,10 @@ def test_models_of_another_kind(
 
 
 def test_unknown_flag_and_command(moons: Path, capsys: pytest.CaptureFixture) -> None:
+    """A known flag with a wrong value is no misspelt one."""
+    assert main(["train", str(moons), "--nproc", "x"]) == 2
+    shown = capsys.readouterr().err
+    assert "--nproc: invalid int value: 'x'" in shown and "Did you mean" not in shown
     fails(capsys, main(["train", str(moons), "--save-dri", "x"]), 2, "--save-dri", "--save-dir")
     fails(capsys, main(["trian", str(moons)]), 2, "trian", "'train'")
 
@@ -212,6 +217,16 @@ def test_checkpoint_of_another_model(
 def test_init_from_nothing(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     code = train(moons, tmp_path / "run", "--init-from", str(tmp_path / "gone"))
     fails(capsys, code, 1, "gone", "no such checkpoint")
+    code = train(moons, tmp_path / "run", "--init-from", str(moons))
+    fails(capsys, code, 1, "is a data folder; name a run")
+
+
+def test_numbers_without_end(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for option, words in (
+        ("seed=99999999999999999999", "64 bits"),
+        ("optimizer.lr=inf", "is inf"),
+    ):
+        fails(capsys, train(moons, tmp_path / "run", option), 2, option.partition("=")[0], words)
 
 
 LIMITED = """

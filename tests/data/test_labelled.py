@@ -143,6 +143,13 @@ J = '{"text": "a", "label": "x"}\n'
         ({"train.tsv": "text\ttext\na\tx\n"}, (), 1, "train.tsv:1: a column name occurs twice"),
         ({"train.tsv": "text\tlabel\n\n"}, (), 1, "train.tsv: no rows (1 blank lines"),
         ({"train.tsv": ""}, (), 1, "train.tsv: is empty"),
+        ({"train.tsv": TRAIN + "a\t \n"}, (), 1, "train.tsv:6: the label is empty"),
+        (
+            {"train.jsonl": J + '{"text": "a", "label": NaN}\n'},
+            (),
+            1,
+            "train.jsonl:2: label nan is not finite",
+        ),
         ({"train.tsv": TRAIN, "valid.tsv": TRAIN + "a\tyse\n"}, (), 1, "valid.tsv:6: label 'yse'"),
         ({"train.tsv": TRAIN}, ("--labels", "yes"), 1, "train.tsv:3: label 'no' is not one of"),
         ({"train.tsv": TRAIN}, ("--regression",), 1, "train.tsv:2: label 'yes' is not a number"),

@@ -50,9 +50,8 @@ class Bucketed:
         if longest:
             chosen = chosen[lengths[chosen] < longest]
         if not len(chosen):
-            raise UsageError(
-                f"stream '{name}': no sentence of 1 to {longest - 1 if longest else 'any number of'} words"
-            )
+            limit = f" and fewer than {longest} (task.unlabelled_longest)" if longest else ""
+            raise UsageError(f"stream '{name}': no sentence of at least 1 word{limit}")
         self.count = len(chosen)
         self._lengths = lengths
         per_batch = batch_size * float(self._weights(chosen).mean())

@@ -189,6 +189,6 @@ class WordSet:
         A smaller share of the same seed lies within a larger one. UsageError unless 0 < share <= 1.
         """
         if not 0 < share <= 1:
-            raise UsageError(f"a share of the labels must be above 0 and at most 1, got {share}")
+            raise UsageError(f"task.label_fraction must be above 0 and at most 1, got {share}")
         order = randomness.generator(seed, "fraction of the labels").permutation(len(self))
         return np.sort(order[: max(1, round(share * len(self)))])

@@ -28,6 +28,7 @@ from metaseq_lm.data.token_labels import STRIDE, TokenLabels
 from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.means import Logs
+from metaseq_lm.tasks.finetuning import different_sets
 
 # x, lengths, positions of the targets, targets (-1 = none): the common format of a labelled row.
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -242,12 +243,11 @@ class Labelled:
 
 
 def check_options(options: DictConfig) -> None:
-    """Raise UsageError for no labelled set, an unknown mask, too few micro-steps, samples or pairs."""
+    """Raise UsageError for no or twice the same labelled set, an unknown mask, too few micro-steps, samples or pairs."""
     for least, names in enumerate((AT_LEAST_0, AT_LEAST_1)):
         check_least({f"task.{name}": options[name] for name in names}, least)
     check_choice("task.mlm_label_mask", options.mlm_label_mask, ("y", "x"))
-    if not options.labelled:
-        raise UsageError("task.labelled names no labelled set; e.g. task.labelled=[which_moon_10]")
+    different_sets(options.labelled)
 
 
 def labelled_sets(

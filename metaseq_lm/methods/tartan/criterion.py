@@ -124,7 +124,7 @@ class Meta(MultiTask):
         self.how = MetaConfig(**options)
         for name, allowed in CHOICES.items():
             check_choice(f"criterion.{name}", getattr(self.how, name), allowed)
-        names = ("meta_head_steps", "meta_head_lr", "meta_head_weight_decay")
+        names = ("weight_lr", "meta_head_steps", "meta_head_lr", "meta_head_weight_decay")
         check_least({f"criterion.{name}": getattr(self.how, name) for name in names}, 0)
 
     def similarity(self, a: Vector, b: Vector) -> Tensor:

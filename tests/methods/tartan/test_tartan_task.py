@@ -176,6 +176,7 @@ def test_the_head_has_its_own_rate_and_decay(topics: Path, tmp_path: Path) -> No
         ("tartan_meta", ["criterion.meta_head_split=valid"], "criterion.meta_head_split must be"),
         ("tartan_mt", ["task.auxiliary=[tapt,dev]"], "endtask or dev"),
         ("tartan_meta", ["criterion.meta_head_steps=-1"], "at least 0"),
+        ("tartan_meta", ["criterion.weight_lr=-1"], "criterion.weight_lr must be at least 0"),
         ("tartan_meta", ["criterion.meta_head_lr=-1"], "criterion.meta_head_lr must be at least"),
         ("tartan_mt", ["task.lines_per_example=-1"], "task.lines_per_example must be at least 0"),
         ("tartan_mt", ["task.head_lr=-1"], "task.head_lr must be at least 0, got -1"),
