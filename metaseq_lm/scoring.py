@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from metaseq_lm.criterions import Batch
+from metaseq_lm.criterions import Batch, Criterion
 from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
 from metaseq_lm.data.corpus import padding_of
 from metaseq_lm.data.encode import encode_texts
@@ -23,6 +23,7 @@ from metaseq_lm.data.tokenizer import load_tokenizer
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.models.transformer import Stack
 from metaseq_lm.run import Run
+from metaseq_lm.tasks import Task
 
 TOO_LONG = ("fail", "skip", "cut")
 
@@ -74,6 +75,9 @@ class SentenceScorer:
             raise UsageError(f"--batch-tokens {batch_tokens}: at least 1")
         if too_long not in TOO_LONG:
             raise UsageError(f"--too-long {too_long}: choose one of {', '.join(TOO_LONG)}")
+        own = type(run.task).token_log_probs, type(run.task.criterion).token_log_probs
+        if own == (Task.token_log_probs, Criterion.token_log_probs):
+            run.task.token_log_probs(run.model, {})  # says which can, before its data are read
         self.run = run
         self.batch_tokens, self.too_long = batch_tokens, too_long
         self.tokenizer = load_tokenizer(run.config.data)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from agreement import make_data, make_run, sentences
-from battery import CASES, TINY
+from battery import CASES, TINY, configure
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -176,3 +176,10 @@ def test_blimp_is_read() -> None:
     files = sorted((Path(folder) / "blimp").glob("*.jsonl"))
     counts = [len(read_pairs(str(file), "fail")[0]) for file in files]
     assert counts == [1000] * 34
+
+
+def test_a_run_on_words_says_that_it_cannot_score(moons: Path, tmp_path: Path) -> None:
+    """Its data have no tokenizer of texts; that is not the reason."""
+    config = configure(moons, tmp_path, ("tagging", 0), "trainer.max_update=1")
+    with pytest.raises(UsageError, match="the criterion tagging gives no probabilities of tokens"):
+        SentenceScorer(Run(config))
