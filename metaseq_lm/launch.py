@@ -250,7 +250,7 @@ def read_json(file: Path, since: float = 0.0) -> dict[str, Any]:
         if file.stat().st_mtime < since - 1:
             return {}
         content = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -38,6 +38,8 @@ class RunFolder:
         if not config.save_dir.isprintable():
             raise UsageError(f"--save-dir {config.save_dir!r}: a character of it cannot be printed")
         self.path = Path(config.save_dir)
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"--save-dir {self.path} is a file; name a folder")
         self.checkpoints = self.path / "checkpoints"
         self.path.mkdir(parents=True, exist_ok=True)
         self._waiting: list[str] = []

@@ -1,7 +1,8 @@
 """The runs of a table in one file, to keep and to share without their folders.
 
-An archive is JSON lines. The first names the format, and the config keys with the value that most
-runs have; every other line is a run: its name, where its config differs, its results, its validation log.
+An archive is JSON lines. The first has the format, the number of runs (which old archives lack), and
+the config keys with the value that most runs have; every other line is a run: its name, where its
+config differs, its results, its validation log.
 `metaseq-lm report` reads it like a folder, beside folders too, so that seeds can be added later.
 """
 
@@ -13,9 +14,11 @@ from typing import Any
 
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.files import write_atomic
-from metaseq_lm.reporting.runs import PATH_KEYS, Run, check_results, own_key
+from metaseq_lm.reporting.runs import PATH_KEYS, Run, check_results, is_log_line, own_key
 
-FORMAT = "metaseq-lm runs 1"
+KIND = "metaseq-lm runs "
+FORMAT = f"{KIND}1"
+WHOLE_FILE = "Take the file from where it is whole, or delete it and write it anew."
 WHOLE, LAST = ("valid",), ("train", "samples")  # kinds of log lines of which all, the last are kept
 
 
@@ -34,7 +37,7 @@ def write(path: Path, runs: Sequence[Run]) -> None:
     for key in dict.fromkeys(key for own in values for key in own):
         found = Counter(json.dumps(own[key]) for own in values if key in own)
         usual[key] = json.loads(found.most_common(1)[0][0])
-    lines: list[dict[str, Any]] = [{"format": FORMAT, "values": usual}]
+    lines: list[dict[str, Any]] = [{"format": FORMAT, "runs": len(runs), "values": usual}]
     for run, own in zip(runs, values):
         lines.append(
             {
@@ -100,15 +103,19 @@ def kept_lines(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def read(path: Path) -> list[Run]:
     """Return the runs of an archive, or of several one after another.
 
-    Raises UsageError for a file of another kind, MetaseqError naming the line that is damaged.
+    Raises UsageError for a file of another kind, MetaseqError for one of another version, one that
+    lacks runs, or one with a damaged line, which it names.
     """
     runs: list[Run] = []
     usual: dict[str, Any] | None = None
+    due: int | None = 0  # the runs that there have to be before the next first line or the end
     for number, row in enumerate(path.read_bytes().splitlines() or [b""], start=1):
         try:
             line = json.loads(row)
             if "format" in line:
-                usual = usual_values(line)
+                check_count(path, len(runs), due)
+                usual = usual_values(f"{path}:{number}", line)
+                due = len(runs) + line["runs"] if "runs" in line else None
             else:
                 runs.append(parse_run(path.resolve(), line, usual))
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -118,14 +125,33 @@ def read(path: Path) -> list[Run]:
                     "that 'metaseq-lm report RUNS --archive FILE' wrote."
                 ) from error
             raise MetaseqError(
-                f"{path}:{number}: not a run of an archive: {row[:60]!r}. Take the file from where "
-                "it is whole, or write it anew."
+                f"{path}:{number}: not a run of an archive: {row[:60]!r}. {WHOLE_FILE}"
             ) from error
+    check_count(path, len(runs), due)
+    if not runs:
+        raise MetaseqError(f"{path}: an archive that holds no runs. {WHOLE_FILE}")
     return runs
 
 
-def usual_values(line: dict[str, Any]) -> dict[str, Any]:
-    """Return the config values that a first line holds; ValueError for another format."""
+def check_count(path: Path, found: int, due: int | None) -> None:
+    """Raise MetaseqError unless as many runs were found as are due, if that is known."""
+    if due is not None and found != due:
+        raise MetaseqError(
+            f"{path}: damaged: its runs are {found}, and were {due} when it was written. "
+            f"{WHOLE_FILE}"
+        )
+
+
+def usual_values(place: str, line: dict[str, Any]) -> dict[str, Any]:
+    """Return the config values that a first line holds; ValueError for another kind of file.
+
+    Raises MetaseqError naming the `place` for another version.
+    """
+    if line["format"] != FORMAT and str(line["format"]).startswith(KIND):
+        raise MetaseqError(
+            f"{place}: an archive of another version: '{line['format']}', not '{FORMAT}'. Read it "
+            "with the metaseq-lm that wrote it, or write it anew: metaseq-lm report RUNS --archive FILE"
+        )
     if line["format"] != FORMAT:
         raise ValueError(f"format {line['format']}")
     return dict(line["values"])
@@ -137,6 +163,10 @@ def parse_run(path: Path, line: dict[str, Any], usual: dict[str, Any] | None) ->
         raise ValueError("no first line")
     absent = set(line["absent"])
     values = {key: v for key, v in {**usual, **line["values"]}.items() if key not in absent}
+    if not isinstance(values.get("label"), str) or dict in map(type, values.values()):
+        raise ValueError("values that no config has")
     check_results(line["results"] or {})
-    log = [entry for entry in line["log"] if entry["kind"]]
+    log = list(line["log"])
+    if not all(map(is_log_line, log)):
+        raise ValueError("a line that no log has")
     return Run(path / str(line["name"]), values, log, line["results"], tuple(line["notes"]))

@@ -13,7 +13,15 @@ from typing import Any
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.files import read_json
 from metaseq_lm.reporting import archive
-from metaseq_lm.reporting.runs import BEHIND, Run, check_results, flatten, from_here, natural
+from metaseq_lm.reporting.runs import (
+    BEHIND,
+    Run,
+    check_results,
+    flatten,
+    from_here,
+    is_log_line,
+    natural,
+)
 
 # Folders below a run that can hold copies of its config, never a run.
 SKIPPED_FOLDERS = ("checkpoints", "tb")
@@ -182,9 +190,7 @@ def parse_line(row: bytes) -> dict[str, Any] | None:
         line = json.loads(row)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
-        return None
-    return line if isinstance(line.get("update", 0), int) else None
+    return line if is_log_line(line) else None
 
 
 def read_results(path: Path) -> dict[str, Any] | None:

@@ -82,10 +82,9 @@ class Metric:
 
     def decimals(self, value: float) -> int:
         """Return the digits after the point: 2 for per cent, else 4 significant ones."""
-        if self.percent:
+        if self.percent or value == 0 or not math.isfinite(value):
             return 2
-        shown = abs(value * self.scale)
-        return 2 if shown == 0 else min(max(3 - math.floor(math.log10(shown)), 0), 8)
+        return min(max(3 - math.floor(math.log10(abs(value))), 0), 8)
 
     def text(self, value: float, digits: int | None = None) -> str:
         """Return a value as it is shown, with its own or so many digits after the point."""

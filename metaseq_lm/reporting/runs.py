@@ -119,14 +119,14 @@ class Run:
     def cost(self, what: str, own: bool = False) -> float | None:
         """Return "flops", "seconds" or "peak_memory" (bytes), plus pretraining's unless `own`.
 
-        None if the run did not record them; the pretraining's record is the sum of all before. It
-        has no "flops_by_rule", which there is with `own` only.
+        None if the run recorded no finite ones; the pretraining's record is the sum of all before.
+        It has no "flops_by_rule", which there is with `own` only.
         """
         results = self.results or {}
         parts: list[Any] = [results.get(what)]
         if not own and results.get("pretraining"):
             parts.append(results["pretraining"].get(what))
-        known = [float(part) for part in parts if is_number(part)]
+        known = [float(part) for part in parts if is_number(part) and math.isfinite(part)]
         return sum(known) if len(known) == len(parts) else None
 
     @property
@@ -145,6 +145,13 @@ def check_results(results: dict[str, Any]) -> None:
     for part, kind in (("metrics", dict), ("pretraining", dict), ("losses", list)):
         if not isinstance(results.get(part) or kind(), kind):
             raise ValueError(f"{part} is no {'mapping' if kind is dict else 'list'}")
+
+
+def is_log_line(line: Any) -> bool:
+    """Return whether `line` is one of a log: a mapping with a kind, and an update if it has one."""
+    if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
+        return False
+    return isinstance(line.get("update", 0), int)
 
 
 def own_key(key: str) -> str:

@@ -48,9 +48,9 @@ def read_plan(path: Path) -> list[Planned]:
     """
     try:
         sweep = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MetaseqError(
-            f"{path}: not readable as JSON ({error}). Start the sweep again."
+            f"{path}: not readable as JSON ({error}). Delete it and start the sweep again."
         ) from error
     found = []
     for run in dicts(sweep.get("runs") if isinstance(sweep, dict) else None):

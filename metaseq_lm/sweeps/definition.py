@@ -18,7 +18,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm.config import quote, spelled
@@ -44,13 +44,16 @@ def read_file(path: Path) -> dict[str, Any]:
 
     try:
         # OmegaConf's reader, because plain YAML 1.1 takes 1e-3 for a string.
-        config = OmegaConf.load(path)
-        content = OmegaConf.to_container(config, resolve=False)
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except FileNotFoundError:
         raise UsageError(f"{path}: there is no such file") from None
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not readable as YAML: {str(error).splitlines()[0]}") from error
-    if not isinstance(config, DictConfig) or not isinstance(content, dict):
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        content = None  # OmegaConf raises a bare OSError for a number
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not readable as YAML: {yaml_problem(error)}") from error
+    if not isinstance(content, dict):
         raise UsageError(f"{path}: a sweep file is a mapping with the keys {', '.join(KEYS)}")
     known(content, KEYS, str(path))
     for key in ("data", "config_dir"):
@@ -59,6 +62,15 @@ def read_file(path: Path) -> dict[str, Any]:
     if content.get("user_dir") is not None:
         content["user_dir"] = plugin(str(content["user_dir"]), path.parent)
     return {str(key): value for key, value in content.items() if value is not None}
+
+
+def yaml_problem(error: Exception) -> str:
+    """Return what YAML's reader found wrong, and where if it says so, as one line."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply, or an alias (*name) stands inside of what it names"
+    mark, key = getattr(error, "problem_mark", None), getattr(error, "full_key", None)
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else f"{key}: " * bool(key)
+    return place + (getattr(error, "problem", None) or str(error).splitlines()[0])
 
 
 def absolute(path: str, base: Path) -> str:
@@ -167,10 +179,10 @@ def chosen_stages(stages: list[dict[str, Any]], wanted: Sequence[str]) -> list[d
     names = [stage["name"] for stage in stages]
     for pattern in wanted:
         if not any(fnmatchcase(name, pattern) for name in names):
-            have = f"{nearest(pattern, names)} Stages: {', '.join(names)}."
-            raise UsageError(
-                f"--stages {printable(pattern, '--stages')}: there is no such stage.{have}"
-            )
+            have = f"there is no such stage.{nearest(pattern, names)} Stages: {', '.join(names)}."
+            if names == [""]:
+                have = "the sweep has no stages; leave --stages out, or list them in SWEEP.yaml"
+            raise UsageError(f"--stages {printable(pattern, '--stages')}: {have}")
     chosen = {n for n in names if not wanted or any(fnmatchcase(n, p) for p in wanted)}
     for stage in reversed(stages):
         if stage["name"] in chosen:

@@ -18,6 +18,21 @@ from metaseq_lm.sweeps.definition import differences
 from metaseq_lm.sweeps.expansion import Run
 
 VERSION = 1
+KINDS = {dict: "mapping", list: "list", str: "text", int: "whole number"}
+NAMED = {"name": str, "folder": str}
+# What sweep.json and the lines of jobs.jsonl have to hold; see `misfit`.
+FORM = {
+    "version": int,
+    "out": str,
+    "definition": {"config_dir": (str, type(None)), "user_dir": (str, type(None))},
+    "launch": dict,
+    "runs": [{**NAMED, "values": dict, "seed": int, "stages": [{**NAMED, "arguments": [str]}]}],
+}
+JOBS = {
+    "submit": {"run": str, "executor": str, "job": str, "folder": str, "code": str},
+    "cancel": {"run": str, "job": str, "folder": str},
+    "command": {"pid": int, "host": str, "start": int},
+}
 
 
 @dataclass(frozen=True)
@@ -42,16 +57,22 @@ class SweepFolder:
         self.lock_file = self.path / ".lock"
 
     def read(self) -> dict[str, Any]:
-        """Return sweep.json; raises UsageError if this is not a sweep's folder."""
+        """Return sweep.json; UsageError for no sweep's folder, MetaseqError for a damaged one."""
         file = self.path / "sweep.json"
         try:
             content = json.loads(file.read_bytes())
+            problem = misfit(content, FORM)
         except FileNotFoundError:
             raise UsageError(f"{self.path}: no sweep here (there is no sweep.json)") from None
-        except ValueError as error:
-            raise MetaseqError(f"{file}: not readable as JSON ({error})") from error
-        if content.get("version") != VERSION:
-            raise MetaseqError(f"{file}: written by another version of metaseq-lm")
+        except (ValueError, RecursionError) as error:
+            content, problem = None, f"not readable as JSON: {error}"
+        if isinstance(content, dict) and content.get("version", VERSION) != VERSION:
+            raise MetaseqError(f"{file}: written by another version of metaseq-lm; use that one")
+        if problem:
+            raise MetaseqError(
+                f"{file}: damaged ({problem}). Delete it and give the 'sweep' command that wrote it "
+                "again: it goes on with the runs that are there"
+            )
         return content
 
     def runs(self) -> list[Run]:
@@ -117,13 +138,24 @@ class SweepFolder:
             os.fsync(file.fileno())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the lines of jobs.jsonl; one that a killed process left torn is passed over."""
+        """Return the lines of jobs.jsonl; one that a killed process left torn is passed over.
+
+        Raises MetaseqError for one that is whole and lacks something.
+        """
         file = self.path / "jobs.jsonl"
         rows = []
-        for line in file.read_bytes().splitlines() if file.exists() else []:
-            with contextlib.suppress(ValueError):
-                rows.append(json.loads(line))
-        return [row for row in rows if isinstance(row, dict)]
+        lines = file.read_bytes().splitlines() if file.exists() else []
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            form = JOBS.get(str(row.get("kind")), {}) if isinstance(row, dict) else {}
+            problem = misfit(row, form)
+            if problem := problem or not_local(row):
+                raise MetaseqError(f"{file}:{number}: damaged ({problem}). Delete that line")
+            rows.append(row)
+        return rows
 
     def submissions(self) -> dict[str, Submission]:
         """Return the last submission of every run that has one."""
@@ -170,6 +202,31 @@ def grown(old: dict[str, Any], definition: dict[str, Any], runs: list[Run]) -> b
     return all(old["definition"][key] == definition[key] for key in places) and all(
         now.get(stage["folder"]) == stage["arguments"] for stage in before
     )
+
+
+def not_local(row: dict[str, Any]) -> str:
+    """Return what a job of this machine lacks to be one, else ""."""
+    is_local = row.get("kind") == "submit" and row["executor"] == "local"
+    return "job is no process" if is_local and not row["job"].isdecimal() else ""
+
+
+def misfit(value: Any, form: Any, name: str = "it") -> str:
+    """Return what of a JSON value is not as in `form`, "" if it fits.
+
+    A form is a type, or several; a list with the form of its items, of which there has to be one;
+    or a dict with forms for the keys that there have to be.
+    """
+    kind = type(form) if isinstance(form, (list, dict)) else form
+    if not isinstance(value, kind):
+        return f"{name} is no {KINDS[kind[0] if isinstance(kind, tuple) else kind]}"
+    if isinstance(form, list):
+        found = [misfit(item, form[0], f"an item of {name}") for item in value]
+        return next(filter(None, found), "" if value else f"{name} is empty")
+    for key in form if isinstance(form, dict) else ():
+        problem = misfit(value[key], form[key], key) if key in value else f"{name} lacks '{key}'"
+        if problem:
+            return problem
+    return ""
 
 
 def process_start(pid: int) -> int:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from metaseq_lm.errors import MetaseqError
 from metaseq_lm.launch import START, ending, outcome_file, read_json
+from metaseq_lm.run_folder import read_config
 from metaseq_lm.sweeps.expansion import Run, StageRun
 from metaseq_lm.sweeps.folder import Submission, SweepFolder, process_start
 
@@ -25,6 +27,7 @@ PENDING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
 GONE = {"CANCELLED": "cancelled", "TIMEOUT": "timeout", "DEADLINE": "timeout"}
 GONE |= {"PREEMPTED": "interrupted", "REVOKED": "cancelled"}
 ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", *GONE)
+LARGEST = 1e18  # of updates and seconds
 
 
 @dataclass(frozen=True)
@@ -147,20 +150,36 @@ def progress(place: Path) -> tuple[int, int, float]:
                 row = json.loads(line)
                 update, seconds = int(row["update"]), float(row["seconds"])
                 break
-            except (ValueError, KeyError, TypeError):  # torn, or cut by the seek
+            except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
+                # Torn, or cut by the seek.
                 continue
-    results = read_json(place / "results.json")
-    most = int(results.get("max_update", 0)) or configured(place / "config.yaml")
-    return int(results.get("updates", update)), most, float(results.get("seconds", seconds))
+    found = place / "results.json"
+    results = read_json(found)
+    most = number(results, "max_update", 0, found) or configured(place / "config.yaml")
+    done = number(results, "updates", update, found)
+    return int(done), int(most), float(number(results, "seconds", seconds, found))
 
 
-def configured(config: Path) -> int:
+def configured(config: Path) -> float:
     """Return trainer.max_update of a run's config, 0 if there is none yet."""
     from omegaconf import OmegaConf
 
     if not config.exists():
         return 0
-    return int(OmegaConf.select(OmegaConf.load(config), "trainer.max_update") or 0)
+    content: Any = OmegaConf.to_container(read_config(config))  # no reference in it is followed
+    options = content.get("trainer")
+    return number(options if isinstance(options, dict) else {}, "max_update", 0, config)
+
+
+def number(content: dict[str, Any], key: str, default: float, file: Path) -> float:
+    """Return a number of a run's file, `default` if it has none; MetaseqError if it is another value."""
+    value = default if content.get(key) is None else content[key]
+    if not isinstance(value, (int, float)) or not abs(value) < LARGEST:
+        raise MetaseqError(
+            f"{file}: {key} is {str(value)[:40]!r}, not a number. Delete the file: the run, started again, "
+            "writes it anew"
+        )
+    return value
 
 
 def requeued(folder: SweepFolder, last: Optional[Submission], slurm: Slurm) -> int:
@@ -203,7 +222,8 @@ def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> t
     if said in GONE and left not in ("failed", "diverged"):
         return GONE[said], f"Slurm: {said}, {where}"
     if left in ("failed", "diverged", "timeout", "interrupted"):
-        how = f"{ending(int(outcome['exit_code']))}: " if left in ("failed", "diverged") else ""
+        code = outcome.get("exit_code") if left in ("failed", "diverged") else None
+        how = f"{ending(code)}: " if isinstance(code, int) else ""
         message = str(outcome.get("message", "")).removeprefix("metaseq-lm: ")
         return left, f"{how}{textwrap.shorten(message, 120, placeholder=' ...')} [{where}]"
     if left == "finished" and added:

@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from sweeping import SHORT, states_of, submitted, sweep
@@ -64,6 +64,7 @@ def test_chosen_stages_bring_what_they_start_from(
     "stages, wanted, words",
     [
         (STAGES, ("tunde",), ("tunde", "tuned", "single-CoLA")),
+        (None, ("tuned",), ("--stages tuned", "the sweep has no stages", "leave --stages out")),
         ([{"name": "a", "each": {"x": [1, 2]}}], (), ("same name",)),
         ([{"name": "a-{x}", "each": {"x": 1}}], (), ("each x", "not a list")),
         ([{"name": "a-{x}", "each": [1]}], (), ("each", "not a mapping")),
@@ -72,10 +73,11 @@ def test_chosen_stages_bring_what_they_start_from(
     ],
 )
 def test_what_is_wrong_is_named(
-    stages: list[Any], wanted: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
+    stages: Optional[list[Any]], wanted: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
 ) -> None:
+    content = {"data": str(tmp_path)} | ({"stages": stages} if stages else {})
     with pytest.raises(UsageError) as error:
-        run_of(tmp_path, wanted, stages=stages, grid={})
+        normalise(content, wanted)
     assert all(word in str(error.value) for word in words), error.value
 
 

@@ -87,7 +87,7 @@ def test_no_save_dir(moons: Path, capsys: pytest.CaptureFixture) -> None:
         ("task=masked_lmm", ("unknown task", "'masked_lm'")),
         ("criterion=maskedlm", ("unknown criterion", "'masked_lm'")),
         ("model=transfromer", ("unknown model", "'transformer'")),
-        ("model=bert_tiny", ("unknown model", "'bert_small'")),
+        ("model=bert_smal", ("unknown model", "'bert_small'")),
         ("optimizer=adam", ("unknown optimizer", "'adamw'")),
         ("schedule=inverse_sqr", ("unknown schedule", "'inverse_sqrt'")),
         ("optimizer.lrr=1", ("unknown option 'optimizer.lrr'", "'optimizer.lr'")),
@@ -219,6 +219,11 @@ def test_init_from_nothing(moons: Path, tmp_path: Path, capsys: pytest.CaptureFi
     fails(capsys, code, 1, "gone", "no such checkpoint")
     code = train(moons, tmp_path / "run", "--init-from", str(moons))
     fails(capsys, code, 1, "is a data folder; name a run")
+
+
+def test_a_file_as_save_dir(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "run").write_text("")
+    fails(capsys, train(moons, tmp_path / "run"), 2, "is a file; name a folder")
 
 
 def test_numbers_without_end(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

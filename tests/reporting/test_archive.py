@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from synthetic import make_run
@@ -182,4 +183,64 @@ def test_a_damaged_line_is_named(part, runs, tmp_path):
         find_runs([file])
     file.write_text("\n".join([*lines[:4], lines[4][:50]]))
     with pytest.raises(MetaseqError, match=r"measured\.jsonl:5: not a run"):
+        find_runs([file])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"values": {"label": {}}},
+        {"values": {"label": 5}},
+        {"values": {"task.batch_size": {"a": 1}}},
+        {"log": [{"kind": "valid", "update": "x", "loss": 1.0}]},
+        {"log": [{"kind": [], "update": 1}]},
+        {"log": ["kind"]},
+    ],
+)
+def test_a_line_with_what_no_run_has_is_damaged(changed, runs, tmp_path):
+    file = tmp_path / "measured.jsonl"
+    archive.write(file, find_runs([runs]))
+    lines = file.read_text().splitlines()
+    lines[1] = json.dumps({**json.loads(lines[1]), **changed})
+    file.write_text("\n".join(lines))
+    with pytest.raises(MetaseqError, match=r"measured\.jsonl:2: not a run.*delete it"):
+        find_runs([file])
+
+
+def test_an_archive_of_another_version_says_so(runs, tmp_path, capsys):
+    file = tmp_path / "measured.jsonl"
+    archive.write(file, find_runs([runs]))
+    newer = file.read_text().replace(archive.FORMAT, "metaseq-lm runs 2")
+    file.write_text(newer)
+    for more in ([], [str(runs), "--archive", str(file)]):
+        assert main(["report", *(more or [str(file)])]) == 1
+        assert re.search(r"measured\.jsonl:1: .*another version: 'metaseq", capsys.readouterr().err)
+    assert file.read_text() == newer
+
+
+def test_an_archive_that_lacks_runs_is_damaged(runs, tmp_path):
+    """Cut at the end of a line, by itself or before another one."""
+    file = tmp_path / "measured.jsonl"
+    archive.write(file, find_runs([runs]))
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines, *lines]))
+    assert len(archive.read(file)) == 8
+    for kept in (lines[:-1], lines[:1], [*lines[:-1], *lines], [*lines, *lines[:-1]]):
+        file.write_text("\n".join(kept) + "\n")
+        with pytest.raises(MetaseqError, match=r"measured\.jsonl: damaged: its runs are \d"):
+            find_runs([file])
+
+
+def test_archives_from_before_the_count_are_read(runs, tmp_path):
+    file, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
+    archive.write(new, find_runs([runs]))
+    lines = new.read_text().splitlines()
+    head = json.loads(lines[0])
+    assert head.pop("runs") == 4
+    old = [json.dumps(head), *lines[1:]]
+    for rows, count in ((old, 4), ([*old, *lines], 8), ([*lines, *old], 8)):
+        file.write_text("\n".join(rows))
+        assert len(archive.read(file)) == count
+    file.write_text(old[0] + "\n")
+    with pytest.raises(MetaseqError, match="old.jsonl: an archive that holds no runs"):
         find_runs([file])

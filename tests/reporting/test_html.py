@@ -96,6 +96,20 @@ def test_pictures_are_embedded_and_nothing_is_linked(tmp_path):
     assert not re.search(r"https?:|url\(|@import|href", text) and "<li>a note</li>" in text
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_score_or_cost_that_is_not_finite(tmp_path, value):
+    metrics = {"test": {"loss": value}}
+    make_run(tmp_path / "runs" / "a", results={"metrics": metrics, "flops": value})
+    make_run(tmp_path / "runs" / "b", results={"metrics": {"test": {"loss": 2.0}}}, seed=2)
+    runs = find_runs([tmp_path / "runs"])
+    settings, metric = group(runs), choose_metric(runs, "test.loss")
+    page = Page(to_html(Report(setting_table(settings, metric), settings, metric)))
+    head, bad, good = page.tables[-1]
+    about = dict(zip(head, bad))
+    assert about["status"] == f"test.loss is {value}" and about["test.loss"] == str(value)
+    assert about["FLOPs"] == "-" and dict(zip(head, good))["test.loss"] == "2.000"
+
+
 @pytest.mark.parametrize("label", ["", "$title", "a\nb"])
 def test_odd_names_are_no_template(tmp_path, label):
     make_run(tmp_path / "runs" / "a", label=label)

@@ -116,9 +116,10 @@ def test_a_damaged_plan_and_an_unknown_stage_are_errors(tmp_path):
     plan(tmp_path)
     with pytest.raises(UsageError, match="Did you mean 'finetune'.*Stages: pretrain, finetune"):
         picked(tmp_path, stage="fintune")
-    (tmp_path / "sweep.json").write_text('{"runs": ')
-    with pytest.raises(MetaseqError, match="sweep.json"):
-        picked(tmp_path)
+    for text in ('{"runs": ', "[" * 100_000):
+        (tmp_path / "sweep.json").write_text(text)
+        with pytest.raises(MetaseqError, match="sweep.json"):
+            picked(tmp_path)
 
 
 def test_a_run_that_ends_where_another_begins_is_tabulated(tmp_path):

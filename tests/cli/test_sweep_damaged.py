@@ -1,0 +1,146 @@
+"""Sweep files that are none, and damaged files in a sweep's folder: each named, with the place."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweeping import SHORT, states_of, sweep
+
+from metaseq_lm.sweeps.definition import normalise
+from metaseq_lm.sweeps.expansion import expand
+from metaseq_lm.sweeps.folder import SweepFolder
+
+RUN = {"name": "a", "folder": "a", "values": {}, "seed": 1}
+STAGE = {"name": "", "folder": "a", "arguments": ["data"]}
+SUBMITTED = {"kind": "submit", "run": "seed=1", "job": "1", "folder": "jobs/0001", "code": "c"}
+
+
+@pytest.fixture
+def out(moons: Path, tmp_path: Path) -> Path:
+    """The folder of a sweep of one run that was not launched."""
+    definition = normalise({"data": str(moons), "overrides": SHORT})
+    SweepFolder(tmp_path).adopt(definition, expand(definition, tmp_path), {})
+    (tmp_path / "seed=1").mkdir()
+    return tmp_path
+
+
+def damaged(capsys: pytest.CaptureFixture, moons: Path, out: Path, *words: str) -> None:
+    """Check that every command ends with one message that has all `words` in it."""
+    again = (moons, "--out", out, *SHORT)
+    for command in (("status", out), ("cancel", out), ("resubmit", "--failed", out), again):
+        assert sweep(*command) == 1, command
+        text = capsys.readouterr().err
+        assert text.startswith("metaseq-lm: ") and text.count("\n") == 1, text
+        assert not [word for word in words if word not in text], text
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ("[]", ("it is no mapping",)),
+        ("[" * 100_000, ("not readable as JSON",)),
+        ("{}", ("it lacks 'version'",)),
+        ({"version": 2}, ("another version",)),
+        ({"out": None}, ("out is no text",)),
+        ({"launch": []}, ("launch is no mapping",)),
+        ({"definition": {}}, ("definition lacks 'config_dir'",)),
+        ({"definition": {"config_dir": 5, "user_dir": None}}, ("config_dir is no text",)),
+        ({"runs": 5}, ("runs is no list",)),
+        ({"runs": []}, ("runs is empty",)),
+        ({"runs": [RUN]}, ("an item of runs lacks 'stages'",)),
+        ({"runs": [{**RUN, "stages": []}]}, ("stages is empty",)),
+        (
+            {"runs": [{**RUN, "stages": [{**STAGE, "arguments": [1]}]}]},
+            ("of arguments is no text",),
+        ),
+    ],
+)
+def test_the_record_of_the_sweep(
+    change: Any, words: tuple, moons: Path, out: Path, capsys: pytest.CaptureFixture
+) -> None:
+    file = out / "sweep.json"
+    if isinstance(change, dict):
+        change = json.dumps({**json.loads(file.read_text()), **change})
+    file.write_text(change)
+    remedy = () if "another version" in words else ("Delete it and give the 'sweep' command",)
+    damaged(capsys, moons, out, f"{file}: ", *words, *remedy)
+
+
+@pytest.mark.parametrize(
+    "row, word",
+    [
+        ({"kind": "submit"}, "it lacks 'run'"),
+        (SUBMITTED, "it lacks 'executor'"),
+        ({**SUBMITTED, "executor": "slurm", "job": 5}, "job is no text"),
+        ({**SUBMITTED, "executor": "local", "job": "x"}, "job is no process"),
+        ({"kind": "cancel"}, "it lacks 'run'"),
+        ({"kind": "command"}, "it lacks 'pid'"),
+        ({"kind": "command", "pid": "x", "host": "h", "start": 1}, "pid is no whole number"),
+        (["submit"], "it is no mapping"),
+    ],
+)
+def test_the_record_of_the_jobs(
+    row: Any, word: str, moons: Path, out: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """The line is named; one that is torn, or of a kind we do not know, is passed over."""
+    file = out / "jobs.jsonl"
+    harmless = '{"kind": [], "executor": "local"}\n{"kind": "sub\n' + "[" * 100_000 + "\n"
+    file.write_text(harmless)
+    assert states_of(out)["seed=1"].state == "waiting"
+    file.write_text(harmless + json.dumps(row) + "\n")
+    damaged(capsys, moons, out, f"{file}:4: damaged ({word}). Delete that line")
+
+
+@pytest.mark.parametrize(
+    "value", ["x", [], float("nan"), float("inf"), pytest.param(10**400, id="huge")]
+)
+@pytest.mark.parametrize("key", ["max_update", "updates", "seconds"])
+def test_numbers_of_a_run(
+    key: str, value: Any, moons: Path, out: Path, capsys: pytest.CaptureFixture
+) -> None:
+    file = out / "seed=1" / "results.json"
+    file.write_text(json.dumps({"status": "failed", key: value}))
+    damaged(capsys, moons, out, f"{file}: {key} is ", "not a number. Delete the file")
+
+
+@pytest.mark.parametrize("text", ["trainer: {max_update: x}", "a: ["])
+def test_the_config_of_a_run(
+    text: str, moons: Path, out: Path, capsys: pytest.CaptureFixture
+) -> None:
+    file = out / "seed=1" / "config.yaml"
+    file.write_text(text)
+    damaged(capsys, moons, out, f"{file}: ")
+
+
+def test_odd_lines_of_a_log_are_passed_over(out: Path) -> None:
+    odd = ["[1]", '{"update": Infinity, "seconds": 1}', "[" * 50_000]
+    good = '{"update": 3, "seconds": 2.5}'
+    (out / "seed=1" / "log.jsonl").write_text("\n".join([good, *odd]) + "\n")
+    state = states_of(out)["seed=1"]
+    assert (state.update, state.seconds) == (3, 2.5)
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"grid: {a: [1], a: [2]}", ("line 1, column 16: found duplicate key a",)),
+        (b"seeds: [\n", ("line 2, column 1: expected the node content",)),
+        (b"grid: {null: [1]}", ("grid: Incompatible key type",)),
+        (b"label: &x [*x]", ("alias (*name)", "inside of what it names")),
+        (b"label: " + b"[" * 3000, ("nested too deeply",)),
+        (b"seeds: [0x_]", ("not readable as YAML: invalid literal",)),
+        (b"label: \xff", ("not readable as YAML", "position 7")),
+        (b"5", ("is a mapping with the keys data,",)),
+        (b"- a", ("is a mapping with the keys data,",)),
+    ],
+)
+def test_files_that_are_no_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture, content: bytes, words: tuple
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_bytes(content)
+    assert sweep(file, "--out", tmp_path / "out") == 2
+    text = capsys.readouterr().err
+    assert text.startswith(f"metaseq-lm: {file}: ") and text.count("\n") == 1, text
+    assert not [word for word in words if word not in text], text
