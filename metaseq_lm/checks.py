@@ -8,7 +8,7 @@ from metaseq_lm.errors import UsageError
 
 
 def check_numbers(options: Mapping[str, Any]) -> None:
-    """Raise UsageError if one of `options`, name to value, is infinite or no number, or the seed too large."""
+    """Raise UsageError if a number in `options`, name to value, is not finite, or the seed is too large."""
     for name, value in options.items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, float) and not math.isfinite(number):

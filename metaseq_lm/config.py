@@ -14,14 +14,15 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from metaseq_lm.checks import check_least
 from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import ALL, Registry, nearest
+from metaseq_lm.registry import ALL, nearest
 
 
 def option(default: Any, help: str) -> Any:
@@ -145,6 +146,9 @@ LEAST: dict[str, float] = {
     "schedule.end": 0,
 }
 GROUPS = ("task", "criterion", "model", "optimizer", "schedule")
+TOP = {item.name for item in fields(RunConfig)}
+# What a mistake in a config or in key=value raises, whatever reads it.
+MISTAKES = (HydraException, OmegaConfBaseException, YAMLError, RecursionError)
 
 
 @dataclass
@@ -192,8 +196,12 @@ def load_config(
         with initialize_config_dir(str(folder), version_base="1.3"), without_environment():
             config = compose(name, overrides)
             OmegaConf.resolve(config)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise UsageError(explain(error, overrides)) from error
+    except (*MISTAKES, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk; it names its file
+        raise UsageError(explain(error, overrides, folder, name)) from error
+    if not TOP <= set(config):
+        raise UsageError(without_base(folder / f"{name}.yaml"))
     check_values(config)
     OmegaConf.set_struct(config, True)
     return config
@@ -206,7 +214,7 @@ def overridden(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """
     try:
         given = OmegaConf.from_dotlist(list(overrides))
-    except (YAMLError, OmegaConfBaseException) as error:
+    except MISTAKES as error:
         raise UsageError(f"{' '.join(overrides)}: a value is no YAML; quote it") from error
     known = [key for key in dotted(config) if not key.endswith("._name")]
     for key in dotted(given):
@@ -225,7 +233,7 @@ def overridden(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
         for key in dotted(given):
             OmegaConf.update(schema, key, OmegaConf.select(changed, key))
             OmegaConf.update(changed, key, OmegaConf.select(schema, key))
-    except (OmegaConfBaseException, ValueError) as error:
+    except (*MISTAKES, ValueError) as error:
         raise UsageError(explain(error, overrides)) from error
     check_values(changed)
     return changed
@@ -272,38 +280,78 @@ def check_names(config: DictConfig) -> None:
         ALL[group].entry(node._name)
 
 
-def explain(error: Exception, overrides: Sequence[str]) -> str:
-    """Turn an error of Hydra or OmegaConf into one line that names the remedy."""
-    cause = error.__cause__ or error
-    text = str(cause).split("\n")[0] or str(error).split("\n")[0]
-    text = text.removeprefix("UsageError raised while resolving interpolation: ")
-    missing = re.search(
-        r"Key '([^']+)' (?:is not in struct|not in '[^']+')", str(cause) + str(error)
-    )
+def explain(
+    error: Exception, overrides: Sequence[str], folder: Path = FOLDER, name: str = "base"
+) -> str:
+    """Turn an error of Hydra, OmegaConf or YAML into one line that names the remedy.
+
+    `folder/name.yaml` is the primary config.
+    """
+    file = folder / f"{name}.yaml"
+    source = "key=value" if folder == FOLDER else f"{file} or a config in its defaults"
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem_mark.name}:{error.problem_mark.line + 1}: {error.problem}"
+    if isinstance(error, RecursionError):
+        return f"{source} names itself, in its defaults, by an alias (*x) or by ${{key}}"
+    if isinstance(error, (YAMLError, UnicodeError)) or type(error) is OSError:
+        return f"{source} is no YAML of lines 'key: value': {' '.join(str(error).split())}"
+    whole = f"{error.__cause__ or ''}\n{error}"
+    absent = re.search(r"Could not find '(\w+)/([^']+)'", whole)
+    if absent and absent[1] in GROUPS:
+        presets = re.findall(r"^\t([\w.-]+)$", whole, re.MULTILINE)
+        given = any(override.startswith(f"{absent[1]}=") for override in overrides)
+        return ("" if given else f"{source}: ") + ALL[absent[1]].unknown(absent[2], presets)
+    unmatched = re.search(r"Could not override '(\w+)'\. No match", whole)
+    missing = re.search(r"Key '([^']+)' (?:is not in struct|not in '[^']+')", whole)
+    full = re.search(r"full_key: (\S+)", whole)
+    key = full[1] if full else missing[1] if missing else ""
+    if (missing and key in TOP) or (unmatched and unmatched[1] in GROUPS):
+        return without_base(file)
+    # Hydra names the config whose own lines are wrong; of key=value it says nothing.
+    wrong = re.match(r"In '([^']+)': \w+ raised while composing config:\s*", str(error))
+    place = f"{folder / wrong[1]}.yaml: " if wrong else ""
     if missing:
-        full = re.search(r"full_key: (\S+)", str(cause) + str(error))
-        key = full.group(1) if full else missing.group(1)
-        return f"unknown option '{key}'.{nearest(key, known_keys(overrides))} '--print-config' shows all."
-    for override in overrides:
-        group, _, value = override.lstrip("+~").partition("=")
-        if group in GROUPS and value not in ALL[group].entries and f"{group}/{value}" in str(error):
-            registry: Registry = ALL[group]
-            try:
-                registry.entry(value)
-            except UsageError as unknown:
-                return str(unknown)
-    full = re.search(r"full_key: (\S+)", str(cause) + str(error))
-    if full and "is not a ListConfig" in text:
-        text = f"give a list, such as '{full.group(1)}=[A,B]', or '[A]' for one"
-    return f"{full.group(1)}: {text}" if full else text
+        return place + unknown_option(key, known_keys(overrides, folder, name))
+    text = str(error)[wrong.end() :] if wrong else str(error.__cause__ or "") or str(error)
+    text = text.split("\n")[0].removeprefix("UsageError raised while resolving interpolation: ")
+    if "is not a ListConfig" in text:
+        text = f"give a list, such as '{key}=[A,B]', or '[A]' for one"
+    if "is not a subclass of" in text:
+        text += "; give keys of it (a task and the like are chosen in defaults)"
+    return place + (f"{key}: {text}" if key else text)
 
 
-def known_keys(overrides: Sequence[str]) -> list[str]:
-    """Return the dotted keys of the configuration that the group choices of `overrides` make."""
-    choices = [o for o in overrides if o.split("=")[0] in GROUPS]
+def without_base(file: Path) -> str:
+    """Return what to say of a primary config that has not all keys of a run."""
+    return f"{file} lacks keys that every run has; begin it with 'defaults: [base, _self_]'"
+
+
+def unknown_option(key: str, known: list[str]) -> str:
+    """Return what to say of a key that is not among the known ones."""
+    if key.startswith("model.") and "model.changes" in known:
+        change = f"{key.removeprefix('model.')}=VALUE"
+        return f"unknown option '{key}': with model=inherit it is \"model.changes=['{change}']\""
+    return f"unknown option '{key}'.{nearest(key, known)} '--print-config' shows all."
+
+
+def known_keys(overrides: Sequence[str], folder: Path, name: str) -> list[str]:
+    """Return the dotted keys of a run, with those of the tasks and so on that are chosen for it.
+
+    `folder/name.yaml` and the groups in `overrides` choose; their values, one of which is wrong, are
+    not looked at.
+    """
+    choices = [o for o in overrides if o.split("=")[0] in (*GROUPS, "hydra.searchpath")]
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(FOLDER), version_base="1.3"):
-        return [key for key in dotted(compose("base", choices)) if not key.endswith("._name")]
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        parts = loader.compute_defaults_list(name, choices, RunMode.RUN).defaults
+    keys = [key for key in dotted(OmegaConf.structured(RunConfig)) if key not in GROUPS]
+    for part in parts:
+        group, _, entry = (part.config_path or "").partition("/")
+        if group in GROUPS and entry in ALL[group].entries:
+            options = ALL[group].entry(entry).dataclass or Nothing
+            keys += dotted(OmegaConf.structured(options), f"{group}.")
+    return keys
 
 
 def dotted(node: DictConfig, prefix: str = "") -> list[str]:

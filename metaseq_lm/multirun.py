@@ -26,13 +26,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm import plugins, stopping
-from metaseq_lm.config import FOLDER, GROUPS, explain, fill_store, load_config
+from metaseq_lm.config import FOLDER, GROUPS, MISTAKES, explain, fill_store, load_config
 from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.registry import ALL
 
@@ -67,8 +65,8 @@ def run(
         quiet = [o for o in QUIET if o.split("=")[0] not in given]
         lines = [*quiet, *places, *(o.input_line or "" for o in parsed)]
         return summary(launch(lines, folder, name))
-    except (HydraException, OmegaConfBaseException) as error:
-        message = explain(error, overrides)
+    except MISTAKES as error:
+        message = explain(error, [*overrides, *places], folder, name)
         if "'hydra." in message:
             message = message.split(" Did you mean")[0]  # those are keys of a run
         raise UsageError(message) from error

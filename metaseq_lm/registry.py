@@ -1,7 +1,7 @@
 """One registry class; tasks, criterions, models, optimizers, schedules and tokenizers are instances."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Generic, TypeVar
 
@@ -62,12 +62,17 @@ class Registry(Generic[T]):
     def entry(self, name: str) -> Entry[T]:
         """Return the entry called `name`; an unknown name is a UsageError that lists the near ones."""
         if name not in self.entries:
-            raise UsageError(
-                f"unknown {self.kind} '{name}'.{nearest(name, self.names())} Registered: "
-                f"{', '.join(self.names()) or 'none'}. A {self.kind} of your own is loaded with "
-                f"--user-dir.{failed_plugins()}"
-            )
+            raise UsageError(self.unknown(name))
         return self.entries[name]
+
+    def unknown(self, name: str, presets: Iterable[str] = ()) -> str:
+        """Return what to say of an unknown name where `presets`, too, could have been chosen."""
+        names = sorted({*self.names(), *presets})
+        return (
+            f"unknown {self.kind} '{name}'.{nearest(name, names)} Registered: "
+            f"{', '.join(names) or 'none'}. A {self.kind} of your own is loaded with "
+            f"--user-dir.{failed_plugins()}"
+        )
 
     def build(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call what `name` stands for with the given arguments."""

@@ -1,6 +1,7 @@
 """Ranges of numbers, changes of a stored configuration, and the list of keys."""
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +78,7 @@ def stored() -> DictConfig:
         ("label=${nothing}", "nothing"),
         ("label=[", "is no YAML"),
         ("label=${", "is no YAML"),
+        ("label=&x [*x]", "is no YAML"),
     ],
 )
 def test_wrong_changes_of_a_run(stored: DictConfig, override: str, message: str) -> None:
@@ -118,3 +120,61 @@ def test_the_list_of_keys_has_their_help() -> None:
     for line in describe(config).splitlines():
         if not line.lstrip().startswith(("optimizer.", "schedule.")):
             assert len(line.strip().split("  ", 1)) == 2, line
+
+
+BASED = "defaults: [base, _self_]\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a: [", "mine.yaml:1: expected the node content"),
+        (f"{BASED}task:\n\tbatch_size: 3\n", "mine.yaml:3: found character"),
+        (f"{BASED}label: a\nlabel: b\n", "mine.yaml:3: found duplicate key label"),
+        (f"{BASED}label: !!python/object/apply:os.system ['ls']\n", "mine.yaml:2: could not"),
+        (f"{BASED}trainer: {{max_update: ???}}\n", "mine.yaml:2: expected"),
+        ("5\n", "mine.yaml or .* is no YAML of lines 'key: value'"),
+        ("label: \udcff\n", "mine.yaml or .* is no YAML of lines 'key: value'.*0xff"),
+        ("defaults: [mine]\n", "mine.yaml or .* names itself"),
+        (f"{BASED}label: &x [*x]\n", "mine.yaml or .* names itself"),
+        ("", "mine.yaml lacks keys .* begin it with 'defaults: \\[base, _self_\\]'"),
+        ("task:\n  batch_size: 3\n", "mine.yaml lacks keys"),
+        (f"{BASED}optimizer: {{lr: fast}}\n", "mine.yaml: optimizer.lr: Value 'fast'"),
+        (f"{BASED}trainer: 5\n", "mine.yaml: .*TrainerConfig. value: 5; give keys of it"),
+        (f"{BASED}trainr: {{x: 5}}\n", "mine.yaml: unknown option 'trainr'.*'trainer"),
+        ("defaults: [base, override task: cvtt]\n", "mine.yaml or .*'cvtt'. Did you mean 'cvt'"),
+        ("defaults: [base, override model: mine]\n", "mine.yaml: unknown option 'model.dropot'"),
+    ],
+)
+def test_mistakes_in_a_config_of_ones_own(content: str, message: str, tmp_path: Path) -> None:
+    """With and without key=value, one line names the file, the place and the remedy."""
+    (tmp_path / "mine.yaml").write_text(content, errors="surrogateescape")
+    (tmp_path / "model").mkdir()
+    preset = "defaults: [transformer, _self_]\ndropot: 1\n"
+    (tmp_path / "model" / "mine.yaml").write_text(preset)
+    for overrides in ([], ["data=x"], ["seed=3", "trainer.max_update=1"]):
+        with pytest.raises(UsageError, match=message) as raised:
+            load_config(overrides, str(tmp_path), "mine")
+        assert "\n" not in str(raised.value)
+
+
+def test_groups_of_a_config_without_base(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("seed: 3\n")
+    with pytest.raises(UsageError, match="mine.yaml lacks keys"):
+        load_config(["task=cvt"], str(tmp_path), "mine")
+
+
+def test_hints_know_what_a_config_chooses(tmp_path: Path) -> None:
+    choice = "override task: cvt, override criterion: vat, override model: inherit"
+    (tmp_path / "mine.yaml").write_text(f"defaults: [base, {choice}]\n")
+    for override, message in {
+        "task.labeled=[chunk]": "'task.labeled'. Did you mean 'task.labelled'",
+        "model.dropout=0.2": r"model=inherit it is \"model.changes=\['dropout=VALUE'\]\"",
+        "criterion.parsing_nrm=1": "Did you mean 'criterion.parsing_norm'",
+        "model=cnn_bilstm_tinny": "Did you mean 'cnn_bilstm_tiny'",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            load_config([override], str(tmp_path), "mine")
+    # A group given as key=value counts, too, and so does the model that a preset stands for.
+    with pytest.raises(UsageError, match="Did you mean 'model.char_widths'"):
+        load_config(["model=cnn_bilstm_tiny", "model.char_width=1"], str(tmp_path), "mine")

@@ -162,7 +162,7 @@ def test_code_is_loaded_only_by_the_command_line(
     assert not canary.exists() and "Traceback" not in said
     assert "evil_plugin" not in sys.modules
     if words[0] == "evaluate":
-        assert "repeat --user-dir" in said and "evil_plugin.py" in said
+        assert "give --user-dir with its path" in said and "evil_plugin.py" in said
         assert main([*words, "--user-dir", str(run.parent / "evil_plugin.py")]) == 0
         assert canary.exists()
         del sys.modules["evil_plugin"]

@@ -82,12 +82,17 @@ def test_a_failing_job_stops_no_other_and_is_told(
         ("hydra.launcher.partion=main", "hydra.launcher.partion"),
         ("hydra/launcher=nowhere", "hydra/launcher/nowhere"),
         ("data=''", "DATA"),
+        ("--config-name=broken", "broken.yaml:1: "),
+        ("--config-name=alone", "alone.yaml lacks keys"),
     ],
 )
 def test_a_mistake_is_one_message_and_leaves_nothing(
     moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture, mistake: str, word: str
 ) -> None:
-    assert sweep(moons, tmp_path / "out", mistake) == 2
+    (tmp_path / "broken.yaml").write_text("a: [")
+    (tmp_path / "alone.yaml").write_text("seed: 3\n")
+    own = [f"--config-dir={tmp_path}"] if "config-name" in mistake else []
+    assert sweep(moons, tmp_path / "out", mistake, *own) == 2
     text = capsys.readouterr().err
     assert text.count("metaseq-lm: ") == 1 and word in text and "Traceback" not in text
     assert not (tmp_path / "out").exists()

@@ -11,6 +11,7 @@ from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.criterions.masked_lm import MaskedLM, cross_entropy, labelled_terms
+from metaseq_lm.models.transformer import TransformerLM
 from metaseq_lm.registry import register_criterion
 
 from .model import BOUNDARY
@@ -34,6 +35,7 @@ class SpanBoundary(Criterion):
         self.boundary_weight = boundary_weight
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+        assert isinstance(model, TransformerLM)
         x = model.encoder(batch["tokens"], batch["padding"], batch.get("segments"))  # (B, S, D)
         logits = model.predict(x, batch["positions"], "lm")  # (B, M, V)
         outside = model.heads[BOUNDARY](x, batch, model.encoder.embeddings.tokens.weight)

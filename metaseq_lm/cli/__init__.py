@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:  # type: ignore[override]
         options = [o for action in self._actions for o in action.option_strings]
-        words = [word.split("=")[0] for word in message.split()]
+        words = [word.split("=")[0].rstrip(":,") for word in message.split()]
         wrong = next((w for w in words if w.startswith("--") and w not in options), None)
         hint = nearest(wrong, options) if wrong else ""
         raise UsageError(f"{message}.{hint} See '{self.prog} --help'.")

@@ -12,6 +12,11 @@ TAGS_ONLY = ("tag_scheme", "unseen_tags")
 SETS_ONLY = ("tag_column", "hold_out", "hold_out_seed")
 SETS_TOO = ("labels_from",)  # of other labelled sets as well
 OPTIONS = (*MODES, *TEXT_ONLY, *TAGS_ONLY, *SETS_ONLY, "word_column", "drop_overlap_with")
+# What makes a vocabulary of words; --tokenizer-from takes one over as it is.
+VOCABULARY = (
+    *("word_vectors", "word_places", "vocab_size", "min_frequency"),
+    *("tokenizer_corpus", "labelled_corpus"),
+)
 # Options of other kinds of data that mean something here too, only for --words.
 SHARED = ("vocab_size", "min_frequency", "tokenizer_corpus", "tokenizer_from", "documents")
 
@@ -122,6 +127,10 @@ def run(args: argparse.Namespace, job: Any) -> None:
     if args.words:
         from metaseq_lm.data.words.preprocess import TextChoice, VocabularyChoice, preprocess_words
 
+        made = [name for name in VOCABULARY if getattr(args, name) is not None]
+        if made and args.tokenizer_from is not None:
+            option = "--" + made[0].replace("_", "-")
+            raise UsageError(f"{option} and --tokenizer-from exclude each other")
         choice = VocabularyChoice(
             least=args.min_frequency or 1,
             most=args.vocab_size,

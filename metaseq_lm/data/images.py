@@ -21,7 +21,10 @@ from metaseq_lm.files import write_atomic
 IMAGES = "images"
 FILE = "images.npz"
 # A file that is not what it says fails in one of these, whatever reads it.
-DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError)
+DAMAGED = (
+    *(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError),
+    *(TypeError, AttributeError),  # one array instead of several, one name instead of a list
+)
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,11 @@ class Images:
     def check(self, place: object) -> None:
         """Raise MetaseqError, beginning with `place`, if types, shapes or labels are wrong."""
         images, labels = self.images, self.labels
-        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
+        shape = images.shape
+        if images.dtype != np.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape[1:]:
             raise MetaseqError(
-                f"{place}: images of type {images.dtype} and shape {images.shape}; they must be uint8 "
-                "(N, H, W, C) with 1 or 3 channels"
+                f"{place}: images of type {images.dtype} and shape {shape}; they must be uint8 "
+                "(N, H, W, C) with 1 or 3 channels and one pixel at least"
             )
         if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or not len(labels):
             raise MetaseqError(

@@ -5,7 +5,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from metaseq_lm.data.encode import encode_texts
@@ -138,6 +138,13 @@ def preprocess_parallel(job: Job, choice: ParallelChoice) -> Manifest:
                 rows = (r for pair in files[split] for r in aligned(pair, job, counts, loose))
             names += _write_split(folder, split, rows, tokenizers, counts)
             sources = choice.unlabelled if split == UNLABELLED else job.splits[split]
+            if not counts.rows:
+                taken = sources if split == UNLABELLED else chain.from_iterable(files[split])
+                dropped = [f"{n:,} {name}" for name, n in counts.dropped.items() if n]
+                raise MetaseqError(
+                    f"{', '.join(map(str, taken))}: no sentences; lines passed over: "
+                    f"{', '.join(dropped) or 'none'}"
+                )
             manifest.splits[split] = {**counts.stored(), "sources": list(map(str, sources))}
             print(_summary(split, counts), flush=True)
         manifest.add_files(folder, names)
@@ -216,8 +223,6 @@ def _write_split(
                     references.write(data)
                     references.flush()
         counts.tokens = {side: writer.tokens for side, writer in zip(sides, writers)}
-    if not counts.rows:
-        raise MetaseqError(f"'{split}' has no sentences: {dict(counts.dropped)}")
     return names
 
 

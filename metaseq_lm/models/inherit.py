@@ -6,8 +6,9 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from metaseq_lm import checkpoint
+from metaseq_lm.config import overridden
 from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import register_model
+from metaseq_lm.registry import nearest, register_model
 
 INHERIT = "inherit"
 
@@ -31,7 +32,7 @@ def inherited(config: DictConfig) -> DictConfig:
     """Return `config` with the model that init_from was trained with, if it asks for model=inherit.
 
     model.changes replaces options of the checkpoint's. Raises UsageError without init_from, if the
-    checkpoint does not say what its model was, or for a change of an option that it does not have.
+    checkpoint does not say what its model was, or for a change that its model does not take.
     """
     if config.model._name != INHERIT:
         return config
@@ -41,18 +42,28 @@ def inherited(config: DictConfig) -> DictConfig:
             "another model"
         )
     path = checkpoint.resolve(config.init_from)
-    model = (checkpoint.read_manifest(path).get("config") or {}).get("model")
-    if not model:
+    stored = checkpoint.read_manifest(path).get("config")
+    model = stored.get("model") if isinstance(stored, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get("_name"), str):
         raise UsageError(f"{path} does not say what its model was; give --model")
-    changes = OmegaConf.from_dotlist(list(config.model.changes))
-    unknown = [str(name) for name in changes if name not in model]
-    if unknown:
-        raise UsageError(
-            f"model.changes has {unknown[0]}; {path} was trained with model {model['_name']}, which has no "
-            "such option"
-        )
+    changes = list(config.model.changes)
+    for change in changes:
+        option, equals, _ = change.partition("=")
+        if not (option and equals):
+            raise UsageError(f"model.changes has '{change}'; write it as 'NAME=VALUE'")
+        options = sorted(model.keys() - {"_name"})
+        if option.split(".")[0] not in options:
+            raise UsageError(
+                f"model.changes has {option}; {path} was trained with model {model['_name']}, which has no "
+                f"such option.{nearest(option, options)}"
+            )
     config = config.copy()
     OmegaConf.set_struct(config, False)
-    config.model = OmegaConf.merge(model, changes)
+    config.model = model
+    if changes:
+        try:
+            config = overridden(config, [f"model.{change}" for change in changes])
+        except UsageError as error:
+            raise UsageError(f"model.changes={changes}: {error}") from error
     OmegaConf.set_struct(config, True)
     return config

@@ -92,7 +92,9 @@ class Dropout(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         if not 0 <= p < 1:
-            raise UsageError(f"a dropout probability (model.dropout and its like) must be at least 0 and below 1, got {p}")
+            raise UsageError(
+                f"a dropout probability (model.dropout and its like) must be at least 0 and below 1, got {p}"
+            )
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ def test_normalised_has_the_given_mean_and_deviation() -> None:
         ({"images": np.zeros((4, 8, 8, 3))}, "must be uint8"),
         ({"images": np.zeros((4, 8, 8), np.uint8)}, "must be uint8"),
         ({"images": np.zeros((4, 8, 8, 2), np.uint8)}, "1 or 3 channels"),
+        ({"images": np.zeros((4, 0, 0, 3), np.uint8)}, "one pixel at least"),
         ({"labels": np.zeros(3, np.int64)}, "one whole number for each image"),
         ({"labels": np.zeros(4)}, "one whole number for each image"),
         ({"labels": np.array([0, 1, 2, 9])}, "labels from 0 to 9"),
@@ -70,6 +71,17 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         (tmp_path / FILE).write_bytes(damaged)
         with pytest.raises(MetaseqError, match="damaged"):
             load_images(tmp_path, "train")
+
+
+def test_one_array_and_one_name_are_refused(tmp_path: Path) -> None:
+    with open(tmp_path / FILE, "wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(MetaseqError, match="images.npz: damaged, or not such a file"):
+        load_images(tmp_path, "train")
+    arrays = {"train_images": np.zeros((1, 8, 8, 3), np.uint8), "train_labels": np.zeros(1, int)}
+    np.savez(tmp_path / FILE, names=np.array("a"), **arrays)
+    with pytest.raises(MetaseqError, match="images.npz: damaged, or not such a file"):
+        load_images(tmp_path, "train")
 
 
 def test_objects_are_not_unpickled(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ def test_subwords_and_packed_files(text: Path) -> None:
         (("dev.vi", "A\n" * 13), "dev.en: 12 lines, but {0}/dev.vi goes on with line 13"),
         (("dev.vi", None), "dev.vi: no such file (nor with .gz"),
         (("dev.vi", ""), "dev.vi: is empty"),
+        (("train.vi", "\n" * 48), "train.vi: no sentences; lines passed over: 48 empty"),
         (("train.en", b"a\n\xff b\n"), "train.en:2: invalid UTF-8"),
     ],
 )

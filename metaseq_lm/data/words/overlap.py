@@ -79,6 +79,15 @@ def _sentences(name: str, data: Path, word_column: int, policy: str) -> Iterator
         yield sentence.words
 
 
+def besides(dropped: int) -> str:
+    """Return what to add to "no sentences" where so many were left out because of an overlap."""
+    if not dropped:
+        return ""
+    return (
+        f" but the {dropped:,} that --drop-overlap-with leaves out, as an evaluation split has them"
+    )
+
+
 def words_reader(path: Path, word_column: int, policy: str) -> SentenceReader:
     """Return a reader of a labelled file of which only the words matter."""
     if is_conllu(path):

@@ -12,7 +12,7 @@ from metaseq_lm.data.preprocess import Job
 from metaseq_lm.data.staging import publish, staging
 from metaseq_lm.data.text import check_policy, check_text_file
 from metaseq_lm.data.words.columns import SentenceReader
-from metaseq_lm.data.words.overlap import Overlap, evaluation_overlap, words_reader
+from metaseq_lm.data.words.overlap import Overlap, besides, evaluation_overlap, words_reader
 from metaseq_lm.data.words.running_text import SPLITTING, TextReader, count_forms
 from metaseq_lm.data.words.vectors import read_vectors, vector_table
 from metaseq_lm.data.words.vocabulary import (
@@ -115,7 +115,8 @@ def preprocess_words(job: Job, choice: VocabularyChoice, text: TextChoice) -> Ma
                 for reader in readers:
                     counts.update(reader.counts)
                 if not writer.sentences:
-                    raise MetaseqError(f"{', '.join(map(str, paths))}: no text")
+                    but = besides(counts["dropped_overlap"])
+                    raise MetaseqError(f"{', '.join(map(str, paths))}: no text{but}")
             names += writer.names
             manifest.splits[split] = split_counts(writer, counts, paths)
             print(summary(split, manifest.splits[split]), flush=True)

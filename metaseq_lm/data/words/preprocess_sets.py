@@ -20,7 +20,7 @@ from metaseq_lm.data.words.columns import (
     is_conllu,
 )
 from metaseq_lm.data.words.conllu import ConlluReader, field_number
-from metaseq_lm.data.words.overlap import evaluation_overlap
+from metaseq_lm.data.words.overlap import besides, evaluation_overlap
 from metaseq_lm.data.words.preprocess import describe, split_counts, summary
 from metaseq_lm.data.words.sets import ROOT
 from metaseq_lm.data.words.tags import (
@@ -171,7 +171,8 @@ def _read(job: Job, choice: SetChoice, data: Path) -> dict[str, _Split]:
             content.counts["dropped_overlap"] = len(content.sentences) - len(kept)
             content.sentences = kept
         if not content.sentences:
-            raise MetaseqError(f"{', '.join(map(str, paths))}: no sentences")
+            but = besides(content.counts["dropped_overlap"])
+            raise MetaseqError(f"{', '.join(map(str, paths))}: no sentences{but}")
     if choice.hold_out:
         _hold_out(splits, choice)
     return splits

@@ -27,7 +27,7 @@ def read_vectors(
     for number, text, bad in numbered_lines(path, policy):
         # Some files end their rows with a blank.
         fields = text.rstrip().split(" ")
-        if number == 1 and len(fields) == 2 and fields[0].isdigit() and fields[1].isdigit():
+        if number == 1 and len(fields) == 2 and fields[0].isdecimal() and fields[1].isdecimal():
             width = int(fields[1])
             continue
         if bad and policy == "skip" or not text.strip():

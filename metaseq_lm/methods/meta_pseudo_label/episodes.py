@@ -243,7 +243,7 @@ class Labelled:
 
 
 def check_options(options: DictConfig) -> None:
-    """Raise UsageError for no or twice the same labelled set, an unknown mask, too few micro-steps, samples or pairs."""
+    """Raise UsageError for no or twice the same labelled set, an unknown mask, numbers that are too small."""
     for least, names in enumerate((AT_LEAST_0, AT_LEAST_1)):
         check_least({f"task.{name}": options[name] for name in names}, least)
     check_choice("task.mlm_label_mask", options.mlm_label_mask, ("y", "x"))

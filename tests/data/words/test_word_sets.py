@@ -174,6 +174,15 @@ def test_overlap_is_dropped(run, words, tmp_path):
     assert code == 2 and "trees has the split train only" in shown
 
 
+def test_a_text_of_which_all_is_dropped_says_so(run, tmp_path):
+    (tmp_path / "test.txt").write_text("the X\ncat X\n")
+    drop = ["--drop-overlap-with", str(tmp_path / "test.txt")]
+    code, shown = run("the cat\n", "--words", *drop, dest="text")
+    assert code == 1 and "train.txt: no text but the 1 that --drop-overlap-with" in shown
+    code, shown = run("the X\ncat X\n", "--tagged", "all", *drop)
+    assert code == 1 and "train.txt: no sentences but the 1 that --drop-overlap-with" in shown
+
+
 @pytest.mark.parametrize(
     ("given", "same", "other"),
     [
@@ -231,6 +240,20 @@ def test_the_vocabulary_alone_and_taken_over(words, run, tmp_path):
         (["--tag-column", "2"], "needs --words, --tagged NAME or --treebank NAME"),
         (["--tagged", "x", "--tag-column", "upos"], "is for .conllu files"),
         (["--words", "--documents", "blank"], "needs --split-text"),
+        *(
+            (
+                ["--words", "--tokenizer-from", "x", *option],
+                f"{option[0]} and --tokenizer-from excl",
+            )
+            for option in (
+                ["--word-vectors", "x"],
+                ["--word-places", "both"],
+                ["--vocab-size", "8"],
+                ["--min-frequency", "2"],
+                ["--tokenizer-corpus", "x"],
+                ["--labelled-corpus", "x"],
+            )
+        ),
         (["--words", "--word-column", "1"], "files in CoNLL columns, and none is given"),
         (["--tagged", "x", "--hold-out", "0"], "at least 1"),
         (["--tagged", "x", "--hold-out-seed", "0"], "--hold-out-seed needs --hold-out N"),

@@ -1,0 +1,57 @@
+"""model=inherit: what model.changes and a checkpoint without a model of its own are told."""
+
+from pathlib import Path
+
+import pytest
+
+from metaseq_lm import checkpoint
+from metaseq_lm.config import load_config
+from metaseq_lm.errors import UsageError
+from metaseq_lm.models.inherit import inherited
+
+
+def start(monkeypatch: pytest.MonkeyPatch, stored: object, *changes: str) -> object:
+    """Return the model that a run inherits from a checkpoint with the configuration `stored`."""
+    monkeypatch.setattr(checkpoint, "resolve", Path)
+    monkeypatch.setattr(checkpoint, "read_manifest", lambda path: {"config": stored})
+    given = ",".join(f"'{change}'" for change in changes)
+    options = ["model=inherit", "init_from=runs/x", f"model.changes=[{given}]"]
+    return inherited(load_config(options)).model
+
+
+def stored() -> dict:
+    return {"model": dict(load_config(["model=cnn_bilstm_tiny"]).model)}
+
+
+def test_changes_get_the_type_of_their_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = start(monkeypatch, stored(), "dropout=0", "char_widths=[2,3]", "projection_dim=8")
+    expected = stored()["model"] | {"dropout": 0.0, "char_widths": [2, 3], "projection_dim": 8}
+    assert model == expected and type(model["dropout"]) is float
+    assert start(monkeypatch, stored()) == stored()["model"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("dropout", "model.changes has 'dropout'; write it as 'NAME=VALUE'"),
+        ("=3", "model.changes has '=3'; write it as 'NAME=VALUE'"),
+        ("dropot=3", "dropot; runs/x was .*cnn_bilstm, which has no such.*'dropout'"),
+        ("_name=transformer", "which has no such option"),
+        ("dropout=x", r"model.changes=\['dropout=x'\]: model.dropout: Value 'x'"),
+        ("dropout=", "model.dropout: field 'model.dropout' is not Optional"),
+        ("dropout=[", "a value is no YAML"),
+        ("dropout.x=3", "'model.dropout.x' is no option .*'model.dropout'"),
+        ("char_widths=3", "give a list"),
+    ],
+)
+def test_changes_that_the_model_does_not_take(
+    monkeypatch: pytest.MonkeyPatch, change: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        start(monkeypatch, stored(), change)
+
+
+@pytest.mark.parametrize("config", [None, [], 5, {}, {"model": 5}, {"model": {"_name": 5}}])
+def test_a_checkpoint_that_names_no_model(monkeypatch: pytest.MonkeyPatch, config: object) -> None:
+    with pytest.raises(UsageError, match="runs/x does not say what its model was"):
+        start(monkeypatch, config)
