@@ -8,13 +8,14 @@ from metaseq_lm.errors import UsageError
 
 
 def check_numbers(options: Mapping[str, Any]) -> None:
-    """Raise UsageError if a number in `options`, name to value, is not finite, or the seed is too large."""
+    """Raise UsageError if a number in `options`, name to value, is not finite or has more than 64 bits."""
     for name, value in options.items():
-        for number in value if isinstance(value, list) else [value]:
+        many = isinstance(value, Sequence) and not isinstance(value, str)
+        for number in value if many else [value]:
             if isinstance(number, float) and not math.isfinite(number):
                 raise UsageError(f"{name} is {value}; give finite numbers")
-    if not -(1 << 63) <= options["seed"] < 1 << 63:
-        raise UsageError(f"seed={options['seed']}: a seed has 64 bits; give a smaller number")
+            if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
+                raise UsageError(f"{name} is {value}; whole numbers have 64 bits")
 
 
 def check_least(options: Mapping[str, float], least: float) -> None:

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 from yaml import MarkedYAMLError, YAMLError
 
-from metaseq_lm.checks import check_least
+from metaseq_lm.checks import check_least, check_numbers
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import ALL, nearest
 
@@ -269,6 +269,7 @@ def check_values(config: DictConfig) -> None:
         value = OmegaConf.select(config, key)
         if isinstance(value, (int, float)):  # not one that is null or that this run does not have
             check_least({key: value}, least)
+    check_numbers({key: OmegaConf.select(config, key) for key in dotted(config)})
 
 
 def check_names(config: DictConfig) -> None:

@@ -62,7 +62,9 @@ class Engine:
         self.precision = precision
         self.norms: dict[str, float] = {}  # of the last step of each optimizer, before clipping
         self.nonfinite: list[str] = []  # optimizers whose last step was refused
-        self.losses: set[str] = set()  # names of terms that are parts of a loss: lower is better
+        self.loss_terms: set[str] = (
+            set()
+        )  # names of terms that are parts of a loss: lower is better
         self._update = 0
         self._calls = 0
         self._saved: dict[str, Optional[dict]] = {}
@@ -284,7 +286,7 @@ class Engine:
         ]
 
     def _noted(self, terms: Terms) -> Terms:
-        self.losses.update(name for name, term in terms.items() if term.is_loss)
+        self.loss_terms.update(name for name, term in terms.items() if term.is_loss)
         return terms
 
     def _draw(self, draw: int | str | None) -> int | str:

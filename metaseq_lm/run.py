@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from metaseq_lm import checkpoint, cost, distributed
-from metaseq_lm.checks import check_numbers
 from metaseq_lm.data.manifest import tokenizer_hash
 from metaseq_lm.data.streams import mean_over_first
 from metaseq_lm.engine import PRECISIONS, Engine
@@ -23,7 +22,7 @@ from metaseq_lm.files import free_bytes, human_bytes
 from metaseq_lm.logging import Progress, TensorBoard
 from metaseq_lm.models.inherit import inherited
 from metaseq_lm.registry import TASKS
-from metaseq_lm.run_folder import RunFolder, code_hash, flatten, read_config, read_results
+from metaseq_lm.run_folder import RunFolder, begun, code_hash, read_config, read_results
 from metaseq_lm.tasks import Task, with_updates
 from metaseq_lm.trainer import Trainer
 
@@ -96,7 +95,7 @@ def paid_for(config: DictConfig) -> DictConfig:
 def paid_before(folder: Path, max_flops: float) -> int:
     """Return how many updates the run in a folder makes under such a limit, 0 if it does not say."""
     file = folder / "config.yaml"
-    config = read_config(file) if file.is_file() else OmegaConf.create()
+    config = read_config(file) if begun(folder) and file.is_file() else OmegaConf.create()
     same = OmegaConf.select(config, "trainer.max_flops") == max_flops
     updates = OmegaConf.select(config, "trainer.max_update") if same else 0
     return updates if isinstance(updates, int) else 0
@@ -117,7 +116,6 @@ class Run:
     """
 
     def __init__(self, config: DictConfig, dry_run: bool = False) -> None:
-        check_numbers(flatten(OmegaConf.to_container(config)))
         if dry_run:
             config = config.copy() if config.trainer.max_update else with_updates(config, 1)
             config.trainer.max_update = 1
@@ -308,7 +306,7 @@ class Run:
                 "peak_memory": max(memory for _, memory in every),
                 "parameters": count_parameters(self.model),
                 "metrics": metrics or {},
-                "losses": sorted(trainer.engine.losses),
+                "losses": sorted(trainer.engine.loss_terms),
                 "data": trainer.data,
                 "code": code_hash(config.user_dir),
                 "replicas": distributed.world_size(),

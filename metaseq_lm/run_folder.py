@@ -45,22 +45,18 @@ class RunFolder:
         self._waiting: list[str] = []
         commands = self._held = held(self.path / "command.txt")
         file = self.path / "config.yaml"
-        if file.exists() and self._begun():
-            check_same(read_config(file), config, self.path)
-        elif file.exists():  # a start that failed: what was wrong may be another now
-            (self.path / "log.jsonl").unlink(missing_ok=True)
+        if file.exists():
+            try:
+                check_same(read_config(file), config, self.path)
+            except UsageError:
+                if begun(self.path):
+                    raise
+                # Nothing was trained: another config may take the folder.
+                (self.path / "log.jsonl").unlink(missing_ok=True)
         write_atomic(file, OmegaConf.to_yaml(config).encode())
         cut_torn_line(self.path / "log.jsonl")
         commands.write(shlex.join(sys.argv) + "\n")
         commands.flush()
-
-    def _begun(self) -> bool:
-        """Return whether there is a checkpoint or a number of the run in the log."""
-        if any(self.checkpoints.glob("update_*")):
-            return True
-        log = self.path / "log.jsonl"
-        lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-        return any(x.startswith(('{"kind": "train"', '{"kind": "valid"')) for x in lines)
 
     def log(self, kind: str, update: int, seconds: float, values: dict[str, Any]) -> None:
         """Append one line to log.jsonl; on a full disk it waits, with others, until there is room."""
@@ -94,6 +90,15 @@ class RunFolder:
     def forget_results(self) -> None:
         """Remove results.json: the run goes on, and what it says is no longer so."""
         (self.path / "results.json").unlink(missing_ok=True)
+
+
+def begun(folder: Path) -> bool:
+    """Return whether a run folder has a checkpoint, or a number of the run in its log."""
+    if any((folder / "checkpoints").glob("update_*")):
+        return True
+    log = folder / "log.jsonl"
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    return any(line.startswith(('{"kind": "train"', '{"kind": "valid"')) for line in lines)
 
 
 def held(path: Path) -> IO[str]:

@@ -13,6 +13,7 @@ from metaseq_lm.errors import UsageError
 from metaseq_lm.opened import open_run
 from metaseq_lm.registry import CRITERIONS
 from metaseq_lm.run import Run
+from metaseq_lm.run_folder import read_results
 
 cases = pytest.mark.parametrize("case", battery.ALL, ids=lambda c: f"{c[0]}-{c[1]}")
 
@@ -75,7 +76,9 @@ def test_a_run_is_opened_again_and_scored(case: battery.Case, moons: Path, tmp_p
     again = open_run(str(tmp_path), user_dir=plugin)
     split = config.trainer.valid_split or "valid"
     metrics, rows = again.score(split)
-    assert metrics and all(isinstance(row, dict) for row in rows)
+    assert all(isinstance(row, dict) for row in rows)
+    before = (read_results(tmp_path) or {})["metrics"].get(split) or metrics
+    assert metrics and {n: metrics[n] for n in before} == pytest.approx(before, nan_ok=True)
     with pytest.raises(UsageError, match="'train' is endless"):
         again.score("train")
 

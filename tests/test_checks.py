@@ -11,12 +11,12 @@ from metaseq_lm.errors import UsageError
     [
         ({"task.epochs": float("inf")}, "task.epochs is inf"),
         ({"criterion.weights": [1, float("nan")]}, "criterion.weights is .*nan"),
-        ({"seed": 1 << 63}, "seed=9223372036854775808"),
+        ({"seed": 1 << 63}, "seed is 9223372036854775808"),
     ],
 )
 def test_numbers(options: dict, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_numbers({"seed": 1, "task.epochs": 2.5, "label": "x", **options})
+        check_numbers({"seed": 1, "task.epochs": 2.5, "label": "nan", **options})
 
 
 def test_least() -> None:

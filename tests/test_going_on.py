@@ -24,6 +24,7 @@ from metaseq_lm.run import Run
 from metaseq_lm.run_folder import read_results
 
 CASE = ("masked_lm", 0)
+LINEAR = ["schedule=linear", "schedule.warmup_updates=0"]
 OFTEN = ["trainer.validate_interval_updates=2", "trainer.save_interval_updates=2"]
 
 
@@ -57,6 +58,29 @@ def test_a_start_that_failed_does_not_bind_the_next(moons: Path, tmp_path: Path)
     assert results(tmp_path)["updates"] == 2
     with pytest.raises(UsageError, match="task.tokens_per_sample is 34 there, 30 here"):
         Run(configure(moons, tmp_path, CASE, *right, "task.tokens_per_sample=30"))
+
+
+def test_a_start_that_failed_does_not_fix_the_number_of_updates(
+    moons: Path, tmp_path: Path
+) -> None:
+    paid = ["trainer.max_update=0", "trainer.max_flops=3e8", "task.valid_size=2"]
+    first = Run(configure(moons, tmp_path, CASE, *paid, "task.batch_size=8"))  # and goes no further
+    second = Run(configure(moons, tmp_path, CASE, *paid, "task.batch_size=2"))
+    assert second.config.trainer.max_update > first.config.trainer.max_update
+
+
+def test_a_longer_run_of_a_schedule_that_ends_is_another(moons: Path, tmp_path: Path) -> None:
+    train(configure(moons, tmp_path, CASE, *LINEAR, "trainer.max_update=2"))
+    with pytest.raises(UsageError, match="total_updates is 2 there, 4 here.*init_from="):
+        Run(configure(moons, tmp_path, CASE, *LINEAR, "trainer.max_update=4"))
+
+
+def test_the_rate_in_the_log_is_that_of_the_step(moons: Path, tmp_path: Path) -> None:
+    more = [*LINEAR, "trainer.max_update=4", "trainer.log_interval=1"]
+    train(configure(moons, tmp_path, CASE, *more, "optimizer.lr=0.1"))
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    rates = [row["lr_main"] for row in rows if row["kind"] == "train"]
+    assert rates == pytest.approx([0.075, 0.05, 0.025, 0.0])
 
 
 @pytest.mark.parametrize("update", [2, 6])

@@ -16,7 +16,7 @@ from metaseq_lm.randomness import subkeys, uniforms, words
 
 @dataclass(frozen=True)
 class Spans:
-    """How long spans are: geometric with the given `mean` before they are cut at `longest`.
+    """How long spans are: geometric, of the given `mean` if there were no `longest` (section 3.1).
 
     UsageError unless both are at least 1.
     """
@@ -32,8 +32,9 @@ class Spans:
         if self.mean == 1:
             return np.ones((len(keys), count), np.int64)
         u = uniforms(subkeys(keys, "span length"), 0, count)
-        drawn = 1 + np.floor(np.log1p(-u) / np.log1p(-1 / self.mean))
-        return np.minimum(drawn, self.longest).astype(np.int64)
+        within = 1 - (1 - 1 / self.mean) ** self.longest  # the probability of such a length
+        drawn = np.floor(np.log1p(-u * within) / np.log1p(-1 / self.mean)).astype(np.int64)
+        return np.minimum(1 + drawn, self.longest)
 
 
 def draw_spans(
@@ -41,10 +42,11 @@ def draw_spans(
 ) -> dict[str, np.ndarray]:
     """Choose counts[i] of the candidates (B, S) of row i in spans, the last one cut to fit.
 
+    Spans do not touch, so that both sides of each can be seen; where no room is left they are fewer.
     Returns "positions", "counted", "left" and "right", the places just outside the span of each
     position, and "offset", its place in the span; all (B, M).
     """
-    most = max(int(counts.max(initial=0)), 1)
+    most, reached = max(int(counts.max(initial=0)), 1), np.zeros(len(candidates), np.int64)
     names = ("positions", "left", "right", "offset")
     found = {name: np.zeros((len(candidates), most), np.int64) for name in names}
     orders = np.argsort(words(subkeys(keys, "span start"), 0, candidates.shape[1]), axis=1)
@@ -57,16 +59,18 @@ def draw_spans(
             room = min(int(wanted[row, start]), int(counts[row]) - done)
             if room < 1:
                 break
-            # Up to the first place that is no candidate or in another span, be it `start` itself.
+            # Up to the first place that is no candidate or taken, be it `start` itself.
             inside = free[start : start + room]
             size = room if inside.all() else int(inside.argmin())
             at = slice(done, done + size)
             found["positions"][row, at] = np.arange(start, start + size)
             found["offset"][row, at] = np.arange(size)
             found["left"][row, at], found["right"][row, at] = start - 1, start + size
-            free[start : start + size] = False
+            if size:
+                free[max(start - 1, 0) : start + size + 1] = False
             done += size
-    return {**found, "counted": np.arange(most) < counts[:, None]}
+        reached[row] = done
+    return {**found, "counted": np.arange(most) < reached[:, None]}
 
 
 def span_batch(

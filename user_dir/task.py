@@ -22,8 +22,8 @@ from .spans import Spans, span_batch
 class SpanMaskingConfig(MaskedLMConfig):
     """The options of masked_lm, and how long spans are."""
 
-    mean_span: float = option(5.0, "mean tokens of a span before it is cut (geometric)")
-    longest_span: int = option(10, "longer ones are cut")
+    mean_span: float = option(5.0, "mean tokens of a span if none were too long (geometric)")
+    longest_span: int = option(10, "no span is longer")
 
 
 @register_task("span_masking", dataclass=SpanMaskingConfig)

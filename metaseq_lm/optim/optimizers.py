@@ -16,7 +16,7 @@ from metaseq_lm.registry import register_optimizer
 class OptimizerConfig:
     """What every optimizer has: rates, weight decay, and the norm its gradient is clipped to."""
 
-    lr: float = option(5e-4, "rate at the peak of the schedule")
+    lr: float = option(5e-4, "rate at the peak of the schedule; damped_inverse_sqrt stays below it")
     weight_decay: float = option(0.01, "weight decay")
     decay_norms_and_biases: bool = option(True, "false spares biases and layer norms the decay")
     clip_norm: float = option(1.0, "global norm gradients are clipped to (0 = never)")
@@ -115,8 +115,24 @@ def adam_uncorrected(
     return UncorrectedAdam(groups, lr=lr, betas=both(betas), eps=eps)
 
 
+class FusedSGD(torch.optim.SGD):
+    """torch's fused kernel; what comes to its first gradient later than others starts from zero momentum.
+
+    By itself torch's fused path takes either no buffer of a group for granted or all.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for p in group["params"] if group["momentum"] else ():
+                if p.grad is not None:
+                    self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+        super().step()
+
+
 @register_optimizer("sgd", dataclass=SGDConfig)
 def sgd(groups: Iterable[dict], lr: float, momentum: float) -> torch.optim.Optimizer:
     """Stochastic gradient descent, v <- momentum v + g, p <- p - lr v, torch's fused kernel."""
     check_share("optimizer.momentum", momentum, whole=False)
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum, fused=True)
+    return FusedSGD(groups, lr=lr, momentum=momentum, fused=True)

@@ -105,6 +105,24 @@ def test_parameters_without_gradient_stay(kind: str) -> None:
     assert torch.equal(named["bias"], before)
 
 
+def test_momentum_of_a_parameter_that_comes_later() -> None:
+    """Its buffer is there from its first gradient on; the others' go on."""
+    named = parameters()
+    start = {name: p.detach().clone() for name, p in named.items()}
+    optimizer = build(
+        named, {"_name": "sgd", "lr": 0.03, "momentum": 0.9, "weight_decay": 0.0}, FLAT
+    )
+    for names in (["table"], ["table", "bias"]):
+        for name in names:
+            named[name].grad = torch.ones_like(named[name])
+        optimizer.step()
+        named["table"].grad = None
+    # v is 1 and then 0.9 + 1; the rate is 0.03.
+    torch.testing.assert_close(named["table"].detach(), start["table"] - 0.03 * 2.9)
+    torch.testing.assert_close(named["bias"].detach(), start["bias"] - 0.03)
+    assert torch.equal(named["scale"].detach(), start["scale"])
+
+
 def test_decay_groups() -> None:
     named = parameters()
     everything = parameter_groups(named.items(), 0.1, True)

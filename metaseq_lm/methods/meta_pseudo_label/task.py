@@ -67,9 +67,12 @@ class MetaPseudoLabelTask(Task):
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self.mlm_token = self.vocabulary.cls(MLM)
         check_options(self.options)
-        updates = (self.update_hard, self.update_soft, self.update_mlm)
-        kinds = zip(self.criterions, updates)
-        self._update = next(own for kind, own in kinds if isinstance(self.criterion, kind))
+        updates = {
+            HardLabels: self.update_hard,
+            SoftLabels: self.update_soft,
+            MaskedLM: self.update_mlm,
+        }
+        self._update = next(u for kind, u in updates.items() if isinstance(self.criterion, kind))
 
     # ---------------------------------------------------------------- data and nets
 

@@ -321,7 +321,7 @@ def test_a_head_for_each_place() -> None:
         (["task.mean=[0.5]"], r"task.mean is for 1 channel\(s\), but the images have 3"),
         (["task.sd=[0.2,0.2]"], r"task.sd is for 2 channel\(s\), but the images have 3"),
         (["task.sd=[0.2,0,0.2]"], "must be above 0"),
-        (["task.mean=[0.2,nan,0.2]"], "must be above 0"),
+        (["task.mean=[0.2,nan,0.2]"], "task.mean is .*give finite numbers"),
         (["task.labelled_share=0.001"], "labelled_share=0.001 of 140 training images is none"),
         (["task.labelled_share=1.5"], "task.labelled_share must be from 0 to 1"),
         (["task.translate=-1"], "task.translate must be at least 0"),

@@ -72,6 +72,7 @@ def test_settings_of_pretraining(name: str) -> None:
     )
     assert optimizer.decay_norms_and_biases
     assert (config.schedule._name, config.schedule.warmup_updates) == ("inverse_sqrt", 1000)
+    assert not config.schedule.lr_is_peak
     assert config.trainer.max_update == 40_000
     if name != "mlm":
         criterion = config.criterion
@@ -88,6 +89,7 @@ def test_settings_of_pretraining(name: str) -> None:
 def test_settings_of_finetuning() -> None:
     """Table 6."""
     config = configured("finetune")
+    assert not config.schedule.lr_is_peak
     optimizer = config.optimizer
     assert (optimizer._name, optimizer.lr, optimizer.clip_norm) == ("adamw", 0.04, 5.0)
     assert (optimizer.weight_decay, list(optimizer.betas)) == (0.01, [0.9, 0.98])

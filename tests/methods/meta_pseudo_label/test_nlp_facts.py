@@ -32,6 +32,7 @@ def test_optimizer_and_rows(name: str) -> None:
     optimizer, task = config.optimizer, config.task
     assert (optimizer._name, list(optimizer.betas), optimizer.eps) == ("adamw", [0.9, 0.98], 1e-6)
     assert optimizer.clip_norm == 5.0 and config.schedule._name == "inverse_sqrt"
+    assert not config.schedule.lr_is_peak
     assert (task.tokens_per_sample, task.stride, task.valid_size) == (128, 64, 128)
 
 
