@@ -163,7 +163,7 @@ def test_label_smoothing_is_for_training_only(sentences: Path) -> None:
         ([*TAGGING, "task.labelled=none"], "no such file"),
         ([*TAGGING, "task.labelled=pos", "task.average_decay=1"], "below 1"),
         ([*TAGGING, "task.labelled=pos", "criterion.label_smoothing=1"], "label_smoothing"),
-        ([*TAGGING, "task.labelled=pos", "task.label_fraction=0"], "share of the labels"),
+        ([*TAGGING, "task.labelled=pos", "task.label_fraction=0"], "task.label_fraction must be"),
         ([*PARSING, "criterion=tagging"], "criterion tagging is for task"),
         ([*PARSING, "task.root=none"], "task.root"),
         ([*PARSING, "task.parser_dim=0"], "task.parser_dim must be at least 1, got 0"),
@@ -185,7 +185,7 @@ def test_mistakes_are_told(
 
 
 def test_scoring_the_training_split_is_told(sentences: Path) -> None:
-    with pytest.raises(MetaseqError, match="endless one of training and cannot be scored"):
+    with pytest.raises(MetaseqError, match="'train' is endless and cannot be scored"):
         built(sentences, *PARSING).score("train")
 
 

@@ -80,7 +80,7 @@ def test_a_rate_without_noise_or_without_data(rate: float) -> None:
 
 
 RUNS = [
-    (["criterion=masked_lm"], "electra_rtd, electric_nce"),
+    (["criterion=masked_lm"], "electra_rtd or electric_nce"),
     (["criterion=electra_rtd", "model=transformer"], "model=electra"),
     (["criterion=electra_rtd", "task.tokens_per_sample=17"], "max_positions"),
     (["criterion=electra_rtd", "model.generator_size=0.01"], "generator_size"),

@@ -129,7 +129,7 @@ def test_pretraining_then_fine_tuning(pictures: Path, tmp_path: Path) -> None:
         ("tartan_mt", ["task.dev_batch_size=0"], "task.dev_batch_size must be at least 1, got 0"),
         ("tartan_mt", ["task.head_lr=-0.1"], "task.head_lr must be at least 0, got -0.1"),
         ("tartan_mt", ["task.dev_share=2"], "task.dev_share must be from 0 to 1, got 2"),
-        ("masked_lm", [], "use tartan_mt or tartan_meta"),
+        ("masked_lm", [], "needs criterion=tartan_meta or tartan_mt"),
     ],
 )
 def test_mistakes_are_named(
