@@ -62,9 +62,7 @@ class Engine:
         self.precision = precision
         self.norms: dict[str, float] = {}  # of the last step of each optimizer, before clipping
         self.nonfinite: list[str] = []  # optimizers whose last step was refused
-        self.loss_terms: set[str] = (
-            set()
-        )  # names of terms that are parts of a loss: lower is better
+        self.loss_terms: set[str] = set()  # parts of a loss: lower is better
         self._update = 0
         self._calls = 0
         self._saved: dict[str, Optional[dict]] = {}
