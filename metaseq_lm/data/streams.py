@@ -190,8 +190,8 @@ class Stream:
         """Yield all global batches of a Sequential order."""
         if not isinstance(self.order, Sequential):
             raise UsageError(
-                f"stream '{self.name}' is the endless one of training and cannot be scored; binarise the "
-                "text as a further split (preprocess --split NAME=FILE) and name that"
+                f"stream '{self.name}' is endless and cannot be scored; the task's build_streams must give "
+                "splits other than train a Sequential order"
             )
         for number in range(len(self.order)):
             yield self.micro_batches(number, shard)
