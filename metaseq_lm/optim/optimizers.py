@@ -126,8 +126,8 @@ class FusedSGD(torch.optim.SGD):
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
             for p in group["params"] if group["momentum"] else ():
-                if p.grad is not None:
-                    self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                if p.grad is not None and not self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         super().step()
 
 

@@ -1,12 +1,14 @@
 """Is a setting better than the baseline, or was it luck of the seeds? Tests over a table.
 
 One-sided and unpaired: the alternative is that the setting is better, in the direction of the
-metric. Resampling p-values are (1 + #{>=}) / (1 + N), which is never 0 and valid for every N.
+metric. Resampling p-values are (1 + #{>=}) / (1 + N), which is never 0 and valid for every N; where
+all assignments of the scores are few they are enumerated, and p is exact.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -88,7 +90,8 @@ class Significance:
     def describe(self, count: int) -> str:
         """Return the test, the alternative, the baseline and the correction in one sentence."""
         what = {
-            "permutation": f"permutation test of {self.centre}s, {RESAMPLES:,} permutations",
+            "permutation": f"permutation test of {self.centre}s, all assignments of the scores or, "
+            f"of more, {RESAMPLES:,}",
             "bootstrap": f"bootstrap test of {self.centre}s, {RESAMPLES:,} resamples "
             "(lenient for few seeds)",
             "mann-whitney": "Mann-Whitney U test",
@@ -204,10 +207,20 @@ def p_value(
 
 
 def permutation(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
-    """Return p of the difference of centres over random assignments of the pooled scores."""
-    pooled = np.concatenate([x, y])
-    shuffled = np.random.default_rng(0).permuted(np.tile(pooled, (RESAMPLES, 1)), axis=1)
-    return exceeding(shuffled[:, : len(x)], shuffled[:, len(x) :], x, y, centre)
+    """Return p of the difference of centres over the assignments of the pooled scores.
+
+    Over all of them, so exactly, if they are not more than RESAMPLES; else over random ones.
+    """
+    pooled, size = np.concatenate([x, y]), len(x)
+    count = math.comb(len(pooled), size)
+    if count > RESAMPLES:
+        shuffled = np.random.default_rng(0).permuted(np.tile(pooled, (RESAMPLES, 1)), axis=1)
+        return resampled(exceeding(shuffled[:, :size], shuffled[:, size:], x, y, centre))
+    chosen = np.array(list(combinations(range(len(pooled)), size)))
+    left = np.ones((count, len(pooled)), dtype=bool)
+    np.put_along_axis(left, chosen, False, axis=1)
+    others = np.tile(pooled, (count, 1))[left].reshape(count, -1)
+    return exceeding(pooled[chosen], others, x, y, centre) / count
 
 
 def bootstrap(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
@@ -218,16 +231,21 @@ def bootstrap(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
     draws = [
         rng.choice(part - middle(part) + common, size=(RESAMPLES, len(part))) for part in (x, y)
     ]
-    return exceeding(draws[0], draws[1], x, y, centre)
+    return resampled(exceeding(draws[0], draws[1], x, y, centre))
 
 
-def exceeding(xs: np.ndarray, ys: np.ndarray, x: np.ndarray, y: np.ndarray, centre: str) -> float:
-    """Return (1 + #{differences of the rows of `xs` and `ys` >= the observed}) / (1 + N)."""
+def resampled(exceeded: int) -> float:
+    """Return p where so many of RESAMPLES random differences are at least the observed one."""
+    return (1 + exceeded) / (1 + RESAMPLES)
+
+
+def exceeding(xs: np.ndarray, ys: np.ndarray, x: np.ndarray, y: np.ndarray, centre: str) -> int:
+    """Return how many rows of `xs` and `ys` differ in their centres at least as `x` and `y` do."""
     middle = np.median if centre == "median" else np.mean
     observed = middle(x) - middle(y)
     differences = middle(xs, axis=1) - middle(ys, axis=1)
     slack = EPS * max(np.abs(x).max(), np.abs(y).max())
-    return float(1 + (differences >= observed - slack).sum()) / (1 + len(differences))
+    return int((differences >= observed - slack).sum())
 
 
 def mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
@@ -259,5 +277,4 @@ def floor(test: str, n: int, m: int) -> float:
     exact = 1 / math.comb(n + m, n)
     if test == "mann-whitney":
         return exact
-    resampled = 1 / (1 + RESAMPLES)
-    return resampled if test == "bootstrap" else max(exact, resampled)
+    return resampled(0) if test == "bootstrap" else max(exact, resampled(0))

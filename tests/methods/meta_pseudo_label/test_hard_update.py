@@ -157,7 +157,9 @@ def test_a_refused_step_earns_nothing(even: Path, accumulate: bool) -> None:
 
 def test_only_adamws_decay_can_be_left_out(even: Path) -> None:
     bench = Bench(even, "hard", *SMALL[:4], "criterion.reward_decay=false", "optimizer=sgd")
-    with pytest.raises(UsageError, match=r"optimizer=adamw.* FusedSGD.* criterion.reward_decay=true"):
+    with pytest.raises(
+        UsageError, match=r"optimizer=adamw.* FusedSGD.* criterion.reward_decay=true"
+    ):
         bench.update(0)
 
 
