@@ -263,18 +263,14 @@ class Run:
             checkpoint.load_into(self.model, checkpoint.load(best.resolve()).weights, best)
 
     def score(self, split: str) -> tuple[dict[str, float], list[dict]]:
-        """Return metrics and predictions of the present weights on a split, over all replicas.
+        """Return metrics of the present weights on a split and, on the first replica, predictions.
 
         Raises UsageError for "train".
         """
         check_scored(split)
-        trainer = self.trainer
-        trainer.check_data()
-        metrics = trainer.validate(split)
-        self.model.eval()
-        with trainer.engine.outside_updates():
-            mine = self.task.predict(trainer.engine, self.model, split, trainer.passes(split))
-        return metrics, [row for part in distributed.gather_objects(list(mine)) for row in part]
+        self.trainer.check_data()
+        metrics, rows = self.trainer.evaluate(split)
+        return metrics, [] if distributed.rank() else list(rows())
 
     def record(
         self, status: str, error: Optional[MetaseqError] = None, metrics: Any = None

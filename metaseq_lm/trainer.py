@@ -24,7 +24,7 @@ from metaseq_lm.fetcher import Fetcher, sample_numbers
 from metaseq_lm.flops import FlopMeter
 from metaseq_lm.logging import Progress, TensorBoard, Window
 from metaseq_lm.run_folder import RunFolder, finite
-from metaseq_lm.tasks import Batches, Passes, Task
+from metaseq_lm.tasks import Batches, Passes, Scored, Task
 
 
 class Trainer:
@@ -201,7 +201,7 @@ class Trainer:
 
     def _validate(self) -> bool:
         """Validate and log; return whether this is the best so far."""
-        self.last_valid = self.validate(self.options.valid_split)
+        self.last_valid = self.evaluate(self.options.valid_split).metrics
         self._validated_at = self.update
         self._saved_at = -1  # a checkpoint that is there already lacks this validation
         self._log("valid", self.last_valid)
@@ -214,13 +214,13 @@ class Trainer:
             self.save(False, last=True)  # a wrong name must not cost the updates
             raise
 
-    def validate(self, split: str) -> dict[str, float]:
-        """Return the task's metrics on a split, in evaluation mode."""
+    def evaluate(self, split: str) -> Scored:
+        """Return what the task makes of a split, in evaluation mode."""
         self.model.eval()
         with self.engine.outside_updates():
-            logs = self.task.validate(self.engine, self.model, self.passes(split))
+            logs, rows = self.task.evaluate(self.engine, self.model, self.passes(split))
         self.model.train()
-        return {name: float(value) for name, value in logs.items()}
+        return Scored({name: float(value) for name, value in logs.items()}, rows)
 
     def _log_samples(self) -> None:
         self.model.eval()

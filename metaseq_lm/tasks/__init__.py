@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import II, DictConfig, OmegaConf
 from torch import Tensor, nn
@@ -25,6 +25,16 @@ Batches = dict[str, list[list[Batch]]]
 Kinds = list[tuple[float, dict[str, int]]]
 # What an evaluation gets: per stream all global batches, once.
 Passes = dict[str, Iterable[list[Batch]]]
+
+
+class Scored(NamedTuple):
+    """What an evaluation gives: metrics, the same on all replicas, and rows for a predictions file.
+
+    `rows` makes one dict per example when it is called; no rows where a task predicts nothing.
+    """
+
+    metrics: Logs
+    rows: Callable[[], Sequence[dict]] = tuple
 
 
 class Task:
@@ -124,18 +134,15 @@ class Task:
         engine.step("main", grads)
         return logs
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
-        """Return metrics over all batches of the streams, exact over replicas."""
-        everything = (micro for stream in passes.values() for batch in stream for micro in batch)
-        return engine.evaluate(
-            lambda batch: self.criterion(model, batch), everything, draw="validate"
-        )
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
+        """Return metrics over all batches of a split, exact over replicas, and its predictions, if any.
 
-    def predict(
-        self, engine: Engine, model: nn.Module, split: str, passes: Passes
-    ) -> Sequence[dict]:
-        """Return one dict per example of a labelled split; tasks without predictions return none."""
-        return []
+        A call of all replicas, in evaluation mode.
+        """
+        everything = (micro for stream in passes.values() for batch in stream for micro in batch)
+        return Scored(
+            engine.evaluate(lambda batch: self.criterion(model, batch), everything, draw="validate")
+        )
 
     def samples(self, engine: Engine, model: nn.Module) -> list[str]:
         """Return texts that show what the model does, for the log; called after each validation.

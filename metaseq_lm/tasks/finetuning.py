@@ -24,7 +24,7 @@ from metaseq_lm.evaluation.ensemble import mean_scores
 from metaseq_lm.models.bilstm import BiLSTMConfig
 from metaseq_lm.models.transformer import TransformerConfig
 from metaseq_lm.registry import MODELS
-from metaseq_lm.tasks import options_of
+from metaseq_lm.tasks import Scored, options_of
 from metaseq_lm.tasks.masked_lm import check_rows
 
 ENCODER = "encoder."
@@ -168,14 +168,6 @@ def judged(
     return logs, [item for part in distributed.gather_objects(found) for item in part]
 
 
-def mapped(
-    engine: Engine, batches: Iterable[list[Batch]], find: Callable[[Batch], list[T]]
-) -> list[T]:
-    """Return what `find` returns for this replica's `batches` of a split, without gradients."""
-    parts = (engine.map(find, [micro])[0] for batch in batches for micro in batch)
-    return [item for part in parts for item in part]
-
-
 def chosen_rows(data: Labels, samples: Sequence[int]) -> list[dict] | None:
     """Return what scorers need of some rows, None if the set has nothing of the kind."""
     return None if data.rows is None else [data.rows[sample] for sample in samples]
@@ -186,11 +178,17 @@ def listed(samples: Tensor, outputs: Tensor) -> Outputs:
     return list(zip(samples.tolist(), outputs.tolist()))
 
 
-def labelled_logs(data: Labels, found: Outputs, logs: Logs) -> Logs:
-    """Return the metrics of a split of which all outputs are known, then the rest of `logs`."""
-    samples = np.array([sample for sample, _ in sorted(found)])
-    metrics = labelled_metrics(data, samples, np.array([scores for _, scores in sorted(found)]))
-    return metrics | {name: value for name, value in logs.items() if name not in metrics}
+def labelled_split(data: Labels, found: Outputs, logs: Logs) -> Scored:
+    """Return the metrics of a split of which all outputs are known, then the rest of `logs`, and its rows.
+
+    Without labels there are only the `prediction_rows`.
+    """
+    metrics: Logs = {}
+    if data.labels is not None:
+        samples = np.array([sample for sample, _ in sorted(found)])
+        metrics = labelled_metrics(data, samples, np.array([scores for _, scores in sorted(found)]))
+        metrics |= {name: value for name, value in logs.items() if name not in metrics}
+    return Scored(metrics, lambda: prediction_rows(data, found))
 
 
 def labelled_metrics(data: Labels, samples: np.ndarray, scores: np.ndarray) -> Logs:
@@ -231,34 +229,19 @@ def labelled_scores(
     data: Labels,
     batches: Iterable[list[Batch]],
     scored: Callable[[Batch], tuple[Tensor, Terms]],
-) -> Logs:
-    """Return the metrics of a split, the main one first, then its terms; none without labels.
+) -> Scored:
+    """Return the `labelled_split` of what `scored` finds: the main metric first, then the terms.
 
-    `scored` returns the outputs (B, K) of a micro-batch and its terms. A call of all replicas.
+    `scored` returns the outputs (B, K) of a micro-batch and its terms, none if it has no targets. A
+    call of all replicas.
     """
-    if data.labels is None:
-        return {}
 
     def judge(batch: Batch) -> tuple[Terms, Outputs]:
         outputs, terms = scored(batch)
         return terms, listed(batch["samples"], outputs)
 
     logs, found = judged(engine, batches, judge)
-    return labelled_logs(data, found, logs)
-
-
-def labelled_predictions(
-    engine: Engine,
-    data: Labels,
-    batches: Iterable[list[Batch]],
-    outputs: Callable[[Batch], Tensor],
-) -> list[dict]:
-    """Return the `prediction_rows` of a split, given the outputs (B, K) of a micro-batch."""
-
-    def find(batch: Batch) -> Outputs:
-        return listed(batch["samples"], outputs(batch))
-
-    return prediction_rows(data, mapped(engine, batches, find))
+    return labelled_split(data, found, logs)
 
 
 def prediction_rows(data: Labels, found: Outputs) -> list[dict]:

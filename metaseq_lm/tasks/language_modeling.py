@@ -13,11 +13,11 @@ from metaseq_lm.criterions.language_modeling import LanguageModeling
 from metaseq_lm.data.corpus import Corpus, padding_of
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.engine import Engine
 from metaseq_lm.errors import UsageError
 from metaseq_lm.models.bilstm import BiLSTMLM
 from metaseq_lm.registry import MODELS, register_task
-from metaseq_lm.tasks import Passes, Task, options_of
+from metaseq_lm.tasks import Passes, Scored, Task, options_of
 from metaseq_lm.tasks.masked_lm import text_stream
 
 
@@ -68,11 +68,13 @@ class LanguageModelingTask(Task):
         sizes = entry.dataclass(**options_of(self.config.model))
         return entry.value(sizes, *vocabulary)
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return the losses per token, and the perplexity, of their mean over both directions."""
-        logs = super().validate(engine, model, passes)
-        # numpy: exp of a diverged loss is infinite, not an error.
-        return {**logs, "perplexity": float(np.exp(np.float64(logs["loss"])))} if logs else logs
+        logs = super().evaluate(engine, model, passes).metrics
+        if logs:
+            # numpy: exp of a diverged loss is infinite, not an error.
+            logs["perplexity"] = float(np.exp(np.float64(logs["loss"])))
+        return Scored(logs)
 
 
 def language_batch(corpus: Corpus, samples: np.ndarray, width: int = 0) -> Batch:

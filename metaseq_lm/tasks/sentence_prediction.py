@@ -30,13 +30,12 @@ from metaseq_lm.errors import MetaseqError
 from metaseq_lm.models.heads import SentenceHead, SpanPairHead
 from metaseq_lm.models.sentence_prediction import SentencePredictor
 from metaseq_lm.registry import register_task
-from metaseq_lm.tasks import Passes, Task, with_epochs
+from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
 from metaseq_lm.tasks.finetuning import (
     encoder_weights,
     ensemble_of,
     label_range,
     labelled_folder,
-    labelled_predictions,
     labelled_scores,
     leaderboard_files,
     row_encoder_sizes,
@@ -150,27 +149,17 @@ class SentencePredictionTask(Task):
 
     # ---------------------------------------------------------------- scores
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
-        """Return the metrics of the set, the main one first, then the loss; none without labels."""
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
+        """Return the metrics of the set, the main one first, the loss, and rows: see `labelled_split`."""
         ((split, batches),) = passes.items()
 
         def scored(batch: Batch) -> tuple[Tensor, Terms]:
             scores = self.criterion.scores(model, batch)
-            terms = self.criterion.terms(model, scores, batch["targets"])
+            labelled = "targets" in batch
+            terms = self.criterion.terms(model, scores, batch["targets"]) if labelled else {}
             return self._outputs(model, scores), terms
 
         return labelled_scores(engine, self.labelled(split).data, batches, scored)
-
-    def predict(
-        self, engine: Engine, model: nn.Module, split: str, passes: Passes
-    ) -> Sequence[dict]:
-        """Return gold and predicted label, and scores, of each row: see `prediction_rows`."""
-        return labelled_predictions(
-            engine,
-            self.labelled(split).data,
-            passes[split],
-            lambda batch: self._outputs(model, self.criterion.scores(model, batch)),
-        )
 
     def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
         """Return the file that the benchmark's leaderboard wants for a test or diagnostic split."""

@@ -18,7 +18,6 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm import distributed
 from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Terms
@@ -35,8 +34,8 @@ from metaseq_lm.evaluation.spans import Answers, WindowAnswers, merged, window_t
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
 from metaseq_lm.models.span_head import SpanModel
 from metaseq_lm.registry import register_task
-from metaseq_lm.tasks import Passes, Task, with_epochs
-from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights, judged, mapped
+from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
+from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights, judged
 
 # Scores of the official scripts that are per cent; the others are counts and thresholds.
 PER_CENT = re.compile("((HasAns|NoAns|best)_)?(exact|f1)")
@@ -115,8 +114,8 @@ class SquadTask(Task):
 
     # ---------------------------------------------------------------- scores
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
-        """Return the official scores, then the mean loss of a window and its parts."""
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
+        """Return the official scores, the mean loss of a window, its parts; one `_row` a question."""
         ((split, batches),) = passes.items()
 
         def judge(batch: Batch) -> tuple[Terms, list[WindowAnswers]]:
@@ -124,22 +123,12 @@ class SquadTask(Task):
             return self.criterion.terms(model, x, batch), self._decode(split, model, x, batch)
 
         logs, found = judged(engine, batches, judge)
-        return self._scores(split, self._together(split, found)) | logs
+        answers = self._together(split, found)
 
-    def predict(
-        self, engine: Engine, model: nn.Module, split: str, passes: Passes
-    ) -> Sequence[dict]:
-        """Return one row per question from the first replica: see `_row`."""
+        def rows() -> list[dict]:
+            return [self._row(split, question, best) for question, best in sorted(answers.items())]
 
-        def decode(batch: Batch) -> list[WindowAnswers]:
-            x = model(batch["tokens"], batch["padding"], batch["segments"])
-            return self._decode(split, model, x, batch)
-
-        found = distributed.gather_objects(mapped(engine, passes[split], decode))
-        answers = self._together(split, [window for part in found for window in part])
-        if distributed.rank():
-            return []
-        return [self._row(split, question, best) for question, best in sorted(answers.items())]
+        return Scored(self._scores(split, answers) | logs, rows)
 
     def ensemble(
         self, split: str, members: Sequence[Sequence[dict]]

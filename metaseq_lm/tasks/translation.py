@@ -20,14 +20,14 @@ from metaseq_lm.criterions.translation import Translation
 from metaseq_lm.data.parallel import ParallelSet, TranslationRows, load_sides, shorter
 from metaseq_lm.data.streams import Order, Sequential, Stream
 from metaseq_lm.data.words.buckets import Bucketed
-from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.engine import Engine
 from metaseq_lm.errors import UsageError
 from metaseq_lm.evaluation.bleu import check_bleu, corpus_bleu
 from metaseq_lm.models.beam_search import Beam
 from metaseq_lm.models.lstm_encoder_decoder import EncoderDecoderConfig, LSTMEncoderDecoder
 from metaseq_lm.registry import register_task
-from metaseq_lm.tasks import Passes, Task, options_of
-from metaseq_lm.tasks.finetuning import judged, mapped
+from metaseq_lm.tasks import Passes, Scored, Task, options_of
+from metaseq_lm.tasks.finetuning import judged
 from metaseq_lm.tasks.masked_lm import first
 
 Found = list[tuple[int, str]]  # sentence, its translation
@@ -51,7 +51,9 @@ class TranslationConfig:
     length_factor: float = option(
         2.0, "longest translation: this many times the source's tokens, and 10 more"
     )
-    bleu: bool = option(True, "translate in validation and score BLEU; needs sacrebleu")
+    bleu: bool = option(
+        True, "translate whenever a split is scored, and score BLEU; needs sacrebleu"
+    )
     bleu_tokenizer: str = option(
         "none", "sacrebleu's: none for text that is tokenised already, 13a, intl, char"
     )
@@ -151,8 +153,11 @@ class TranslationTask(Task):
         texts = [tokenizer.decode(row) for row in found]
         return list(zip(batch["samples"].tolist(), texts))
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
-        """Return BLEU (with task.bleu), the loss per target token, accuracy and perplexity."""
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
+        """Return the loss per target token, accuracy and perplexity, with task.bleu translations.
+
+        Then BLEU comes first, and rows have "index", "gold" (the reference) and "predicted".
+        """
         ((split, batches),) = passes.items()
         bleu = self.options.bleu
 
@@ -162,21 +167,16 @@ class TranslationTask(Task):
         logs, found = judged(engine, batches, judge)
         # numpy: exp of a diverged loss is infinite, not an error.
         logs["perplexity"] = float(np.exp(np.float64(logs["loss"])))
-        return {"bleu": self.score(split, found), **logs} if bleu else logs
-
-    def score(self, split: str, found: Found) -> float:
-        """Return the BLEU of the translations of some sentences of a split."""
+        if not bleu:
+            return Scored(logs)
         references = ParallelSet(self.data, split).references
         gold = [references[number] for number, _ in found]
-        return corpus_bleu(gold, [text for _, text in found], self.options.bleu_tokenizer)
+        score = corpus_bleu(gold, [text for _, text in found], self.options.bleu_tokenizer)
 
-    def predict(
-        self, engine: Engine, model: nn.Module, split: str, passes: Passes
-    ) -> Sequence[dict]:
-        """Return "index", "gold" (the reference) and "predicted" of each sentence."""
-        references = ParallelSet(self.data, split).references
-        found = mapped(engine, passes[split], lambda batch: self.translations(model, batch))
-        return [{"index": n, "gold": references[n], "predicted": text} for n, text in found]
+        def rows() -> list[dict]:
+            return [{"index": n, "gold": references[n], "predicted": text} for n, text in found]
+
+        return Scored({"bleu": score, **logs}, rows)
 
     def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
         """Return the translations as plain lines, in the order of the source."""

@@ -5,7 +5,7 @@ Facts follow Clark et al. 2018. Shapes: B rows, S positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Optional
@@ -35,7 +35,7 @@ from metaseq_lm.models.tagging_heads import TaggingModule
 from metaseq_lm.models.views import ViewsEncoder
 from metaseq_lm.models.word_model import WordModel, WordNet
 from metaseq_lm.registry import MODELS
-from metaseq_lm.tasks import Batches, Passes, Task, options_of
+from metaseq_lm.tasks import Batches, Passes, Scored, Task, options_of
 from metaseq_lm.tasks.elmo import (
     ElmoConfig,
     head_mixes,
@@ -44,7 +44,7 @@ from metaseq_lm.tasks.elmo import (
     scalar_mix,
     with_sizes,
 )
-from metaseq_lm.tasks.finetuning import ENCODER, different_sets, judged, mapped
+from metaseq_lm.tasks.finetuning import ENCODER, different_sets, judged
 from metaseq_lm.tasks.masked_lm import first
 from metaseq_lm.tasks.word_scores import (
     Predicted,
@@ -217,8 +217,8 @@ class WordTask(Task):
         engine.step("main", grads)
         return logs
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
-        """Return "score", the mean of the sets' main scores, all scores, and the loss.
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
+        """Return "score", the mean of the sets' main scores, all scores, the loss; `prediction_rows`.
 
         With several sets names begin with the set's; what begins with "raw_" is of the weights
         themselves, everything else of the averaged ones.
@@ -230,28 +230,34 @@ class WordTask(Task):
         logs: Logs = {}
         found: dict[str, list[float]] = {f"{prefix}score": [] for prefix in nets}
         losses: list[float] = []
+        makers: list[Callable[[], list[dict]]] = []
         for key, batches in passes.items():
-            name = key.partition(AT)[0]
-            terms, scores = self._validate_set(engine, model, nets, key, batches)
+            name, _, split = key.partition(AT)
+            data = self.labelled(
+                name, split or "train"
+            )  # whose stream says why it cannot be scored
+            terms, predicted = self._predicted(engine, model, nets, data, name, batches)
             losses.append(terms.pop("loss"))
             logs |= terms
-            for prefix, of_net in scores.items():
-                found[f"{prefix}score"].append(next(iter(of_net.values())))
-                logs |= {prefix + model.label(name, what): v for what, v in of_net.items()}
+            for prefix in nets:
+                scores = set_scores(data, predicted[prefix])
+                found[f"{prefix}score"].append(next(iter(scores.values())))
+                logs |= {prefix + model.label(name, what): v for what, v in scores.items()}
+            makers.append(partial(prediction_rows, name, data, predicted[""]))
         means = {what: float(np.mean(values)) for what, values in found.items()}
-        return {**means, **logs, "loss": float(np.mean(losses))}
+        metrics = {**means, **logs, "loss": float(np.mean(losses))}
+        return Scored(metrics, lambda: [row for rows in makers for row in rows()])
 
-    def _validate_set(
+    def _predicted(
         self,
         engine: Engine,
         model: WordModel,
         nets: dict[str, WordNet],
-        key: str,
+        data: WordSet,
+        name: str,
         batches: Iterable[list[Batch]],
-    ) -> tuple[Logs, dict[str, Logs]]:
-        """Return the terms of the first of a model's nets on one set, and the scores of each by prefix."""
-        name, _, split = key.partition(AT)
-        data = self.labelled(name, split or "train")  # whose stream says why it cannot be scored
+    ) -> tuple[Logs, dict[str, list[Predicted]]]:
+        """Return the terms of the first of a model's nets on a set, and what each predicts, by prefix."""
 
         def judge(batch: Batch) -> tuple[Terms, list[tuple[str, Predicted]]]:
             found: list[tuple[str, Predicted]] = []
@@ -264,28 +270,9 @@ class WordTask(Task):
             return terms, found
 
         logs, found = judged(engine, batches, judge)
-        scores = {n: set_scores(data, [row for prefix, row in found if prefix == n]) for n in nets}
+        by_net = {net: [row for prefix, row in found if prefix == net] for net in nets}
         # The official accuracy takes the place of the term.
-        return {k: v for k, v in logs.items() if not k.endswith("accuracy")}, scores
-
-    def predict(
-        self, engine: Engine, model: nn.Module, split: str, passes: Passes
-    ) -> Sequence[dict]:
-        """Return the `prediction_rows` of the averaged weights on every set."""
-        assert isinstance(model, WordModel)
-        net = model.averaged
-        rows: list[dict] = []
-        for key, batches in passes.items():
-            name = key.partition(AT)[0]
-            data = self.labelled(name, split)
-
-            def find(batch: Batch, name: str = name, data: WordSet = data) -> list[Predicted]:
-                views = net.views(model.read(batch))
-                scores = net.scores(views, batch["scored"], name, PRIMARY)
-                return predictions_of(data, scores, batch)
-
-            rows += prediction_rows(name, data, mapped(engine, batches, find))
-        return rows
+        return {k: v for k, v in logs.items() if not k.endswith("accuracy")}, by_net
 
     def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
         """Return NAME.SPLIT.conll (word, gold, predicted; spans in BIO) or .conllu of each set."""

@@ -6,7 +6,7 @@ A list of one set is ordinary fine-tuning (the paper's "Single"). Shapes: N rows
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import nn
 
 from metaseq_lm import checkpoint, randomness
 from metaseq_lm.checks import check_classes
 from metaseq_lm.config import option
 from metaseq_lm.cost import Costs
-from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.data.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.sentence_rows import SentenceRows
@@ -38,14 +37,13 @@ from metaseq_lm.methods.bam.teachers import Teacher
 from metaseq_lm.models.labelled_sets import POOLER, SETS, SetHeads, set_of
 from metaseq_lm.registry import nearest, register_task
 from metaseq_lm.run_folder import read_results
-from metaseq_lm.tasks import Batches, Passes, Task, with_epochs, with_updates
+from metaseq_lm.tasks import Batches, Passes, Scored, Task, with_epochs, with_updates
 from metaseq_lm.tasks.finetuning import (
     different_sets,
     encoder_sizes,
     encoder_weights,
     ensemble_of,
     label_range,
-    labelled_predictions,
     labelled_scores,
     leaderboard_files,
 )
@@ -311,44 +309,31 @@ class BamTask(Task):
         }
         return super().update(engine, model, shared)
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return the mean score and loss of the sets, then each set's score, metrics and loss.
 
-        Nothing of sets without labels.
+        No metrics of sets without labels; rows of all sets, with the set's name as "set".
         """
         every: dict[str, Logs] = {}
+        makers: dict[str, Callable[[], Sequence[dict]]] = {}
         for key, batches in passes.items():
             split, _, name = key.partition("/")
-            judge = partial(self._scored, model, name)
-            found = labelled_scores(engine, self.labelled(name, split).data, batches, judge)
-            if found:
-                every[name] = found | {"score": self._score(found)}
+            judge = partial(self.criterion.evaluated, model, name=name)
+            data = self.labelled(name, split).data
+            metrics, makers[name] = labelled_scores(engine, data, batches, judge)
+            if metrics:
+                every[name] = metrics | {"score": self._score(metrics)}
                 del every[name][LOSS]
-        return summary(every)
 
-    def _scored(self, model: nn.Module, name: str, batch: Batch) -> tuple[Tensor, Terms]:
-        return self.criterion.evaluated(model, batch, name)
+        def rows() -> list[dict]:
+            return [{"set": name, **row} for name, made in makers.items() for row in made()]
+
+        return Scored(summary(every), rows)
 
     def _score(self, metrics: Logs) -> float:
         """Return the score of a set; where there is none of DEV it is the official one (MultiRC)."""
         chosen = [metrics[name] for name in DEV if name in metrics]
         return chosen[0] if chosen and self.options.score == "dev" else metrics["score"]
-
-    def predict(
-        self, engine: Engine, model: nn.Module, split: str, passes: Passes
-    ) -> Sequence[dict]:
-        """Return the rows of `labelled_predictions` of each set, with its name as "set"."""
-        rows = []
-        for key, batches in passes.items():
-            name = key.partition("/")[2]
-            judge = partial(self._predicted, model, name)
-            data = self.labelled(name, split).data
-            found = labelled_predictions(engine, data, batches, judge)
-            rows += [{"set": name, **row} for row in found]
-        return rows
-
-    def _predicted(self, model: nn.Module, name: str, batch: Batch) -> Tensor:
-        return self._scored(model, name, batch)[0]
 
     def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
         """Return the leaderboard file of each set that is of a benchmark, for a split to be sent in."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.engine import Engine
 from metaseq_lm.errors import UsageError
 from metaseq_lm.models.averaged import RAW, AveragedWeights
-from metaseq_lm.tasks import Passes
+from metaseq_lm.tasks import Passes, Scored
 
 
 def check_teacher(mean_teacher: bool, decay: float) -> None:
@@ -38,19 +38,20 @@ class AveragedNet(nn.Module):
 
 
 def scores(
-    validate: Callable[[Engine, nn.Module, Passes], Logs],
+    evaluate: Callable[[Engine, nn.Module, Passes], Scored],
     engine: Engine,
     model: AveragedNet,
     passes: Passes,
     both: bool,
-) -> Logs:
-    """Return what `validate` finds with the averaged weights, and with `both` with the trained ones.
+) -> Scored:
+    """Return what `evaluate` finds with the averaged weights, and with `both` with the trained ones.
 
-    The names of the latter begin with "raw_". The batches of a split are then held in memory.
+    The names of the latter's metrics begin with "raw_", rows are of the former. The batches of a
+    split are then held in memory.
     """
     if not both or model.average is None:
-        return validate(engine, model.averaged, passes)
+        return evaluate(engine, model.averaged, passes)
     held: Passes = {name: list(batches) for name, batches in passes.items()}
-    logs = validate(engine, model.averaged, held)
-    raw = validate(engine, model.net, held)
-    return logs | {RAW + name: value for name, value in raw.items()}
+    metrics, rows = evaluate(engine, model.averaged, held)
+    raw = evaluate(engine, model.net, held).metrics
+    return Scored(metrics | {RAW + name: value for name, value in raw.items()}, rows)

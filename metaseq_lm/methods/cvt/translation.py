@@ -25,7 +25,7 @@ from metaseq_lm.methods.cvt.averaging import AveragedNet, scores
 from metaseq_lm.methods.cvt.translation_losses import SemiSupervisedTranslation
 from metaseq_lm.models.word_model import dropout_at
 from metaseq_lm.registry import register_task
-from metaseq_lm.tasks import Batches, Kinds, Passes
+from metaseq_lm.tasks import Batches, Kinds, Passes, Scored
 from metaseq_lm.tasks.translation import TranslationConfig, TranslationTask
 
 REST = "rest"
@@ -161,13 +161,7 @@ class CVTTranslationTask(TranslationTask):
 
     # ---------------------------------------------------------------- scores
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
-        """Return the scores of the averaged weights, and with task.score_raw of the others too."""
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
+        """Return what the averaged weights give, and with task.score_raw the scores of the others too."""
         assert isinstance(model, AveragedNet)
-        return scores(super().validate, engine, model, passes, self.options.score_raw)
-
-    def predict(
-        self, engine: Engine, model: nn.Module, split: str, passes: Passes
-    ) -> Sequence[dict]:
-        assert isinstance(model, AveragedNet)
-        return super().predict(engine, model.averaged, split, passes)
+        return scores(super().evaluate, engine, model, passes, self.options.score_raw)

@@ -5,7 +5,6 @@ Shapes: B images, C channels, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -40,8 +39,8 @@ from metaseq_lm.methods.cvt.vision_losses import (
 from metaseq_lm.models.conv_large import POSITIONAL, ConvLarge, ConvLargeConfig, places
 from metaseq_lm.models.wide_resnet import check_whole_batches
 from metaseq_lm.registry import register_task
-from metaseq_lm.tasks import Batches, Kinds, Passes, Task, options_of
-from metaseq_lm.tasks.finetuning import labelled_predictions, labelled_scores
+from metaseq_lm.tasks import Batches, Kinds, Passes, Scored, Task, options_of
+from metaseq_lm.tasks.finetuning import labelled_scores
 
 # Options that are at least 0, and at least 1.
 NUMBERS = ("labelled", "valid_count", "translate"), ("batch_size", "unlabelled_batch_size")
@@ -217,13 +216,13 @@ class CVTVisionTask(Task):
 
     # ---------------------------------------------------------------- scores
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
-        """Return the scores of the averaged weights, and with task.score_raw of the others too."""
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
+        """Return what the averaged weights give, and with task.score_raw the scores of the others too."""
         assert isinstance(model, AveragedNet)
-        return scores(self.score, engine, model, passes, self.options.score_raw)
+        return scores(self._evaluate_net, engine, model, passes, self.options.score_raw)
 
-    def score(self, engine: Engine, net: nn.Module, passes: Passes) -> Logs:
-        """Return accuracy, macro F1 and loss of one net."""
+    def _evaluate_net(self, engine: Engine, net: nn.Module, passes: Passes) -> Scored:
+        """Return accuracy, macro F1, loss and rows of one net."""
         ((split, batches),) = passes.items()
 
         def scored(batch: Batch) -> tuple[Tensor, Terms]:
@@ -232,20 +231,7 @@ class CVTVisionTask(Task):
 
         return labelled_scores(engine, self.labelled(split), batches, scored)
 
-    def predict(
-        self, engine: Engine, model: nn.Module, split: str, passes: Passes
-    ) -> Sequence[dict]:
-        """Return gold and predicted class of each image: see `prediction_rows`."""
-        assert isinstance(model, AveragedNet)
-        net, data = model.averaged, self.labelled(split)
-        return labelled_predictions(engine, data, passes[split], partial(probabilities, net))
-
 
 def ones(images: Images) -> np.ndarray:
     """Return the lengths of images as streams want them: each counts as one token."""
     return np.ones(len(images), np.int64)
-
-
-def probabilities(net: nn.Module, batch: Batch) -> Tensor:
-    """Return the probabilities (B, K) of the primary head, as float64."""
-    return net(batch["images"]).double().softmax(-1)

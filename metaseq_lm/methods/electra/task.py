@@ -22,14 +22,14 @@ from metaseq_lm.data.masking import Masking, mask_tokens
 from metaseq_lm.data.packing import open_corpus
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.engine import Engine
 from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.electra.criterion import Corrupting
 from metaseq_lm.methods.electra.electric import TwoTowerCloze
 from metaseq_lm.methods.electra.model import ElectraConfig, check_noise
 from metaseq_lm.randomness import mix, uniforms
 from metaseq_lm.registry import register_task
-from metaseq_lm.tasks import Passes, Task, options_of
+from metaseq_lm.tasks import Passes, Scored, Task, options_of
 from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_stream
 
 SUBSET = 0xE1EC  # names the draw among those of a row; masking.py counts its own from 1
@@ -196,10 +196,10 @@ class ElectraTask(Task):
 
     # ---------------------------------------------------------------- validation
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return the terms, and precision and recall of the fakes."""
-        logs = super().validate(engine, model, passes)
+        logs = super().evaluate(engine, model, passes).metrics
         if "caught" in logs:
             logs["recall"] = logs["caught"] / max(logs["fakes"], 1e-12)
             logs["precision"] = logs["caught"] / max(logs["flagged"], 1e-12)
-        return logs
+        return Scored(logs)

@@ -19,7 +19,6 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm import distributed
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms
 from metaseq_lm.data.labelled import LabelledSet
@@ -32,7 +31,7 @@ from metaseq_lm.methods.electra.wnli_rows import CandidateRows
 from metaseq_lm.models.heads import BinaryHead
 from metaseq_lm.models.transformer import Encoder, TransformerConfig, initialise
 from metaseq_lm.registry import register_criterion, register_task
-from metaseq_lm.tasks import Passes, Task, with_epochs
+from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
 from metaseq_lm.tasks.finetuning import (
     Outputs,
     encoder_sizes,
@@ -40,11 +39,9 @@ from metaseq_lm.tasks.finetuning import (
     ensemble_of,
     judged,
     labelled_folder,
-    labelled_logs,
+    labelled_split,
     leaderboard_files,
     listed,
-    mapped,
-    prediction_rows,
 )
 
 HEAD = "heads.rtd."
@@ -214,34 +211,20 @@ class WnliTask(Task):
 
     # ---------------------------------------------------------------- scores
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
-        """Return accuracy over all rows, then the loss of those with a choice; none without labels."""
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
+        """Return accuracy over all rows, then the loss of those with a choice: see `labelled_split`."""
         ((split, batches),) = passes.items()
         data = self.rows(split).data
-        if data.labels is None:
-            return {}
 
         def judge(batch: Batch) -> tuple[Terms, Outputs]:
             scores = self.criterion.scores(model, batch)
             outputs = listed(batch["samples"], label_probabilities(scores))
-            return self.criterion.terms(model, scores, batch), outputs
+            return (
+                {} if data.labels is None else self.criterion.terms(model, scores, batch)
+            ), outputs
 
         logs, found = judged(engine, batches, judge)
-        return labelled_logs(data, found + self._without_choice(split, model), logs)
-
-    def predict(
-        self, engine: Engine, model: nn.Module, split: str, passes: Passes
-    ) -> Sequence[dict]:
-        """Return gold and predicted label, and probabilities: see `prediction_rows`."""
-
-        def find(batch: Batch) -> Outputs:
-            scores = self.criterion.scores(model, batch)
-            return listed(batch["samples"], label_probabilities(scores))
-
-        found = mapped(engine, passes[split], find)
-        if not distributed.rank():
-            found += self._without_choice(split, model)
-        return prediction_rows(self.rows(split).data, found)
+        return labelled_split(data, found + self._without_choice(split, model), logs)
 
     def _without_choice(self, split: str, model: nn.Module) -> Outputs:
         """Return the rows that no batch holds, with the prior."""

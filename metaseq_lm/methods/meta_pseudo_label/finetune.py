@@ -15,7 +15,6 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm import distributed
 from metaseq_lm.checks import check_choice
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch, Criterion, Term, Terms, number_of
@@ -39,8 +38,8 @@ from metaseq_lm.methods.meta_pseudo_label.answers import (
     record_file,
 )
 from metaseq_lm.registry import register_criterion, register_task
-from metaseq_lm.tasks import Passes, Task, with_epochs
-from metaseq_lm.tasks.finetuning import ensemble_of, labelled_folder, leaderboard_files
+from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
+from metaseq_lm.tasks.finetuning import ensemble_of, judged, labelled_folder, leaderboard_files
 from metaseq_lm.tasks.masked_lm import build_transformer
 
 MINI = "mini"
@@ -178,45 +177,37 @@ class TokenLabelsTask(Task):
 
     # ---------------------------------------------------------------- scores
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
-        """Return the metrics of the set, the main one first, then the loss; none without labels."""
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
+        """Return the metrics of the set, the main one first, then the loss; none without labels.
+
+        Rows have text, gold and predicted label and class scores, or the answer.
+        """
         ((split, batches),) = passes.items()
-        data = self.labelled(split)
-        if data.labels is None:
-            return {}
-        mine: list[Found] = []
+        rows = self.labelled(split)
 
-        def loss(batch: Batch) -> Terms:
+        def judge(batch: Batch) -> tuple[Terms, list[Found]]:
             logits = model(batch["tokens"], batch["padding"])
-            mine.extend(found_in(logits, batch))
-            return self.criterion.terms(logits, batch)
+            terms = {} if rows.labels is None else self.criterion.terms(logits, batch)
+            return terms, found_in(logits, batch)
 
-        everything = (micro for batch in batches for micro in batch)
-        logs = engine.evaluate(loss, everything, draw="validate")
-        every = [one for part in distributed.gather_objects(mine) for one in part]
-        if data.token_level:
-            metrics = answer_metrics(data.data, every, load_tokenizer(self.data))
-        else:
-            metrics = class_metrics(data.data, every)
-        return metrics | {name: value for name, value in logs.items() if name not in metrics}
-
-    def predict(
-        self, engine: Engine, model: nn.Module, split: str, passes: Passes
-    ) -> Sequence[dict[str, Any]]:
-        """Return text, gold and predicted label and class scores of each row, or its answer."""
-        mine: list[Found] = []
-        for micro in (micro for batches in passes[split] for micro in batches):
-            (found,) = engine.map(lambda b: found_in(model(b["tokens"], b["padding"]), b), [micro])
-            mine += found
         # The windows of a row may lie on several replicas.
-        every = [one for part in distributed.gather_objects(mine) for one in part]
-        if distributed.rank():
-            return []
+        logs, found = judged(engine, batches, judge)
+        metrics: Logs = {}
+        if rows.labels is not None:
+            metrics = (
+                answer_metrics(rows.data, found, load_tokenizer(self.data))
+                if rows.token_level
+                else class_metrics(rows.data, found)
+            )
+            metrics |= {name: value for name, value in logs.items() if name not in metrics}
+        return Scored(metrics, lambda: self._rows(split, found))
+
+    def _rows(self, split: str, found: list[Found]) -> list[dict[str, Any]]:
         data, tokenizer = self.labelled(split).data, load_tokenizer(self.data)
         rows = (
-            answer_rows(data, every, tokenizer)
+            answer_rows(data, found, tokenizer)
             if self.labelled(split).token_level
-            else class_rows(data, every)
+            else class_rows(data, found)
         )
         for row in rows:
             row["text"] = [

@@ -50,7 +50,7 @@ from metaseq_lm.models.virtual import VirtualModel
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.optim.virtual import Moments, adamw, moments_of, sgd
 from metaseq_lm.registry import register_task
-from metaseq_lm.tasks import Batches, Kinds, Passes, Task
+from metaseq_lm.tasks import Batches, Kinds, Passes, Scored, Task
 from metaseq_lm.tasks.masked_lm import first
 from metaseq_lm.vectors import Vector
 
@@ -129,9 +129,9 @@ class MetaPseudoLabelTask(Task):
     def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.criterion.token_log_probs(student_of(model), batch)
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return masked-LM loss and accuracy of the student."""
-        return super().validate(engine, student_of(model), passes)
+        return super().evaluate(engine, student_of(model), passes)
 
     def samples(self, engine: Engine, model: nn.Module) -> list[str]:
         """Return some validation texts with the pair that the teacher makes of each."""

@@ -18,7 +18,7 @@ from metaseq_lm.criterions import Batch, Criterion, Terms
 from metaseq_lm.criterions.masked_lm import labelled_terms
 from metaseq_lm.criterions.sentence_prediction import SentencePrediction
 from metaseq_lm.errors import UsageError
-from metaseq_lm.methods.tartan.model import scores_of
+from metaseq_lm.methods.tartan.model import probabilities, scores_of
 from metaseq_lm.models.transformer import TransformerLM
 from metaseq_lm.registry import register_criterion
 from metaseq_lm.vectors import Vector
@@ -86,6 +86,13 @@ def task_terms(model: nn.Module, batch: Batch) -> Terms:
         segments=batch.get("segments"),
     )
     return labelled_terms(logits, batch)
+
+
+def endtask_scored(model: nn.Module, batch: Batch) -> tuple[Tensor, Terms]:
+    """Return the probabilities (B, K) of the end task's classes, and the terms of rows with labels."""
+    scores = scores_of(model, batch)
+    terms = CLASSES.terms(model, scores, batch["targets"]) if "targets" in batch else {}
+    return probabilities(scores), terms
 
 
 @register_criterion("tartan_mt", dataclass=MultiTaskConfig)

@@ -13,11 +13,10 @@ from typing import Any, Optional
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import nn
 
 from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus import Corpus
 from metaseq_lm.data.labelled import LabelledSet
@@ -28,24 +27,21 @@ from metaseq_lm.data.vocabulary import Vocabulary
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.methods.tartan import data, update
-from metaseq_lm.methods.tartan.criterion import CLASSES, Meta, MultiTask, task_terms
+from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, endtask_scored, task_terms
 from metaseq_lm.methods.tartan.model import (
     LM,
     META,
     SENTENCE,
     build_text_model,
-    probabilities,
-    scores_of,
     sentence_head,
 )
 from metaseq_lm.methods.tartan.update import AUXILIARY, BODY, DEV, ENDTASK, FIT, HEAD
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.registry import register_task
-from metaseq_lm.tasks import Batches, Passes, Task, with_epochs
+from metaseq_lm.tasks import Batches, Passes, Scored, Task, with_epochs
 from metaseq_lm.tasks.finetuning import (
     encoder_weights,
     labelled_folder,
-    labelled_predictions,
     labelled_scores,
 )
 from metaseq_lm.tasks.masked_lm import first, masking_of
@@ -271,31 +267,14 @@ class TartanTask(Task):
         optimizer = self.config.optimizer
         return update.update(engine, model, batches, self.members, self.criterion, optimizer)
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
-        """Return the metrics of the end task; with masked_lm the loss on its texts."""
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
+        """Return the `labelled_split` of the end task's head; with masked_lm the loss on its texts."""
         ((split, batches),) = passes.items()
         if not isinstance(self.criterion, MultiTask):
             everything = (micro for batch in batches for micro in batch)
-            return engine.evaluate(partial(task_terms, model), everything, draw="validate")
-
-        def scored(batch: Batch) -> tuple[Tensor, Terms]:
-            scores = scores_of(model, batch)
-            return probabilities(scores), CLASSES.terms(model, scores, batch["targets"])
-
-        return labelled_scores(engine, self.labelled(split).data, batches, scored)
-
-    def predict(
-        self, engine: Engine, model: nn.Module, split: str, passes: Passes
-    ) -> Sequence[dict]:
-        """Return the rows of `labelled_predictions` from the end task's head."""
-        if not isinstance(self.criterion, MultiTask):
-            return []
-        return labelled_predictions(
-            engine,
-            self.labelled(split).data,
-            passes[split],
-            lambda batch: probabilities(scores_of(model, batch)),
-        )
+            return Scored(engine.evaluate(partial(task_terms, model), everything, draw="validate"))
+        data = self.labelled(split).data
+        return labelled_scores(engine, data, batches, partial(endtask_scored, model))
 
 
 def check_names(auxiliary: Sequence[str]) -> None:

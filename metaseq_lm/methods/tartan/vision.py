@@ -13,12 +13,11 @@ from typing import Any, Optional
 
 import numpy as np
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import nn
 
 from metaseq_lm import randomness
 from metaseq_lm.checks import check_least, check_share
 from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.data.images import (
     ClassifiedImages,
     Images,
@@ -30,14 +29,14 @@ from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.engine import Engine, Logs
 from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.methods.tartan import data, update
-from metaseq_lm.methods.tartan.criterion import CLASSES, Meta, MultiTask
-from metaseq_lm.methods.tartan.model import META, probabilities, scores_of
+from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, endtask_scored
+from metaseq_lm.methods.tartan.model import META
 from metaseq_lm.methods.tartan.update import AUXILIARY, BODY, DEV, ENDTASK, FIT, HEAD
 from metaseq_lm.models.wide_resnet import WideResNet, WideResNetConfig, check_whole_batches
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.registry import nearest, register_task
-from metaseq_lm.tasks import Batches, Passes, Task, options_of
-from metaseq_lm.tasks.finetuning import labelled_predictions, labelled_scores
+from metaseq_lm.tasks import Batches, Passes, Scored, Task, options_of
+from metaseq_lm.tasks.finetuning import labelled_scores
 
 OTHER, TARGET = "other", "target"  # heads
 TRAIN_ON = ("both", "auxiliary", "target")
@@ -251,23 +250,9 @@ class TartanVisionTask(Task):
         optimizer = self.config.optimizer
         return update.update(engine, model, batches, self.members, self.criterion, optimizer)
 
-    def validate(self, engine: Engine, model: nn.Module, passes: Passes) -> Logs:
-        """Return the metrics of the end task."""
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
+        """Return the `labelled_split` of the end task's head."""
         ((split, batches),) = passes.items()
-
-        def scored(batch: Batch) -> tuple[Tensor, Terms]:
-            scores = scores_of(model, batch)
-            return probabilities(scores), CLASSES.terms(model, scores, batch["targets"])
-
-        return labelled_scores(engine, self.labelled(split), batches, scored)
-
-    def predict(
-        self, engine: Engine, model: nn.Module, split: str, passes: Passes
-    ) -> Sequence[dict]:
-        """Return the rows of `labelled_predictions` from the end task's head."""
-        return labelled_predictions(
-            engine,
-            self.labelled(split),
-            passes[split],
-            lambda batch: probabilities(scores_of(model, batch)),
+        return labelled_scores(
+            engine, self.labelled(split), batches, partial(endtask_scored, model)
         )

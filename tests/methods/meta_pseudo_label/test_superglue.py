@@ -38,13 +38,11 @@ def scored(bench: Bench, split: str, micro_batch_size: int = 0) -> tuple[Logs, l
     """Return metrics and predictions of a split."""
     bench.model.eval()
 
-    def passes() -> dict:
-        shard = Shard(0, 1, micro_batch_size)
-        streams = bench.task.build_streams(split)
-        return {name: list(stream.once(shard)) for name, stream in streams.items()}
-
-    metrics = bench.task.validate(bench.engine, bench.model, passes())
-    return metrics, bench.task.predict(bench.engine, bench.model, split, passes())
+    shard = Shard(0, 1, micro_batch_size)
+    streams = bench.task.build_streams(split)
+    passes = {name: stream.once(shard) for name, stream in streams.items()}
+    metrics, rows = bench.task.evaluate(bench.engine, bench.model, passes)
+    return metrics, list(rows())
 
 
 @torch.no_grad()
