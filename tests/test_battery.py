@@ -9,6 +9,7 @@ from pathlib import Path
 import battery
 import pytest
 
+from metaseq_lm import distributed
 from metaseq_lm.errors import UsageError
 from metaseq_lm.opened import open_run
 from metaseq_lm.registry import CRITERIONS
@@ -68,7 +69,9 @@ def one_of_each_task() -> list[battery.Case]:
 
 
 @pytest.mark.parametrize("case", one_of_each_task(), ids=lambda c: c[0])
-def test_a_run_is_opened_again_and_scored(case: battery.Case, moons: Path, tmp_path: Path) -> None:
+def test_a_run_is_opened_again_and_scored(
+    case: battery.Case, moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     more = ["trainer.max_update=2", "trainer.save_interval_updates=0"]
     config = battery.configure(moons, tmp_path, case, *more)
     battery.train(config)
@@ -77,6 +80,9 @@ def test_a_run_is_opened_again_and_scored(case: battery.Case, moons: Path, tmp_p
     split = config.trainer.valid_split or "valid"
     metrics, rows = again.score(split)
     assert all(isinstance(row, dict) for row in rows)
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    assert not again.score(split)[1]
+    monkeypatch.undo()
     before = (read_results(tmp_path) or {})["metrics"].get(split) or metrics
     assert metrics and {n: metrics[n] for n in before} == pytest.approx(before, nan_ok=True)
     with pytest.raises(UsageError, match="'train' is endless"):

@@ -107,6 +107,7 @@ def report(
 
 def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Sequence[str]) -> int:
     """Score the checkpoints, or the best of them, as one."""
+    from metaseq_lm import distributed
     from metaseq_lm.opened import open_run
     from metaseq_lm.tasks import Task
 
@@ -125,6 +126,8 @@ def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Seq
             raise UsageError(f"{path} is of {shown[1]}, {paths[0]} of {shown[0]}; give runs of one")
         for split in args.split:
             members[split].append(scorer.score(split)[1])
+    if distributed.rank():
+        return 0  # the first replica has all rows
     for split in args.split:
         metrics, rows = scorer.task.ensemble(split, members[split])
         about = {"checkpoints": [str(path) for path in paths]}

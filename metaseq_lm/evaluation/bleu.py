@@ -18,7 +18,8 @@ def check_bleu(tokenizer: str) -> None:
         )
     if importlib.util.find_spec("sacrebleu") is None:
         raise UsageError(
-            "BLEU needs sacrebleu, which is not installed: pip install sacrebleu; or task.bleu=false"
+            "BLEU needs sacrebleu, which is not installed: pip install sacrebleu; or task.bleu=false, "
+            "then nothing is translated"
         )
 
 

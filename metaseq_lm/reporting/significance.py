@@ -90,8 +90,8 @@ class Significance:
     def describe(self, count: int) -> str:
         """Return the test, the alternative, the baseline and the correction in one sentence."""
         what = {
-            "permutation": f"permutation test of {self.centre}s, all assignments of the scores or, "
-            f"of more, {RESAMPLES:,}",
+            "permutation": f"permutation test of {self.centre}s, all assignments of the scores, or "
+            f"{RESAMPLES:,} random ones where there are more",
             "bootstrap": f"bootstrap test of {self.centre}s, {RESAMPLES:,} resamples "
             "(lenient for few seeds)",
             "mann-whitney": "Mann-Whitney U test",

@@ -80,7 +80,7 @@ class SquadTask(Task):
         check_least({f"task.{name}": self.options[name] for name in numbers}, 1)
         squad_manifest(squad_folder(config))
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
-        # Validation and prediction ask for the same split again and again.
+        # Every evaluation, and the files of predictions, ask for the same split.
         self.windows = lru_cache(maxsize=4)(lambda split: windows_of(config, split))
 
     @classmethod

@@ -101,7 +101,7 @@ class WordTask(Task):
         sizes = ("batch_size", "hidden_dim", "parser_dim")
         check_least({f"task.{name}": self.options.get(name, 1) for name in sizes}, 1)
         self.vocabulary = WordVocabulary.load(self.data)
-        # Validation and prediction ask for the same split again and again.
+        # Every evaluation, and the files of predictions, ask for the same split.
         self.labelled = lru_cache(maxsize=None)(self._labelled)
         for name in different_sets(self.names):
             if hasattr(nn.ModuleDict(), name):

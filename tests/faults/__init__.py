@@ -127,8 +127,8 @@ def finish(real: Callable) -> Callable:
     return wrapped
 
 
-@replaces(Trainer, "validate")
-def validate(real: Callable) -> Callable:
+@replaces(Trainer, "evaluate")
+def evaluate(real: Callable) -> Callable:
     def wrapped(self: Trainer, split: str) -> Any:
         act(due("validate", self.update))
         return real(self, split)

@@ -137,7 +137,7 @@ def test_settings_are_compared_with_the_baseline_of_their_own_group(tmp_path):
     assert all(c.p == 1 / 252 and c.holm == 4 * c.p for c in by_label["better"])
     assert all(c.p == c.holm == 1.0 for c in by_label["worse"])
     notes = " ".join(found.notes())
-    assert "permutation test of means, all assignments of the scores or, of more, 10,000" in notes
+    assert "permutation test of means, all assignments of the scores, or 10,000 random" in notes
     assert "one-sided (better than the baseline label=MLM with equal task.labelled)" in notes
     assert "the 4 comparisons" in notes and "below about 0.004 for 5 seeds against 5." in notes
     significant = next(note for note in found.notes() if note.startswith("Significant"))
