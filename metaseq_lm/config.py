@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Optional
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 from yaml import MarkedYAMLError, YAMLError
@@ -156,18 +156,22 @@ class Nothing:
     """The options of something that has none."""
 
 
+@lru_cache(maxsize=None)
 def named(base: type, name: str) -> type:
     """Return dataclass `base` with a field `_name` that says what it configures."""
     return make_dataclass(base.__name__, [("_name", str, name)], bases=(base,))
 
 
 def fill_store() -> None:
-    """Put every registered name into Hydra's config groups."""
+    """Put every registered name into Hydra's config groups, where it is not there yet."""
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig)
     for group in GROUPS:
         for name, entry in ALL[group].entries.items():
-            store.store(group=group, name=name, node=named(entry.dataclass or Nothing, name))
+            options = named(entry.dataclass or Nothing, name)
+            there = store.repo.get(group, {}).get(f"{name}.yaml")
+            if there is None or OmegaConf.get_type(there.node) is not options:
+                store.store(group=group, name=name, node=options)  # takes milliseconds
 
 
 def load_config(
@@ -363,37 +367,3 @@ def dotted(node: DictConfig, prefix: str = "") -> list[str]:
         name = prefix + str(key)
         keys += dotted(node[key], name + ".") if isinstance(value, dict) else [name]
     return keys
-
-
-def describe(config: DictConfig) -> str:
-    """Return one line per key of a configuration: key=value as it can be given, and the key's help."""
-    helps = {group: "'metaseq-lm list' shows all" for group in GROUPS}
-    for prefix, schema in (("", RunConfig), ("trainer.", TrainerConfig), ("engine.", EngineConfig)):
-        for item in fields(schema):
-            helps.setdefault(prefix + item.name, item.metadata.get("help", ""))
-    for group in GROUPS:
-        for item in fields(ALL[group].entry(config[group]._name).dataclass or Nothing):
-            helps[f"{group}.{item.name}"] = item.metadata.get("help", "")
-    lines = []
-    for key in sorted(dotted(config), key=lambda key: not key.endswith("._name")):  # choices first
-        value, name = OmegaConf.select(config, key), key.removesuffix("._name")
-        if isinstance(value, ListConfig):
-            value = OmegaConf.to_container(value)
-        lines.append(f"  {f'{name}={spelled(value)}':<48}{helps.get(name, '')}".rstrip())
-    return "\n".join(lines)
-
-
-def spelled(value: Any) -> str:
-    """Return a text, number, truth value, None or a list of them as Hydra's grammar spells it."""
-    if isinstance(value, list):
-        return f"[{','.join(map(spelled, value))}]"
-    if value is None:
-        return "null"
-    return quote(value) if isinstance(value, str) else repr(value).lower()
-
-
-def quote(text: str) -> str:
-    """Quote a text for Hydra if it holds more than plain characters."""
-    if re.fullmatch(r"[A-Za-z0-9._/+-]+", text):
-        return text
-    return QuotedString(text, Quote.single).with_quotes()

@@ -12,10 +12,10 @@ from metaseq_lm.config import (
     EngineConfig,
     RunConfig,
     TrainerConfig,
-    describe,
     load_config,
     overridden,
 )
+from metaseq_lm.config_text import describe
 from metaseq_lm.errors import UsageError
 
 # What has the keys of LEAST, between them.

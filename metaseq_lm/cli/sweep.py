@@ -237,7 +237,7 @@ def launch_sweep(args: argparse.Namespace) -> int:
 
 def content_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the content of the sweep file, if one is given, with the command line laid over it."""
-    from metaseq_lm.config import quote
+    from metaseq_lm.config_text import quote
     from metaseq_lm.sweeps.definition import absolute, axis, mapping, plugin, read_file
 
     words = args.words

@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def overrides_of(args: argparse.Namespace) -> list[str]:
     """Return flags and key=value arguments as overrides; a choice of a group comes first."""
-    from metaseq_lm.config import quote
+    from metaseq_lm.config_text import quote
 
     given = ([args.data] if args.data else []) + args.keys + args.overrides
     data = [a for a in given if "=" not in a]
@@ -123,7 +123,8 @@ def run(args: argparse.Namespace) -> int:
 def prepare(args: argparse.Namespace) -> int:
     """Do what the options ask for."""
     from metaseq_lm import plugins, replicas
-    from metaseq_lm.config import describe, load_config
+    from metaseq_lm.config import load_config
+    from metaseq_lm.config_text import describe
 
     plugins.load_all(args.user_dir)
     config = load_config(overrides_of(args), args.config_dir, args.config_name)

@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metaseq_lm.config import quote, spelled
+from metaseq_lm.config_text import quote, spelled
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import nearest
 

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from hydra.errors import HydraException
 
-from metaseq_lm.config import quote
+from metaseq_lm.config_text import quote
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import nearest
 from metaseq_lm.run_folder import SOURCES
