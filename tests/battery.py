@@ -232,8 +232,8 @@ CASES: dict[str, list[list[str]]] = {
 }
 ALL = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]
 FIRST = [(name, 0) for name in CASES]
-# Of each kind of update one: sharding, and reducing over more than two, are the engine's business.
-KINDS = (
+# Of each kind of update one: how moments are sharded is the engine's business.
+SHARDED = (
     "masked_lm",
     "meta_pseudo_label_hard",
     "meta_pseudo_label_soft",
@@ -242,8 +242,8 @@ KINDS = (
 )
 # By number of processes, the cases and whether the optimizer is sharded.
 REPLICATED = {
-    2: [(case, False) for case in ALL] + [((name, 0), True) for name in KINDS],
-    4: [((name, 0), False) for name in KINDS],
+    2: [(case, False) for case in ALL] + [((name, 0), True) for name in SHARDED],
+    4: [(case, False) for case in FIRST],
 }
 
 

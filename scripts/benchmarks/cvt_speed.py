@@ -190,7 +190,7 @@ def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure
         "trees": Variant(our_step, common | {"sets": (TREEBANK,), "kind": "unlabelled"}),
         "multitask": Variant(our_step, common | {"sets": SETS, "kind": "unlabelled"}),
     }
-    done = paired(variants, rounds=3 if quick else 5, warm_up=1 if quick else 2)
+    done = paired(variants, rounds=5, warm_up=1 if quick else 2)
     note = f"cnn_bilstm_{size}, {rows} sentences of 8 to 30 words, {CLASSES} tags or relations"
     # An unlabelled step has the teacher's pass besides, a third of a step, and more modules.
     for name, ours, other, target, what in (

@@ -111,7 +111,7 @@ def test_second_derivatives() -> None:
 
     inputs = [net.get_parameter(n).detach().clone().requires_grad_() for n in names]
     with randomness.entered(randomness.Pass(None, double_backward=True)):
-        assert torch.autograd.gradgradcheck(loss, inputs, atol=1e-6, fast_mode=True)
+        assert torch.autograd.gradgradcheck(loss, inputs, atol=1e-6)
 
 
 def test_dropout_follows_the_rows_and_not_torchs_generator() -> None:
