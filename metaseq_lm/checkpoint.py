@@ -13,10 +13,7 @@ import io
 import json
 import math
 import os
-import pickletools
-import re
 import shutil
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,18 +25,12 @@ from torch import Tensor
 
 from metaseq_lm.errors import MetaseqError
 from metaseq_lm.files import read_json, sync_folder
+from metaseq_lm.foreign import check_archive, check_header
 
 FORMAT = 2
 PREFIX = "update_"
 TEMPORARY = ".tmp-"
 REPLACED = ".old-"  # in the moment in which a checkpoint is written again
-# All that a pickle of plain data and tensors names. torch allows more, some of which makes much
-# memory out of few bytes.
-HARMLESS = re.compile(
-    r"torch\._utils\._rebuild_(tensor_v[23]|parameter)|torch\.(storage\.)?\w*Storage|torch\.Size|"
-    r"torch\.u?(float|bfloat|int|complex|bool)\w*|collections\.OrderedDict|_codecs\.encode|"
-    r"(builtins|__builtin__)\.(set|complex)"
-)
 
 
 class CheckpointError(MetaseqError):
@@ -75,7 +66,7 @@ def save(
     except ValueError as error:  # better now than when it is to be loaded
         raise CheckpointError(f"the state of the run cannot be saved: {error}") from error
     about = {"state": structure(state), **about}
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    weights = apart({name: tensor.detach().cpu() for name, tensor in weights.items()})
     files = {"model.safetensors": safetensors.torch.save(weights), "state.pt": stream.getvalue()}
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     manifest = {"format": FORMAT, "update": update, "sha256": sums, **about}
@@ -110,6 +101,20 @@ def save(
             "Earlier checkpoints are intact; make room and start the run again to resume"
         ) from error
     return final
+
+
+def apart(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors without common memory, of which safetensors takes none.
+
+    A model that shares a tensor under two names loads it from either.
+    """
+    seen: set[int] = set()
+    for name, tensor in weights.items():
+        own = tensor.contiguous()
+        place = own.untyped_storage().data_ptr()
+        weights[name] = own.clone() if place in seen else own
+        seen.add(place)
+    return weights
 
 
 def folder_of(folder: Path, update: int) -> Path:
@@ -242,44 +247,6 @@ def check_facts(then: Any, now: dict[str, Any], path: Path) -> None:
             f"{path} was trained with other {key} than there are now ({str(then[key])[:200]} then, "
             f"{str(now[key])[:200]} now); choose another --save-dir"
         )
-
-
-def check_header(data: bytes) -> None:
-    """Raise ValueError if a safetensors file names a tensor twice; the library takes the last."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(dict(pairs)) < len(pairs):
-            raise ValueError("a name occurs twice in its header")
-        return dict(pairs)
-
-    json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=unique)
-
-
-def check_archive(data: bytes) -> None:
-    """Raise ValueError if `data` is not such a zip as torch.save writes for plain data and tensors.
-
-    Members must be as large as they are in the file, each once, and nothing else be there: torch
-    unpacks them and looks names up in its own way. Their pickles may name HARMLESS things only.
-    """
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = archive.infolist()
-        names = [member.filename for member in members]
-        if len({name.lower() for name in names}) < len(names):
-            raise ValueError("a member of the archive occurs twice")
-        if any(name.startswith("/") or ".." in name.split("/") for name in names):
-            raise ValueError("a member of the archive leaves it")
-        # Packed members, or many names for one piece of the file, come to more than the file holds.
-        links = any(member.external_attr >> 28 == 0xA for member in members)
-        if links or sum(member.file_size for member in members) > len(data):
-            raise ValueError("a member of the archive is a link or larger than the file")
-        if archive.comment or min((m.header_offset for m in members), default=1):
-            raise ValueError("there is something before or behind the archive")
-        for name in (name for name in names if name.lower().endswith(".pkl")):
-            for operation, value, _ in pickletools.genops(archive.read(name)):
-                if operation.name == "GLOBAL":
-                    wanted = str(value).replace(" ", ".", 1)
-                    if not HARMLESS.fullmatch(wanted):
-                        raise ValueError(f"{name} asks for {wanted}, which is not plain data")
 
 
 def all_updates(folder: Path) -> list[Path]:

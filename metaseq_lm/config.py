@@ -71,7 +71,7 @@ class TrainerConfig:
 
 @dataclass
 class EngineConfig:
-    """How a run is computed; nothing here changes its results beyond the order of summation."""
+    """How a run is computed; nothing but the precision changes results beyond the order of sums."""
 
     device: str = option("auto", "auto, cpu or cuda")
     precision: str = option("fp32", "fp32, bf16 (autocast) or fp64")
@@ -118,6 +118,7 @@ CHOICES = {
 }
 # The least value of numbers that every run has, or that mean the same wherever they occur. Tasks,
 # criterions and models check the others, and those that depend on the data.
+ENCODER = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "hidden_dim")
 LEAST: dict[str, float] = {
     "trainer.max_update": 0,
     "trainer.max_flops": 0,
@@ -132,6 +133,10 @@ LEAST: dict[str, float] = {
     "engine.workers": 0,
     "engine.threads": 0,
     "engine.timeout": 1,
+    **{f"model.encoder_{size}": 1 for size in ENCODER},
+    "model.max_positions": 1,
+    "model.token_embed_dim": 0,
+    "model.segments": 0,
     "task.batch_size": 1,
     "task.valid_size": 0,
     "task.epochs": 0,

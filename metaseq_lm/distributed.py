@@ -61,13 +61,26 @@ def initialise(device: str, timeout_seconds: float = 600.0) -> None:
             f"WORLD_SIZE is {world} but {', '.join(missing)} is not set; start with --nproc {world}"
         )
     if device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(own_gpu(os.environ, torch.cuda.device_count()))
     _timeout = timeout_seconds
     limit = timedelta(seconds=timeout_seconds)
     _store, number, world = next(iter(rendezvous("env://", timeout=limit)))
     group = dist.PrefixStore("group", _store)
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=group, rank=number, world_size=world, timeout=limit)
+
+
+def own_gpu(environment: Any, there: int) -> int:
+    """Return which of the GPUs that are `there` a process takes; UsageError if there are too few."""
+    number = int(environment.get("LOCAL_RANK", "0"))
+    if there == 1 and "SLURM_STEP_NUM_TASKS" in environment:
+        return 0  # srun --gpus-per-task=1 shows each task its own alone
+    if number >= there:
+        raise UsageError(
+            f"process {number} of this machine has no GPU, there are {there}; start at most {there} "
+            "processes (--nproc), or give engine.device=cpu"
+        )
+    return number
 
 
 def slurm_environment(environment: Any) -> dict[str, str]:

@@ -37,7 +37,8 @@ class Progress:
     def step(self) -> None:
         """Count one update."""
         if self.bar is not None:
-            self.bar.update(1)
+            with contextlib.suppress(OSError):
+                self.bar.update(1)
 
     def values(self, kind: str, update: int, values: dict[str, float]) -> None:
         """Show the metrics of an update."""
@@ -57,10 +58,13 @@ class Progress:
         """Show one line."""
         if not self.show:
             return
-        if self.bar is not None:
-            self.bar.write(f"{self.name}: {text}", file=sys.stderr)
-        else:
-            print(f"{self.name}: {text}", file=sys.stderr, flush=True)
+        line = f"{self.name}: {text}"
+        # The terminal or pipe may be closed, the disk of a file full: log.jsonl has all of it.
+        with contextlib.suppress(OSError):
+            if self.bar is not None:
+                self.bar.write(line, file=sys.stderr)
+            else:
+                print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Finish the bar."""

@@ -59,7 +59,9 @@ def run(
         places += sweep_folder(parsed)
         parsed = [o for o in parsed if o.key_or_group != "save_dir"]
         for job in BasicSweeper.split_arguments([o for o in parsed if not is_hydras(o)], None)[0]:
-            if not load_config(job, config_dir, config_name).data:
+            config = load_config(job, config_dir, config_name)
+            plugins.check_named(config, user_dir)
+            if not config.data:
                 raise UsageError("no DATA folder given; see 'metaseq-lm train --help'")
         given = {o.key_or_group for o in parsed}
         quiet = [o for o in QUIET if o.split("=")[0] not in given]
@@ -122,7 +124,9 @@ def launch(overrides: list[str], folder: Path, name: str) -> Any:
     from submitit.core.utils import FailedJobError, FailedSubmissionError, UncompletedJobError
 
     hydra = new_hydra(folder)
-    hydra.compose_config(name, overrides, RunMode.MULTIRUN)  # its errors come before any file
+    config = hydra.compose_config(name, overrides, RunMode.MULTIRUN)  # errors come before any file
+    if config.hydra.callbacks:  # code that a file names
+        raise UsageError("hydra.callbacks are not run; a plug-in is loaded by --user-dir alone")
     make_store_plain()
     try:
         return hydra.multirun(name, train_one, overrides)
@@ -197,6 +201,9 @@ def train(config: DictConfig, hydra: Any) -> int:
     from metaseq_lm.cli import train as command
 
     plugins.load_all(config.user_dir)
+    folder, sweep = Path(hydra.runtime.output_dir).resolve(), Path(hydra.sweep.dir).resolve()
+    if not folder.is_relative_to(sweep):
+        raise UsageError(f"hydra.sweep.subdir: {folder} is not inside of the folder of the sweep")
     main = next(s.path for s in hydra.runtime.config_sources if s.provider == "main")
     own = [] if Path(main) == FOLDER else [main, hydra.job.config_name]
     config = load_config(list(hydra.overrides.task), *own)

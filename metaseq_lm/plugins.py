@@ -8,6 +8,8 @@ import pkgutil
 import sys
 from pathlib import Path
 
+from omegaconf import DictConfig
+
 from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import FAILED
 
@@ -57,6 +59,18 @@ def load_all(user_dir: str | None = None) -> None:
             print(f"metaseq-lm: warning: {error}", file=sys.stderr)
     if user_dir is not None:
         load(user_dir)
+
+
+def check_named(config: DictConfig, user_dir: str | None) -> None:
+    """Raise UsageError if a configuration names another plug-in than --user-dir did.
+
+    Code is run only when the person in front of the screen names it, not because a file does.
+    """
+    if config.user_dir != user_dir:
+        raise UsageError(
+            f"the configuration names the plug-in {config.user_dir}; a plug-in is loaded only if the command "
+            "line names it: give --user-dir with its path"
+        )
 
 
 def wings() -> list[str]:

@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 
 from metaseq_lm.errors import Interrupted, MetaseqError
 from metaseq_lm.processes import program
-from metaseq_lm.stopping import PARENT_DIES, SIGNALS, received
+from metaseq_lm.stopping import PARENT_DIES, heard, received
 
 HOST = "127.0.0.1"
 PATIENCE = 15.0  # seconds in which the others can end by themselves when one has failed
@@ -21,7 +21,7 @@ PATIENCE = 15.0  # seconds in which the others can end by themselves when one ha
 
 def environment_of(rank: int, count: int, port: int) -> dict[str, str]:
     """Return the environment of a replica: what torchrun sets, and cores shared out."""
-    cores = max(1, (os.cpu_count() or 1) // count)
+    cores = max(1, usable_cores() // count)
     given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     given |= {"MASTER_PORT": port, PARENT_DIES: os.getpid()}
     # The store is ours, as it is torchrun's there: it outlives every replica.
@@ -30,6 +30,13 @@ def environment_of(rank: int, count: int, port: int) -> dict[str, str]:
     defaults = {"OMP_NUM_THREADS": str(cores), "TORCH_CPP_LOG_LEVEL": "FATAL"}
     numbers = {name: str(value) for name, value in given.items()}
     return {**defaults, **os.environ, **numbers, "MASTER_ADDR": HOST}
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: a job often has fewer than the machine."""
+    if hasattr(os, "sched_getaffinity"):  # not everywhere
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def run(count: int, arguments: Sequence[str]) -> int:
@@ -44,7 +51,7 @@ def run(count: int, arguments: Sequence[str]) -> int:
         signals.append(number)
         send(children, number)
 
-    before = {number: signal.signal(number, forward) for number in SIGNALS}
+    before = {number: signal.signal(number, forward) for number in heard()}
     signals += filter(None, [received()])  # while this process read its configuration
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     try:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 # scancel sends TERM alone; a preemption sends TERM and then submitit's signal, some seconds later.
 SECOND_SIGNAL = 5.0
 # In the environment: the id of the parent, which this process must not outlive.
@@ -31,10 +31,16 @@ def came(number: int) -> bool:
     return number in _received
 
 
+def heard() -> list[signal.Signals]:
+    """Return the stop signals for this process: under nohup, which ignores it, a hang-up is none."""
+    return [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+
+
 def _remember(number: int, frame: FrameType | None) -> None:
     if not _received and sys.stderr.isatty():
         # Not print: the signal may have come in the middle of one.
-        os.write(2, b"\nmetaseq-lm: stopping after this update\n")
+        with contextlib.suppress(OSError):  # the terminal may be what hung up
+            os.write(2, b"\nmetaseq-lm: stopping after this update\n")
     _received.append(number)
 
 
@@ -49,7 +55,7 @@ def listening() -> Iterator[None]:
     if _listening or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _remember) for number in SIGNALS}
+    before = {number: signal.signal(number, _remember) for number in heard()}
     _listening = True
     try:
         yield

@@ -45,10 +45,9 @@ class Trainer:
             distributed.rank(), distributed.world_size(), config.engine.micro_batch_size
         )
         self.flops = FlopMeter()
-        self.update = 0
+        self.update, self.seconds = 0, 0.0
         self.positions: dict[str, int] = {}
         self.best = Best(self.options)
-        self.seconds = 0.0
         self.last_valid: dict[str, float] = {}
         self.window = Window()
         self.stopped_by = ""  # the limit that ended the run
@@ -177,6 +176,8 @@ class Trainer:
         wanted = self.stopped_by or self._due(options.validate_interval_updates)
         wanted = wanted or (options.validate_first and not self.update)
         if options.valid_split and wanted and self._validated_at != self.update:
+            if self._due(options.save_interval_updates):
+                self.save(False)  # a job may have less time left than a validation takes
             improved = self._validate()
         waited = self.best.waited if options.valid_split else 0
         if 0 < options.patience <= waited and not self.stopped_by:

@@ -102,6 +102,15 @@ def test_damage_is_noticed_and_the_one_before_is_taken(tmp_path: Path, how: str)
     assert len(skipped) == 1 and "update_000000002" in skipped[0]
 
 
+def test_a_tensor_under_two_names(tmp_path: Path) -> None:
+    """safetensors refuses shared memory; a plug-in may tie weights, or keep views of one buffer."""
+    embed = torch.randn(4, 3)
+    weights = {"embed": embed, "out": embed, "first": embed[:1], "turned": embed.t()}
+    found = checkpoint.load(checkpoint.save(tmp_path, 1, weights, {}, {}))
+    assert found.weights.keys() == weights.keys()
+    assert all(torch.equal(found.weights[name], weights[name]) for name in weights)
+
+
 def test_leftovers_are_removed(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / ".tmp-update_000000002").mkdir()

@@ -15,7 +15,8 @@ from torch import nn
 from torch.distributed import TCPStore
 
 from metaseq_lm import replicas
-from metaseq_lm.distributed import slurm_environment
+from metaseq_lm.distributed import own_gpu, slurm_environment
+from metaseq_lm.errors import UsageError
 from metaseq_lm.optim import owners
 from metaseq_lm.reduction import cut
 
@@ -39,6 +40,22 @@ def test_slurm_step_with_several_tasks() -> None:
 )
 def test_no_group_outside_a_step_of_several(environment: dict[str, str]) -> None:
     assert slurm_environment(environment) == {}
+
+
+def test_which_gpu_a_process_takes() -> None:
+    """Its own of those that all see, or the only one that srun --gpus-per-task=1 shows it."""
+    assert own_gpu({}, 1) == 0
+    assert own_gpu({"LOCAL_RANK": "3"}, 4) == 3
+    assert own_gpu({"LOCAL_RANK": "3", "SLURM_STEP_NUM_TASKS": "4"}, 1) == 0
+    assert own_gpu({"LOCAL_RANK": "3", "SLURM_STEP_NUM_TASKS": "4"}, 4) == 3
+    with pytest.raises(UsageError, match="process 2 .* there are 2; start at most 2 processes"):
+        own_gpu({"LOCAL_RANK": "2"}, 2)
+
+
+def test_cores_are_those_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
+    assert replicas.environment_of(0, 2, 1)["OMP_NUM_THREADS"] == "2"
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=60), st.integers(1, 9))

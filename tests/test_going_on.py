@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from battery import configure, train
+from battery import CASES, TINY, configure, train
 
 from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
@@ -102,6 +102,39 @@ def test_a_signal_in_an_update_that_is_validated(
     ]
     assert manifests[0]["valid"] == manifests[1]["valid"] != {}
     assert not list((tmp_path / "parts/checkpoints").glob(".*"))
+
+
+def test_what_is_due_is_saved_before_a_long_validation(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is killed in the middle of one loses the validation alone."""
+    run = Run(configure(moons, tmp_path, CASE, *OFTEN, "trainer.save_interval_updates=2"))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.task, "evaluate", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert checkpoint.load(tmp_path / "checkpoints/last").state["update"] == 2
+
+
+@pytest.mark.parametrize("stream", ["pipe", "full disk"])
+def test_a_run_does_not_need_its_screen(stream: str, moons: Path, tmp_path: Path) -> None:
+    """ssh may be cut off, `| tee` may end: log.jsonl has the lines, and nothing is lost."""
+    run = tmp_path / "run"
+    words = ["train", str(moons), "--save-dir", str(run), "criterion=masked_lm"]
+    words += [*CASES["masked_lm"][0], *TINY, *OFTEN]
+    program = [sys.executable, "-m", "metaseq_lm", *words, "trainer.max_update=3"]
+    if stream == "pipe":
+        left, write = os.pipe()
+        os.close(left)
+    else:
+        write = os.open("/dev/full", os.O_WRONLY)
+    done = subprocess.run(program, stdout=write, stderr=write, timeout=120)
+    os.close(write)
+    assert done.returncode == 0
+    assert results(run)["status"] == "finished"
 
 
 def test_a_signal_before_the_first_update_says_so(moons: Path, tmp_path: Path) -> None:

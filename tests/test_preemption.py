@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from real_runs import REPEATS, Started, command, final, listens, reached, rows, same, until
 
+from metaseq_lm import stopping
+
 UPDATES = 24
-SIGNALS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT]
+SIGNALS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP]
 # Lines of three updates: many of them span a stop.
 MORE = [f"trainer.max_update={UPDATES}", "trainer.log_interval=3", "trainer.valid_split=''"]
 # So that a run is not through before the signal comes, and a save not before the next one.
@@ -58,7 +60,7 @@ def goes_on(straight: Path, save: Path, arguments: list[str]) -> None:
 # Every pair of a signal and a number of processes, of which a few are drawn.
 CASES = [(s, n, w) for n in (1, 2, 4) for s in SIGNALS for w in (0, 2)]
 FEW = [(signal.SIGTERM, 1, 0), (signal.SIGINT, 1, 2), (signal.SIGUSR1, 2, 2)]
-FEW += [(signal.SIGUSR2, 4, 0)]
+FEW += [(signal.SIGUSR2, 4, 0), (signal.SIGHUP, 2, 0)]
 DRAWN = (CASES * (REPEATS // 6 + 1))[: 4 * REPEATS] if REPEATS > 1 else FEW
 
 
@@ -76,6 +78,20 @@ def test_a_signal_at_any_update(number: int, moons: Path, tmp_path: Path, straig
     run.send(asked)
     is_interrupted(run, save)
     goes_on(straight(count), save, arguments)
+
+
+def test_under_nohup_a_hang_up_is_no_signal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping.listening():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stopping.received()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with stopping.listening():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stopping.received() == signal.SIGHUP
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.slow
@@ -119,7 +135,7 @@ def test_signals_before_the_first_update(count: int, moons: Path, tmp_path: Path
         run = Started(arguments, errors, SLOW)
         until(lambda: listens(run.pid), 60, "a handler")
         time.sleep(chance.uniform(0, 0.5))
-        run.send(SIGNALS[number % 4])
+        run.send(SIGNALS[number % len(SIGNALS)])
         assert run.wait(60) == 75, run.text()
         assert not run.members() and "Traceback" not in run.text()
     goes_on(straight(count), save, arguments)

@@ -104,21 +104,27 @@ def main(argv: list[str] | None = None) -> int:
         return args.run(args)
     except MetaseqError as error:
         if not error.said:
-            print(f"metaseq-lm: {error}", file=sys.stderr)
+            say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        print("metaseq-lm: interrupted", file=sys.stderr)
+        say("interrupted")
         return 130
     except BrokenPipeError:
-        # The reader of our output (head, less) left; that is not an error of this program.
-        return 0
+        # The reader of our output (head, less) left: no error where the output was all there is to do.
+        return MetaseqError.exit_code if first in ("train", "sweep") else 0
     except OSError as error:
         if error.filename is None and error.errno is None:
             traceback.print_exc()
             return MetaseqError.exit_code
         where = f"{error.filename}: " if error.filename else ""
-        print(f"metaseq-lm: {where}{error.strerror}", file=sys.stderr)
+        say(f"{where}{error.strerror}")
         return MetaseqError.exit_code
+
+
+def say(message: str) -> None:
+    """Print a message on stderr, if that is still open: the exit code says the same."""
+    with contextlib.suppress(OSError):
+        print(f"metaseq-lm: {message}", file=sys.stderr, flush=True)
 
 
 def program() -> None:
@@ -127,8 +133,12 @@ def program() -> None:
     Without Python's own clearing up: after an error it would wait for threads or replicas that
     hang, and the threads of a process group can abort it.
     """
-    code = main()
+    try:
+        code = main()
+    except Exception:  # a defect of ours
+        traceback.print_exc()
+        code = MetaseqError.exit_code
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)

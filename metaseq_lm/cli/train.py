@@ -19,6 +19,10 @@ from metaseq_lm.errors import DivergedError, Interrupted, MetaseqError, UsageErr
 HELP = "train an objective (resumes by itself)"
 OVERRIDES = True
 
+OUT_OF_MEMORY = (
+    "the memory of the GPU is full; compute fewer rows at a time (engine.micro_batch_size=N changes no "
+    "result), or a smaller task.batch_size:"
+)
 STATUS = {DivergedError: "diverged", Interrupted: "interrupted"}
 # fairseq's flag names, and the keys they stand for.
 FLAGS = {
@@ -128,6 +132,7 @@ def prepare(args: argparse.Namespace) -> int:
 
     plugins.load_all(args.user_dir)
     config = load_config(overrides_of(args), args.config_dir, args.config_name)
+    plugins.check_named(config, args.user_dir)
     if args.help:
         print(args.parser.format_help() + "\nkeys, with the values this command gives them:")
         print(describe(config))
@@ -148,6 +153,8 @@ def prepare(args: argparse.Namespace) -> int:
 
 def train(config: DictConfig, dry_run: bool = False) -> int:
     """Train the configured run in this process; returns the exit code, raises MetaseqError."""
+    import torch
+
     from metaseq_lm import distributed
     from metaseq_lm.run import Run, prepared
 
@@ -156,6 +163,8 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
         run = Run(prepared(config) if dry_run else config, dry_run)
         run.train()
     except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            error = MetaseqError(f"{OUT_OF_MEMORY} {str(error).splitlines()[0]}")
         known = error if isinstance(error, MetaseqError) else MetaseqError(repr(error))
         status = STATUS.get(type(known), "failed")
         if status == "failed":  # the others do not know
@@ -170,6 +179,6 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
             except MetaseqError as unrecorded:  # the first error is the one to know
                 if str(unrecorded) != str(known):
                     print(f"metaseq-lm: {unrecorded}", file=sys.stderr)
-        raise
+        raise error
     distributed.finish()
     return 0

@@ -46,6 +46,7 @@ def import_folder(source: Path, out: Path, generator: Path | None = None) -> Non
         "config": OmegaConf.to_container(config),
         "valid": {},
         "data": {},
+        "tokenizer": tokenizer.fingerprint,
         KEY: {name: one.about for name, one in parts.items()},
     }
     state: dict[str, Any] = {KEY: {name: one.rest for name, one in parts.items()}}

@@ -97,7 +97,7 @@ def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
 def differing_keys(runs: Sequence[Run]) -> list[str]:
     """Return the config keys that differ between the runs, in config order.
 
-    Left out are seeds, paths, bookkeeping, and `engine`, which must not change results.
+    Left out are seeds, paths, bookkeeping, and `engine`, of which only the precision changes results.
     """
     known = dict.fromkeys(key for run in runs for key in run.values)
     return [
@@ -111,7 +111,7 @@ def is_excluded(key: str) -> bool:
     """Return whether a key says where or how a run was made, not what it computed."""
     own = own_key(key)
     if own.partition(".")[0] in ("seed", "engine"):
-        return True
+        return own != "engine.precision"
     return own in (*PATH_KEYS, *BOOKKEEPING, "data_hash")
 
 

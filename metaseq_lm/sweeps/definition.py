@@ -26,7 +26,7 @@ from metaseq_lm.errors import UsageError
 from metaseq_lm.registry import nearest
 
 STAGE_KEYS = ("name", "each", "config_name", "overrides")
-KEYS = tuple("data config_dir user_dir config_name stages grid list seeds overrides launch".split())
+KEYS = tuple("data config_dir config_name stages grid list seeds overrides launch".split())
 KEY = re.compile(r"([A-Za-z][\w-]*:)?[A-Za-z_][\w./@-]*")
 STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 # {name}, but not OmegaConf's ${name} and not Hydra's {key: value}.
@@ -55,12 +55,12 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not readable as YAML: {yaml_problem(error)}") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path}: a sweep file is a mapping with the keys {', '.join(KEYS)}")
+    if "user_dir" in content:
+        raise UsageError(f"{path}: user_dir: a plug-in is loaded only if --user-dir names it")
     known(content, KEYS, str(path))
     for key in ("data", "config_dir"):
         if content.get(key) is not None:
             content[key] = absolute(str(content[key]), path.parent)
-    if content.get("user_dir") is not None:
-        content["user_dir"] = plugin(str(content["user_dir"]), path.parent)
     return {str(key): value for key, value in content.items() if value is not None}
 
 

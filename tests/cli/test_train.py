@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from battery import CASES, TINY
 
 from metaseq_lm.cli import main
@@ -100,6 +101,11 @@ def test_no_save_dir(moons: Path, capsys: pytest.CaptureFixture) -> None:
         ("task.sample_break_mode=line", ("sample_break_mode", "eos")),
         ("task.tokens_per_sample=35", ("35", "34", "max_positions")),
         ("model.encoder_attention_heads=3", ("8", "3", "heads")),
+        ("model.encoder_attention_heads=0", ("encoder_attention_heads", "at least 1", "0")),
+        ("model.encoder_layers=-1", ("encoder_layers", "at least 1", "-1")),
+        ("model.encoder_ffn_embed_dim=-1", ("encoder_ffn_embed_dim", "at least 1")),
+        ("model.max_positions=0", ("max_positions", "at least 1")),
+        ("model.segments=-1", ("segments", "at least 0")),
         ("schedule.warmup_updates=0", ("warmup_updates",)),
     ],
 )
@@ -124,6 +130,17 @@ def test_models_of_another_kind(
         f"model={model}",
     ]
     fails(capsys, main([*words, "--save-dir", str(tmp_path / "run")]), 2, model, "--model")
+
+
+def test_a_full_gpu_has_a_remedy(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+    monkeypatch.setattr("metaseq_lm.trainer.Trainer._update", full)
+    words = ("engine.micro_batch_size", "2.00 GiB")
+    fails(capsys, train(moons, tmp_path / "run"), 1, *words)
 
 
 def test_unknown_flag_and_command(moons: Path, capsys: pytest.CaptureFixture) -> None:

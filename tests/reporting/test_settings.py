@@ -25,6 +25,11 @@ def test_seed_paths_and_engine_do_not_make_a_setting(tmp_path):
     assert len(setting.runs) == 2 and list(setting.values) == ["label"]
 
 
+def test_the_precision_makes_a_setting(tmp_path):
+    runs = runs_of(tmp_path, *({"engine": {"precision": p}} for p in ("fp32", "bf16")))
+    assert len(group(runs)) == 2
+
+
 def test_bookkeeping_does_not_make_a_setting(tmp_path):
     trainers = [{"max_update": 400, "keep_last": n, "log_interval": n} for n in (1, 2)]
     assert len(group(runs_of(tmp_path, *({"trainer": t} for t in trainers)))) == 1

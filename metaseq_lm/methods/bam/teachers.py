@@ -35,6 +35,7 @@ from metaseq_lm.data.labelled import LabelledSet
 from metaseq_lm.data.manifest import MANIFEST_FILE, fingerprint
 from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.files import write_atomic
+from metaseq_lm.foreign import check_header
 from metaseq_lm.opened import open_run
 from metaseq_lm.run_folder import read_results
 from metaseq_lm.tasks.finetuning import Outputs, listed
@@ -321,7 +322,7 @@ def opened_file(path: Path) -> tuple[np.ndarray, dict[str, Any], Costs]:
     """Return stored outputs, what they are of, and their cost; MetaseqError if they are damaged."""
     try:
         content = path.read_bytes()
-        checkpoint.check_header(content)
+        check_header(content)
         outputs = safetensors.numpy.load(content)["outputs"]
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         about = json.loads(header["__metadata__"]["about"])

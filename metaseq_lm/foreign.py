@@ -1,0 +1,54 @@
+"""What a file of somebody else may hold: looked at before a library reads it."""
+
+import io
+import json
+import pickletools
+import re
+import zipfile
+from typing import Any
+
+# All that a pickle of plain data and tensors names. torch allows more, some of which makes much
+# memory out of few bytes.
+HARMLESS = re.compile(
+    r"torch\._utils\._rebuild_(tensor_v[23]|parameter)|torch\.(storage\.)?\w*Storage|torch\.Size|"
+    r"torch\.u?(float|bfloat|int|complex|bool)\w*|collections\.OrderedDict|_codecs\.encode|"
+    r"(builtins|__builtin__)\.(set|complex)"
+)
+
+
+def check_header(data: bytes) -> None:
+    """Raise ValueError if a safetensors file names a tensor twice; the library takes the last."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a name occurs twice in its header")
+        return dict(pairs)
+
+    json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=unique)
+
+
+def check_archive(data: bytes) -> None:
+    """Raise ValueError if `data` is not such a zip as torch.save writes for plain data and tensors.
+
+    Members must be as large as they are in the file, each once, and nothing else be there: torch
+    unpacks them and looks names up in its own way. Their pickles may name HARMLESS things only.
+    """
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = archive.infolist()
+        names = [member.filename for member in members]
+        if len({name.lower() for name in names}) < len(names):
+            raise ValueError("a member of the archive occurs twice")
+        if any(name.startswith("/") or ".." in name.split("/") for name in names):
+            raise ValueError("a member of the archive leaves it")
+        # Packed members, or many names for one piece of the file, come to more than the file holds.
+        links = any(member.external_attr >> 28 == 0xA for member in members)
+        if links or sum(member.file_size for member in members) > len(data):
+            raise ValueError("a member of the archive is a link or larger than the file")
+        if archive.comment or min((m.header_offset for m in members), default=1):
+            raise ValueError("there is something before or behind the archive")
+        for name in (name for name in names if name.lower().endswith(".pkl")):
+            for operation, value, _ in pickletools.genops(archive.read(name)):
+                if operation.name == "GLOBAL":
+                    wanted = str(value).replace(" ", ".", 1)
+                    if not HARMLESS.fullmatch(wanted):
+                        raise ValueError(f"{name} asks for {wanted}, which is not plain data")
