@@ -7,7 +7,7 @@ import argparse
 import itertools
 from pathlib import Path
 
-HELP = "check the machine, a corpus, its tokenizer and labelled sets"
+HELP = "check the machine, a corpus, its tokenizer, and sets of every kind"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,22 +3,19 @@
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from metaseq_lm.data.indexed import IndexedDataset, prefix_path
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import CORPUS, LABELLED, MANIFEST_FILE, Manifest, check_sizes, verify
-from metaseq_lm.data.squad import SQUAD, SquadSet
+from metaseq_lm.data.manifest import CORPUS, MANIFEST_FILE, Manifest, check_sizes, verify
 from metaseq_lm.data.tokenizer import load_tokenizer
-from metaseq_lm.data.tokenizer_base import Tokenizer
+from metaseq_lm.data.tokenizer_base import DICT_FILE, Tokenizer
 from metaseq_lm.errors import MetaseqError
 from metaseq_lm.files import free_bytes, human_bytes
 
-WORDS = ("words", "tags", "trees")  # kinds of manifests that data/words writes
 OK, WARNING, ERROR = "ok", "warning", "error"
 LITTLE_SPACE = 2 << 30
 MANY_DUPLICATES = 0.1
@@ -91,26 +88,27 @@ def machine(folder: Path) -> Iterator[Finding]:
 
 
 def examine(folder: Path, full: bool) -> Iterator[Finding]:
-    """Yield the findings on a data folder and its labelled sets; `full` reads every checksum."""
+    """Yield the findings on a data folder and the sets in it; `full` reads every checksum."""
+    from metaseq_lm.data import doctor_sets  # it builds on this module
+
     if not folder.is_dir():
         yield Finding(ERROR, f"{folder}: no such folder")
         return
     manifest, tokenizer = None, None
+    sets = sorted(p.parent for p in folder.glob(f"*/{MANIFEST_FILE}"))
     if (folder / MANIFEST_FILE).is_file():
         try:
             manifest = Manifest.load(folder)
         except MetaseqError as error:
             yield Finding(ERROR, str(error))
+    elif sets and not token_files(folder) and all(map(doctor_sets.stands_alone, sets)):
+        for sub in sets:
+            yield from doctor_sets.any_set(sub, None, full)
+        return
     else:
         yield Finding(WARNING, f"{folder}: no {MANIFEST_FILE} to compare the files with")
-    if manifest is not None and manifest.kind in WORDS:
-        from metaseq_lm.data.words import doctor  # it builds on this module
-
-        whole = manifest.kind == WORDS[0]
-        yield from doctor.word_data(folder, full) if whole else doctor.word_set(folder, full)
-        return
     if manifest is not None and manifest.kind != CORPUS:
-        yield from labelled_set(folder, None, full)
+        yield from doctor_sets.any_set(folder, None, full)
         return
     if manifest is not None:
         yield from files(folder, full)
@@ -120,15 +118,20 @@ def examine(folder: Path, full: bool) -> Iterator[Finding]:
         # Token files of another program come without a tokenizer; ours do not.
         yield Finding(WARNING if manifest is None else ERROR, str(error))
     else:
-        yield same_tokenizer(folder, tokenizer, manifest)
+        expected = None if manifest is None else manifest.tokenizer["hash"]
+        yield same_tokenizer(folder, tokenizer, expected)
     yield from corpus(folder, tokenizer, manifest)
-    for sub in sorted(p.parent for p in folder.glob(f"*/{MANIFEST_FILE}")):
-        yield from labelled_set(sub, tokenizer, full)
+    for sub in sets:
+        yield from doctor_sets.any_set(sub, tokenizer, full)
 
 
 def files(folder: Path, full: bool) -> Iterator[Finding]:
     """Yield the comparison of the files with the manifest: sizes, or (`full`) every block."""
-    faults = verify(folder) if full else check_sizes(folder)
+    try:
+        faults = verify(folder) if full else check_sizes(folder)
+    except MetaseqError as error:
+        yield Finding(ERROR, str(error))
+        return
     for fault in faults:
         yield Finding(ERROR, f"{fault}; copy the folder again or preprocess again")
     if not faults:
@@ -136,25 +139,41 @@ def files(folder: Path, full: bool) -> Iterator[Finding]:
         yield Finding(OK, f"{folder}: {MANIFEST_FILE} agrees with {done}")
 
 
-def same_tokenizer(folder: Path, tokenizer: Tokenizer, manifest: Manifest | None) -> Finding:
-    """Return whether the tokenizer of a folder is the one its token files were made with."""
-    if manifest is not None and tokenizer.fingerprint != manifest.tokenizer["hash"]:
-        return Finding(ERROR, f"{folder}: its tokenizer is not the one of the token files")
-    return Finding(
-        OK, f"{folder}: {tokenizer.name}, {len(tokenizer.vocabulary):,} symbols as in dict.txt"
-    )
+def same_tokenizer(
+    folder: Path, tokenizer: Tokenizer, expected: str | None, side: str = ""
+) -> Finding:
+    """Return whether a tokenizer has the hash that its token files were made with, if it is known.
+
+    `side` is "source" or "target" of parallel text.
+    """
+    if expected not in (None, tokenizer.fingerprint):
+        name = f"{side} tokenizer" if side else "tokenizer"
+        return Finding(ERROR, f"{folder}: its {name} is not the one of the token files")
+    about = f"{tokenizer.name}, {len(tokenizer.vocabulary):,} symbols as in"
+    where = f"{folder}: {side} text: {about} {side}." if side else f"{folder}: {about} "
+    return Finding(OK, f"{where}{DICT_FILE}")
+
+
+def train_first(splits: Iterable[str]) -> list[str]:
+    """Return the names of splits in the order of the report."""
+    return sorted(splits, key=lambda name: (name != "train", name))
+
+
+def token_files(folder: Path) -> set[str]:
+    """Return the names of the token files in a folder, without .bin or .idx."""
+    return {p.name[:-4] for s in (".idx", ".bin") for p in folder.glob(f"*{s}")}
 
 
 def corpus(
     folder: Path, tokenizer: Tokenizer | None, manifest: Manifest | None
 ) -> Iterator[Finding]:
     """Yield the findings on the token files of a corpus, train first."""
-    found = {p.name[:-4] for s in (".idx", ".bin") for p in folder.glob(f"*{s}")}
+    found = token_files(folder)
     listed = set(manifest.splits) if manifest is not None else set()
     if not found | listed:
         yield Finding(ERROR, f"{folder}: no token files (.bin and .idx)")
     hashes: dict[str, np.ndarray] = {}
-    for split in sorted(found | listed, key=lambda name: (name != "train", name)):
+    for split in train_first(found | listed):
         try:
             data = IndexedDataset(folder / split)
         except MetaseqError as error:
@@ -170,6 +189,7 @@ def corpus(
 
 def token_file(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
     """Yield the size of a token file, ids outside the vocabulary, and empty documents."""
+    path = prefix_path(data.prefix, ".bin")
     sizes = np.diff(token_offsets(data, data.documents))
     empty = int(np.count_nonzero(sizes == 0))
     longest = int(sizes.max(initial=0))
@@ -179,6 +199,9 @@ def token_file(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Fi
     yield Finding(OK if len(data.tokens) else ERROR, f"{data.prefix}: {text}")
     if empty:
         yield Finding(WARNING, f"{data.prefix}: {empty:,} empty documents")
+    if data.dtype.kind not in "iu":
+        yield Finding(ERROR, f"{path}: holds {data.dtype}, not tokens")
+        return
     if tokenizer is None or not len(data.tokens):
         return
     pieces = range(0, len(data.tokens), CHUNK)
@@ -187,7 +210,6 @@ def token_file(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Fi
     size = len(tokenizer.vocabulary)
     if not 0 <= smallest <= largest < size:
         wrong = smallest if smallest < 0 else largest
-        path = prefix_path(data.prefix, ".bin")
         yield Finding(ERROR, f"{path}: token id {wrong}, but the vocabulary ends at {size - 1}")
 
 
@@ -200,8 +222,10 @@ def duplicates(name: str, hashes: np.ndarray) -> Finding:
     )
 
 
-def overlaps(folder: Path, hashes: dict[str, np.ndarray]) -> Iterator[Finding]:
-    """Yield, for each pair of splits, how many documents of the later stand in the earlier too."""
+def overlaps(
+    folder: Path, hashes: dict[str, np.ndarray], what: str = "documents"
+) -> Iterator[Finding]:
+    """Yield, for each two splits, how much of the later stands in the earlier too; `what` it is."""
     names = list(hashes)
     for i, later in enumerate(names):
         for earlier in names[:i]:
@@ -210,96 +234,6 @@ def overlaps(folder: Path, hashes: dict[str, np.ndarray]) -> Iterator[Finding]:
             share = count / max(len(shared), 1)
             yield Finding(
                 WARNING if share > MANY_SHARED else OK,
-                f"{folder}: {count:,} of {len(shared):,} documents of {later} "
+                f"{folder}: {count:,} of {len(shared):,} {what} of {later} "
                 f"({100 * share:.1f} %) also stand in {earlier}",
             )
-
-
-def labelled_set(folder: Path, tokenizer: Tokenizer | None, full: bool) -> Iterator[Finding]:
-    """Yield the findings on a labelled set; `tokenizer` is that of the corpus, if there is one."""
-    try:
-        manifest = Manifest.load(folder)
-        if manifest.kind not in (LABELLED, SQUAD):  # of a kind that has a reader of its own
-            yield from files(folder, full)
-            return
-        splits = sorted(manifest.splits, key=lambda name: (name != "train", name))
-        if manifest.kind == SQUAD:
-            yield from questions(folder, {split: SquadSet(folder, split) for split in splits})
-            splits = []
-        sets = {split: LabelledSet(folder, split) for split in splits}
-        for content in sets.values():
-            content.read_rows()  # a damaged file is an error here, not at the end of a run
-    except MetaseqError as error:
-        yield Finding(ERROR, str(error))
-        return
-    yield from files(folder, full)
-    if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer["hash"]:
-        yield Finding(
-            ERROR, f"{folder}: made with another tokenizer than the corpus; preprocess it again"
-        )
-    hashes: dict[str, np.ndarray] = {}
-    for split, content in sets.items():
-        yield Finding(OK, f"{folder}: {split} has {len(content):,} rows; {distribution(content)}")
-        yield from unseen_labels(content, sets.get("train"))
-        for i, data in enumerate(content.inputs):
-            yield from empty_rows(data)
-            ids = list(token_file(data, tokenizer))
-            yield from (finding for finding in ids if finding.level == ERROR)
-            column = document_hashes(data) * GOLDEN ** np.uint64(i)
-            hashes[split] = hashes[split] + column if i else column
-    yield from overlaps(folder, {split: np.sort(h) for split, h in hashes.items()})
-
-
-def questions(folder: Path, sets: dict[str, SquadSet]) -> Iterator[Finding]:
-    """Yield the size of each split of a SQuAD set, answers that were not found, shared contexts."""
-    for split, data in sets.items():
-        contexts, _ = data.texts  # read now: a damaged file is an error here, not in a run
-        impossible, lost = data.impossible, ~data.impossible & (data.first < 0)
-        yield Finding(
-            OK,
-            f"{folder}: {split} has {len(data):,} questions on {len(contexts):,} paragraphs; "
-            f"{100 * impossible.mean():.1f} % impossible",
-        )
-        if lost.any():
-            text = f"{lost.sum():,} answers are not in their context and cannot be trained on"
-            yield Finding(WARNING, f"{folder}: {split}: {text}")
-    hashes = {split: np.sort(document_hashes(data.contexts)) for split, data in sets.items()}
-    yield from overlaps(folder, hashes)
-
-
-def empty_rows(data: IndexedDataset) -> Iterator[Finding]:
-    """Yield a warning with the first place if rows of a labelled set have no tokens."""
-    empty = np.flatnonzero(data.sizes == 0)
-    if len(empty):
-        yield Finding(
-            WARNING, f"{data.prefix}: {len(empty):,} rows without text, first row {empty[0] + 1}"
-        )
-
-
-def distribution(content: LabelledSet) -> str:
-    """Return in words how the labels of a split are spread."""
-    if content.labels is None:
-        return "no labels"
-    if content.regression:
-        values = content.labels
-        return f"labels {values.min():g} to {values.max():g}, mean {values.mean():.3g}"
-    counts = np.bincount(content.labels, minlength=len(content.label_names))
-    return "labels " + ", ".join(
-        f"{name} {100 * count / len(content):.1f} %"
-        for name, count in zip(content.label_names, counts)
-    )
-
-
-def unseen_labels(content: LabelledSet, train: LabelledSet | None) -> Iterator[Finding]:
-    """Yield a warning for classes of a split that train has no example of."""
-    if content.regression or content.labels is None or train is None or train.labels is None:
-        return
-    seen = set(train.labels.tolist())
-    if content is train:
-        wrong = [name for i, name in enumerate(content.label_names) if i not in seen]
-        text = "train has no example of"
-    else:
-        wrong = [content.label_names[i] for i in sorted(set(content.labels.tolist()) - seen)]
-        text = f"{content.split} has labels that train has no example of:"
-    if wrong:
-        yield Finding(WARNING, f"{content.folder}: {text} {', '.join(wrong)}")

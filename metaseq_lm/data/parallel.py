@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.criterions import Batch
+from metaseq_lm.data.corpus import check_ids
 from metaseq_lm.data.indexed import IndexedDataset
 from metaseq_lm.data.manifest import Manifest, require_sizes
 from metaseq_lm.data.text import numbered_lines
@@ -121,6 +122,9 @@ class TranslationRows:
         self.target = data.target if with_target else None
         if with_target and data.target is None:
             raise MetaseqError(f"{data.folder}: '{data.split}' has source text only")
+        for side, vocabulary in zip((data.source, self.target), self.vocabularies):
+            if side is not None:
+                check_ids(side, vocabulary)
         self.lengths = data.source.sizes[self.chosen] + 1
         if self.target is not None:
             # One width serves both sides: what a row's random numbers fall on follows from it.

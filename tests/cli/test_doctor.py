@@ -100,9 +100,9 @@ def test_folders_without_data(tmp_path, look):
     assert code == 1 and has(lines, "error", "no token files")
 
 
-def rewrite(data, split, documents):
+def rewrite(data, split, documents, dtype=np.uint16):
     """Put other token files into a folder that stays sound otherwise."""
-    with IndexedWriter(data / split, np.uint16) as writer:
+    with IndexedWriter(data / split, dtype) as writer:
         for document in documents:
             writer.add(document)
     (data / "manifest.json").unlink(missing_ok=True)
@@ -112,6 +112,12 @@ def test_ids_beyond_the_vocabulary(data, look):
     rewrite(data, "train", [[34, 35], [1000]])
     code, lines = look(data)
     assert code == 1 and has(lines, "error", "train.bin: token id 1000, but the vocabulary ends")
+
+
+def test_numbers_that_are_no_tokens(data, look):
+    rewrite(data, "train", [np.array([34.0, np.nan])], np.float32)
+    code, lines = look(data)
+    assert code == 1 and has(lines, "error", "train.bin: holds float32, not tokens")
 
 
 def test_empty_documents_duplicates_and_overlap(data, look):

@@ -67,7 +67,11 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MetaseqError, match="no split 'dev'; there are test, train"):
         load_images(tmp_path, "dev")
     whole = (tmp_path / FILE).read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", b"PK\x03\x04" + b"x" * 99):
+    central = whole.index(b"PK\x01\x02")
+    # Bytes of zipfile's own errors: one says that a member is encrypted, one how it is packed.
+    locked = whole[: central + 8] + b"\1" + whole[central + 9 :]
+    packed = whole[: central + 10] + b"\7" + whole[central + 11 :]
+    for damaged in (whole[: len(whole) // 2], b"", b"PK\x03\x04" + b"x" * 99, locked, packed):
         (tmp_path / FILE).write_bytes(damaged)
         with pytest.raises(MetaseqError, match="damaged"):
             load_images(tmp_path, "train")

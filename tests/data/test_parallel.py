@@ -2,6 +2,8 @@
 
 import gzip
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import parallel_data
@@ -84,6 +86,18 @@ def test_rows_of_the_decoder(text: Path) -> None:
     assert set(pair.source.sizes[some]) == {2, 3} and len(some) < len(pair)
     with pytest.raises(MetaseqError, match="longer than 1 tokens; raise task.max_length"):
         shorter(pair, 1)
+
+
+def test_tokens_that_a_vocabulary_lacks_are_refused(text: Path) -> None:
+    """The embedding would fail in the middle of a run, without a file or a place."""
+    assert make(text) == 0
+    data = ParallelSet(text.parent / "data" / "toy", "train")
+    source, target = load_sides(data.folder)
+    small: Any = SimpleNamespace(vocabulary=range(5))
+    for sides in ((small, target), (source, small)):
+        with pytest.raises(MetaseqError, match="token id .* but dict.txt has only 5 symbols"):
+            TranslationRows(data, sides)
+    TranslationRows(data, (source, small), with_target=False)
 
 
 def test_subwords_and_packed_files(text: Path) -> None:

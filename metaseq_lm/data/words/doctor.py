@@ -84,7 +84,7 @@ def splits(folder: Path, vocabulary: WordVocabulary | None) -> Iterator[Finding]
         hashes[split] = np.sort(text[data.lengths > 0])
         if data.form == TEXT:
             yield duplicates(f"{folder}: {split}", hashes[split])
-    yield from overlaps(folder, hashes)
+    yield from overlaps(folder, hashes, "sentences")
 
 
 def _surface_hashes(data: WordSet) -> np.ndarray:

@@ -316,7 +316,7 @@ def test_doctor(copied, capsys):
     assert code == 0, shown
     assert "train has 3 sentences, 17 words, 0.0 % unknown, longest 7" in shown
     assert "BIOES tags of spans: " in shown and "of 6 relations: root 25.0 %" in shown
-    assert "4 of 4 documents of test (100.0 %) also stand in train" in shown
+    assert "4 of 4 sentences of test (100.0 %) also stand in train" in shown
     path = copied / "chunk" / "test.labels.bin"
     path.write_bytes(bytes([2]) + path.read_bytes()[1:])
     assert doctor(copied, capsys)[0] == 0

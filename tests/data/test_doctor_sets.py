@@ -1,0 +1,298 @@
+"""`metaseq-lm doctor` on parallel text, images, tagged sets and treebanks, sound and damaged."""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import image_data
+import numpy as np
+import parallel_data
+import pytest
+import word_data
+from mutations import resign
+
+from metaseq_lm.cli import main
+from metaseq_lm.data.doctor import examine
+from metaseq_lm.data.images import FILE, IMAGES, Images, save_images
+from metaseq_lm.data.indexed import IndexedWriter
+from metaseq_lm.data.manifest import Manifest
+from metaseq_lm.data.parallel import PARALLEL, ParallelSet
+from metaseq_lm.data.words.sets import KINDS
+
+ALL = "manifest.json agrees with every checksum"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders "toy" (parallel text), "images" and "words"."""
+    root = tmp_path_factory.mktemp("sound")
+    parallel_data.binarise(root / "text", root / "toy")
+    image_data.write(root / "images")
+    word_data.binarise(root / "text", root / "words")
+    return root
+
+
+@pytest.fixture
+def data(sound: Path, tmp_path: Path) -> Path:
+    """A copy of them that a test may damage."""
+    return shutil.copytree(sound, tmp_path / "data", ignore=shutil.ignore_patterns("text"))
+
+
+def look(folder: Path, full: bool = True) -> list[str]:
+    """Return the lines of the report, without the machine's."""
+    return [f"{found.level} {found.text}" for found in examine(folder, full)]
+
+
+def only_error(folder: Path, words: str) -> list[str]:
+    """Return the lines of the report; there must be one error, with `words` in it."""
+    lines = look(folder)
+    wrong = [line for line in lines if line.startswith("error ")]
+    assert len(wrong) == 1 and words in wrong[0], lines
+    return lines
+
+
+def rewrite(prefix: Path, rows: Iterable, dtype: type = np.int32) -> None:
+    """Put other rows into a pair of files, which the manifest agrees with."""
+    with IndexedWriter(prefix, dtype) as writer:
+        for row in rows:
+            writer.add(np.asarray(row))
+    resign(prefix.parent)
+
+
+# -------------------------------------------------------------------- parallel text
+
+
+def test_parallel_text(data: Path) -> None:
+    toy = data / "toy"
+    assert look(toy) == [
+        f"ok {toy}: {ALL}",
+        f"ok {toy}: source text: word, 13 symbols as in source.dict.txt",
+        f"ok {toy}: target text: word, 13 symbols as in target.dict.txt",
+        f"ok {toy}: train has 48 pairs, on average 3.7 tokens of en and 3.7 of vi",
+        f"ok {toy}: unlabelled has 40 sentences of en alone, on average 3.6 tokens",
+        f"ok {toy}: valid has 12 pairs, on average 3.6 tokens of en and 3.6 of vi",
+        f"ok {toy}: 0 of 12 pairs of valid (0.0 %) also stand in train",
+    ]
+    assert main(["doctor", str(toy)]) == 0
+
+
+def test_pairs_of_train_in_other_splits(data: Path) -> None:
+    """A pair counts if both sides are the same, not if one is, nor if they changed places."""
+    toy = data / "toy"
+    train, valid = ParallelSet(toy, "train"), ParallelSet(toy, "valid")
+    assert train.target is not None and valid.target is not None
+    source = [train.source[i] for i in (0, 1, 2)] + [train.target[3]]
+    target = [train.target[i] for i in (0, 1)] + [valid.target[2], train.source[3]]
+    source += [valid.source[i] for i in range(4, 12)]
+    target += [valid.target[i] for i in range(4, 12)]
+    rewrite(toy / "valid.source", source)
+    rewrite(toy / "valid.target", target)
+    assert f"warning {toy}: 2 of 12 pairs of valid (16.7 %) also stand in train" in look(toy)
+
+
+@pytest.mark.parametrize("side, size", [("source", 13), ("target", 16)])
+def test_ids_of_each_side_have_their_vocabulary(tmp_path: Path, side: str, size: int) -> None:
+    text = parallel_data.write(tmp_path / "text")
+    with open(text / "train.vi", "a") as file:
+        file.write("X Y Z\n")
+    with open(text / "train.en", "a") as file:
+        file.write("a b c\n")
+    every = ["--target-min-frequency", "1"]
+    assert main(parallel_data.arguments(text, tmp_path / "toy", *every)) == 0
+    toy, last = tmp_path / "toy", f"valid.{side}.bin: token id {size}, but the vocabulary ends at"
+    rows = [[6, 7]] * 12
+    rewrite(toy / f"valid.{side}", [*rows[1:], [size - 1, 6]])
+    assert not [line for line in look(toy) if line.startswith("error")]
+    rewrite(toy / f"valid.{side}", [*rows[1:], [size, 6]])
+    only_error(toy, f"{last} {size - 1}")
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_rows_of_parallel_text_that_cannot_be(data: Path, side: str) -> None:
+    toy = data / "toy"
+    rewrite(toy / f"valid.{side}", [[6]] * 4 + [[]] + [[7]] * 6 + [[]])
+    assert f"warning {toy}/valid.{side}: 2 rows without text, first row 5" in look(toy)
+    rewrite(toy / f"valid.{side}", [[np.nan, 7.0]] * 12, np.float32)
+    lines = only_error(toy, f"valid.{side}.bin: holds float32, not tokens")
+    assert not any("also stand in train" in line for line in lines)
+    rewrite(toy / f"valid.{side}", [[]] * 12)
+    only_error(toy, f"valid.{side}: 12 documents, 0 tokens")
+    rewrite(toy / f"valid.{side}", [[6]] * 11)
+    lines = only_error(toy, "the files do not belong together, preprocess again")
+    assert any("train has 48 pairs" in line for line in lines)
+    assert not any("pairs of valid" in line for line in lines)
+
+
+def test_damaged_references(data: Path) -> None:
+    path = data / "toy" / "valid.references.txt"
+    text = path.read_bytes()
+    path.write_bytes(text[: text.rstrip().rfind(b"\n") + 1])
+    resign(data / "toy")
+    only_error(data / "toy", "valid.references.txt: 11 lines but")
+    path.write_bytes(b"\xff" + text[1:])
+    resign(data / "toy")
+    only_error(data / "toy", "valid.references.txt:1: invalid UTF-8")
+
+
+def test_tokenizers_of_parallel_text(data: Path) -> None:
+    path = data / "toy" / "target.dict.txt"
+    text = path.read_text()
+    path.write_text(text.replace("\nA ", "\nZ "))
+    resign(data / "toy")
+    lines = only_error(data / "toy", "its target tokenizer is not the one of the token files")
+    path.write_text(text[:3])
+    resign(data / "toy")
+    lines = only_error(data / "toy", "target.dict.txt")
+    assert any("source text: word" in line for line in lines)
+    assert any("valid has 12 pairs" in line for line in lines)
+    manifest = Manifest.load(data / "toy")
+    del manifest.details["target"]
+    manifest.save(data / "toy")
+    only_error(data / "toy", "manifest.json: unknown content: KeyError('target')")
+
+
+def test_a_missing_file_is_told_once(data: Path) -> None:
+    (data / "toy" / "valid.target.bin").unlink()
+    only_error(data / "toy", "valid.target.bin: missing")
+
+
+def test_sets_that_need_no_corpus(data: Path) -> None:
+    """The folder that they lie in is sound; with a set that needs a corpus it is not."""
+    shutil.rmtree(data / "words")
+    lines = look(data, full=False)
+    assert {line.split()[0] for line in lines} == {"ok"}
+    assert any("valid has 12 pairs" in line for line in lines)
+    assert any("test has 80 images" in line for line in lines)
+    manifest = Manifest.load(data / "images")
+    manifest.kind = "another"
+    manifest.save(data / "images")
+    assert f"error {data}: no token files (.bin and .idx)" in look(data)
+
+
+# -------------------------------------------------------------------- images
+
+
+def test_images(data: Path) -> None:
+    images = data / "images"
+    shares = "labels a 25.0 %, b 25.0 %, c 25.0 %, d 25.0 %"
+    assert look(images) == [
+        f"ok {images}: {ALL}",
+        f"ok {images}: train has 160 images of 8 x 8 pixels in 3 channels; {shares}",
+        f"ok {images}: test has 80 images of 8 x 8 pixels in 3 channels; {shares}",
+        f"ok {images}: 0 of 80 images of test (0.0 %) also stand in train",
+    ]
+    assert main(["doctor", str(images)]) == 0
+
+
+def store(folder: Path, **arrays: np.ndarray) -> Path:
+    """Write train and test as `image_data` makes them, but for `arrays`, and return the folder."""
+    content = {"names": np.array(image_data.NAMES)}
+    for split, count in (("train", 4), ("test", 2)):
+        made = image_data.make(count, count)
+        content |= {f"{split}_images": made.images, f"{split}_labels": made.labels}
+    np.savez(folder / FILE, **(content | arrays))
+    resign(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("test_images", np.zeros((8, 8, 8, 3)), "test: images of type float64"),
+        ("test_images", np.zeros((8, 8, 9, 3), np.uint8), "test has images of 8 x 9 pixels in 3 "),
+        ("test_images", np.zeros((8, 8, 8, 1), np.uint8), "in 1 channel, but train of 8 x 8 pixe"),
+        ("test_images", np.zeros((7, 8, 8, 3), np.uint8), "one whole number for each image"),
+        ("test_labels", np.arange(8), "test: labels from 0 to 7, but there are 4 names"),
+        ("test_labels", np.array([None] * 8), "Object arrays cannot be loaded"),
+    ],
+)
+def test_wrong_images(data: Path, name: str, value: np.ndarray, words: str) -> None:
+    lines = only_error(store(data / "images", **{name: value}), words)
+    assert any("train has 16 images" in line for line in lines)
+
+
+def test_labels_and_copies_of_images(data: Path) -> None:
+    images = image_data.make(2, 2).images
+    images[5] = image_data.make(4, 4).images[11]
+    train = np.arange(16) % 3
+    lines = look(store(data / "images", test_images=images, train_labels=train))
+    place = f"warning {data}/images:"
+    assert f"{place} 1 of 8 images of test (12.5 %) also stand in train" in lines
+    assert f"{place} train has no example of d" in lines
+    assert f"{place} test has labels that train has no example of: d" in lines
+
+
+def test_many_classes(tmp_path: Path) -> None:
+    """Not one number for each, but the least and the greatest."""
+    names = [f"class {i}" for i in range(30)]
+    labels = np.concatenate([np.arange(30), [7, 7]])
+    made = Images(np.zeros((32, 2, 2, 1), np.uint8), labels, tuple(names))
+    save_images(tmp_path, {"train": made}, names)
+    text = "labels of 30 classes, from class 0 3.1 % to class 7 9.4 %"
+    assert f"32 images of 2 x 2 pixels in 1 channel; {text}" in look(tmp_path)[1]
+
+
+def change_pixel(content: bytearray) -> None:
+    content[content.index(b"NUMPY") + 1000] ^= 1
+
+
+def break_header(content: bytearray) -> None:
+    """Leave a bracket open: Python's own tokenizer complains."""
+    at = content.index(b"), }", content.index(b"train_images.npy"))
+    content[at : at + 1] = b" "
+
+
+def encrypt(content: bytearray) -> None:
+    """Mark the first entry of the directory as encrypted."""
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+
+
+@pytest.mark.parametrize("damage", [change_pixel, break_header, encrypt])
+def test_damaged_images(data: Path, damage: Callable[[bytearray], None]) -> None:
+    """An error without --verify, and no exception."""
+    path = data / "images" / FILE
+    content = bytearray(path.read_bytes())
+    damage(content)
+    path.write_bytes(content)
+    lines = look(data / "images", full=False)
+    assert any(line.startswith(f"error {path}: damaged") for line in lines), lines
+
+
+# -------------------------------------------------------------------- sentences of words
+
+
+def test_word_sets_of_a_folder_without_manifest(data: Path) -> None:
+    """Their readers go over all rows there too."""
+    words = data / "words"
+    (words / "manifest.json").unlink()
+    lines = look(words)
+    assert any("dep: train has 40 sentences, 474 words, 0.0 % unknown" in line for line in lines)
+    assert any("chunk: 0 of 10 sentences of valid" in line for line in lines)
+    path = words / "dep" / "train.heads.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    resign(words / "dep")
+    only_error(words, "train.heads.bin: a number outside")
+
+
+def test_a_damaged_manifest_does_not_hide_the_other_sets(data: Path) -> None:
+    (data / "words" / "chunk" / "manifest.json").write_text("{")
+    lines = only_error(data / "words", "chunk/manifest.json: damaged")
+    assert any("pos: valid has 10 sentences" in line for line in lines)
+
+
+def test_without_torch(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The readers need it; what the doctor says of the machine is then the news."""
+    for name in ("images", "parallel", "words.doctor"):
+        monkeypatch.setitem(sys.modules, f"metaseq_lm.data.{name}", None)
+    monkeypatch.delattr("metaseq_lm.data.words.doctor", raising=False)
+    for folder in ("images", "toy", "words"):
+        only_error(data / folder, f"{folder}: cannot be read: ")
+
+
+def test_kinds_are_those_that_are_written() -> None:
+    """The doctor spells them itself, as it must not import what needs torch."""
+    from metaseq_lm.data import doctor_sets
+
+    found = (doctor_sets.PARALLEL, doctor_sets.IMAGES, doctor_sets.WORDS)
+    assert found == (PARALLEL, IMAGES, tuple(KINDS))
