@@ -75,7 +75,9 @@ def save(
     temporary = folder / f"{TEMPORARY}{final.name}"
     needed = sum(map(len, files.values()))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            sync_folder(folder.parent)
         shutil.rmtree(temporary, ignore_errors=True)
         free = shutil.disk_usage(folder).free
         if free < needed:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import battery
 import pytest
+import torch
+from omegaconf import DictConfig
 
 from metaseq_lm import distributed
 from metaseq_lm.errors import UsageError
@@ -104,17 +106,33 @@ CUTS = (1, 3, 5, 7, 8)  # token_labels: an epoch has 5 updates, so within and at
 @cases
 def test_resume_is_bitwise(case: battery.Case, moons: Path, tmp_path: Path) -> None:
     """Stopping after any of five updates and starting again equals going on, to the last bit."""
+    stop_and_go_on(case, moons, tmp_path)
 
-    def config(name: str, last: int) -> object:
-        more = ["trainer.save_interval_updates=1", "trainer.validate_interval_updates=4"]
-        return battery.configure(moons, tmp_path / name, case, f"trainer.max_update={last}", *more)
+
+def test_resume_in_bf16_is_bitwise(moons: Path, tmp_path: Path) -> None:
+    """What autocast rounds, it rounds again from the weights that were saved in full."""
+    case = ("masked_lm", 0)
+    low = stop_and_go_on(case, moons, tmp_path / "bf16", "engine.precision=bf16")
+    full = battery.train(battery.configure(moons, tmp_path, case, "trainer.max_update=9"))
+    assert all(w.dtype != torch.bfloat16 for w in low.values()) and battery.difference(low, full)
+
+
+def stop_and_go_on(
+    case: battery.Case, data: Path, place: Path, *options: str
+) -> dict[str, torch.Tensor]:
+    """Assert that nine updates with stops are those without, and return their weights."""
+
+    def config(name: str, last: int) -> DictConfig:
+        more = ["trainer.save_interval_updates=1", "trainer.validate_interval_updates=4", *options]
+        return battery.configure(data, place / name, case, f"trainer.max_update={last}", *more)
 
     straight = battery.train(config("straight", 9))
     for cut in (*CUTS, 9):
         resumed = battery.train(config("cut", cut))
     assert battery.difference(straight, resumed) == 0
-    logs = [(tmp_path / name / "log.jsonl").read_text() for name in ("straight", "cut")]
+    logs = [(place / name / "log.jsonl").read_text() for name in ("straight", "cut")]
     assert losses(logs[0]) == losses(logs[1])
+    return straight
 
 
 def losses(log: str) -> list[tuple]:

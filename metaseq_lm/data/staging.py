@@ -69,6 +69,7 @@ def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
     manifest.save(folder)
     old = [*_old_files(dest), *names]
     (dest / MANIFEST_FILE).unlink(missing_ok=True)
+    sync_folder(dest)  # after a power cut, too, it does not stand beside new files
     for name in sorted(old, key=lambda name: not name.endswith(".idx")):
         if name.endswith(".idx") or name not in manifest.files:
             (dest / name).unlink(missing_ok=True)
