@@ -73,7 +73,7 @@ def initialise(device: str, timeout_seconds: float = 600.0) -> None:
 def own_gpu(environment: Any, there: int) -> int:
     """Return which of the GPUs that are `there` a process takes; UsageError if there are too few."""
     number = int(environment.get("LOCAL_RANK", "0"))
-    if there == 1 and "SLURM_STEP_NUM_TASKS" in environment:
+    if there == 1 and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         return 0  # srun --gpus-per-task=1 shows each task its own alone
     if number >= there:
         raise UsageError(

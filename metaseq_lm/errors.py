@@ -5,6 +5,9 @@ A user's mistake is raised as one of these classes and printed by the command li
 anything else is a defect of ours and keeps its traceback.
 """
 
+import contextlib
+import sys
+
 
 class MetaseqError(Exception):
     """A failure the user can act on; the message names the file, the place and the remedy."""
@@ -34,3 +37,9 @@ class Interrupted(MetaseqError):
 
 class ReplicaLost(MetaseqError):
     """Another replica died, failed or hangs; the message names it."""
+
+
+def say(message: str) -> None:
+    """Print a line on stderr if it is still open, and takes it: exit code and log say the same."""
+    with contextlib.suppress(OSError):
+        print(message, file=sys.stderr, flush=True)

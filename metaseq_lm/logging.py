@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from metaseq_lm.errors import say
+
 
 def number(value: float) -> str:
     """Return a number in at most four significant digits."""
@@ -60,11 +62,11 @@ class Progress:
             return
         line = f"{self.name}: {text}"
         # The terminal or pipe may be closed, the disk of a file full: log.jsonl has all of it.
+        if self.bar is None:
+            say(line)
+            return
         with contextlib.suppress(OSError):
-            if self.bar is not None:
-                self.bar.write(line, file=sys.stderr)
-            else:
-                print(line, file=sys.stderr, flush=True)
+            self.bar.write(line, file=sys.stderr)
 
     def close(self) -> None:
         """Finish the bar."""
@@ -114,9 +116,7 @@ class TensorBoard:
             yield
         except OSError as error:
             self.writer = None
-            print(
-                f"{self.folder}: {error.strerror}; no more events for TensorBoard", file=sys.stderr
-            )
+            say(f"{self.folder}: {error.strerror}; no more events for TensorBoard")
 
 
 class Window:

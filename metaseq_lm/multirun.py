@@ -35,6 +35,8 @@ from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.registry import ALL
 
 # A run folder has its own config and log.
+# What Hydra writes down of a composition.
+BOOKKEEPING = ("runtime", "job", "overrides", "searchpath", "choices")
 QUIET = ("hydra/job_logging=none", "hydra.output_subdir=null")
 
 
@@ -123,10 +125,9 @@ def launch(overrides: list[str], folder: Path, name: str) -> Any:
     """Let Hydra's sweeper and launcher run `train_one` for every job; return what they return."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError, UncompletedJobError
 
+    check_hydras(overrides, folder, name)
     hydra = new_hydra(folder)
-    config = hydra.compose_config(name, overrides, RunMode.MULTIRUN)  # errors come before any file
-    if config.hydra.callbacks:  # code that a file names
-        raise UsageError("hydra.callbacks are not run; a plug-in is loaded by --user-dir alone")
+    hydra.compose_config(name, overrides, RunMode.MULTIRUN)  # its errors come before any file
     make_store_plain()
     try:
         return hydra.multirun(name, train_one, overrides)
@@ -134,6 +135,24 @@ def launch(overrides: list[str], folder: Path, name: str) -> Any:
         raise MetaseqError(f"the sweep was not submitted: {error}") from error
     except UncompletedJobError as error:
         raise MetaseqError(f"a job was lost; the others may still run. {error}") from error
+
+
+def check_hydras(overrides: list[str], folder: Path, name: str) -> None:
+    """Raise UsageError if a config file sets something of Hydra itself: it could name code to run."""
+    own = [line for line in overrides if line.lstrip("+~").startswith(("hydra.", "hydra/"))]
+    found = []
+    for place, primary, lines in ((FOLDER, "base", own), (folder, name, overrides)):
+        config = new_hydra(place).compose_config(primary, lines, RunMode.MULTIRUN)
+        node = OmegaConf.to_container(config.hydra, resolve=False)
+        assert isinstance(node, dict)
+        job = {key: node["job"][key] for key in ("chdir", "env_set", "env_copy")}
+        found.append({k: v for k, v in node.items() if k not in BOOKKEEPING} | {"job": job})
+    wrong = [key for key in found[1] if found[1][key] != found[0].get(key)]
+    if wrong:
+        raise UsageError(
+            f"hydra.{wrong[0]} is set by a config file; give hydra.KEY=VALUE on the command line (a plug-in "
+            "is loaded only by --user-dir)"
+        )
 
 
 def make_store_plain() -> None:
@@ -201,8 +220,11 @@ def train(config: DictConfig, hydra: Any) -> int:
     from metaseq_lm.cli import train as command
 
     plugins.load_all(config.user_dir)
-    folder, sweep = Path(hydra.runtime.output_dir).resolve(), Path(hydra.sweep.dir).resolve()
-    if not folder.is_relative_to(sweep):
+    folder, sweep = (
+        os.path.abspath(os.path.join(hydra.runtime.cwd, place))
+        for place in (hydra.runtime.output_dir, hydra.sweep.dir)
+    )
+    if not Path(folder).is_relative_to(sweep):
         raise UsageError(f"hydra.sweep.subdir: {folder} is not inside of the folder of the sweep")
     main = next(s.path for s in hydra.runtime.config_sources if s.provider == "main")
     own = [] if Path(main) == FOLDER else [main, hydra.job.config_name]

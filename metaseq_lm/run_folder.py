@@ -18,7 +18,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.errors import MetaseqError, UsageError, say
 from metaseq_lm.files import FULL_DISK, read_json, write_atomic
 
 # What may change between the parts of one run: how it is computed, how long, how often it is looked
@@ -74,7 +74,7 @@ class RunFolder:
             if path.exists():  # without a part of a line
                 os.truncate(path, before)
             if len(self._waiting) == 1:
-                print(f"{path}: {error.strerror}; lines wait until there is room", file=sys.stderr)
+                say(f"{path}: {error.strerror}; lines wait until there is room")
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Write results.json in one piece."""

@@ -133,6 +133,7 @@ def serve() -> None:
 def forked(arguments: list[str], errors: str, environment: dict[str, str], limit: int) -> None:
     """Be the program, in a forked process."""
     os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     descriptor = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

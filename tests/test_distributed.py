@@ -48,6 +48,8 @@ def test_which_gpu_a_process_takes() -> None:
     assert own_gpu({"LOCAL_RANK": "3"}, 4) == 3
     assert own_gpu({"LOCAL_RANK": "3", "SLURM_STEP_NUM_TASKS": "4"}, 1) == 0
     assert own_gpu({"LOCAL_RANK": "3", "SLURM_STEP_NUM_TASKS": "4"}, 4) == 3
+    with pytest.raises(UsageError, match="process 1 .* there are 1"):  # --nproc 2 in a step of one
+        own_gpu({"LOCAL_RANK": "1", "SLURM_STEP_NUM_TASKS": "1"}, 1)
     with pytest.raises(UsageError, match="process 2 .* there are 2; start at most 2 processes"):
         own_gpu({"LOCAL_RANK": "2"}, 2)
 

@@ -131,11 +131,14 @@ def planted(moons: Path, tmp_path: Path) -> tuple[Path, Path]:
     content["config"]["user_dir"] = str(plugin)
     manifest.write_text(json.dumps(content))
     (run / "sweep.yaml").write_text(f"user_dir: {plugin}\n")
-    (run / "callback").mkdir()
-    call = f"{{_target_: metaseq_lm.plugins.load, name_or_path: {plugin}}}"
-    (run / "callback" / "config.yaml").write_text(
-        f"defaults: [base, _self_]\nhydra: {{callbacks: {{evil: {call}}}}}\n"
-    )
+    load = f"metaseq_lm.plugins.load, name_or_path: {plugin}"
+    hydras = {
+        "callbacks": f"callbacks: {{evil: {{_target_: {load}}}}}",
+        "logging": f"hydra_logging: {{handlers: {{evil: {{(): {load}}}}}}}",
+    }
+    for name, text in hydras.items():
+        (run / name).mkdir()
+        (run / name / "config.yaml").write_text(f"defaults: [base, _self_]\nhydra: {{{text}}}\n")
     return run, canary
 
 
@@ -151,8 +154,12 @@ def planted(moons: Path, tmp_path: Path) -> tuple[Path, Path]:
         ("train {data} --save-dir {run}4 user_dir={run}/../evil_plugin.py", 2),
         ("train -m {data} --save-dir {run}5 --config-dir {run}", 2),
         ("train -m {data} --save-dir {run}6 user_dir={run}/../evil_plugin.py", 2),
-        ("train -m {data} --save-dir {run}7 --config-dir {run}/callback", 2),
+        ("train -m {data} --save-dir {run}7 --config-dir {run}/callbacks", 2),
+        ("train -m {data} --save-dir {run}7 --config-dir {run}/logging", 2),
+        ("train -m {data} --save-dir {run}7 hydra.sweep.subdir=../../{run.name}9", 2),
         ("sweep {run}/sweep.yaml {data} --out {run}8 --dry-run", 2),
+        ("sweep {data} --out {run}8 --dry-run user_dir={run}/../evil_plugin.py", 2),
+        ("sweep {data} --out {run}8 --dry-run --config-dir {run}", 2),
     ],
 )
 def test_code_is_loaded_only_by_the_command_line(
@@ -171,7 +178,10 @@ def test_code_is_loaded_only_by_the_command_line(
     said = capsys.readouterr().err
     assert not canary.exists() and "Traceback" not in said
     assert "evil_plugin" not in sys.modules
-    assert words[0] not in ("train", "sweep") or code == 0 or "plug-in is loaded" in said
+    if words[0] in ("train", "sweep") and code:
+        assert any(
+            text in said for text in ("plug-in is", "not inside of", "give --user-dir")
+        ), said
     if words[0] == "evaluate":
         assert "give --user-dir with its path" in said and "evil_plugin.py" in said
         assert main([*words, "--user-dir", str(run.parent / "evil_plugin.py")]) == 0

@@ -16,13 +16,15 @@ source=$(realpath "${METASEQ_LM_DATA:?name the folder of the data sets}")
 seeds=${SEEDS:-1,2,3} jobs=${JOBS:-2}
 [ $# -gt 0 ] || set -- chunk ncbi pos dep multitask ablations probe transformer elmo multi30k iwslt cifar
 general=$out/data/general runs=$out/runs report=$out/report
+failed=0
 export OMP_NUM_THREADS=1
 
 metaseq() { python -m metaseq_lm "$@"; }
 sweep() { # definition, data, folder of the runs, more
     local ended=0
     metaseq sweep "$here/$1.yaml" "$2" --out "$runs/$3" --seeds "$seeds" --max-parallel "$jobs" "${@:4}" || ended=$?
-    [ $ended -le 1 ] || exit $ended # 1: some run failed; the tables name it
+    [ $ended -le 1 ] || exit $ended
+    [ $ended -eq 0 ] || failed=1 # some run; the tables name it
 }
 words() { [ -d "$out/data/jnlpba" ] || bash "$here/prepare.sh" "$out/data"; }
 table() { # folder of the table, metric, baseline, runs and more
@@ -44,11 +46,14 @@ ncbi() { by_share ncbi "$out/data/ncbi" ncbi; }
 multitask() {
     words
     sweep multitask "$general" multitask
-    for set in chunk pos dep; do table multitask-$set test.${set}_score supervised "$runs/multitask"; done
+    for score in chunk_f1 pos_accuracy dep_las; do
+        table "multitask-$score" "test.$score" supervised "$runs/multitask"
+    done
 }
 ablations() {
     words
-    sweep sweep "$general" chunk --grid share=0.05 --grid method=supervised,cvt
+    [ -f "$runs/chunk/sweep.json" ] || # `chunk` adds the other methods and shares
+        sweep sweep "$general" chunk "task.labelled=[chunk]" --grid share=0.05 --grid method=supervised,cvt
     sweep ablations "$general" ablations
     table ablations test.score CVT "$runs/chunk" "$runs/ablations" --where task.label_fraction=0.05
 }
@@ -72,7 +77,7 @@ elmo() {
 }
 multi30k() {
     local pairs=$source/multi30k
-    [ -d "$out/data/multi30k" ] || metaseq preprocess --parallel multi30k --trainpref "$pairs/train" \
+    [ -f "$out/data/multi30k/manifest.json" ] || metaseq preprocess --parallel multi30k --trainpref "$pairs/train" \
         --validpref "$pairs/val" --testpref "$pairs/test_2016_flickr" --source-lang en --target-lang de \
         --tokenizer byte_bpe --vocab-size 8000 --destdir "$out/data"
     sweep translation "$out/data/multi30k" multi30k
@@ -80,7 +85,7 @@ multi30k() {
 }
 iwslt() {
     local pairs=$source/iwslt15-en-vi
-    [ -d "$out/data/iwslt" ] || metaseq preprocess --parallel iwslt \
+    [ -f "$out/data/iwslt/manifest.json" ] || metaseq preprocess --parallel iwslt \
         --trainpref "$pairs"/raw.{dev2010,tst2010,tst2011} --validpref "$pairs/raw.tst2012" \
         --testpref "$pairs/raw.tst2013" --source-lang en --target-lang vi --tokenizer byte_bpe --vocab-size 4000 \
         --destdir "$out/data"
@@ -89,7 +94,7 @@ iwslt() {
 }
 cifar() {
     local images=$source/cifar10-subset
-    [ -d "$out/data/cifar" ] || python "$here/../tartan/images.py" "$out/data/cifar" --train "$images/train.npz" \
+    [ -f "$out/data/cifar/manifest.json" ] || python "$here/../tartan/images.py" "$out/data/cifar" --train "$images/train.npz" \
         --test "$images/test.npz" --names airplane,automobile,bird,cat,deer,dog,frog,horse,ship,truck
     sweep vision "$out/data/cifar" cifar
     for share in 0.05 0.25; do
@@ -108,3 +113,4 @@ for name in "$@"; do
     echo "== $name: tables and pictures in $report"
     "$name"
 done
+exit $failed

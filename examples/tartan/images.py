@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.data.images import DAMAGED, Images, save_images
+from metaseq_lm.data.images import Images, save_images
 from metaseq_lm.errors import MetaseqError, UsageError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -49,7 +49,7 @@ def read_npz(path: Path, names: tuple[str, ...]) -> Images:
     try:
         with np.load(path, allow_pickle=False) as file:
             return Images(file["x"], file["y"], names)
-    except DAMAGED as error:
+    except Exception as error:  # whatever numpy and zipfile raise for a file that is not theirs
         raise MetaseqError(f"{path}: no npz file with x and y: {error}") from error
 
 

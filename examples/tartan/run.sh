@@ -47,8 +47,7 @@ metaseq sweep "$here/sweep.yaml" "$data" --out "$out/runs" --init-from "$out/enc
 [ $ended -le 1 ] || exit $ended # 1: some run failed; the tables name it
 
 echo "== tables and pictures in $out/report"
-cd "$out/runs"
-systems=(finetuned{,_3_epochs,_longer} {tapt,dapt,dapt_tapt}_finetuned {mt,meta,meta_same_head}_final)
+systems=("$out/runs"/{finetuned{,_3_epochs,_longer},{tapt,dapt,dapt_tapt}_finetuned,{mt,meta,meta_same_head}_final})
 for pair in citation_intent:f1_macro sciie:f1_macro chemprot:accuracy; do
     set=${pair%:*} metric=test.${pair#*:}
     for baseline in "tapt" "dapt_tapt" "'fine-tuned, 3 epochs'"; do
@@ -56,7 +55,7 @@ for pair in citation_intent:f1_macro sciie:f1_macro chemprot:accuracy; do
         metaseq report "${systems[@]}" --metric "$metric" --where task.labelled=$set --baseline "label=$baseline" \
             --out "$out/report/$set-$name"
     done
-    metaseq report meta meta_same_head --metric "$metric" --where task.labelled=$set --curve 'train.alpha_*' \
+    metaseq report "$out/runs"/{meta,meta_same_head} --metric "$metric" --where task.labelled=$set --curve 'train.alpha_*' \
         --out "$out/report/$set-weights"
 done
 exit $ended

@@ -14,7 +14,7 @@ import sys
 import traceback
 
 from metaseq_lm import __version__
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.errors import MetaseqError, UsageError, say
 from metaseq_lm.registry import nearest
 
 COMMANDS = (
@@ -104,27 +104,22 @@ def main(argv: list[str] | None = None) -> int:
         return args.run(args)
     except MetaseqError as error:
         if not error.said:
-            say(str(error))
+            say(f"metaseq-lm: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        say("interrupted")
+        say("metaseq-lm: interrupted")
         return 130
     except BrokenPipeError:
         # The reader of our output (head, less) left: no error where the output was all there is to do.
-        return MetaseqError.exit_code if first in ("train", "sweep") else 0
+        looked = {"-h", "--help", "--print-config", "--dry-run"}.intersection(argv)
+        return MetaseqError.exit_code if first in ("train", "sweep") and not looked else 0
     except OSError as error:
         if error.filename is None and error.errno is None:
-            traceback.print_exc()
+            say(traceback.format_exc())
             return MetaseqError.exit_code
         where = f"{error.filename}: " if error.filename else ""
-        say(f"{where}{error.strerror}")
+        say(f"metaseq-lm: {where}{error.strerror}")
         return MetaseqError.exit_code
-
-
-def say(message: str) -> None:
-    """Print a message on stderr, if that is still open: the exit code says the same."""
-    with contextlib.suppress(OSError):
-        print(f"metaseq-lm: {message}", file=sys.stderr, flush=True)
 
 
 def program() -> None:
@@ -136,7 +131,7 @@ def program() -> None:
     try:
         code = main()
     except Exception:  # a defect of ours
-        traceback.print_exc()
+        say(traceback.format_exc())
         code = MetaseqError.exit_code
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):

@@ -295,7 +295,9 @@ def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
             args, rest = parser.parse_known_args(["train", *stage.arguments])
             args.overrides = overrides(args.parser, rest)
             try:
-                load_config(overrides_of(args), definition["config_dir"], args.config_name)
+                config = load_config(overrides_of(args), definition["config_dir"], args.config_name)
+                if not definition["user_dir"]:  # --user-dir of the jobs stands above a file's
+                    plugins.check_named(config, None)
             except UsageError as error:
                 where = f"{run.name}, {stage.name}" if stage.name else run.name
                 raise UsageError(f"{where}: {error}") from error

@@ -10,11 +10,10 @@ Any option of the configuration is set by key=value (Hydra's grammar), which win
 
 import argparse
 import os
-import sys
 
 from omegaconf import DictConfig, OmegaConf
 
-from metaseq_lm.errors import DivergedError, Interrupted, MetaseqError, UsageError
+from metaseq_lm.errors import DivergedError, Interrupted, MetaseqError, UsageError, say
 
 HELP = "train an objective (resumes by itself)"
 OVERRIDES = True
@@ -170,7 +169,7 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
         if status == "failed":  # the others do not know
             distributed.fail(known)
             if known is not error and distributed.world_size() > 1:
-                print(f"metaseq-lm: replica {distributed.rank()} failed:", file=sys.stderr)
+                say(f"metaseq-lm: replica {distributed.rank()} failed:")
         else:  # all stop for the same reason, and the first says it
             known.said = distributed.rank() > 0
         if run is not None:
@@ -178,7 +177,7 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
                 run.record(status, known)
             except MetaseqError as unrecorded:  # the first error is the one to know
                 if str(unrecorded) != str(known):
-                    print(f"metaseq-lm: {unrecorded}", file=sys.stderr)
+                    say(f"metaseq-lm: {unrecorded}")
         raise error
     distributed.finish()
     return 0

@@ -31,7 +31,11 @@ KEY = re.compile(r"([A-Za-z][\w-]*:)?[A-Za-z_][\w./@-]*")
 STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 # {name}, but not OmegaConf's ${name} and not Hydra's {key: value}.
 PLACEHOLDER = re.compile(r"(?<!\$)\{([^{}:,\s]+)\}")
-OURS = {"save_dir": "the sweep names the folders", "seed": "give seeds (--seeds 1,2,3)"}
+OURS = {
+    "save_dir": "the sweep names the folders",
+    "seed": "give seeds (--seeds 1,2,3)",
+    "user_dir": "give --user-dir",
+}
 TAKEN = ("code", "jobs", "seed", "train")
 
 

@@ -187,28 +187,6 @@ def test_training_and_evaluating_go_on_from_it(root, tmp_path, capsys):
     assert config(tmp_path / "out")["architectures"] == ["RobertaForMaskedLM"]
 
 
-def test_another_tokenizer_of_the_same_size_is_refused(root, tmp_path, capsys):
-    """All shapes would fit, and every embedding be that of another symbol."""
-    own = root / "own" / "RobertaForMaskedLM"
-    size = len((own / "dict.txt").read_text().splitlines())
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(f"{i * i:x} {i * 7919:o} {i**3}" for i in range(400)) + "\n")
-    files = [
-        "--trainpref",
-        str(text),
-        "--validpref",
-        str(text),
-        "--destdir",
-        str(tmp_path / "data"),
-    ]
-    assert main(["preprocess", *files, "--vocab-size", str(size)]) == 0
-    capsys.readouterr()
-    words = [str(tmp_path / "data"), "model=inherit", "task.tokens_per_sample=20"]
-    run = ["--init-from", str(own), "--save-dir", str(tmp_path / "run"), "--warmup-updates", "1"]
-    assert main(["train", *words, *run]) == 2
-    assert "was trained with another tokenizer" in capsys.readouterr().err
-
-
 def test_older_names_and_files(root, tmp_path):
     """gamma and beta, position_ids, the tied output weights, a base model's head; pytorch_model.bin."""
     source = tmp_path / "old"

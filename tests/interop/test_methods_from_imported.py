@@ -84,3 +84,19 @@ def test_meta_pretrain(name: str, tmp_path: Path) -> None:
         check_taken(before, known, "heads.next_sentence.")
     after = run.model.state_dict()
     assert all((after[n] != w).any() for n, w in before.items() if n.endswith("fc1.weight"))
+
+
+def test_another_tokenizer_of_the_same_size_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """All shapes would fit, and every embedding be that of another symbol."""
+    own, _ = imported(tmp_path, "RobertaForMaskedLM")
+    size = len((own / "dict.txt").read_text().splitlines())
+    text = tmp_path / "numbers.txt"
+    text.write_text("".join(f"{i * i:x} {i * 7919:o} {i**3}\n" for i in range(400)))
+    files = ["--trainpref", str(text), "--validpref", str(text), "--vocab-size", str(size)]
+    assert main(["preprocess", *files, "--destdir", str(tmp_path / "other")]) == 0
+    capsys.readouterr()
+    words = [str(tmp_path / "other"), "--init-from", str(own), "--save-dir", str(tmp_path / "run")]
+    assert main(["train", *words, *RUN]) == 2
+    assert "was trained with another tokenizer" in capsys.readouterr().err
