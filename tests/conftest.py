@@ -14,11 +14,15 @@ import squad_data
 import torch
 import wnli_data
 import word_data
+from hypothesis import settings
 
 from metaseq_lm import plugins
 from metaseq_lm.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
+# A busy machine is no failure: no test has a time limit of its own.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,6 +22,7 @@ from metaseq_lm.errors import UsageError
 CHOICES = [
     ["task=sentence_prediction", "criterion=sentence_prediction", "schedule=polynomial"],
     ["optimizer=sgd"],
+    ["task=language_modeling", "criterion=language_modeling", "model=bilstm_lm"],
     [],
 ]
 

@@ -13,7 +13,8 @@ COMMAND = re.compile(r"^\s*metaseq(?:-lm)? (report .*)$", re.MULTILINE)
 # What the scripts put into their commands.
 VARIABLES = (
     "out=runs name=set tuned=(runs) here=. "
-    "metric=valid.score place=set runs=. report=. folders=(runs);"
+    "metric=valid.score place=set runs=. report=. folders=(runs) systems=(runs);"
+    "set -- place test.score baseline runs;"
 )
 
 
