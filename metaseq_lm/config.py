@@ -116,9 +116,9 @@ CHOICES = {
     "engine.device": ["auto", "cpu", "cuda"],
     "engine.precision": ["fp32", "bf16", "fp64"],
 }
+ENCODER = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "hidden_dim")
 # The least value of numbers that every run has, or that mean the same wherever they occur. Tasks,
 # criterions and models check the others, and those that depend on the data.
-ENCODER = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "hidden_dim")
 LEAST: dict[str, float] = {
     "trainer.max_update": 0,
     "trainer.max_flops": 0,

@@ -67,7 +67,9 @@ def run(
                 raise UsageError("no DATA folder given; see 'metaseq-lm train --help'")
         given = {o.key_or_group for o in parsed}
         quiet = [o for o in QUIET if o.split("=")[0] not in given]
-        lines = [*quiet, *places, *(o.input_line or "" for o in parsed)]
+        own = [*quiet, *places, *(o.input_line or "" for o in parsed if is_hydras(o))]
+        lines = [*own, *(o.input_line or "" for o in parsed if not is_hydras(o))]
+        check_hydras(own, lines, folder, name)
         return summary(launch(lines, folder, name))
     except MISTAKES as error:
         message = explain(error, [*overrides, *places], folder, name)
@@ -125,9 +127,7 @@ def launch(overrides: list[str], folder: Path, name: str) -> Any:
     """Let Hydra's sweeper and launcher run `train_one` for every job; return what they return."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError, UncompletedJobError
 
-    check_hydras(overrides, folder, name)
     hydra = new_hydra(folder)
-    hydra.compose_config(name, overrides, RunMode.MULTIRUN)  # its errors come before any file
     make_store_plain()
     try:
         return hydra.multirun(name, train_one, overrides)
@@ -137,9 +137,11 @@ def launch(overrides: list[str], folder: Path, name: str) -> Any:
         raise MetaseqError(f"a job was lost; the others may still run. {error}") from error
 
 
-def check_hydras(overrides: list[str], folder: Path, name: str) -> None:
-    """Raise UsageError if a config file sets something of Hydra itself: it could name code to run."""
-    own = [line for line in overrides if line.lstrip("+~").startswith(("hydra.", "hydra/"))]
+def check_hydras(own: list[str], overrides: list[str], folder: Path, name: str) -> None:
+    """Raise UsageError if a config file sets something of Hydra itself: it could name code to run.
+
+    `own` are the overrides of Hydra's own keys. Errors of the composition come here, before any file.
+    """
     found = []
     for place, primary, lines in ((FOLDER, "base", own), (folder, name, overrides)):
         config = new_hydra(place).compose_config(primary, lines, RunMode.MULTIRUN)

@@ -108,7 +108,7 @@ def test_what_is_due_is_saved_before_a_long_validation(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that is killed in the middle of one loses the validation alone."""
-    run = Run(configure(moons, tmp_path, CASE, *OFTEN, "trainer.save_interval_updates=2"))
+    run = Run(configure(moons, tmp_path, CASE, *OFTEN))
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
