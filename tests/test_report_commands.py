@@ -1,4 +1,7 @@
-"""Every `report` command that the documentation names has options that go together."""
+"""Every `report` command that the documentation names has options that go together.
+
+Those of scripts are in test_example_scripts.py.
+"""
 
 import re
 import subprocess
@@ -9,20 +12,14 @@ import pytest
 from metaseq_lm.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMAND = re.compile(r"^\s*metaseq(?:-lm)? (report .*)$", re.MULTILINE)
-# What the scripts put into their commands.
-VARIABLES = (
-    "out=runs name=set tuned=(runs) here=. "
-    "metric=valid.score place=set runs=. report=. folders=(runs) systems=(runs);"
-    "set -- place test.score baseline runs;"
-)
+COMMAND = re.compile(r"^\s*metaseq-lm (report .*)$", re.MULTILINE)
 
 
 def documented() -> list[tuple[str, str]]:
     """Return file and text of each command, without comment, pipe and redirection."""
     found = []
     for path in sorted([ROOT / "README.md", *ROOT.glob("examples/**/*")]):
-        if path.suffix not in (".md", ".sh", ".yaml"):
+        if path.suffix not in (".md", ".yaml"):
             continue
         text = re.sub(r"\\\n\s*(#\s*)?", " ", path.read_text())
         text = re.sub(r"^# +", "", text, flags=re.MULTILINE)
@@ -35,9 +32,9 @@ COMMANDS = documented()
 
 
 def test_there_are_commands() -> None:
-    """The pattern finds them in READMEs, scripts and sweeps."""
-    assert len(COMMANDS) >= 20
-    assert {Path(name).suffix for name, _ in COMMANDS} == {".md", ".sh", ".yaml"}
+    """The pattern finds them in READMEs and sweeps."""
+    assert len(COMMANDS) >= 15
+    assert {Path(name).suffix for name, _ in COMMANDS} == {".md", ".yaml"}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +48,7 @@ def test_options_go_together(
     capsys: pytest.CaptureFixture,
 ) -> None:
     """In an empty folder nothing is wrong with a command but that its runs are not there."""
-    shell = ["bash", "-c", f"{VARIABLES} printf '%s\\n' {command}"]
+    shell = ["bash", "-c", f"printf '%s\\n' {command}"]
     words = subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2

@@ -82,14 +82,10 @@ compare() { # metric, folder of the table, stage and label of the baseline, othe
     read -ra names <<< "$stage $5"
     there "${names[@]}"
     [ -d "$runs/$stage" ] && [ ${#folders[@]} -gt 1 ] || return 0
-    metaseq report "${folders[@]}" --metric "$metric" --spread range --test bootstrap --baseline "label=$label" \
+    metaseq report "${folders[@]}" --metric "$metric" --spread range --test mann-whitney --baseline "label=$label" \
         --out "$report/$place" "${@:6}"
 }
 compare valid.score students multi Multi 'multi_multi single_multi second_multi'
 compare valid.score ablations single_multi 'Single->Multi' 'without_*' --better lower
-for set in CoLA SST-2 MRPC STS-B MNLI RTE; do
-    others="single_single-$set multi_multi single_multi"
-    compare "valid.${set}_score" $set-to-Multi multi Multi "single-$set $others"
-    compare "valid.${set}_score" $set-to-Single single-$set Single "multi $others"
-done
+compare valid.RTE_score rte single_single-RTE 'Single->Single' 'single-RTE rte_*'
 exit $ended

@@ -4,24 +4,33 @@ usage: python strategies.py RUN_OR_FOLDER_OR_ARCHIVE ...
 
 Runs of one set and of several stand in one table: a run has a score for each of its sets. The average is over
 the sets of a seed that all of the paper's strategies here have, of those seeds that have all of them.
+p is of the paper's question, whether a strategy that has teachers is better than Single and than Multi: the
+larger p of two bootstrap tests of means, after Holm-Bonferroni for all cells that are tested.
 """
 
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from metaseq_lm.errors import MetaseqError
 from metaseq_lm.reporting.folders import find_runs
-from metaseq_lm.reporting.numbers import summarise
+from metaseq_lm.reporting.numbers import p_text, summarise
 from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.significance import FEWEST, holm, p_value
 
 SCORE = re.compile(r"valid\.(.+)_score")
+BASELINES = ["Single", "Multi"]
+TAUGHT = ["Single->Single", "Multi->Multi", "Single->Multi"]
 # The table's order in the paper; what else there is follows.
-ORDER = ["Single", "Multi", "Single->Single", "Multi->Multi", "Single->Multi"]
+ORDER = [*BASELINES, *TAUGHT]
 SETS = ["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE"]
 
 # strategy -> set -> seed -> score
 Scores = Mapping[str, Mapping[str, Mapping[int, float]]]
+# strategy -> column of the table -> scores
+Cells = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def collect(runs: Iterable[Run]) -> Scores:
@@ -42,36 +51,65 @@ def collect(runs: Iterable[Run]) -> Scores:
     return scores
 
 
-def text(values: Sequence[float]) -> str:
-    """Return median [least, largest] (number of seeds) in per cent."""
-    found = summarise([100 * value for value in values], "range")
-    return f"{found.centre:.1f} [{found.low:.1f}, {found.high:.1f}] ({found.n})" if found else "-"
-
-
-def table(scores: Scores) -> list[str]:
-    """Return the lines of a table in Markdown."""
+def cells_of(scores: Scores) -> Cells:
+    """Return the scores of each cell, the columns in the table's order, the average last."""
     found = {name for row in scores.values() for name in row}
     sets = [name for name in SETS if name in found] + sorted(found - set(SETS))
     known = [label for label in ORDER if label in scores]
     # Teachers of further sets, and students of few, stand in the table too.
     shared = [name for name in sets if all(name in scores[label] for label in known)]
-    head = f"| | {' | '.join(sets)} | average of {', '.join(shared)} |"
-    lines = [head, "|---" * (len(sets) + 2) + "|"]
+    cells = {}
     for label in [*known, *sorted(set(scores) - set(known))]:
-        columns = [scores[label].get(name, {}) for name in sets]
-        averaged = [scores[label].get(name, {}) for name in shared]
+        columns = {name: scores[label].get(name, {}) for name in sets}
+        averaged = [columns[name] for name in shared]
         whole = set.intersection(*(set(column) for column in averaged)) if shared else set()
-        means = [sum(column[seed] for column in averaged) / len(shared) for seed in sorted(whole)]
-        cells = [text(list(column.values())) for column in columns] + [text(means)]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return lines
+        cells[label] = {name: list(column.values()) for name, column in columns.items()}
+        cells[label][f"average of {', '.join(shared)}"] = [
+            float(np.mean([column[seed] for column in averaged])) for seed in sorted(whole)
+        ]
+    return cells
+
+
+def tested(cells: Cells) -> dict[tuple[str, str], float]:
+    """Return p after Holm, by strategy and column, where the strategy and both baselines have seeds."""
+    found = {}
+    for label in TAUGHT:
+        for column, values in cells.get(label, {}).items():
+            others = [cells.get(baseline, {}).get(column, []) for baseline in BASELINES]
+            if min(len(values), *map(len, others)) >= FEWEST:
+                found[label, column] = max(p_value(values, o, False, "bootstrap") for o in others)
+    return dict(zip(found, holm(list(found.values()))))
+
+
+def text(values: Sequence[float], p: float | None) -> str:
+    """Return median [least, largest] (number of seeds) in per cent, and p."""
+    found = summarise([100 * value for value in values], "range")
+    if not found:
+        return "-"
+    shown = f"{found.centre:.1f} [{found.low:.1f}, {found.high:.1f}] ({found.n})"
+    return shown if p is None else f"{shown} p {p_text(p)}"
+
+
+def table(cells: Cells) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    columns = list(next(iter(cells.values()), {}))
+    p = tested(cells)
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for label, row in cells.items():
+        written = [text(values, p.get((label, column))) for column, values in row.items()]
+        lines.append(f"| {label} | {' | '.join(written)} |")
+    lines += [
+        "",
+        f"p: better than {' and '.join(BASELINES)}, bootstrap of means (lenient for few seeds),",
+    ]
+    return [*lines, f"corrected by Holm-Bonferroni for the {len(p)} cells that were tested."]
 
 
 def main(paths: Sequence[str]) -> None:
     """Print the table, and name the runs that do not count."""
     runs = find_runs(paths)
     print("score (%) on the validation split: median [least, largest] (number of seeds)\n")
-    print(*table(collect(runs)), sep="\n")
+    print(*table(cells_of(collect(runs))), sep="\n")
     for run in runs:
         if run.why_unended():
             print(f"\nleft out: {run.name}, {run.why_unended()}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Unlabelled text with word vectors of its own, tagged sets and a treebank: OUT/general, OUT/ncbi and OUT/jnlpba.
 #
-#   METASEQ_LM_DATA=FOLDER prepare.sh OUT
+#   METASEQ_LM_DATA=FOLDER prepare.sh OUT [general] [ncbi] [jnlpba]         without names all of them
 #
 # FOLDER holds english-novels and wikitext-2 (text), conll2000-chunking (set chunk) and ud-english-ewt (sets pos and
 # dep) for OUT/general; biomedical-text, scibert-ner-NCBI-disease (ncbi) and scibert-ner-JNLPBA (jnlpba) for the
@@ -11,7 +11,9 @@
 # text of ncbi as in that set.
 set -euo pipefail
 
-out=$(realpath -m "${1:?usage: prepare.sh OUT}")
+out=$(realpath -m "${1:?usage: prepare.sh OUT [FOLDER...]}")
+shift
+[ $# -gt 0 ] || set -- general ncbi jnlpba
 here=$(cd "$(dirname "$0")" && pwd)
 source=${METASEQ_LM_DATA:?name the folder of the data sets}
 metaseq() { python -m metaseq_lm "$@"; }
@@ -60,7 +62,8 @@ biomed() { # folder, set, folder of its files, its training file, what sed chang
 ncbi() { biomed "$1" ncbi scibert-ner-NCBI-disease train.txt ':a; s/([[:alnum:]])-([[:alnum:]])/\1 - \2/; ta'; }
 jnlpba() { biomed "$1" jnlpba scibert-ner-JNLPBA train.rebuilt.txt ''; }
 
-for folder in general ncbi jnlpba; do
+for folder in "$@"; do
+    case $folder in general | ncbi | jnlpba) ;; *) echo "prepare.sh: no folder '$folder'" >&2; exit 2 ;; esac
     [ ! -d "$out/$folder" ] || continue
     echo "== $out/$folder"
     rm -rf "$out/$folder.part"

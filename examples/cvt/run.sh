@@ -3,17 +3,19 @@
 #
 #   METASEQ_LM_DATA=FOLDER run.sh OUT                               all of them
 #   METASEQ_LM_DATA=FOLDER SEEDS=1 JOBS=1 run.sh OUT chunk ncbi     some
+#   METASEQ_LM_DATA=FOLDER SHARES=0.05 run.sh OUT chunk pos dep     some shares of the labels; more of them later
 #
 # chunk, ncbi, pos, dep: methods by share of the labels; then multitask, ablations, probe, transformer, elmo (a language
 # model of its own), multi30k, iwslt, cifar. FOLDER holds what prepare.sh names, and multi30k, iwslt15-en-vi and
 # cifar10-subset. Everything is resumed or reused when run again. JOBS processes run side by side, one thread each.
+# report/NAME.jsonl keeps the runs of an experiment, claims.md compares the methods over all sets that are there.
 set -euo pipefail
 
 out=$(realpath -m "${1:?usage: run.sh OUT [EXPERIMENT...]}")
 shift
 here=$(cd "$(dirname "$0")" && pwd)
 source=$(realpath "${METASEQ_LM_DATA:?name the folder of the data sets}")
-seeds=${SEEDS:-1,2,3} jobs=${JOBS:-2}
+seeds=${SEEDS:-1,2,3} jobs=${JOBS:-2} shares=${SHARES:-0.05,0.25,1}
 [ $# -gt 0 ] || set -- chunk ncbi pos dep multitask ablations probe transformer elmo multi30k iwslt cifar
 general=$out/data/general runs=$out/runs report=$out/report
 failed=0
@@ -26,54 +28,69 @@ sweep() { # definition, data, folder of the runs, more
     [ $ended -le 1 ] || exit $ended
     [ $ended -eq 0 ] || failed=1 # some run; the tables name it
 }
-words() { [ -d "$out/data/jnlpba" ] || bash "$here/prepare.sh" "$out/data"; }
-table() { # folder of the table, metric, baseline, runs and more
+words() { # general or ncbi
+    [ -d "$out/data/$1" ] || bash "$here/prepare.sh" "$out/data" "$1"
+}
+table() { # folder of the table, metric, label of the baseline, runs and more
     metaseq report "${@:4}" --metric "$2" --baseline "label=$3" --out "$report/$1"
 }
+keep() { # name, metric, options: all runs of an experiment, as a table and in one file
+    mkdir -p "$report"
+    metaseq report "$runs/$1" --metric "$2" --out "$report/$1" --archive "$report/$1.jsonl" "${@:3}"
+}
 by_share() { # name, data, set
-    words
-    sweep sweep "$2" "$1" "task.labelled=[$3]"
-    for share in 0.05 0.25 1; do
+    words "$2"
+    sweep sweep "$out/data/$2" "$1" "task.labelled=[$3]" --grid "share=$shares"
+    for share in ${shares//,/ }; do
         table "$1-$share" test.score supervised "$runs/$1" --where task.label_fraction=$share
     done
-    metaseq report "$runs/$1" --metric test.score --x task.label_fraction --curve valid.score --out "$report/$1"
+    keep "$1" test.score --x task.label_fraction --curve valid.score
 }
 
-chunk() { by_share chunk "$general" chunk; }
-pos() { by_share pos "$general" pos; }
-dep() { by_share dep "$general" dep; }
-ncbi() { by_share ncbi "$out/data/ncbi" ncbi; }
+chunk() { by_share chunk general chunk; }
+pos() { by_share pos general pos; }
+dep() { by_share dep general dep; }
+ncbi() { by_share ncbi ncbi ncbi; }
 multitask() {
-    words
-    sweep multitask "$general" multitask
-    for score in chunk_f1 pos_accuracy dep_las; do
-        table "multitask-$score" "test.$score" supervised "$runs/multitask"
-    done
+    words general
+    sweep multitask "$general" multitask --grid "share=$shares"
+    sweep multitask "$general" one_at_a_time --grid method=one_at_a_time --grid "share=${shares%%,*}"
+    keep multitask test.score --curve valid.score
+    keep one_at_a_time test.score
 }
 ablations() {
-    words
+    words general
     [ -f "$runs/chunk/sweep.json" ] || # `chunk` adds the other methods and shares
         sweep sweep "$general" chunk "task.labelled=[chunk]" --grid share=0.05 --grid method=supervised,cvt
     sweep ablations "$general" ablations
-    table ablations test.score CVT "$runs/chunk" "$runs/ablations" --where task.label_fraction=0.05
+    local both=("$runs/chunk" "$runs/ablations" --where task.label_fraction=0.05)
+    # Each module is missed, and those of the neighbours more than those of the directions; the rest brings nothing.
+    table ablations-modules test.score CVT "${both[@]}" label=CVT label=no-{direction,neighbour,full} --better lower
+    table ablations-others test.score CVT "${both[@]}" label=CVT label={hard,confident,mean-teacher}
+    table ablations-labels test.score supervised "${both[@]}" label=supervised label=labels-only
+    keep ablations test.score
 }
 probe() {
-    words
+    words general
     sweep probe "$general" probe
-    metaseq report "$runs/probe" --metric test.score --rows label --columns task.labelled --out "$report/probe"
+    keep probe test.score --rows label --columns task.labelled
 }
 transformer() {
-    words
-    sweep transformer "$general" transformer
-    metaseq report "$runs/transformer" --metric test.score --x task.label_fraction --out "$report/transformer"
+    words general
+    sweep transformer "$general" transformer --grid "share=$shares"
+    for share in ${shares//,/ }; do
+        table "transformer-$share" test.score "Transformer, supervised" "$runs/transformer" \
+            --where task.label_fraction=$share
+    done
+    keep transformer test.score --x task.label_fraction
 }
 elmo() {
-    words
+    words general
     metaseq train "$general" --config-dir "$here/config" --config-name elmo_lm --save-dir "$runs/elmo_lm" \
         task.vocab_size=10000 model.encoder_embed_dim=128 model.encoder_hidden_dim=256 task.batch_size=32 \
         trainer.max_update=10000 engine.threads=1
-    sweep sweep "$general" elmo --grid method=elmo "task.elmo='$runs/elmo_lm'"
-    metaseq report "$runs/elmo" --metric test.score --rows label --columns task.label_fraction --out "$report/elmo"
+    sweep sweep "$general" elmo --grid method=elmo --grid "share=$shares" "task.elmo='$runs/elmo_lm'"
+    keep elmo test.score --rows label --columns task.label_fraction
 }
 multi30k() {
     local pairs=$source/multi30k
@@ -81,7 +98,8 @@ multi30k() {
         --validpref "$pairs/val" --testpref "$pairs/test_2016_flickr" --source-lang en --target-lang de \
         --tokenizer byte_bpe --vocab-size 8000 --destdir "$out/data"
     sweep translation "$out/data/multi30k" multi30k
-    table multi30k test.bleu translation "$runs/multi30k"
+    table multi30k-test test.bleu translation "$runs/multi30k"
+    keep multi30k test.bleu --curve valid.bleu
 }
 iwslt() {
     local pairs=$source/iwslt15-en-vi
@@ -90,7 +108,8 @@ iwslt() {
         --testpref "$pairs/raw.tst2013" --source-lang en --target-lang vi --tokenizer byte_bpe --vocab-size 4000 \
         --destdir "$out/data"
     sweep translation "$out/data/iwslt" iwslt --grid share=0.5
-    table iwslt test.bleu translation "$runs/iwslt"
+    table iwslt-test test.bleu translation "$runs/iwslt"
+    keep iwslt test.bleu --curve valid.bleu
 }
 cifar() {
     local images=$source/cifar10-subset
@@ -100,7 +119,7 @@ cifar() {
     for share in 0.05 0.25; do
         table "cifar-$share" test.accuracy supervised "$runs/cifar" --where task.labelled_share=$share
     done
-    metaseq report "$runs/cifar" --metric test.accuracy --x task.labelled_share --out "$report/cifar"
+    keep cifar test.accuracy --x task.labelled_share
 }
 
 for name in "$@"; do
@@ -113,4 +132,9 @@ for name in "$@"; do
     echo "== $name: tables and pictures in $report"
     "$name"
 done
+folders=()
+for name in chunk ncbi pos dep multitask one_at_a_time ablations probe transformer elmo; do
+    [ ! -f "$runs/$name/sweep.json" ] || folders+=("$runs/$name")
+done
+[ ${#folders[@]} -eq 0 ] || python "$here/claims.py" "${folders[@]}" | tee "$report/claims.md"
 exit $failed

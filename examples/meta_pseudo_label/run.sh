@@ -80,6 +80,7 @@ for seed in $seeds; do
 done | train_all
 
 echo "== table and pictures in $out/report"
+mkdir -p "$out/report"
 metaseq report "$out/finetune" --x task.labelled --out "$out/report"
 metaseq report "$out/pretrain" --metric valid.accuracy --curve valid.accuracy train.reward \
     --format png,md --out "$out/report/pretraining" > "$out/report/pretraining.txt"

@@ -61,14 +61,17 @@ class Run:
 
 
 def expand(definition: dict[str, Any], out: Path) -> list[Run]:
-    """Return the runs: grid x list x seeds, the seeds innermost. Raises UsageError."""
+    """Return the runs: all of the grid x the list for the first seed, then for the next. UsageError.
+
+    So a sweep that is stopped, or not over yet, has settings to compare.
+    """
     grid = definition["grid"]
     settings = [
         dict(zip(grid, values)) | chosen
         for values in itertools.product(*grid.values())
         for chosen in definition["list"] or [{}]
     ]
-    pairs = [(values, seed) for values in settings for seed in definition["seeds"]]
+    pairs = [(values, seed) for seed in definition["seeds"] for values in settings]
     runs = []
     for (values, seed), name in zip(pairs, run_names(pairs)):
         folders = {

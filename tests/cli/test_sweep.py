@@ -59,7 +59,7 @@ def test_grid_list_and_seeds(tmp_path: Path) -> None:
     )
     assert len(runs) == 16 and len({run.name for run in runs}) == 16
     assert runs[0].name == "lr=0.1-method=mlm-n=10-b=1-seed=1"
-    assert [run.seed for run in runs[:3]] == [1, 2, 1]
+    assert [run.seed for run in runs] == [1] * 8 + [2] * 8
     last = runs[-1]
     pre, fine = last.stages
     assert (pre.folder, fine.folder) == (f"pre/{last.name}", f"fine/{last.name}")

@@ -81,6 +81,32 @@ def test_further_sets_leave_the_average_alone(
     assert "| 47.5 [45.0, 50.0] (2) |" in table and "| RTE with QQP |" in table
 
 
+def test_what_is_better_than_both_baselines(
+    strategies: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """p is the larger one of those against Single and Multi, corrected for the cells with a test."""
+    scores = {"Single": 0.5, "Multi": 0.6, "Single->Multi": 0.7, "Multi->Multi": 0.55}
+    for label, value in scores.items():
+        for seed in range(5):
+            found = {"valid": {"RTE_score": value + seed / 1000, "MNLI_score": seed / 10}}
+            folder = tmp_path / label / f"seed={seed}"
+            make_run(folder, seed=seed, label=label, results={"metrics": found})
+    cells = strategies.cells_of(strategies.collect(strategies.find_runs([str(tmp_path)])))
+    p = strategies.tested(cells)
+    average = "average of MNLI, RTE"
+    columns = ("MNLI", "RTE", average)
+    assert set(p) == {(label, c) for label in ("Multi->Multi", "Single->Multi") for c in columns}
+    # Above both in every seed: 1 of 10,001 resamples at the most, of six cells.
+    assert p["Single->Multi", "RTE"] == pytest.approx(6 / 10_001)
+    # Above Single in every seed, below Multi.
+    assert p["Multi->Multi", "RTE"] == 1.0
+    assert p["Single->Multi", "MNLI"] > 0.5
+    strategies.main([str(tmp_path)])
+    out = capsys.readouterr().out
+    assert "| 70.2 [70.0, 70.4] (5) p 0.0006 |" in out and "for the 6 cells" in out
+    assert "| 60.2 [60.0, 60.4] (5) |" in out
+
+
 def test_a_score_that_is_there_twice(strategies: ModuleType, runs: Path) -> None:
     make_run(
         runs / "again", seed=1, label="Multi", results={"metrics": {"valid": {"RTE_score": 0.9}}}

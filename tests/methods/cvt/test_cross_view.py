@@ -109,7 +109,10 @@ def test_the_teacher_is_the_primary_module_without_dropout(
 
 
 def test_losses_are_means_over_words_and_over_pairs(sentences: Path) -> None:
-    """By a loop: "future" at t learns what the teacher says of t + 1, both words; all weigh 1."""
+    """By a loop: "future" at t learns what the teacher says of t + 1, both words; all weigh 1.
+
+    Of trees all words of a sentence count, over pairs of head and relation.
+    """
     run = built(sentences, "criterion=cvt_aux", "criterion.unlabelled_dropout=0")
     batch = batch_of(run)
     with torch.no_grad():
@@ -117,16 +120,17 @@ def test_losses_are_means_over_words_and_over_pairs(sentences: Path) -> None:
     assert set(terms) == {f"chunk_unlabelled_{m}" for m in TAGGING} | {
         f"dep_unlabelled_{m}" for m in PARSING
     }
-    teacher = scores(run, batch, "chunk", "primary").softmax(-1)
-    for module, options in TAGGING.items():
-        given = scores(run, batch, "chunk", module).log_softmax(-1)
-        shift, total, count = options.get("shift", 0), 0.0, 0
+    modules = [("chunk", m, o.get("shift", 0)) for m, o in TAGGING.items()]
+    for name, module, shift in [*modules, *(("dep", m, 0) for m in PARSING)]:
+        teacher = scores(run, batch, name, "primary").softmax(-1)
+        given = scores(run, batch, name, module).log_softmax(-1)
+        total, count = 0.0, 0
         for row, length in enumerate(batch["lengths"].tolist()):
             for t in range(1, length + 1):
                 if 1 <= t + shift <= length:
                     total -= float((teacher[row, t + shift] * given[row, t]).sum())
                     count += 1
-        term = terms[f"chunk_unlabelled_{module}"]
+        term = terms[f"{name}_unlabelled_{module}"]
         assert term.sum.item() == pytest.approx(total, rel=1e-12)
         assert term.weight == 1 and batch["sizes"][term.per] == count
 

@@ -1,0 +1,195 @@
+"""Print the scores of runs on words by share of the labels, and which of the paper's claims they bear out.
+
+usage: python claims.py RUN_OR_FOLDER_OR_ARCHIVE ...
+
+A claim says that one method is better than another. The runs of both on one set, with one share of the
+labels and one seed are a pair: they have the same labelled sentences. p is of the sign test over all pairs
+of a share, one-sided, and after Holm-Bonferroni for all lines. Pairs of one set share its test sentences, so
+p is of these sets, not of others.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binomtest
+
+from metaseq_lm.errors import MetaseqError
+from metaseq_lm.reporting.folders import find_runs
+from metaseq_lm.reporting.numbers import p_text, summarise
+from metaseq_lm.reporting.runs import Run
+from metaseq_lm.reporting.significance import holm
+
+ALL = 1.0  # the share of all labels
+# Letter of the claim, the better method, the other one.
+CLAIMS = [
+    ("L", "CVT", "supervised"),
+    ("M", "CVT", "word dropout"),
+    ("M", "word dropout", "VAT"),
+    ("M", "VAT", "supervised"),
+    ("N", "CVT, 3 sets", "CVT"),
+    ("N", "CVT, 3 sets", "CVT, one set at a time, 3 sets"),
+    ("O", "no-direction", "no-neighbour"),
+    ("Q", "frozen encoder", "supervised"),
+]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the runs of a pair have in common."""
+
+    share: float
+    set: str
+    seed: int
+
+
+# method -> place -> score in per cent
+Scores = dict[str, dict[Place, float]]
+
+
+def score_of(run: Run, name: str, sets: Sequence[str]) -> float | None:
+    """Return a run's test score (%) on a set: span F1, labelled attachment, else accuracy."""
+    if len(sets) == 1:
+        value = run.metrics.get("test.score")
+    else:
+        named = (f"test.{name}_{score}" for score in ("f1", "las", "accuracy"))
+        value = next((run.metrics[key] for key in named if key in run.metrics), None)
+    return None if value is None else 100 * value
+
+
+def collect(runs: Iterable[Run]) -> tuple[Scores, Scores]:
+    """Return the scores of the finished runs, and of the same runs' weights before averaging.
+
+    Raises MetaseqError for a score that there is twice.
+    """
+    scores: Scores = {}
+    raw: Scores = {}
+    for run in runs:
+        sets = run.values.get("task.labelled") or []
+        if run.status != "finished" or run.seed is None:
+            continue
+        label = str(run.values["label"])
+        method = label if len(sets) == 1 else f"{label}, {len(sets)} sets"
+        for name in sets:
+            place = Place(float(run.values.get("task.label_fraction", ALL)), name, run.seed)
+            score = score_of(run, name, sets)
+            if score is None:
+                continue
+            if place in scores.setdefault(method, {}):
+                raise MetaseqError(
+                    f"{method} has {place} twice (again in {run.name}); name fewer folders"
+                )
+            scores[method][place] = score
+            if len(sets) == 1 and "test.raw_score" in run.metrics:
+                raw.setdefault(method, {})[place] = 100 * run.metrics["test.raw_score"]
+    return scores, raw
+
+
+def table(scores: Scores, share: float) -> list[str]:
+    """Return the lines of a table in Markdown: mean ± sd (seeds) by method and set."""
+    sets = sorted({place.set for row in scores.values() for place in row if place.share == share})
+    lines = [
+        f"| {100 * share:g} % of the labels | {' | '.join(sets)} |",
+        "|---" * (len(sets) + 1) + "|",
+    ]
+    for method, row in scores.items():
+        cells = []
+        for name in sets:
+            values = [v for place, v in row.items() if (place.share, place.set) == (share, name)]
+            found = summarise(values, "sd")
+            spread = "" if found is None or found.n == 1 else f" ± {found.centre - found.low:.2f}"
+            cells.append("-" if found is None else f"{found.centre:.2f}{spread} ({found.n})")
+        if set(cells) != {"-"}:
+            lines.append(f"| {method} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def differences(better: Mapping[Place, float], other: Mapping[Place, float]) -> dict[Place, float]:
+    """Return what the first has more, of all places that both have."""
+    return {place: better[place] - other[place] for place in better if place in other}
+
+
+def claims(scores: Scores) -> list[str]:
+    """Return the lines of the table of claims, one for each claim and share that has pairs."""
+    found = []
+    for letter, better, other in CLAIMS:
+        pairs = differences(scores.get(better, {}), scores.get(other, {}))
+        for share in sorted({place.share for place in pairs}):
+            of_share = [value for place, value in pairs.items() if place.share == share]
+            found.append((letter, f"{better} > {other}", f"{100 * share:g} %", of_share))
+    quarter, whole = [
+        {
+            Place(ALL, p.set, p.seed): v
+            for p, v in scores.get(method, {}).items()
+            if p.share == share
+        }
+        for method, share in (("CVT", 0.25), ("supervised", ALL))
+    ]
+    if pairs := differences(quarter, whole):
+        found.append(("4.5", "CVT with 25 % > supervised with all", "", list(pairs.values())))
+    p = [sign_test(values) for *_, values in found]
+    lines = [
+        "| | claim | labels | pairs | above | mean difference | p | p (Holm) |",
+        "|---" * 8 + "|",
+    ]
+    for (letter, text, share, values), raw_p, corrected in zip(found, p, holm(p)):
+        above = sum(value > 0 for value in values)
+        cells = [letter, text, share, str(len(values)), str(above), f"{np.mean(values):+.2f}"]
+        lines.append(f"| {' | '.join([*cells, p_text(raw_p), p_text(corrected)])} |")
+    return [*lines, ""]
+
+
+def sign_test(values: Sequence[float]) -> float:
+    """Return p of so many positive differences or more; those that are 0 do not count."""
+    signs = [value > 0 for value in values if value != 0]
+    return float(binomtest(sum(signs), len(signs), alternative="greater").pvalue) if signs else 1.0
+
+
+def averaging(scores: Scores, raw: Scores) -> list[str]:
+    """Return the lines of claim P: what averaged weights gain, and how far seeds lie apart."""
+    lines = ["| P | runs | averaged - raw, mean | above | sd averaged | sd raw |", "|---" * 6 + "|"]
+    for method, row in raw.items():
+        gains = list(differences(scores[method], row).values())
+        apart = [within(part) for part in ({p: scores[method][p] for p in row}, row)]
+        above = sum(gain > 0 for gain in gains)
+        cells = [method, str(len(gains)), f"{np.mean(gains):+.2f}", str(above), *apart]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "sd: between the seeds of a set and share, each with labelled sentences of its own;",
+    ]
+    return [*lines, "root of the mean variance.", ""]
+
+
+def within(row: Mapping[Place, float]) -> str:
+    """Return the sample deviation between the seeds of a set and share, pooled over them, as text."""
+    groups: dict[tuple[float, str], list[float]] = {}
+    for place, value in row.items():
+        groups.setdefault((place.share, place.set), []).append(value)
+    variances = [np.var(values, ddof=1) for values in groups.values() if len(values) > 1]
+    return f"{np.sqrt(np.mean(variances)):.2f}" if variances else "-"
+
+
+def main(paths: Sequence[str]) -> None:
+    """Print the tables, and name the runs that do not count."""
+    runs = find_runs(paths)
+    scores, raw = collect(runs)
+    print(
+        "test score (%): F1 of spans, labelled attachment of trees, else accuracy; mean ± sd (seeds)\n"
+    )
+    for share in sorted({place.share for row in scores.values() for place in row}):
+        print(*table(scores, share), sep="\n")
+    print(*claims(scores), sep="\n")
+    if raw:
+        print(*averaging(scores, raw), sep="\n")
+    for run in runs:
+        if run.why_unended():
+            print(f"left out: {run.name}, {run.why_unended()}")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except MetaseqError as error:
+        sys.exit(f"claims.py: {error}")

@@ -1,0 +1,80 @@
+"""examples/cvt/claims.py: runs of one set and of several, pairs over sets and seeds."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from synthetic import make_run
+
+SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "cvt" / "claims.py"
+
+
+@pytest.fixture
+def claims() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("claims", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write(
+    folder: Path, label: str, sets: list[str], share: float, seed: int, **test: float
+) -> None:
+    config = {"task.labelled": sets, "task.label_fraction": share}
+    place = folder / f"{label}-{len(sets)}-{sets[0]}-{share}-{seed}"
+    make_run(place, seed=seed, label=label, config=config, results={"metrics": {"test": test}})
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """CVT above supervised training in five of six pairs at 5 %, in all two at 100 %, of one set."""
+    for number, (name, seed) in enumerate((n, s) for n in ("chunk", "pos") for s in (1, 2, 3)):
+        base = 0.8 + seed / 100
+        for label, score in (
+            ("supervised", base),
+            ("CVT", base + (0.02 if number else -0.01)),
+        ):
+            write(tmp_path, label, [name], 0.05, seed, score=score, raw_score=score - 0.001)
+    for seed in (1, 2):
+        write(tmp_path, "supervised", ["chunk"], 1.0, seed, score=0.9)
+        write(tmp_path, "CVT", ["chunk"], 1.0, seed, score=0.91 + seed / 100)
+        several = {"score": 0.5, "chunk_f1": 0.95, "chunk_accuracy": 0.1, "pos_accuracy": 0.7}
+        write(
+            tmp_path, "CVT", ["chunk", "pos", "dep"], 1.0, seed, **several, dep_las=0.6, dep_uas=0.9
+        )
+    write(tmp_path, "CVT", ["chunk"], 0.25, 1, score=0.89)
+    return tmp_path
+
+
+def test_the_tables(claims: ModuleType, runs: Path, capsys: pytest.CaptureFixture) -> None:
+    make_run(runs / "died", label="CVT", score=None, config={"task.labelled": ["chunk"]})
+    claims.main([str(runs)])
+    out = capsys.readouterr().out
+    assert (
+        "| 5 % of the labels | chunk | pos |" in out
+        and "| 100 % of the labels | chunk | dep | pos |" in out
+    )
+    assert "| supervised | 82.00 ± 1.00 (3) | 82.00 ± 1.00 (3) |" in out
+    assert "| CVT, 3 sets | 95.00 ± 0.00 (2) | 60.00 ± 0.00 (2) | 70.00 ± 0.00 (2) |" in out
+    assert "| CVT | 92.50 ± 0.71 (2) | - | - |" in out
+    # Binomial: 7 of 64 for five or six heads of six, 1 of 4 for two of two, half for none of one.
+    assert "| L | CVT > supervised | 5 % | 6 | 5 | +1.50 | 0.109 | 0.438 |" in out
+    assert "| L | CVT > supervised | 100 % | 2 | 2 | +2.50 | 0.250 | 0.750 |" in out
+    assert "| N | CVT, 3 sets > CVT | 100 % | 2 | 2 | +2.50 | 0.250 | 0.750 |" in out
+    assert "| 4.5 | CVT with 25 % > supervised with all |  | 1 | 0 | -1.00 | 1.000 | 1.000 |" in out
+    assert "| supervised | 6 | +0.10 | 6 | 1.00 | 1.00 |" in out
+    assert "left out" in out and "died" in out
+
+
+def test_a_difference_of_nothing_is_no_sign(claims: ModuleType) -> None:
+    assert claims.sign_test([1.0, 0.0, 2.0]) == 0.25
+    assert claims.sign_test([0.0]) == 1.0
+
+
+def test_a_score_that_is_there_twice(claims: ModuleType, runs: Path) -> None:
+    config = {"task.labelled": ["chunk"], "task.label_fraction": 0.25}
+    found = {"metrics": {"test": {"score": 0.9}}}
+    make_run(runs / "again", label="CVT", seed=1, config=config, results=found)
+    with pytest.raises(claims.MetaseqError, match="CVT has .*0.25.*chunk.* twice"):
+        claims.main([str(runs)])
