@@ -87,7 +87,7 @@ transformer() {
 elmo() {
     words general
     metaseq train "$general" --config-dir "$here/config" --config-name elmo_lm --save-dir "$runs/elmo_lm" \
-        task.vocab_size=10000 model.encoder_embed_dim=128 model.encoder_hidden_dim=256 task.batch_size=32 \
+        task.vocab_size=10000 model.encoder_embed_dim=128 model.encoder_hidden_dim=256 task.batch_size=32 'task.buckets=[3,6,9,12,15,18,21,24,27,30,33,36,40,45,50,60]' \
         trainer.max_update=10000 engine.threads=1
     sweep sweep "$general" elmo --grid method=elmo --grid "share=$shares" "task.elmo='$runs/elmo_lm'"
     keep elmo test.score --rows label --columns task.label_fraction

@@ -19,7 +19,7 @@ from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.translation import Translation
 from metaseq_lm.data.parallel import ParallelSet, TranslationRows, load_sides, shorter
 from metaseq_lm.data.streams import Order, Sequential, Stream
-from metaseq_lm.data.words.buckets import Bucketed
+from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
 from metaseq_lm.engine import Engine
 from metaseq_lm.errors import UsageError
 from metaseq_lm.evaluation.bleu import check_bleu, corpus_bleu
@@ -35,7 +35,7 @@ LONGER = 10  # tokens that a translation of an empty source might have
 
 
 @dataclass
-class TranslationConfig:
+class TranslationConfig(BucketsConfig):
     """Batches, how much of the labels is used, and how translations are searched and scored."""
 
     batch_size: int = option(64, "sentence pairs of a batch, on average: fewer if they are long")
@@ -110,7 +110,7 @@ class TranslationTask(Task):
         rows = self.rows(split)
         order: Order
         if split == "train":
-            order = Bucketed(rows.lengths, options.batch_size, seed, split)
+            order = Bucketed(rows.lengths, options.batch_size, seed, split, buckets=options.buckets)
         else:
             most = options.valid_size if split == self.config.trainer.valid_split else 0
             order = Sequential(first(len(rows), most), options.batch_size)

@@ -11,7 +11,7 @@ from metaseq_lm.checks import check_least
 from metaseq_lm.config import option
 from metaseq_lm.criterions import Batch
 from metaseq_lm.data.streams import Stream, sorted_pass
-from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed
+from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import token_rows
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import SPECIAL_WORDS, WordVocabulary
@@ -22,7 +22,7 @@ from metaseq_lm.tasks.masked_lm import first
 
 
 @dataclass
-class WordLanguageModelingConfig:
+class WordLanguageModelingConfig(BucketsConfig):
     """Batches, and the words that the model knows: its softmax over them is most of the cost."""
 
     batch_size: int = option(64, "sentences of a batch, on average: of long ones it has fewer")
@@ -64,6 +64,7 @@ class WordLanguageModelingTask(LanguageModelingTask):
                 split,
                 chunk=options.chunk,
                 longest=options.longest,
+                buckets=options.buckets,
             )
             return {split: Stream(split, order, collate, seed, data.lengths)}
         kept = np.arange(first(len(data), options.valid_size))

@@ -22,7 +22,7 @@ from metaseq_lm.criterions import Batch, Terms
 from metaseq_lm.criterions.tagging import WordLabels
 from metaseq_lm.data.manifest import Manifest
 from metaseq_lm.data.streams import Order, Stream, sorted_pass
-from metaseq_lm.data.words.buckets import Bucketed
+from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import word_rows
 from metaseq_lm.data.words.sets import TREES, WordSet
 from metaseq_lm.data.words.vocabulary import WordVocabulary
@@ -59,7 +59,7 @@ AT = ":"  # between the name of a set and that of a split
 
 
 @dataclass
-class WordTaskConfig(ElmoConfig):
+class WordTaskConfig(BucketsConfig, ElmoConfig):
     """Batches, heads, averaged weights (defaults: Clark et al. 2018), a language model's states."""
 
     batch_size: int = option(64, "sentences of a batch, on average: of long ones it has fewer")
@@ -149,7 +149,12 @@ class WordTask(Task):
         data = self.labelled(name, split)
         if split == "train":
             order: Order = Bucketed(
-                data.lengths, options.batch_size, seed, name, samples=self.chosen(name)
+                data.lengths,
+                options.batch_size,
+                seed,
+                name,
+                samples=self.chosen(name),
+                buckets=options.buckets,
             )
             return Stream(name, order, partial(word_batch, data, name), seed, data.lengths)
         most = options.valid_size if split == self.config.trainer.valid_split else 0

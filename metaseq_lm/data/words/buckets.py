@@ -6,16 +6,32 @@ not make larger batches. There the pieces follow the file, here each is drawn fr
 of several texts one after another a run that ends early would see the first only.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
 from metaseq_lm import randomness
 from metaseq_lm.errors import UsageError
 
-BUCKETS = (15, 40)  # the lengths at which a new bucket begins
+BUCKETS = (15, 40)
 CHUNK = 10_000  # sentences of unlabelled text that are put into buckets together
 LONGEST = 100  # unlabelled sentences are shorter
+
+
+@dataclass
+class BucketsConfig:
+    """Which sentences stand in one batch (default: Clark et al. 2018, code)."""
+
+    buckets: list[int] = field(
+        default_factory=lambda: list(BUCKETS),
+        metadata={
+            "help": "lengths of sentences at which a new bucket begins; a training batch is of one "
+            "bucket, so more of them save time on padding"
+        },
+    )
 
 
 class Bucketed:
@@ -27,8 +43,8 @@ class Bucketed:
     are left out (0: none). With `chunk` one permutation, the same in all epochs, spreads the sentences
     over pieces of about so many; the pieces come one after another, each put into buckets and shuffled
     by itself, so that only the plan of a piece is in memory besides one number for each sentence. 0
-    takes all sentences together. A bucket with less than half a batch joins a neighbour. UsageError if
-    no sentence is left.
+    takes all sentences together. `buckets` are the lengths at which a new one begins; one with less than
+    half a batch joins a neighbour. UsageError if no sentence is left, or for lengths that do not grow.
     """
 
     def __init__(
@@ -40,9 +56,14 @@ class Bucketed:
         samples: np.ndarray | None = None,
         chunk: int = 0,
         longest: int = 0,
+        buckets: Sequence[int] = BUCKETS,
     ) -> None:
         if batch_size < 1:
             raise UsageError(f"task.batch_size must be at least 1, got {batch_size}")
+        if any(after <= before for before, after in pairwise([0, *buckets])):
+            raise UsageError(
+                f"task.buckets must be lengths that grow, from 1 on; got {list(buckets)}"
+            )
         chosen = np.arange(len(lengths)) if samples is None else np.asarray(samples)
         # As narrow as can be: there may be tens of millions of them.
         chosen = chosen.astype(np.min_scalar_type(max(len(lengths) - 1, 0)))
@@ -53,7 +74,7 @@ class Bucketed:
             limit = f" and fewer than {longest} (task.unlabelled_longest)" if longest else ""
             raise UsageError(f"stream '{name}': no sentence of at least 1 word{limit}")
         self.count = len(chosen)
-        self._lengths = lengths
+        self._lengths, self._begins = lengths, list(buckets)
         per_batch = batch_size * float(self._weights(chosen).mean())
         pieces = max(1, round(len(chosen) / chunk)) if chunk else 1
         if pieces > 1:
@@ -77,9 +98,9 @@ class Bucketed:
 
     def _bucketed(self, samples: np.ndarray, per_batch: float) -> list[tuple[np.ndarray, int]]:
         """Return the sentences of each bucket of a piece, and how many batches it makes."""
-        place = np.searchsorted(BUCKETS, self._lengths[samples], side="right")
+        place = np.searchsorted(self._begins, self._lengths[samples], side="right")
         found: list[np.ndarray] = []
-        for number in range(len(BUCKETS) + 1):
+        for number in range(len(self._begins) + 1):
             members = samples[place == number]
             light = found and self._weights(found[-1]).sum() < per_batch / 2
             if found and (light or self._weights(members).sum() < per_batch / 2):

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from metaseq_lm import randomness
-from metaseq_lm.data.streams import check_batch_size
+from metaseq_lm.data.streams import by_length, check_batch_size
 
 
 def shares(sizes: Sequence[int], exponent: float) -> np.ndarray:
@@ -56,11 +56,18 @@ class MixedEpochs:
 
     Set k gives `counts[k]` rows to an epoch: all its rows as often as that allows, then some of
     them, all in an order of the epoch's own. A batch runs on into the next epoch, so that each has
-    `batch_size` rows.
+    `batch_size` rows. With `lengths` (rows,) the rows of a batch, but for those of two epochs, are
+    about equally long: see `by_length`.
     """
 
     def __init__(
-        self, sizes: Sequence[int], counts: Sequence[int], batch_size: int, seed: int, name: str
+        self,
+        sizes: Sequence[int],
+        counts: Sequence[int],
+        batch_size: int,
+        seed: int,
+        name: str,
+        lengths: np.ndarray | None = None,
     ) -> None:
         check_batch_size(batch_size)
         self.smallest = self.batch_size = batch_size
@@ -73,7 +80,13 @@ class MixedEpochs:
                 cycles = [generator.permutation(size) for _ in range(-(-count // size))]
                 parts.append(first + np.concatenate([np.zeros(0, int), *cycles])[:count])
                 first += size
-            return generator.permutation(np.concatenate(parts))
+            order = generator.permutation(np.concatenate(parts))
+            if lengths is None:
+                return order
+            # What the last batch of the epoch before takes comes first.
+            begun = -number * self.total % batch_size
+            rest = by_length(order[begun:], lengths, batch_size, generator)
+            return np.concatenate([order[:begun], rest])
 
         # A method cached per object would keep the object alive; a cached closure does not.
         self._epoch = lru_cache(maxsize=2)(epoch)

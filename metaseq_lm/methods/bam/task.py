@@ -86,6 +86,9 @@ class BamConfig:
         metadata={"help": "other sets of DATA that count in legacy_copies' copies and weights"},
     )
     tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
+    group_by_length: bool = option(
+        False, "training batches of rows of about the same length, which saves time on padding"
+    )
     pooled: bool = option(True, "BERT's tanh layer on [CLS], shared by all heads")
     head_dropout: float = option(0.1, "dropout before the linear layers")
     keep_head: bool = option(False, "start from the heads of init_from too, not from fresh ones")
@@ -237,8 +240,9 @@ class BamTask(Task):
         counts, weights = self.mixing()
         sizes = [len(found) for found in rows.values()]
         name = f"{TAUGHT} by {self.facts()['teachers']}" if options.teachers else "train"
-        order = sampling.MixedEpochs(sizes, counts, options.batch_size, seed, name)
         mixed = MixedRows(rows, weights, outputs)
+        lengths = mixed.lengths if options.group_by_length else None
+        order = sampling.MixedEpochs(sizes, counts, options.batch_size, seed, name, lengths)
         return Stream("train", order, mixed.batch, seed, mixed.lengths)
 
     def _outputs_of_teachers(self, data: Mapping[str, LabelledSet]) -> dict[str, np.ndarray] | None:

@@ -118,6 +118,7 @@ class CVTTask(WordTask):
             UNLABELLED,
             chunk=options.unlabelled_chunk,
             longest=options.unlabelled_longest,
+            buckets=options.buckets,
         )
         streams = {}
         for number, (name, sets) in enumerate(self.learners.items()):

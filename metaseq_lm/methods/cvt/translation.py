@@ -85,7 +85,8 @@ class CVTTranslationTask(TranslationTask):
         if split == "train" and self.semi_supervised:
             rows, seed = self.unlabelled_rows(), self.config.seed
             size = self.options.unlabelled_batch_size or self.options.batch_size
-            order = Bucketed(rows.lengths, size, seed, UNLABELLED)
+            buckets = self.options.buckets
+            order = Bucketed(rows.lengths, size, seed, UNLABELLED, buckets=buckets)
             streams[UNLABELLED] = Stream(UNLABELLED, order, rows.batch, seed, rows.lengths)
         return streams
 

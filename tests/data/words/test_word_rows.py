@@ -129,6 +129,21 @@ def test_pieces_are_drawn_from_the_whole_text():
     assert set(other.batch(0)) != set(order.batch(0))
 
 
+def test_more_buckets_save_more_padding():
+    """With one for each few lengths hardly any is left; a batch is of one bucket."""
+    lengths = np.random.default_rng(0).gamma(2, 12, 20_000).astype(int) + 1
+    fine = list(range(3, 100, 3))
+    made = [Bucketed(lengths, 16, 1, "text", chunk=10_000, buckets=b) for b in ((15, 40), fine)]
+    batches = [[order.batch(n) for n in range(order.per_epoch)] for order in made]
+    assert padded(lengths, batches[0]) > 0.25 and padded(lengths, batches[1]) < 0.07
+    inside = [np.ptp(np.digitize(lengths[batch], fine)) for batch in batches[1]]
+    assert np.mean(np.array(inside) > 0) < 0.05  # those of buckets that joined a neighbour
+    assert sorted(np.concatenate(batches[1]).tolist()) == list(range(20_000))
+    for wrong in ([0, 4], [5, 5], [9, 3]):
+        with pytest.raises(UsageError, match="task.buckets must be lengths that grow"):
+            Bucketed(lengths, 16, 1, "text", buckets=wrong)
+
+
 def test_equal_sentences_make_equal_batches():
     assert cuts(np.ones(4), 2).tolist() == [2]
     assert cuts(np.ones(64), 4).tolist() == [16, 32, 48]

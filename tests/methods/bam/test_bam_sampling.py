@@ -60,14 +60,15 @@ def test_draws_are_the_nearest_whole_shares(sizes: list[int], exponent: float) -
     assert draws(sizes, 1.0) == sizes
 
 
-@given(sizes_of, st.integers(1, 70), st.integers(0, 3))
-@settings(max_examples=40, deadline=None)
+@given(sizes_of, st.integers(1, 70), st.integers(0, 3), st.booleans())
+@settings(max_examples=60, deadline=None)
 def test_an_epoch_has_its_counts_and_every_row_as_often(
-    sizes: list[int], rows: int, seed: int
+    sizes: list[int], rows: int, seed: int, grouped: bool
 ) -> None:
     """Batches are full and run on; in each epoch a set's rows are seen equally often, but for one."""
     counts = draws(sizes, 0.5)
-    order = MixedEpochs(sizes, counts, rows, seed, "train")
+    lengths = np.random.default_rng(seed).integers(1, 60, sum(sizes)) if grouped else None
+    order = MixedEpochs(sizes, counts, rows, seed, "train", lengths)
     total = sum(counts)
     batches = [order.batch(i) for i in range(-(-2 * total // rows))]
     assert {len(batch) for batch in batches} == {rows}
@@ -78,8 +79,23 @@ def test_an_epoch_has_its_counts_and_every_row_as_often(
         for k, (size, count) in enumerate(zip(sizes, counts)):
             own = [seen[row] for row in range(first[k], first[k] + size)]
             assert sum(own) == count and max(own) - min(own) <= 1
-    again = MixedEpochs(sizes, counts, rows, seed, "train")
+    again = MixedEpochs(sizes, counts, rows, seed, "train", lengths)
     assert (again.batch(len(batches) - 1) == batches[-1]).all()
+
+
+def test_rows_of_a_batch_are_about_equally_long() -> None:
+    """In each epoch, though batches run on from one into the next; sets of all lengths stay mixed."""
+    lengths = np.random.default_rng(0).integers(1, 61, 5000)
+    grouped = MixedEpochs([4000, 1000], [3507, 1503], 32, 1, "train", lengths)
+    drawn = MixedEpochs([4000, 1000], [3507, 1503], 32, 1, "train")
+    for epoch in range(1, 4):
+        numbers = range(epoch * 5010 // 32 + 1, (epoch + 1) * 5010 // 32 - 1)
+        widths = [[lengths[o.batch(i)].max() for i in numbers] for o in (grouped, drawn)]
+        assert np.mean(widths[0]) < 33 and np.mean(widths[1]) > 57  # of a mean of 30.5
+        shares = [(grouped.batch(i) >= 4000).mean() for i in numbers]
+        assert np.mean(shares) == pytest.approx(0.3, abs=0.01) and np.std(shares) < 0.12
+    starts = [lengths[grouped.batch(i)].max() for i in range(160, 180)]
+    assert np.std(starts) > 8  # batches of all lengths in any order
 
 
 def test_epochs_differ_and_are_mixed() -> None:
