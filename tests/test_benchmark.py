@@ -1,7 +1,6 @@
 """scripts/benchmark runs and prints what it promises."""
 
 import importlib
-import importlib.util
 import json
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from imported import imported
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "scripts" / "benchmarks"
@@ -67,11 +67,7 @@ def benchmarks() -> Iterator[None]:
 @pytest.fixture
 def program(benchmarks: None) -> ModuleType:
     """What scripts/benchmark starts."""
-    spec = importlib.util.spec_from_file_location("benchmark_program", PROGRAM / "__main__.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return imported(PROGRAM / "__main__.py", "benchmark_program")
 
 
 def in_turn(variants: dict[str, Any], rounds: int, warm_up: int = 1) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """examples/bam/strategies.py: table 3.1 of runs of one set and of several."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from imported import imported
 from synthetic import make_run
 
 from metaseq_lm.cli import main
@@ -14,10 +14,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "bam" / "strategies.
 
 @pytest.fixture
 def strategies() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("strategies", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return imported(SCRIPT)
 
 
 @pytest.fixture

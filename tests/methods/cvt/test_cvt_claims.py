@@ -1,10 +1,10 @@
 """examples/cvt/claims.py: runs of one set and of several, pairs over sets and seeds."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from imported import imported
 from synthetic import make_run
 
 SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "cvt" / "claims.py"
@@ -12,10 +12,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "cvt" / "claims.py"
 
 @pytest.fixture
 def claims() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("claims", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return imported(SCRIPT)
 
 
 def write(

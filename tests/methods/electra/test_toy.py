@@ -1,6 +1,5 @@
 """The example with exactly known conditionals: its tables recover -log p, and by how much not."""
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import electra_bench
 import numpy as np
 import pytest
 import torch
+from imported import imported
 from torch import Tensor
 
 from metaseq_lm.criterions import Batch
@@ -201,11 +201,7 @@ def test_the_best_discriminator_by_counting(toy: ModuleType) -> None:
 @pytest.fixture(scope="module")
 def program(toy: ModuleType) -> Iterator[ModuleType]:
     """The example's program, toy.py, with its criterion; the registry is as before afterwards."""
-    spec = importlib.util.spec_from_file_location("electric_toy", FOLDER / "toy.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
+    yield imported(FOLDER / "toy.py", "electric_toy")
     del CRITERIONS.entries["electric_naive"]
 
 

@@ -1,12 +1,12 @@
 """Facts of the Two Moons experiment: sizes, settings, data (paper section 4.2, tables 4 to 6)."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from imported import imported
 from meta_pseudo_bench import CONFIGS, Bench
 from meta_pseudo_data import preprocess
 from omegaconf import DictConfig
@@ -140,11 +140,7 @@ def test_a_line_is_34_tokens(even: Path) -> None:
 
 @pytest.fixture(scope="session")
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("two_moons", CONFIGS.parent / "two_moons.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return imported(CONFIGS.parent / "two_moons.py")
 
 
 def test_grid(generator: ModuleType) -> None:

@@ -1,6 +1,5 @@
 """The SuperGLUE example runs on what a user has: data.sh, both sweeps, baseline.py, each config."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -8,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from imported import imported
 from meta_pseudo_bench import CONFIGS
 
 from metaseq_lm.cli import main
@@ -141,10 +141,7 @@ def test_baseline_names_what_it_skips(
     superglue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A set with a training split only, and tasks without a folder, are skipped; others scored."""
-    spec = importlib.util.spec_from_file_location("baseline", PLACE / "baseline.py")
-    assert spec and spec.loader
-    baseline = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(baseline)
+    baseline = imported(PLACE / "baseline.py")
     for name in ("CB", "MultiRC"):
         shutil.copytree(superglue / name, tmp_path / "data" / name)
     for file in superglue.glob("*.*"):
