@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm.errors import MetaseqError, UsageError, say
 from metaseq_lm.files import FULL_DISK, read_json, write_atomic
+from metaseq_lm.registry import ALL
 
 # What may change between the parts of one run: how it is computed, how long, how often it is looked
 # at, where things are (which teachers they are is a fact of the checkpoints).
@@ -174,8 +175,12 @@ def cut_torn_line(file: Path) -> None:
 
 
 def check_same(old: Any, new: DictConfig, path: Path) -> None:
-    """Raise UsageError naming the keys in which two configs ask for different results."""
+    """Raise UsageError naming the keys in which two configs ask for different results.
+
+    An option that the old one lacks, since it is from before there was that option, had its default.
+    """
     before, after = flatten(OmegaConf.to_container(old)), flatten(OmegaConf.to_container(new))
+    before |= {key: default_of(new, key) for key in after.keys() - before.keys()}
     keys = [
         key
         for key in sorted(before.keys() | after.keys())
@@ -191,6 +196,15 @@ def check_same(old: Any, new: DictConfig, path: Path) -> None:
             f"{path} holds another run ({'; '.join(shown)}); choose another --save-dir, or the same options "
             f"to resume it{longer if any(k.endswith('.total_updates') for k in keys) else ''}"
         )
+
+
+def default_of(config: DictConfig, key: str) -> Any:
+    """Return the default of a task's, criterion's or other registered thing's option; None for others."""
+    group, _, name = key.partition(".")
+    entry = ALL[group].entries.get(config[group]._name) if group in ALL else None
+    if entry is None or entry.dataclass is None:
+        return None
+    return OmegaConf.to_container(OmegaConf.structured(entry.dataclass)).get(name)
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:

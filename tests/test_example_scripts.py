@@ -1,6 +1,7 @@
 """The scripts of the examples run to their end, and every command in them has options that go together.
 
-In place of `python` stands a program that writes down its arguments. What the scripts find is empty.
+But those that make data. In place of `python` stands a program that writes down its arguments. What the
+scripts find is empty.
 """
 
 import os
@@ -13,7 +14,9 @@ import yaml
 from metaseq_lm.cli import main
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-PYTHON = '#!/usr/bin/env bash\n{ printf "%s\\0" "$@"; printf "\\036"; } >> "$CALLS"\n'
+PYTHON = '#!/usr/bin/env bash\nprintf "%s\\0" "$@" $\'\\036\' >> "$CALLS"\n'
+# What the scripts ask the environment for.
+ASKED = ("SHARES", "STAGES", "ENCODER", "FLOPS", "SIZES", "OBJECTIVES", "UPDATES", "JOBS")
 DATA = {
     "bam": ["data"],
     "cvt": [f"data/{name}" for name in ("general", "ncbi", "multi30k", "iwslt", "cifar")],
@@ -32,16 +35,17 @@ def calls_of(script: Path, out: Path) -> list[list[str]]:
     (programs / "python").write_text(PYTHON)
     (programs / "python").chmod(0o755)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    others = {key: value for key, value in os.environ.items() if key not in ASKED}
     given = {"PATH": path, "CALLS": str(record), "METASEQ_LM_DATA": str(out), "SEEDS": "1"}
     # Of BAM all stages, of which it would find the folders.
     stages = yaml.safe_load((EXAMPLES / "bam" / "sweep.yaml").read_text())["stages"]
     for stage in stages:
         (out / "runs" / stage["name"].replace("{set}", "RTE")).mkdir(parents=True)
     done = subprocess.run(
-        ["bash", str(script), str(out)], env={**os.environ, **given}, capture_output=True, text=True
+        ["bash", str(script), str(out)], env=others | given, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    calls = record.read_text().split("\036")[:-1]
+    calls = record.read_text().split("\036\0")[:-1]
     return [call.split("\0")[:-1] for call in calls]
 
 

@@ -69,6 +69,21 @@ def test_a_start_that_failed_does_not_fix_the_number_of_updates(
     assert second.config.trainer.max_update > first.config.trainer.max_update
 
 
+def test_a_run_from_before_an_option_had_its_default(moons: Path, tmp_path: Path) -> None:
+    """What config.yaml lacks did not exist yet, so the run goes on, unless another value is asked for."""
+    more = [*OFTEN, "trainer.max_update=2"]
+    train(configure(moons, tmp_path, CASE, *more))
+    file = tmp_path / "config.yaml"
+    lines = file.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if "random_token_prob" not in line]
+    file.write_text("".join(kept))
+    with pytest.raises(UsageError, match="task.random_token_prob is 0.1 there, 0.2 here"):
+        Run(configure(moons, tmp_path, CASE, *more, "task.random_token_prob=0.2"))
+    train(configure(moons, tmp_path, CASE, *OFTEN, "trainer.max_update=4"))
+    assert results(tmp_path)["updates"] == 4 and len(kept) == len(lines) - 1
+    assert file.read_text().count("random_token_prob: 0.1") == 1
+
+
 def test_a_longer_run_of_a_schedule_that_ends_is_another(moons: Path, tmp_path: Path) -> None:
     train(configure(moons, tmp_path, CASE, *LINEAR, "trainer.max_update=2"))
     with pytest.raises(UsageError, match="total_updates is 2 there, 4 here.*init_from="):

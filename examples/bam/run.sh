@@ -87,5 +87,5 @@ compare() { # metric, folder of the table, stage and label of the baseline, othe
 }
 compare valid.score students multi Multi 'multi_multi single_multi second_multi'
 compare valid.score ablations single_multi 'Single->Multi' 'without_*' --better lower
-compare valid.RTE_score rte single_single-RTE 'Single->Single' 'single-RTE rte_*'
+compare valid.RTE_score rte single_single-RTE 'Single->Single' 'rte_*'
 exit $ended

@@ -3,9 +3,10 @@
 usage: python claims.py RUN_OR_FOLDER_OR_ARCHIVE ...
 
 A claim says that one method is better than another. The runs of both on one set, with one share of the
-labels and one seed are a pair: they have the same labelled sentences. p is of the sign test over all pairs
-of a share, one-sided, and after Holm-Bonferroni for all lines. Pairs of one set share its test sentences, so
-p is of these sets, not of others.
+labels and one seed are a pair: they have the same labelled sentences. A model of several sets makes one pair
+for a seed, with the mean of its differences. p is of the sign test over all pairs of a share, one-sided, and
+after Holm-Bonferroni for all lines. Pairs of one set share its test sentences, and sets may share sentences
+(parts of speech and trees), so p is of these sets, not of others.
 """
 
 import sys
@@ -16,22 +17,23 @@ import numpy as np
 from scipy.stats import binomtest
 
 from metaseq_lm.errors import MetaseqError
-from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.numbers import p_text, summarise
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.significance import holm
+from metaseq_lm.reporting.sweeps import find_plan, pick_stage, read_runs
 
 ALL = 1.0  # the share of all labels
-# Letter of the claim, the better method, the other one.
+SEVERAL = "3 sets"
+# Table of the dissertation, the better method, the other one.
 CLAIMS = [
-    ("L", "CVT", "supervised"),
-    ("M", "CVT", "word dropout"),
-    ("M", "word dropout", "VAT"),
-    ("M", "VAT", "supervised"),
-    ("N", "CVT, 3 sets", "CVT"),
-    ("N", "CVT, 3 sets", "CVT, one set at a time, 3 sets"),
-    ("O", "no-direction", "no-neighbour"),
-    ("Q", "frozen encoder", "supervised"),
+    ("4.2", "CVT", "supervised"),
+    ("4.2", "CVT", "word dropout"),
+    ("4.2", "word dropout", "VAT"),
+    ("4.2", "VAT", "supervised"),
+    ("4.2", f"CVT, {SEVERAL}", "CVT"),
+    ("4.3", f"CVT, {SEVERAL}", f"CVT, one set at a time, {SEVERAL}"),
+    ("4.4", "no-direction", "no-neighbour"),
+    ("4.5", "frozen encoder", "supervised"),
 ]
 
 
@@ -78,7 +80,8 @@ def collect(runs: Iterable[Run]) -> tuple[Scores, Scores]:
                 continue
             if place in scores.setdefault(method, {}):
                 raise MetaseqError(
-                    f"{method} has {place} twice (again in {run.name}); name fewer folders"
+                    f"{method} has {name} with {100 * place.share:g} % of the labels twice for seed "
+                    f"{run.seed} (again in {run.name}); name fewer folders"
                 )
             scores[method][place] = score
             if len(sets) == 1 and "test.raw_score" in run.metrics:
@@ -110,14 +113,25 @@ def differences(better: Mapping[Place, float], other: Mapping[Place, float]) -> 
     return {place: better[place] - other[place] for place in better if place in other}
 
 
+def pairs_of(scores: Scores, better: str, other: str) -> dict[float, list[float]]:
+    """Return the differences of two methods by share; those of one model of several sets are one."""
+    found: dict[tuple[float, str, int], list[float]] = {}
+    for place, value in differences(scores.get(better, {}), scores.get(other, {})).items():
+        name = "" if better.endswith(SEVERAL) else place.set
+        found.setdefault((place.share, name, place.seed), []).append(value)
+    by_share: dict[float, list[float]] = {}
+    for (share, *_), values in sorted(found.items()):
+        by_share.setdefault(share, []).append(float(np.mean(values)))
+    return by_share
+
+
 def claims(scores: Scores) -> list[str]:
     """Return the lines of the table of claims, one for each claim and share that has pairs."""
-    found = []
-    for letter, better, other in CLAIMS:
-        pairs = differences(scores.get(better, {}), scores.get(other, {}))
-        for share in sorted({place.share for place in pairs}):
-            of_share = [value for place, value in pairs.items() if place.share == share]
-            found.append((letter, f"{better} > {other}", f"{100 * share:g} %", of_share))
+    found = [
+        (table, f"{better} > {other}", f"{100 * share:g} %", values)
+        for table, better, other in CLAIMS
+        for share, values in pairs_of(scores, better, other).items()
+    ]
     quarter, whole = [
         {
             Place(ALL, p.set, p.seed): v
@@ -126,16 +140,16 @@ def claims(scores: Scores) -> list[str]:
         }
         for method, share in (("CVT", 0.25), ("supervised", ALL))
     ]
-    if pairs := differences(quarter, whole):
-        found.append(("4.5", "CVT with 25 % > supervised with all", "", list(pairs.values())))
+    if values := list(differences(quarter, whole).values()):
+        found.append(("fig. 4.5", "CVT with 25 % > supervised with all", "", values))
     p = [sign_test(values) for *_, values in found]
     lines = [
-        "| | claim | labels | pairs | above | mean difference | p | p (Holm) |",
+        "| table | claim | labels | pairs | above | mean difference | p | p (Holm) |",
         "|---" * 8 + "|",
     ]
-    for (letter, text, share, values), raw_p, corrected in zip(found, p, holm(p)):
+    for (table, text, share, values), raw_p, corrected in zip(found, p, holm(p)):
         above = sum(value > 0 for value in values)
-        cells = [letter, text, share, str(len(values)), str(above), f"{np.mean(values):+.2f}"]
+        cells = [table, text, share, str(len(values)), str(above), f"{np.mean(values):+.2f}"]
         lines.append(f"| {' | '.join([*cells, p_text(raw_p), p_text(corrected)])} |")
     return [*lines, ""]
 
@@ -147,8 +161,11 @@ def sign_test(values: Sequence[float]) -> float:
 
 
 def averaging(scores: Scores, raw: Scores) -> list[str]:
-    """Return the lines of claim P: what averaged weights gain, and how far seeds lie apart."""
-    lines = ["| P | runs | averaged - raw, mean | above | sd averaged | sd raw |", "|---" * 6 + "|"]
+    """Return the lines of a table: what averaged weights gain, and how far seeds lie apart."""
+    lines = [
+        "| averaged weights | runs | averaged - raw, mean | above | sd averaged | sd raw |",
+        "|---" * 6 + "|",
+    ]
     for method, row in raw.items():
         gains = list(differences(scores[method], row).values())
         apart = [within(part) for part in ({p: scores[method][p] for p in row}, row)]
@@ -173,7 +190,8 @@ def within(row: Mapping[Place, float]) -> str:
 
 def main(paths: Sequence[str]) -> None:
     """Print the tables, and name the runs that do not count."""
-    runs = find_runs(paths)
+    # Of a sweep the runs of its last stage, as in `report`.
+    runs, _ = pick_stage(read_runs(paths), find_plan(paths), paths, None)
     scores, raw = collect(runs)
     print(
         "test score (%): F1 of spans, labelled attachment of trees, else accuracy; mean ± sd (seeds)\n"

@@ -3,7 +3,7 @@
 #
 #   METASEQ_LM_DATA=FOLDER run.sh OUT                               all of them
 #   METASEQ_LM_DATA=FOLDER SEEDS=1 JOBS=1 run.sh OUT chunk ncbi     some
-#   METASEQ_LM_DATA=FOLDER SHARES=0.05 run.sh OUT chunk pos dep     some shares of the labels; more of them later
+#   METASEQ_LM_DATA=FOLDER SHARES=0.05 run.sh OUT chunk pos dep     5 % of the labels; later more, SHARES=0.05,0.25
 #
 # chunk, ncbi, pos, dep: methods by share of the labels; then multitask, ablations, probe, transformer, elmo (a language
 # model of its own), multi30k, iwslt, cifar. FOLDER holds what prepare.sh names, and multi30k, iwslt15-en-vi and
@@ -18,6 +18,7 @@ source=$(realpath "${METASEQ_LM_DATA:?name the folder of the data sets}")
 seeds=${SEEDS:-1,2,3} jobs=${JOBS:-2} shares=${SHARES:-0.05,0.25,1}
 [ $# -gt 0 ] || set -- chunk ncbi pos dep multitask ablations probe transformer elmo multi30k iwslt cifar
 general=$out/data/general runs=$out/runs report=$out/report
+buckets=[3,6,9,12,15,18,21,24,27,30,33,36,40,45,50,60] # those of sweep.yaml
 failed=0
 export OMP_NUM_THREADS=1
 
@@ -54,13 +55,13 @@ ncbi() { by_share ncbi ncbi ncbi; }
 multitask() {
     words general
     sweep multitask "$general" multitask --grid "share=$shares"
-    sweep multitask "$general" one_at_a_time --grid method=one_at_a_time --grid "share=${shares%%,*}"
+    sweep multitask "$general" one_at_a_time --grid method=one_at_a_time --grid share=0.05
     keep multitask test.score --curve valid.score
     keep one_at_a_time test.score
 }
 ablations() {
     words general
-    [ -f "$runs/chunk/sweep.json" ] || # `chunk` adds the other methods and shares
+    [ -d "$runs/chunk/method=cvt-share=0.05-seed=1" ] || # `chunk` adds the other methods and shares
         sweep sweep "$general" chunk "task.labelled=[chunk]" --grid share=0.05 --grid method=supervised,cvt
     sweep ablations "$general" ablations
     local both=("$runs/chunk" "$runs/ablations" --where task.label_fraction=0.05)
@@ -87,7 +88,7 @@ transformer() {
 elmo() {
     words general
     metaseq train "$general" --config-dir "$here/config" --config-name elmo_lm --save-dir "$runs/elmo_lm" \
-        task.vocab_size=10000 model.encoder_embed_dim=128 model.encoder_hidden_dim=256 task.batch_size=32 'task.buckets=[3,6,9,12,15,18,21,24,27,30,33,36,40,45,50,60]' \
+        task.vocab_size=10000 model.encoder_embed_dim=128 model.encoder_hidden_dim=256 task.batch_size=32 "task.buckets=$buckets" \
         trainer.max_update=10000 engine.threads=1
     sweep sweep "$general" elmo --grid method=elmo --grid "share=$shares" "task.elmo='$runs/elmo_lm'"
     keep elmo test.score --rows label --columns task.label_fraction
@@ -136,5 +137,9 @@ folders=()
 for name in chunk ncbi pos dep multitask one_at_a_time ablations probe transformer elmo; do
     [ ! -f "$runs/$name/sweep.json" ] || folders+=("$runs/$name")
 done
-[ ${#folders[@]} -eq 0 ] || python "$here/claims.py" "${folders[@]}" | tee "$report/claims.md"
+if [ ${#folders[@]} -gt 0 ]; then
+    python "$here/claims.py" "${folders[@]}" > "$report/claims.part"
+    mv "$report/claims.part" "$report/claims.md"
+    cat "$report/claims.md"
+fi
 exit $failed

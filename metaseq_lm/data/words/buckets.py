@@ -19,6 +19,7 @@ from metaseq_lm.errors import UsageError
 BUCKETS = (15, 40)
 CHUNK = 10_000  # sentences of unlabelled text that are put into buckets together
 LONGEST = 100  # unlabelled sentences are shorter
+FEW = 4  # batches; those of fewer would be of nearly the same sentences in every epoch
 
 
 @dataclass
@@ -28,8 +29,8 @@ class BucketsConfig:
     buckets: list[int] = field(
         default_factory=lambda: list(BUCKETS),
         metadata={
-            "help": "lengths of sentences at which a new bucket begins; a training batch is of one "
-            "bucket, so more of them save time on padding"
+            "help": "lengths of sentences (of pairs the longer side, in tokens) at which a new bucket "
+            "begins; a training batch is of one bucket, so more of them save time on padding"
         },
     )
 
@@ -43,8 +44,8 @@ class Bucketed:
     are left out (0: none). With `chunk` one permutation, the same in all epochs, spreads the sentences
     over pieces of about so many; the pieces come one after another, each put into buckets and shuffled
     by itself, so that only the plan of a piece is in memory besides one number for each sentence. 0
-    takes all sentences together. `buckets` are the lengths at which a new one begins; one with less than
-    half a batch joins a neighbour. UsageError if no sentence is left, or for lengths that do not grow.
+    takes all sentences together. `buckets` are the lengths at which a new one begins; one of less than
+    FEW batches joins a neighbour. UsageError if no sentence is left, or for lengths that do not grow.
     """
 
     def __init__(
@@ -100,13 +101,18 @@ class Bucketed:
         """Return the sentences of each bucket of a piece, and how many batches it makes."""
         place = np.searchsorted(self._begins, self._lengths[samples], side="right")
         found: list[np.ndarray] = []
+
+        def few() -> bool:
+            return float(self._weights(found[-1]).sum()) < FEW * per_batch
+
         for number in range(len(self._begins) + 1):
             members = samples[place == number]
-            light = found and self._weights(found[-1]).sum() < per_batch / 2
-            if found and (light or self._weights(members).sum() < per_batch / 2):
+            if found and few():
                 found[-1] = np.concatenate([found[-1], members])
             elif len(members):
                 found.append(members)
+        if len(found) > 1 and few():
+            found[-2:] = [np.concatenate(found[-2:])]
         counts = [max(1, round(float(self._weights(m).sum()) / per_batch)) for m in found]
         return [(members, min(n, len(members))) for members, n in zip(found, counts)]
 

@@ -1,5 +1,6 @@
 """examples/cvt/claims.py: runs of one set and of several, pairs over sets and seeds."""
 
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -56,12 +57,51 @@ def test_the_tables(claims: ModuleType, runs: Path, capsys: pytest.CaptureFixtur
     assert "| CVT, 3 sets | 95.00 ± 0.00 (2) | 60.00 ± 0.00 (2) | 70.00 ± 0.00 (2) |" in out
     assert "| CVT | 92.50 ± 0.71 (2) | - | - |" in out
     # Binomial: 7 of 64 for five or six heads of six, 1 of 4 for two of two, half for none of one.
-    assert "| L | CVT > supervised | 5 % | 6 | 5 | +1.50 | 0.109 | 0.438 |" in out
-    assert "| L | CVT > supervised | 100 % | 2 | 2 | +2.50 | 0.250 | 0.750 |" in out
-    assert "| N | CVT, 3 sets > CVT | 100 % | 2 | 2 | +2.50 | 0.250 | 0.750 |" in out
-    assert "| 4.5 | CVT with 25 % > supervised with all |  | 1 | 0 | -1.00 | 1.000 | 1.000 |" in out
+    assert "| 4.2 | CVT > supervised | 5 % | 6 | 5 | +1.50 | 0.109 | 0.438 |" in out
+    assert "| 4.2 | CVT > supervised | 100 % | 2 | 2 | +2.50 | 0.250 | 0.750 |" in out
+    assert "| 4.2 | CVT, 3 sets > CVT | 100 % | 2 | 2 | +2.50 | 0.250 | 0.750 |" in out
+    last = "| fig. 4.5 | CVT with 25 % > supervised with all |  | 1 | 0 | -1.00 | 1.000 | 1.000 |"
+    assert last in out
     assert "| supervised | 6 | +0.10 | 6 | 1.00 | 1.00 |" in out
     assert "left out" in out and "died" in out
+
+
+def test_a_model_of_several_sets_is_one_pair(claims: ModuleType, tmp_path: Path) -> None:
+    """With the mean of its differences; models of one set are a pair each."""
+    for seed in (1, 2):
+        for label, score in (("CVT", 0.5), ("supervised", 0.4)):
+            for name in ("chunk", "pos"):
+                write(tmp_path, label, [name], 0.05, seed, score=score)
+        several = {"chunk_f1": 0.53, "pos_accuracy": 0.49, "dep_las": 0.1}
+        write(tmp_path, "CVT", ["chunk", "pos", "dep"], 0.05, seed, **several)
+    scores, _ = claims.collect(claims.read_runs([tmp_path]))
+    assert claims.pairs_of(scores, "CVT, 3 sets", "CVT") == {0.05: [pytest.approx(1.0)] * 2}
+    assert claims.pairs_of(scores, "CVT", "supervised") == {0.05: [pytest.approx(10.0)] * 4}
+
+
+def test_the_stage_that_counts(
+    claims: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Of a sweep in stages the last one: encoders of the same sets for several probes do not collide."""
+    runs = []
+    for probed in ("chunk", "pos"):
+        stages = []
+        for stage, label, sets in (
+            ("multi", "CVT", ["dep", "tags"]),
+            ("probe", "frozen encoder", [probed]),
+        ):
+            found = {"metrics": {"test": {"score": 0.9, "dep_las": 0.8, "tags_accuracy": 0.7}}}
+            config = {"task.labelled": sets}
+            make_run(tmp_path / stage / probed, label=label, config=config, results=found)
+            stages.append({"name": stage, "folder": f"{stage}/{probed}", "arguments": []})
+        place = {"name": probed, "folder": f"probe/{probed}"}
+        runs.append({**place, "values": {}, "seed": 1, "stages": stages})
+    content = {"version": 1, "out": str(tmp_path), "launch": {}, "runs": runs}
+    content["definition"] = {"config_dir": None, "user_dir": None}
+    (tmp_path / "sweep.json").write_text(json.dumps(content))
+    claims.main([str(tmp_path)])
+    out = capsys.readouterr().out
+    assert "| frozen encoder | 90.00 (1) | 90.00 (1) |" in out and "2 sets" not in out
 
 
 def test_a_difference_of_nothing_is_no_sign(claims: ModuleType) -> None:
@@ -73,5 +113,7 @@ def test_a_score_that_is_there_twice(claims: ModuleType, runs: Path) -> None:
     config = {"task.labelled": ["chunk"], "task.label_fraction": 0.25}
     found = {"metrics": {"test": {"score": 0.9}}}
     make_run(runs / "again", label="CVT", seed=1, config=config, results=found)
-    with pytest.raises(claims.MetaseqError, match="CVT has .*0.25.*chunk.* twice"):
+    with pytest.raises(
+        claims.MetaseqError, match="CVT has chunk with 25 % of the labels twice for seed 1"
+    ):
         claims.main([str(runs)])
