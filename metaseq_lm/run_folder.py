@@ -204,7 +204,7 @@ def default_of(config: DictConfig, key: str) -> Any:
     entry = ALL[group].entries.get(config[group]._name) if group in ALL else None
     if entry is None or entry.dataclass is None:
         return None
-    return OmegaConf.to_container(OmegaConf.structured(entry.dataclass)).get(name)
+    return flatten(OmegaConf.to_container(OmegaConf.structured(entry.dataclass))).get(name)
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
