@@ -181,15 +181,16 @@ class WordEmbedding(nn.Module):
                 f"{vectors.shape[1]} numbers; make them equal, or set model.word_vectors=false"
             )
 
-    def table(self) -> Tensor:
-        """Return the embeddings of all words (V, W), normalised if the config says so."""
+    def looked_up(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings of words (B, S), normalised if the config says so: (B, S, W)."""
         weight = self.words.weight
+        x = F.embedding(tokens, weight)
         if not self.normalize:
-            return weight
-        share = self.frequencies.unsqueeze(1)
-        mean = (share * weight).sum(0)
-        variance = (share * (weight - mean) ** 2).sum(0)
-        return (weight - mean) / (variance + 1e-6).sqrt()
+            return x
+        # Of the whole table only what the sums need: it is much larger than what is looked up.
+        mean = self.frequencies @ weight
+        variance = self.frequencies @ (weight - mean).square()
+        return (x - mean) / (variance + 1e-6).sqrt()
 
     def forward(
         self,
@@ -206,7 +207,7 @@ class WordEmbedding(nn.Module):
         return x if self.mix is None else torch.cat([x, self.mix(layers)], -1)
 
     def _embedded(self, tokens: Tensor, characters: Tensor, shift: Tensor | None) -> Tensor:
-        x = self.dropout(F.embedding(tokens, self.table()))
+        x = self.dropout(self.looked_up(tokens))
         x = (x if shift is None else x + shift) * self.scale
         if self.characters is None:
             return x

@@ -216,7 +216,7 @@ def test_normalised_words_have_mean_0_and_variance_1_by_frequency() -> None:
     net = WordEmbedding(config, WORDS, CHARACTERS, Dropout(0.0)).double()
     counts = torch.arange(WORDS).double()
     net.frequencies.copy_(counts / counts.sum())
-    table = net.table()
+    table = net.looked_up(torch.arange(WORDS))
     drawn = table.repeat_interleave(counts.long(), 0)
     assert drawn.mean(0).abs().max() < 1e-12
     assert (drawn.var(0, unbiased=False) - 1).abs().max() < 1e-4
