@@ -128,8 +128,8 @@ def pairs_of(scores: Scores, better: str, other: str) -> dict[float, list[float]
 def claims(scores: Scores) -> list[str]:
     """Return the lines of the table of claims, one for each claim and share that has pairs."""
     found = [
-        (table, f"{better} > {other}", f"{100 * share:g} %", values)
-        for table, better, other in CLAIMS
+        (source, f"{better} > {other}", f"{100 * share:g} %", values)
+        for source, better, other in CLAIMS
         for share, values in pairs_of(scores, better, other).items()
     ]
     quarter, whole = [
@@ -147,9 +147,9 @@ def claims(scores: Scores) -> list[str]:
         "| table | claim | labels | pairs | above | mean difference | p | p (Holm) |",
         "|---" * 8 + "|",
     ]
-    for (table, text, share, values), raw_p, corrected in zip(found, p, holm(p)):
+    for (source, text, share, values), raw_p, corrected in zip(found, p, holm(p)):
         above = sum(value > 0 for value in values)
-        cells = [table, text, share, str(len(values)), str(above), f"{np.mean(values):+.2f}"]
+        cells = [source, text, share, str(len(values)), str(above), f"{np.mean(values):+.2f}"]
         lines.append(f"| {' | '.join([*cells, p_text(raw_p), p_text(corrected)])} |")
     return [*lines, ""]
 
