@@ -236,6 +236,11 @@ class WordDropout(Unlabelled):
 class VATConfig(UnlabelledConfig):
     """Virtual adversarial training (constants besides the norms: from memory of Miyato et al.)."""
 
+    # With 0.2 the student, the primary module, told text from labelled sentences by the dropout, and
+    # came to say one class of every word of text, on which teacher and student then agreed.
+    unlabelled_dropout: Optional[float] = option(
+        None, "dropout of the student on unlabelled sentences (null = model.dropout)"
+    )
     tagging_norm: float = option(
         0.5, "norm of the perturbation of a sentence for tagged sets (the paper: 1.5 for CCG)"
     )
