@@ -75,7 +75,7 @@ strategies=('single-*' multi 'single_single-*' multi_multi single_multi 'tuned-*
 there "${strategies[@]}"
 [ ${#folders[@]} -eq 0 ] || python "$here/strategies.py" "${folders[@]}" | tee "$report/strategies.md"
 # All runs in one file: strategies.py and report read it, beside later runs too.
-there "${strategies[@]}" 'further-*' 'second_*' 'without_*' 'rte_*'
+there "${strategies[@]}" 'further-*' 'second_*' 'without_*' 'weak_*' 'rte_*'
 metaseq report "${folders[@]}" --metric valid.loss --archive "$report/runs.jsonl" > "$report/runs.txt"
 compare() { # metric, folder of the table, stage and label of the baseline, others, --better to ask which are worse
     local metric=$1 place=$2 stage=$3 label=$4 names
@@ -87,5 +87,6 @@ compare() { # metric, folder of the table, stage and label of the baseline, othe
 }
 compare valid.score students multi Multi 'multi_multi single_multi second_multi'
 compare valid.score ablations single_multi 'Single->Multi' 'without_*' --better lower
+compare valid.score weak weak_annealing annealing 'weak_teacher weak_half weak_alone' --better lower
 compare valid.RTE_score rte single_single-RTE 'Single->Single' 'rte_*'
 exit $ended
