@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from metaseq_lm.checks import check_least
@@ -22,6 +23,8 @@ from metaseq_lm.models.scalar_mix import ScalarMix
 
 # Of random embeddings of words, about that of GloVe's.
 SPREAD = 0.3
+# Rows of a table of embeddings that are worked on together, so that they stay in the processor's cache.
+BLOCK = 2048
 
 
 @dataclass
@@ -133,6 +136,36 @@ def full_width(config: WordEmbeddingConfig, mix: ScalarMix | None) -> int:
     return config.embedded_width + (0 if mix is None else mix.width)
 
 
+class Moments(torch.autograd.Function):
+    """Mean and variance (W,) of the rows of a table (V, W) with shares (V,), which sum to 1.
+
+    The table is much larger than what is looked up of it: each operation that writes another one of
+    its size would cost as much as a layer.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        mean = shares @ table
+        variance = torch.zeros_like(mean)
+        for rows, share in zip(table.split(BLOCK), shares.split(BLOCK)):
+            variance += share @ (rows - mean).square_()
+        ctx.save_for_backward(table, shares, mean)
+        return mean, variance
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, to_mean: Tensor, to_variance: Tensor) -> tuple[Tensor, None]:
+        table, shares, mean = ctx.saved_tensors
+        # share * (to_mean + 2 to_variance (row - mean)); through the mean the variance has no slope.
+        slope = 2 * to_variance
+        start = to_mean - slope * mean
+        gradient = torch.empty_like(table)
+        blocks = zip(table.split(BLOCK), shares.split(BLOCK), gradient.split(BLOCK))
+        for rows, share, out in blocks:
+            torch.addcmul(start, rows, slope, out=out).mul_(share.unsqueeze(1))
+        return gradient, None
+
+
 class WordEmbedding(nn.Module):
     """Words (B, S) with characters (B, S, M) to vectors (B, S, E).
 
@@ -187,9 +220,7 @@ class WordEmbedding(nn.Module):
         x = F.embedding(tokens, weight)
         if not self.normalize:
             return x
-        # Of the whole table only what the sums need: it is much larger than what is looked up.
-        mean = self.frequencies @ weight
-        variance = self.frequencies @ (weight - mean).square()
+        mean, variance = Moments.apply(weight, self.frequencies)
         return (x - mean) / (variance + 1e-6).sqrt()
 
     def forward(

@@ -10,12 +10,14 @@ from torch.nn import functional as F
 
 from metaseq_lm.config import load_config
 from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.models import word_embedding
 from metaseq_lm.models.cnn_bilstm import CNNBiLSTM, CNNBiLSTMConfig
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.transformer_views import TransformerViews, TransformerViewsConfig
 from metaseq_lm.models.views import ViewsEncoder
 from metaseq_lm.models.word_embedding import (
     CharacterCNN,
+    Moments,
     WordEmbedding,
     WordEmbeddingConfig,
     different_rows,
@@ -222,6 +224,22 @@ def test_normalised_words_have_mean_0_and_variance_1_by_frequency() -> None:
     assert (drawn.var(0, unbiased=False) - 1).abs().max() < 1e-4
     tokens, characters, _ = rows()
     assert torch.equal(net(tokens, characters)[..., :6], F.embedding(tokens, table))
+
+
+def test_the_moments_have_the_gradient_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over blocks of rows, the last a short one; of each moment alone, too."""
+    monkeypatch.setattr(word_embedding, "BLOCK", 3)
+    table = torch.randn(7, 4, dtype=torch.double, requires_grad=True)
+    shares = torch.rand(7, dtype=torch.double)
+    shares /= shares.sum()
+    mean = shares @ table
+    wanted = mean, shares @ (table - mean).square()
+    for found, plain in zip(Moments.apply(table, shares), wanted):
+        torch.testing.assert_close(found, plain, rtol=0, atol=1e-14)
+        to = torch.randn(4, dtype=torch.double)
+        (gradient,) = torch.autograd.grad(found, table, to, retain_graph=True)
+        (other,) = torch.autograd.grad(plain, table, to, retain_graph=True)
+        torch.testing.assert_close(gradient, other, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(
