@@ -97,7 +97,7 @@ multi30k() {
     local pairs=$source/multi30k
     [ -f "$out/data/multi30k/manifest.json" ] || metaseq preprocess --parallel multi30k --trainpref "$pairs/train" \
         --validpref "$pairs/val" --testpref "$pairs/test_2016_flickr" --source-lang en --target-lang de \
-        --tokenizer byte_bpe --vocab-size 8000 --destdir "$out/data"
+        --tokenizer byte_bpe --vocab-size 4000 --destdir "$out/data"
     sweep translation "$out/data/multi30k" multi30k
     table multi30k-test test.bleu translation "$runs/multi30k"
     keep multi30k test.bleu --curve valid.bleu
