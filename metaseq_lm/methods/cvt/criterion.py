@@ -38,8 +38,10 @@ class UnlabelledConfig:
     """What all have: the gold targets, the student's dropout, how the teacher's targets are used."""
 
     label_smoothing: float = option(0.1, "of gold tags in training; never of trees or teachers")
+    # Not 0.2 where the primary module is the student: it then tells text from labelled sentences by
+    # the dropout, and comes to say one class of every word of text, in which the teacher agrees.
     unlabelled_dropout: Optional[float] = option(
-        0.2, "dropout of the student on unlabelled sentences (null = model.dropout)"
+        None, "dropout of the student on unlabelled sentences (null = model.dropout)"
     )
     mean_teacher: bool = option(False, "the averaged weights teach, not the present ones")
     hard_targets: bool = option(False, "the teacher's best class, not its probabilities")
@@ -133,6 +135,9 @@ def soft_cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
 class CrossViewConfig(UnlabelledConfig):
     """Cross-View Training, and its ablations."""
 
+    unlabelled_dropout: Optional[float] = option(
+        0.2, "dropout of the student on unlabelled sentences (null = model.dropout)"
+    )
     tagging_auxiliaries: list[str] = field(
         default_factory=lambda: list(TAGGING),
         metadata={"help": "modules of tagged sets that learn from the primary one"},
@@ -236,11 +241,6 @@ class WordDropout(Unlabelled):
 class VATConfig(UnlabelledConfig):
     """Virtual adversarial training (constants besides the norms: from memory of Miyato et al.)."""
 
-    # With 0.2 the student, the primary module, told text from labelled sentences by the dropout, and
-    # came to say one class of every word of text, on which teacher and student then agreed.
-    unlabelled_dropout: Optional[float] = option(
-        None, "dropout of the student on unlabelled sentences (null = model.dropout)"
-    )
     tagging_norm: float = option(
         0.5, "norm of the perturbation of a sentence for tagged sets (the paper: 1.5 for CCG)"
     )

@@ -32,8 +32,9 @@ AUXILIARY = (ATTENTION, FUTURE, FULL)
 class SemiSupervisedConfig:
     """Dropout and smoothing of unlabelled batches."""
 
+    # Not 0.2 where the primary head is the student: see the criterions on words.
     unlabelled_dropout: Optional[float] = option(
-        0.2, "dropout of encoder and decoder on unlabelled batches (null = model.dropout)"
+        None, "dropout of encoder and decoder on unlabelled batches (null = model.dropout)"
     )
     label_smoothing: float = option(0.1, "of the translations found on unlabelled batches")
     gold_smoothing: float = option(0.0, "label smoothing of labelled batches, in training")
@@ -43,6 +44,9 @@ class SemiSupervisedConfig:
 class CVTTranslationConfig(SemiSupervisedConfig):
     """Which auxiliary heads learn, and how much of the source is hidden from the first."""
 
+    unlabelled_dropout: Optional[float] = option(
+        0.2, "dropout of encoder and decoder on unlabelled batches (null = model.dropout)"
+    )
     auxiliary: list[str] = field(
         default_factory=lambda: [ATTENTION, FUTURE],
         metadata={"help": "heads: attention, future, and full, which sees all, with dropout"},
