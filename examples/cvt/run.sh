@@ -5,10 +5,11 @@
 #   METASEQ_LM_DATA=FOLDER SEEDS=1 JOBS=1 run.sh OUT chunk ncbi     some
 #   METASEQ_LM_DATA=FOLDER SHARES=0.05 run.sh OUT chunk pos dep     5 % of the labels; later more, SHARES=0.05,0.25
 #
-# chunk, ncbi, pos, dep: methods by share of the labels; then multitask, ablations, probe, transformer, elmo (a language
-# model of its own), multi30k, iwslt, cifar. FOLDER holds what prepare.sh names, and multi30k, iwslt15-en-vi and
-# cifar10-subset. Everything is resumed or reused when run again. JOBS processes run side by side, one thread each.
-# report/NAME.jsonl keeps the runs of an experiment, claims.md compares the methods over all sets that are there.
+# chunk, ncbi, pos, dep: methods by share of the labels; then longer (ncbi with twice the updates), multitask, ablations,
+# probe, transformer, elmo (a language model of its own), multi30k, iwslt, cifar. FOLDER holds what prepare.sh names, and
+# multi30k, iwslt15-en-vi and cifar10-subset. Everything is resumed or reused when run again. JOBS processes run side by
+# side, one thread each. report/NAME.jsonl keeps the runs of an experiment, claims.md compares the methods over all sets
+# that are there.
 set -euo pipefail
 
 out=$(realpath -m "${1:?usage: run.sh OUT [EXPERIMENT...]}")
@@ -16,7 +17,7 @@ shift
 here=$(cd "$(dirname "$0")" && pwd)
 source=$(realpath "${METASEQ_LM_DATA:?name the folder of the data sets}")
 seeds=${SEEDS:-1,2,3} jobs=${JOBS:-2} shares=${SHARES:-0.05,0.25,1}
-[ $# -gt 0 ] || set -- chunk ncbi pos dep multitask ablations probe transformer elmo multi30k iwslt cifar
+[ $# -gt 0 ] || set -- chunk ncbi pos dep longer multitask ablations probe transformer elmo multi30k iwslt cifar
 general=$out/data/general runs=$out/runs report=$out/report
 buckets=[3,6,9,12,15,18,21,24,27,30,33,36,40,45,50,60] # those of sweep.yaml
 failed=0
@@ -52,6 +53,13 @@ chunk() { by_share chunk general chunk; }
 pos() { by_share pos general pos; }
 dep() { by_share dep general dep; }
 ncbi() { by_share ncbi ncbi ncbi; }
+longer() { # in which what learns from text has as many labelled updates as labels alone have above
+    words ncbi
+    sweep sweep "$out/data/ncbi" longer "task.labelled=[ncbi]" trainer.max_update=8000 --grid share=0.05 \
+        --grid method=supervised,cvt,word_dropout
+    table longer-0.05 test.score supervised "$runs/longer"
+    keep longer test.score --curve valid.score
+}
 multitask() {
     words general
     sweep multitask "$general" multitask --grid "share=$shares"
@@ -125,7 +133,7 @@ cifar() {
 
 for name in "$@"; do
     case $name in
-        chunk | ncbi | pos | dep | multitask | ablations | probe | transformer | elmo | multi30k | iwslt | cifar) ;;
+        chunk | ncbi | pos | dep | longer | multitask | ablations | probe | transformer | elmo | multi30k | iwslt | cifar) ;;
         *) echo "run.sh: no experiment '$name'; the beginning of $here/run.sh lists them" >&2; exit 2 ;;
     esac
 done
