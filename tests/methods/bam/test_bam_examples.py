@@ -44,6 +44,7 @@ def test_who_teaches_whom(tmp_path: Path) -> None:
         **{f"second_single-{name}": ["single_multi"] for name in SETS},
         "multi_multi": ["multi"],
         "second_multi": [f"second_single-{name}" for name in SETS],
+        **{f"weak_{way}": ["weak_teacher"] for way in ("annealing", "half", "alone")},
     }
     for name, arguments in every.items():
         sets = listed(arguments, "task.labelled")
