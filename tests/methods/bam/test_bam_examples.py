@@ -54,7 +54,7 @@ def test_who_teaches_whom(tmp_path: Path) -> None:
         else:
             expected = teaching.get(name, [])
         assert listed(arguments, "task.teachers") == [folders[n] for n in expected], name
-    assert listed(every["rte_all"], "task.labelled")[-1] == "RTE" and len(every) == 43
+    assert listed(every["rte_all"], "task.labelled")[-1] == "RTE" and len(every) == 47
 
 
 def test_what_is_left_out(tmp_path: Path) -> None:
