@@ -44,7 +44,11 @@ class TransformerViewsConfig(WordEmbeddingConfig, TransformerConfig):
 
 @register_model("transformer_views", dataclass=TransformerViewsConfig)
 class TransformerViews(ViewsEncoder):
-    """Embedded words and learned positions, a stack for each direction, one for both."""
+    """Embedded words and learned positions, a stack for each direction, one for both.
+
+    Positions start as sinusoids (Vaswani et al. 2017, section 3.5): a few hundred labelled sentences do not
+    teach random ones which words are neighbours.
+    """
 
     def __init__(
         self,
@@ -67,6 +71,8 @@ class TransformerViews(ViewsEncoder):
         self.merge = Linear(2 * width, width)
         self.full = Stack(config)
         initialise(self, config.init)
+        with torch.no_grad():
+            self.positions.weight.copy_(sinusoids(config.max_positions, width))
         # Last: it draws its own weights.
         self.embedding = WordEmbedding(config, words, characters, self.dropout, vectors, mix)
 
@@ -95,3 +101,14 @@ class TransformerViews(ViewsEncoder):
         back = self.back(x, (past.mT & seen) | itself)
         both = self.full(self.merge(torch.cat([ahead, back], -1)), seen)
         return Views(ahead, back, both)
+
+
+def sinusoids(positions: int, width: int) -> Tensor:
+    """Return sin(t / 10000^(2i / width)) in column 2i of row t, the cosine in 2i + 1: (positions, width).
+
+    Vaswani et al. 2017, section 3.5. An odd width ends with a sine.
+    """
+    frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.double) / width)
+    angles = torch.arange(positions, dtype=torch.double)[:, None] * frequencies
+    pairs = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+    return pairs[:, :width].float()

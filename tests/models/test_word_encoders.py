@@ -1,5 +1,6 @@
 """Encoders of words: sizes by formula, what each view knows, padding, characters, word vectors."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,11 @@ from metaseq_lm.errors import MetaseqError, UsageError
 from metaseq_lm.models import word_embedding
 from metaseq_lm.models.cnn_bilstm import CNNBiLSTM, CNNBiLSTMConfig
 from metaseq_lm.models.layers import Dropout
-from metaseq_lm.models.transformer_views import TransformerViews, TransformerViewsConfig
+from metaseq_lm.models.transformer_views import (
+    TransformerViews,
+    TransformerViewsConfig,
+    sinusoids,
+)
 from metaseq_lm.models.views import ViewsEncoder
 from metaseq_lm.models.word_embedding import (
     CharacterCNN,
@@ -97,6 +102,22 @@ def test_a_shift_is_added_to_word_embeddings(kind: str) -> None:
     everywhere = net(torch.full_like(tokens, 5), characters, padding)
     for a, b in zip(net(tokens, characters, padding, shift)[:3], everywhere):
         assert (a - b).abs().max() < 1e-13
+
+
+@pytest.mark.parametrize("width", [8, 7])
+def test_positions_start_as_sinusoids_of_which_neighbours_differ_alike(width: int) -> None:
+    """Vaswani et al. 2017: column 2i at t is sin(t / 10000^(2i / width)), the next one its cosine."""
+    table = sinusoids(12, width)
+    for t, column in [(0, 0), (0, 1), (5, 0), (5, 1), (11, 2), (11, 5), (7, 6)]:
+        angle = t / 10000 ** (column // 2 * 2 / width)
+        expected = math.cos(angle) if column % 2 else math.sin(angle)
+        assert abs(float(table[t, column]) - expected) < 1e-6
+    config = replace(TRANSFORMER, encoder_embed_dim=8)
+    assert torch.equal(
+        TransformerViews(config, WORDS, CHARACTERS).positions.weight, sinusoids(12, 8)
+    )
+    products = (sinusoids(12, 8) @ sinusoids(12, 8).T).diagonal(1)
+    assert (products - products[0]).abs().max() < 1e-6
 
 
 def lstm_parameters(inputs: int, cells: int, width: int) -> int:
