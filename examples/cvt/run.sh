@@ -40,9 +40,9 @@ keep() { # name, metric, options: all runs of an experiment, as a table and in o
     mkdir -p "$report"
     metaseq report "$runs/$1" --metric "$2" --out "$report/$1" --archive "$report/$1.jsonl" "${@:3}"
 }
-by_share() { # name, data, set
+by_share() { # name, data, set, more
     words "$2"
-    sweep sweep "$out/data/$2" "$1" "task.labelled=[$3]" --grid "share=$shares"
+    sweep sweep "$out/data/$2" "$1" "task.labelled=[$3]" --grid "share=$shares" "${@:4}"
     for share in ${shares//,/ }; do
         table "$1-$share" test.score supervised "$runs/$1" --where task.label_fraction=$share
     done
@@ -51,7 +51,7 @@ by_share() { # name, data, set
 
 chunk() { by_share chunk general chunk; }
 pos() { by_share pos general pos; }
-dep() { by_share dep general dep; }
+dep() { by_share dep general dep task.parser_dim=32; } # a quarter of the default, as hidden_dim and the encoder
 ncbi() { by_share ncbi ncbi ncbi; }
 longer() { # in which what learns from text has as many labelled updates as labels alone have above
     words ncbi
