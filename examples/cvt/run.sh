@@ -5,7 +5,7 @@
 #   METASEQ_LM_DATA=FOLDER SEEDS=1 JOBS=1 run.sh OUT chunk ncbi     some
 #   METASEQ_LM_DATA=FOLDER SHARES=0.05 run.sh OUT chunk pos dep     5 % of the labels; later more, SHARES=0.05,0.25
 #
-# chunk, ncbi, pos, dep: methods by share of the labels; then longer (ncbi with twice the updates), multitask, ablations,
+# chunk, ncbi, pos, dep: methods by share of the labels; then longer (ncbi with four times the updates), multitask, ablations,
 # probe, transformer, elmo (a language model of its own), multi30k, iwslt, cifar. FOLDER holds what prepare.sh names, and
 # multi30k, iwslt15-en-vi and cifar10-subset. Everything is resumed or reused when run again. JOBS processes run side by
 # side, one thread each. report/NAME.jsonl keeps the runs of an experiment, claims.md compares the methods over all sets
@@ -53,10 +53,10 @@ chunk() { by_share chunk general chunk; }
 pos() { by_share pos general pos; }
 dep() { by_share dep general dep task.parser_dim=32; } # a quarter of the default, as hidden_dim and the encoder
 ncbi() { by_share ncbi ncbi ncbi; }
-longer() { # in which what learns from text has as many labelled updates as labels alone have above
+longer() { # labels alone have learned what there is long before the end, what learns from text has not
     words ncbi
-    sweep sweep "$out/data/ncbi" longer "task.labelled=[ncbi]" trainer.max_update=8000 --grid share=0.05 \
-        --grid method=supervised,cvt,word_dropout
+    sweep sweep "$out/data/ncbi" longer "task.labelled=[ncbi]" trainer.max_update=16000 \
+        trainer.validate_interval_updates=1000 --grid share=0.05 --grid method=supervised,cvt,word_dropout
     table longer-0.05 test.score supervised "$runs/longer"
     keep longer test.score --curve valid.score
 }
