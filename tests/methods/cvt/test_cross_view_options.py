@@ -147,7 +147,7 @@ def test_the_encoder_can_be_a_transformer(more: list[str], sentences: Path, tmp_
     run.train()
     assert (run.folder.path / "checkpoints" / "last").exists()
     assert not torch.equal(run.model.encoder.merge.weight, before)
-    own = {0.1, 0.05, 0.0}  # activation_dropout is 0, and so is the teacher's
+    own = {0.3, 0.05, 0.0}  # activation_dropout is 0, and so is the teacher's
     assert rates == [own, {0.2, 0.0} if more else own]
 
 
