@@ -112,10 +112,8 @@ def test_positions_start_as_sinusoids_of_which_neighbours_differ_alike(width: in
         angle = t / 10000 ** (column // 2 * 2 / width)
         expected = math.cos(angle) if column % 2 else math.sin(angle)
         assert abs(float(table[t, column]) - expected) < 1e-6
-    config = replace(TRANSFORMER, encoder_embed_dim=8)
-    assert torch.equal(
-        TransformerViews(config, WORDS, CHARACTERS).positions.weight, sinusoids(12, 8)
-    )
+    net = TransformerViews(TRANSFORMER, WORDS, CHARACTERS)
+    assert torch.equal(net.positions.weight, sinusoids(12, 8))
     products = (sinusoids(12, 8) @ sinusoids(12, 8).T).diagonal(1)
     assert (products - products[0]).abs().max() < 1e-6
 
