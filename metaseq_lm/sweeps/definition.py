@@ -326,7 +326,14 @@ def hydra_text(value: Any, name: str) -> str:
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """Return what differs between two definitions, as lines of text."""
+    """Return what differs between two definitions, as lines of text; of stages by their names."""
+    if where == "stages" and isinstance(old, list) and isinstance(new, list) and old != new:
+        old, new = ({stage["name"]: stage for stage in stages} for stages in (old, new))
+        lines = [f"stage {n} only there" for n in old if n not in new]
+        lines += [f"stage {n} only here" for n in new if n not in old]
+        both = [n for n in old if n in new]
+        lines += differences({n: old[n] for n in both}, {n: new[n] for n in both}, where)
+        return lines or ["the stages are in another order"]
     if isinstance(old, dict) and isinstance(new, dict):
         names = [n for n in (*old, *new) if old.get(n) != new.get(n)]
         return [
