@@ -5,8 +5,8 @@
 #   METASEQ_LM_DATA=FOLDER SEEDS=1 JOBS=1 run.sh OUT chunk ncbi     some
 #   METASEQ_LM_DATA=FOLDER SHARES=0.05 run.sh OUT chunk pos dep     5 % of the labels; later more, SHARES=0.05,0.25
 #
-# chunk, ncbi, pos, dep: methods by share of the labels; then longer (ncbi with four times the updates), multitask, ablations,
-# probe, transformer, elmo (a language model of its own), multi30k, iwslt, cifar. FOLDER holds what prepare.sh names, and
+# chunk, ncbi, pos, dep: methods by share of the labels; then longer_chunk and so on (four times the updates), multitask,
+# ablations, probe, transformer, elmo (a language model of its own), multi30k, iwslt, cifar. FOLDER holds what prepare.sh names, and
 # multi30k, iwslt15-en-vi and cifar10-subset. Everything is resumed or reused when run again. JOBS processes run side by
 # side, one thread each. report/NAME.jsonl keeps the runs of an experiment, claims.md compares the methods over all sets
 # that are there.
@@ -17,7 +17,8 @@ shift
 here=$(cd "$(dirname "$0")" && pwd)
 source=$(realpath "${METASEQ_LM_DATA:?name the folder of the data sets}")
 seeds=${SEEDS:-1,2,3} jobs=${JOBS:-2} shares=${SHARES:-0.05,0.25,1}
-[ $# -gt 0 ] || set -- chunk ncbi pos dep longer multitask ablations probe transformer elmo multi30k iwslt cifar
+known=(chunk ncbi pos dep longer_{chunk,ncbi,pos,dep} multitask ablations probe transformer elmo multi30k iwslt cifar)
+[ $# -gt 0 ] || set -- "${known[@]}"
 general=$out/data/general runs=$out/runs report=$out/report
 buckets=[3,6,9,12,15,18,21,24,27,30,33,36,40,45,50,60] # those of sweep.yaml
 failed=0
@@ -53,13 +54,17 @@ chunk() { by_share chunk general chunk; }
 pos() { by_share pos general pos; }
 dep() { by_share dep general dep task.parser_dim=32; } # a quarter of the default, as hidden_dim and the encoder
 ncbi() { by_share ncbi ncbi ncbi; }
-longer() { # labels alone have learned what there is long before the end, what learns from text has not
-    words ncbi
-    sweep sweep "$out/data/ncbi" longer "task.labelled=[ncbi]" trainer.max_update=16000 \
-        trainer.validate_interval_updates=1000 --grid share=0.05 --grid method=supervised,cvt,word_dropout
-    table longer-0.05 test.score supervised "$runs/longer"
-    keep longer test.score --curve valid.score
+longer() { # data, set, more; labels alone have given what they can long before the end, text has not
+    words "$1"
+    sweep sweep "$out/data/$1" "longer_$2" "task.labelled=[$2]" trainer.max_update=16000 \
+        trainer.validate_interval_updates=1000 --grid share=0.05 --grid method=supervised,cvt "${@:3}"
+    table "longer_$2-0.05" test.score supervised "$runs/longer_$2"
+    keep "longer_$2" test.score --curve valid.score
 }
+longer_chunk() { longer general chunk; }
+longer_ncbi() { longer ncbi ncbi; }
+longer_pos() { longer general pos; }
+longer_dep() { longer general dep task.parser_dim=32; }
 multitask() {
     words general
     sweep multitask "$general" multitask --grid "share=$shares"
@@ -132,10 +137,8 @@ cifar() {
 }
 
 for name in "$@"; do
-    case $name in
-        chunk | ncbi | pos | dep | longer | multitask | ablations | probe | transformer | elmo | multi30k | iwslt | cifar) ;;
-        *) echo "run.sh: no experiment '$name'; the beginning of $here/run.sh lists them" >&2; exit 2 ;;
-    esac
+    [[ " ${known[*]} " == *" $name "* ]] ||
+        { echo "run.sh: no experiment '$name'; there are ${known[*]}" >&2; exit 2; }
 done
 for name in "$@"; do
     echo "== $name: tables and pictures in $report"
