@@ -109,22 +109,27 @@ def thousands(axes: "Axes") -> None:
 
 
 @contextmanager
-def canvas(panels: int, path: Path) -> Iterator[tuple["Figure", list[Any]]]:
-    """Give a figure with so many panels, and write it to `path` as png on leaving."""
+def canvas(
+    panels: int, path: Path, shared: bool = True
+) -> Iterator[tuple["Figure", list[Any]]]:
+    """Give a figure with so many panels, and write it to `path` as png on leaving.
+
+    The panels have one scale for their scores where it is `shared`, else each its own.
+    """
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MetaseqError("pictures need matplotlib: pip install matplotlib") from error
-    columns = min(panels, 3)
+    columns = 2 if panels == 4 else min(panels, 3)
     rows = -(-panels // columns)
     with rc_context(LOOK):
         figure = Figure(
             figsize=(PANEL[0] * columns if columns == 1 else 3.8 * columns, PANEL[1] * rows)
         )
         FigureCanvasAgg(figure)
-        grid = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=shared).flatten()
         for spare in grid[panels:]:
             spare.set_axis_off()
         yield figure, list(grid[:panels])

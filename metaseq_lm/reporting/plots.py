@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+DATA_KEYS = ("data", "task.labelled")
+
+
 @dataclass(frozen=True)
 class Pictures:
     """What all pictures of one report share: settings, spread, panels, the key that varies.
@@ -55,6 +58,13 @@ class Pictures:
         """Return the style of each series, in the order of the legend."""
         names = dict.fromkeys(self.series(setting) for setting in self.settings)
         return {name: style_of(i) for i, name in enumerate(names)}
+
+    def one_scale(self, key: str | None) -> bool:
+        """Return whether scores in the panels of a key are of one kind: not if it names other data.
+
+        which_moon_10 and which_moon_160 are one kind.
+        """
+        return key not in DATA_KEYS or as_numbers([s.values[key] for s in self.settings]) is not None
 
     def split(self, key: str | None) -> list[tuple[str, list[Setting]]]:
         """Return title and settings of each panel; one panel without title if `key` is None."""
@@ -121,8 +131,9 @@ def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
     require_logged(runs, metric)
     unit = Metric.of(metric, [v for run in runs for v in run.series(metric)[1]])
     styles, notes = pictures.styles(), []
-    panels = pictures.split(pictures.panels or pictures.along)
-    with canvas(len(panels), path) as (figure, grid):
+    key = pictures.panels or pictures.along
+    panels = pictures.split(key)
+    with canvas(len(panels), path, pictures.one_scale(key)) as (figure, grid):
         for axes, (title, settings) in zip(grid, panels):
             axes.set(title=title, xlabel="updates", ylabel=unit.axis)
             thousands(axes)
@@ -190,10 +201,11 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     at = {identity(value): number for value, number in zip(values, numbers)}
     is_log = found is not None and min(numbers) > 0 and max(numbers) > 10 * min(numbers)
     styles = pictures.styles()
-    panels = pictures.split(pictures.panels if pictures.panels != key else None)
+    parts = pictures.panels if pictures.panels != key else None
+    panels = pictures.split(parts)
     # Series move apart only where they meet at one value.
     lanes = len(styles) if len(present) > len(values) * len(panels) else 1
-    with canvas(len(panels), path) as (figure, grid):
+    with canvas(len(panels), path, pictures.one_scale(parts)) as (figure, grid):
         for axes, (title, settings) in zip(grid, panels):
             label = f"{key} ({prefix}…)" if prefix else key
             axes.set(title=title, xlabel=label, ylabel=metric.axis)
@@ -241,7 +253,7 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     costs_known = [cost for _, cost in known]
     sizes = sizes_of(pictures) if panels != pictures.along else {}
     moved = False
-    with canvas(len(parts), path) as (figure, grid):
+    with canvas(len(parts), path, pictures.one_scale(panels)) as (figure, grid):
         for axes, (title, settings) in zip(grid, parts):
             axes.set(title=title, xscale="log", ylabel=metric.axis)
             axes.set_xlabel("training FLOPs, pretraining included")

@@ -198,14 +198,19 @@ def show(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.10g}"
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(show, value))}]"
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def spelled(value: str) -> str:
     """Return how `show` spells a value that the user typed: 5e-4 as 0.0005, null as none.
 
-    Quotes around a text are those of an override, such as label='k = 3'.
+    Quotes around a text are those of an override, such as label='k = 3'; in a list, [chunk, pos],
+    spaces are none of the values'.
     """
+    if re.fullmatch(r"\[.*\]", value):
+        return f"[{','.join(spelled(part.strip()) for part in value[1:-1].split(','))}]"
     if re.fullmatch(r"'.+'|\".+\"", value):
         return value[1:-1]
     try:

@@ -6,6 +6,7 @@ from PIL import Image
 from synthetic import make_run
 
 from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.reporting.canvas import canvas
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.plots import (
     Pictures,
@@ -63,6 +64,27 @@ def test_pictures_are_written_with_both_colours_and_are_not_blank(settings, tmp_
         assert has_colour(image, "#0072B2") and has_colour(image, "#D55E00"), name
     with Image.open(tmp_path / "curves.png") as picture:
         assert round(picture.info["dpi"][0]) == 150
+
+
+def test_panels_of_other_data_have_scales_of_their_own(settings, tmp_path):
+    """Of sizes of one set (which_moon_5, which_moon_100) they are shared; so are those of other keys."""
+    assert Pictures(settings, panels=KEY).one_scale(KEY)
+    for name, score in (("chunk", 0.9), ("ner", 0.6)):
+        make_run(tmp_path / "others" / name, score, [(100, score)], {KEY: [name]}, label=name)
+    others = group(find_runs([tmp_path / "others"]), [KEY])
+    pictures = Pictures(others, panels=KEY)
+    assert not pictures.one_scale(KEY)
+    assert pictures.one_scale("label") and pictures.one_scale(None)
+
+
+@pytest.mark.parametrize("panels, rows, columns", [(1, 1, 1), (3, 1, 3), (4, 2, 2), (5, 2, 3)])
+def test_panels_stand_in_rows_that_are_as_full_as_can_be(panels, rows, columns, tmp_path):
+    with canvas(panels, tmp_path / "panels.png", shared=False) as (figure, grid):
+        assert len(grid) == panels
+        places = grid[0].get_subplotspec().get_gridspec()
+        assert (places.nrows, places.ncols) == (rows, columns)
+        grid[-1].set_ylim(0, 5)
+        assert panels == 1 or grid[0].get_ylim() == (0, 1)
 
 
 def test_metrics_of_a_pattern_share_one_picture(settings, tmp_path):

@@ -119,6 +119,17 @@ def test_where_selects_by_values_as_typed(tmp_path):
         where(runs, ["seed"])
 
 
+def test_lists_are_written_as_on_the_command_line(tmp_path):
+    several = {"task": {"labelled": ["chunk", "pos"], "buckets": [3, 0.5]}}
+    runs = runs_of(tmp_path, several, {"task": {"labelled": ["chunk"], "buckets": [3]}})
+    assert sorted(s.name for s in group(runs, ["task.labelled"]))[0].endswith("[chunk,pos]")
+    for typed in ("[chunk,pos]", "[chunk, 'pos']"):
+        assert len(where(runs, [f"task.labelled={typed}"])) == 1
+    assert len(where(runs, ["task.buckets=[3, 5e-1]"])) == 1
+    with pytest.raises(UsageError, match=r"Values of task.labelled: \[chunk,pos\], \[chunk\]"):
+        where(runs, ["task.labelled=[pos]"])
+
+
 def test_scores_and_duplicate_seeds(tmp_path):
     runs = runs_of(
         tmp_path,
