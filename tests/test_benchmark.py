@@ -31,6 +31,7 @@ FAMILIES = {
         "cvt_labelled",
         "cvt_unlabelled",
         "cvt_unlabelled_labelled",
+        "cvt_multitask",
         "cvt_multitask_dearest",
         "cvt_multitask_cheapest",
     ],
@@ -215,3 +216,16 @@ def test_the_share_of_a_matrix_product(benchmarks: None, monkeypatch: pytest.Mon
     ticks = iter(range(100))
     monkeypatch.setattr(gpu.time, "perf_counter", lambda: float(next(ticks)))
     assert gpu.matmul_rate("cpu", 32, rounds=2, products=3) == 3 * 2 * 32**3
+
+
+def test_the_mean_of_steps_is_that_of_what_a_unit_costs(benchmarks: None) -> None:
+    """0.1 s a word and 0.2 s: 0.15, whatever the batches hold."""
+    family, timing = (importlib.import_module(name) for name in ("cvt_speed", "timing"))
+    parts = [
+        timing.Measured([{"amount": 10, "cpu": 1.0, "wall": 2.0}], 5),
+        timing.Measured([{"amount": 30, "cpu": 6.0, "wall": 3.0}], 7),
+    ]
+    mean = family.mean_of(parts)
+    assert mean.rates() == pytest.approx([1 / 0.15])
+    assert mean.rates("wall") == pytest.approx([1 / 0.15])
+    assert mean.peak == 7
