@@ -109,9 +109,7 @@ def thousands(axes: "Axes") -> None:
 
 
 @contextmanager
-def canvas(
-    panels: int, path: Path, shared: bool = True
-) -> Iterator[tuple["Figure", list[Any]]]:
+def canvas(panels: int, path: Path, shared: bool = True) -> Iterator[tuple["Figure", list[Any]]]:
     """Give a figure with so many panels, and write it to `path` as png on leaving.
 
     The panels have one scale for their scores where it is `shared`, else each its own.

@@ -64,7 +64,9 @@ class Pictures:
 
         which_moon_10 and which_moon_160 are one kind.
         """
-        return key not in DATA_KEYS or as_numbers([s.values[key] for s in self.settings]) is not None
+        return (
+            key not in DATA_KEYS or as_numbers([s.values[key] for s in self.settings]) is not None
+        )
 
     def split(self, key: str | None) -> list[tuple[str, list[Setting]]]:
         """Return title and settings of each panel; one panel without title if `key` is None."""
