@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from battery import WORDS
@@ -82,8 +83,12 @@ def test_parsing_writes_scores_and_trees(sentences: Path, tmp_path: Path) -> Non
     heads = [int(row[6]) for row in rows if len(row) > 1]
     assert heads == [head for row in said for head in row["predicted_heads"]]
     gold = [head for row in said for head in row["gold_heads"]]
-    right = sum(a == b for a, b in zip(heads, gold)) / len(gold)
-    assert right == pytest.approx(test["uas_all"])
+    right = [a == b for a, b in zip(heads, gold)]
+    assert np.mean(right) == pytest.approx(test["uas_all"])
+    relations, gold = ([r for row in said for r in row[name]] for name in ("predicted", "gold"))
+    assert relations == [row[7] for row in rows if len(row) > 1]
+    right = [both and a == b for both, a, b in zip(right, relations, gold)]
+    assert np.mean(right) == pytest.approx(test["las_all"])
     lengths = [len(row["words"]) for row in said for _ in row["words"]]
     assert all(0 <= head <= length for head, length in zip(heads, lengths))
 

@@ -87,7 +87,9 @@ class BamConfig:
     )
     tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
     group_by_length: bool = option(
-        False, "training batches of rows of about the same length, which saves time on padding"
+        False,
+        "training batches of rows of about the same length, which saves time on padding; sets of short "
+        "rows and sets of long ones then hardly share a batch",
     )
     pooled: bool = option(True, "BERT's tanh layer on [CLS], shared by all heads")
     head_dropout: float = option(0.1, "dropout before the linear layers")
@@ -282,6 +284,12 @@ class BamTask(Task):
         heads = SetHeads(sizes.width, self.outputs, options.head_dropout, options.pooled)
         real = [name for name, count in self.outputs.items() if count == 1]
         ranges = {name: label_range(self.data / name) for name in real}
+        for name, (least, _) in ranges.items():
+            if least < 0 and self.config.criterion.get("sigmoid"):
+                raise UsageError(
+                    f"criterion.sigmoid: {self.data / name} has labels from {least:g} on; divided by the "
+                    "largest one they would span more than the 0 to 1 of a sigmoid, so leave it out"
+                )
         return MultiTaskModel(sizes, len(vocabulary), vocabulary.pad, heads, ranges)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class ConsistentImages(ImageClassification):
             def loss(changed: Tensor) -> Tensor:
                 return self.losses(net, changed, wanted)  # type: ignore[arg-type]
 
-            changed = images + self.perturbation(images, loss)
+            changed = images + self.perturbation(net, images, loss)  # type: ignore[arg-type]
             losses = loss(changed)
         return {"consistency": Term(losses.sum(), UNLABELLED, self.how.weight)}
 
@@ -96,17 +96,20 @@ class ConsistentImages(ImageClassification):
         """Return the student's loss (B,) on images, given the teacher's log-probabilities (B, K)."""
         return divergence(wanted, net(images))
 
-    def perturbation(self, images: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    def perturbation(
+        self, net: nn.Module, images: Tensor, loss: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         """Return what is added to the images (B, C, H, W): of norm `radius` for each, or nothing.
 
         Adversarial: one step of power iteration (Miyato et al. 2017): the gradient of the loss at a
-        small random displacement.
+        small random displacement, without dropout, whose noise would drown so small a change.
         """
         if self.how.perturbation == NONE:
             return torch.zeros_like(images)
         direction = gaussian(images)
         if self.how.perturbation == ADVERSARIAL:
-            direction = harmful(direction, self.how.xi, lambda step: loss(images + step).sum())
+            with dropout_at(net, 0.0):
+                direction = harmful(direction, self.how.xi, lambda step: loss(images + step).sum())
         return self.how.radius * unit(direction)
 
 

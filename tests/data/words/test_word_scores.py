@@ -75,6 +75,11 @@ def test_trees(words):
     heads = [np.array([4, 4, 2, 0, 1, 4]), data.heads[1]]
     scores = score_trees(data, [0, 1], heads, relations)
     assert scores == {"uas": 5 / 6, "las": 5 / 6, "uas_all": 6 / 8, "las_all": 6 / 8}
+    # One relation more is wrong, of a word whose head is right and which is no punctuation.
+    relations[0] = relations[0].copy()
+    relations[0][3] += 1
+    scores = score_trees(data, [0, 1], heads, relations)
+    assert scores == {"uas": 5 / 6, "las": 4 / 6, "uas_all": 6 / 8, "las_all": 5 / 8}
 
 
 def test_predictions_must_fit(words):

@@ -84,7 +84,7 @@ def test_an_epoch_has_its_counts_and_every_row_as_often(
 
 
 def test_rows_of_a_batch_are_about_equally_long() -> None:
-    """In each epoch, though batches run on from one into the next; sets of all lengths stay mixed."""
+    """In each epoch, though batches run on from one into the next; sets of like lengths stay mixed."""
     lengths = np.random.default_rng(0).integers(1, 61, 5000)
     grouped = MixedEpochs([4000, 1000], [3507, 1503], 32, 1, "train", lengths)
     drawn = MixedEpochs([4000, 1000], [3507, 1503], 32, 1, "train")
@@ -96,6 +96,19 @@ def test_rows_of_a_batch_are_about_equally_long() -> None:
         assert np.mean(shares) == pytest.approx(0.3, abs=0.01) and np.std(shares) < 0.12
     starts = [lengths[grouped.batch(i)].max() for i in range(160, 180)]
     assert np.std(starts) > 8  # batches of all lengths in any order
+
+
+def test_sets_of_other_lengths_hardly_share_batches_of_rows_equally_long() -> None:
+    """Their shares of an epoch stay what they are; without grouping every batch has both."""
+    generator = np.random.default_rng(0)
+    lengths = np.concatenate([generator.integers(1, 20, 4000), generator.integers(20, 60, 1000)])
+    shares = []
+    for grouping in (lengths, None):
+        order = MixedEpochs([4000, 1000], [3507, 1503], 32, 1, "train", grouping)
+        shares.append([(order.batch(i) >= 4000).mean() for i in range(156)])
+        assert np.mean(shares[-1]) == pytest.approx(0.3, abs=0.01)
+    mixed = [np.mean([0 < share < 1 for share in found]) for found in shares]
+    assert mixed[0] < 0.05 and mixed[1] > 0.99
 
 
 def test_epochs_differ_and_are_mixed() -> None:

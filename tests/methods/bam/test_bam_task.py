@@ -285,6 +285,7 @@ def test_a_kept_head_must_be_there(bam_sets: Path, teacher_runs: list[Path]) -> 
         (["criterion.total_updates=-1"], "at least 1"),
         (["trainer.final_splits=[train]"], "'train' is endless"),
         (["trainer.valid_split=more"], "no split 'more'"),
+        (["task.labelled=[values]", "criterion.sigmoid=true"], "labels from -[0-9.]+ on; divided"),
     ],
 )
 def test_mistakes(options: list[str], words: str, bam_sets: Path, tmp_path: Path) -> None:

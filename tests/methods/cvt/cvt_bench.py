@@ -52,3 +52,22 @@ def gradients(run: Run, batch: Batch) -> tuple[dict[str, Any], Any]:
         lambda micro: run.task.criterion(run.model, micro), [batch], parameters
     )
     return {names[id(p)]: g for p, g in zip(parameters, grads)}, grads
+
+
+def average_moves_before_the_step(run: Run, batches: dict[str, list]) -> None:
+    """Assert that an update takes a tenth of the weights before it into an average of decay 0.9."""
+    model, engine = run.model, run.trainer.engine
+    with torch.no_grad():
+        for p in engine.parameters("main"):
+            p.add_(0.1)  # the average is not there yet
+    before, average = (
+        {name: p.detach().clone() for name, p in net.named_parameters()}
+        for net in (model.net, model.average.net)
+    )
+    engine.begin(1)
+    run.task.update(engine, model, batches)
+    for name, now in model.average.net.named_parameters():
+        torch.testing.assert_close(
+            now, 0.9 * average[name] + 0.1 * before[name], rtol=0, atol=1e-14
+        )
+    assert any(not torch.equal(p, before[name]) for name, p in model.net.named_parameters())

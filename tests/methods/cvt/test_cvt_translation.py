@@ -5,6 +5,7 @@ from pathlib import Path
 import parallel_data
 import pytest
 import torch
+from cvt_bench import average_moves_before_the_step
 from omegaconf import DictConfig
 
 from metaseq_lm.config import load_config
@@ -250,6 +251,13 @@ def test_the_average_is_scored_and_saved(pairs: Path, tmp_path: Path) -> None:
     assert average.keys() == now.keys()
     plain = build(pairs, tmp_path / "plain", "task.average_decay=0")
     assert plain.model.average is None and plain.model.averaged is plain.model.net
+
+
+@pytest.mark.parametrize("kind", ["train", UNLABELLED])
+def test_the_average_moves_once_and_before_the_step(kind: str, pairs: Path, tmp_path: Path) -> None:
+    run = build(pairs, tmp_path, "task.average_decay=0.9", *EXACT)
+    parts = run.trainer.engine.to_device(batches(run, kind))
+    average_moves_before_the_step(run, {kind: [parts]})
 
 
 @pytest.mark.parametrize(

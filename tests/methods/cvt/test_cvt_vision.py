@@ -6,6 +6,7 @@ import image_data
 import numpy as np
 import pytest
 import torch
+from cvt_bench import average_moves_before_the_step
 from omegaconf import DictConfig
 
 from metaseq_lm.config import load_config
@@ -174,7 +175,7 @@ def test_the_student_sees_changed_images(
     run = build(pictures, tmp_path, criterion=name)
     (batch,) = parts(run, UNLABELLED)
     change = torch.ones_like(batch["images"])
-    monkeypatch.setattr(run.task.criterion, "perturbation", lambda images, loss: change)
+    monkeypatch.setattr(run.task.criterion, "perturbation", lambda net, images, loss: change)
     seen = []
     run.model.net.features.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     run.task.criterion(run.model, batch)
@@ -195,7 +196,7 @@ def test_perturbations_have_their_norm_and_the_adversarial_one_hurts(
     def loss(images: torch.Tensor) -> torch.Tensor:
         return divergence(wanted, net(images))
 
-    change = criterion.perturbation(batch["images"], loss)
+    change = criterion.perturbation(net, batch["images"], loss)
     norms = change.flatten(1).norm(dim=1)
     torch.testing.assert_close(norms, torch.full_like(norms, 0.5))
     if kind == "adversarial":
@@ -204,6 +205,33 @@ def test_perturbations_have_their_norm_and_the_adversarial_one_hurts(
         ).view_as(change)
         assert (loss(batch["images"] + change) > 2 * loss(batch["images"] + chance)).all()
     assert all(p.grad is None for p in net.parameters())
+
+
+def test_the_adversarial_direction_is_found_without_dropout(pictures: Path, tmp_path: Path) -> None:
+    """It is what it would be in a net that has none; the loss at the changed images is not."""
+    changes, losses = [], []
+    for rate in (0.5, 0.0):
+        more = [f"model.dropout={rate}", "criterion.perturbation=adversarial"]
+        run = build(pictures, tmp_path / str(rate), *more, criterion="vat_vision")
+        (batch,) = parts(run, UNLABELLED)
+        inputs: list[torch.Tensor] = []
+        run.model.net.register_forward_pre_hook(
+            lambda net, given, seen=inputs: seen.append(given[0])
+        )
+        rows = np.arange(len(batch["images"]), dtype=np.uint64)
+        with entered(Pass(Noise(key("x"), rows))):
+            losses.append(run.task.criterion(run.model, batch)["consistency"].sum.item())
+        changes.append(inputs[-1] - batch["images"])
+    torch.testing.assert_close(changes[0], changes[1], rtol=0, atol=1e-9)
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("kind", ["train", UNLABELLED])
+def test_the_average_moves_once_and_before_the_step(
+    kind: str, pictures: Path, tmp_path: Path
+) -> None:
+    run = build(pictures, tmp_path, "task.average_decay=0.9")
+    average_moves_before_the_step(run, {kind: [parts(run, kind)]})
 
 
 def test_normal_numbers_belong_to_rows() -> None:
