@@ -69,13 +69,25 @@ multitask() {
     words general
     sweep multitask "$general" multitask --grid "share=$shares"
     sweep multitask "$general" one_at_a_time --grid method=one_at_a_time --grid share=0.05
+    sweep multitask "$general" multitask_labels --grid method=supervised --grid share=0.05 # what the sets' labels bring
     keep multitask test.score --curve valid.score
     keep one_at_a_time test.score
+    keep multitask_labels test.score
+}
+compared() { # the runs that ablations are compared with; `chunk` adds the other methods and shares
+    local seed
+    if [ ! -d "$runs/chunk" ]; then
+        sweep sweep "$general" chunk "task.labelled=[chunk]" --grid share=0.05 --grid method=supervised,cvt
+        return
+    fi
+    for seed in ${seeds//,/ }; do
+        [ -d "$runs/chunk/method=cvt-share=0.05-seed=$seed" ] ||
+            { echo "run.sh: $runs/chunk lacks seed $seed; run 'chunk' with SEEDS=$seeds first" >&2; exit 2; }
+    done
 }
 ablations() {
     words general
-    [ -d "$runs/chunk/method=cvt-share=0.05-seed=1" ] || # `chunk` adds the other methods and shares
-        sweep sweep "$general" chunk "task.labelled=[chunk]" --grid share=0.05 --grid method=supervised,cvt
+    compared
     sweep ablations "$general" ablations
     local both=("$runs/chunk" "$runs/ablations" --where task.label_fraction=0.05)
     # Each module is missed, and those of the neighbours more than those of the directions; the rest brings nothing.
@@ -159,7 +171,7 @@ if swept chunk ncbi pos dep; then # a panel for each set
         metaseq report "${panels[@]}" --where task.label_fraction=$share --curve valid.score --out "$report/sets-$share"
     done
 fi
-if swept chunk ncbi pos dep multitask one_at_a_time ablations probe transformer elmo; then
+if swept chunk ncbi pos dep multitask{,_labels} one_at_a_time ablations probe transformer elmo; then
     python "$here/claims.py" "${folders[@]}" > "$report/claims.part"
     mv "$report/claims.part" "$report/claims.md"
     cat "$report/claims.md"
