@@ -9,7 +9,7 @@
 # ablations, probe, transformer, elmo (a language model of its own), multi30k, iwslt, cifar. FOLDER holds what prepare.sh names, and
 # multi30k, iwslt15-en-vi and cifar10-subset. Everything is resumed or reused when run again. JOBS processes run side by
 # side, one thread each. report/NAME.jsonl keeps the runs of an experiment, claims.md compares the methods over all sets
-# that are there; sets/ and sets-SHARE/ have pictures of them side by side.
+# that are there; sets/ has pictures of them side by side.
 set -euo pipefail
 
 out=$(realpath -m "${1:?usage: run.sh OUT [EXPERIMENT...]}")
@@ -30,6 +30,12 @@ sweep() { # definition, data, folder of the runs, more
     metaseq sweep "$here/$1.yaml" "$2" --out "$runs/$3" --seeds "$seeds" --max-parallel "$jobs" "${@:4}" || ended=$?
     [ $ended -le 1 ] || exit $ended
     [ $ended -eq 0 ] || failed=1 # some run; the tables name it
+}
+swept() { # names: of which there are runs, in `folders`
+    local name
+    folders=()
+    for name in "$@"; do [ ! -f "$runs/$name/sweep.json" ] || folders+=("$runs/$name"); done
+    [ ${#folders[@]} -gt 0 ]
 }
 words() { # general or ncbi
     [ -d "$out/data/$1" ] || bash "$here/prepare.sh" "$out/data" "$1"
@@ -158,18 +164,9 @@ for name in "$@"; do
     echo "== $name: tables and pictures in $report"
     "$name"
 done
-swept() { # names: of which there are runs, in `folders`
-    local name
-    folders=()
-    for name in "$@"; do [ ! -f "$runs/$name/sweep.json" ] || folders+=("$runs/$name"); done
-    [ ${#folders[@]} -gt 0 ]
-}
 if swept chunk ncbi pos dep; then # a panel for each set
-    panels=("${folders[@]}" --metric test.score --rows label --columns task.labelled --format png)
-    metaseq report "${panels[@]}" --x task.label_fraction --out "$report/sets"
-    for share in ${shares//,/ }; do
-        metaseq report "${panels[@]}" --where task.label_fraction=$share --curve valid.score --out "$report/sets-$share"
-    done
+    metaseq report "${folders[@]}" --metric test.score --rows label --columns task.labelled --x task.label_fraction \
+        --format png --out "$report/sets"
 fi
 if swept chunk ncbi pos dep multitask{,_labels} one_at_a_time ablations probe transformer elmo; then
     python "$here/claims.py" "${folders[@]}" > "$report/claims.part"
