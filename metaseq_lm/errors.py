@@ -6,7 +6,10 @@ anything else is a defect of ours and keeps its traceback.
 """
 
 import contextlib
+import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 
 class MetaseqError(Exception):
@@ -43,3 +46,18 @@ def say(message: str) -> None:
     """Print a line on stderr if it is still open, and takes it: exit code and log say the same."""
     with contextlib.suppress(OSError):
         print(message, file=sys.stderr, flush=True)
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Run a script of `examples`; a MetaseqError ends it with its message and exit code.
+
+    A reader of its output that leaves (head, less) has seen what it wanted: no error.
+    """
+    try:
+        main()
+        sys.stdout.flush()
+    except MetaseqError as error:
+        say(f"{Path(sys.argv[0]).name}: {error}")
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.errors import MetaseqError, run_script
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.numbers import p_text, summarise
 from metaseq_lm.reporting.runs import Run
@@ -116,7 +116,4 @@ def main(paths: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except MetaseqError as error:
-        sys.exit(f"strategies.py: {error}")
+    run_script(lambda: main(sys.argv[1:]))

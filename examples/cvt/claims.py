@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binomtest
 
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.errors import MetaseqError, run_script
 from metaseq_lm.reporting.numbers import p_text, summarise
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.significance import holm
@@ -231,7 +231,4 @@ def main(paths: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except MetaseqError as error:
-        sys.exit(f"claims.py: {error}")
+    run_script(lambda: main(sys.argv[1:]))

@@ -16,7 +16,7 @@ import numpy as np
 from metaseq_lm.data.text import check_text_file
 from metaseq_lm.data.words.running_text import TextReader
 from metaseq_lm.data.words.vocabulary import normalise
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.errors import MetaseqError, run_script
 from metaseq_lm.files import write_atomic
 from metaseq_lm.models.word_embedding import SPREAD
 
@@ -28,8 +28,14 @@ def sentences_in(path: Path) -> list[list[str]]:
 
 
 def train(path: Path, width: int, epochs: int, least: int, seed: int) -> dict[str, np.ndarray]:
-    """Return the vectors (width,) of the words that occur `least` times, the frequent ones first."""
-    from gensim.models import Word2Vec
+    """Return the vectors (width,) of the words that occur `least` times, the frequent ones first.
+
+    Raises MetaseqError without gensim.
+    """
+    try:
+        from gensim.models import Word2Vec
+    except ImportError as error:
+        raise MetaseqError(f"{error}. Install it: pip install gensim") from error
 
     # One thread: with several the order of the updates would differ from run to run.
     model = Word2Vec(
@@ -62,9 +68,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ImportError as error:
-        sys.exit(f"vectors.py: {error}. Install it: pip install gensim")
-    except MetaseqError as error:
-        sys.exit(f"vectors.py: {error}")
+    run_script(main)

@@ -9,7 +9,7 @@ numbers: metaseq-lm report ... --curve valid.accuracy --columns task.labelled --
 import sys
 from collections.abc import Sequence
 
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.errors import run_script
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.numbers import Metric, summarise
 from metaseq_lm.reporting.runs import Run, natural
@@ -58,7 +58,4 @@ def main(paths: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except MetaseqError as error:
-        sys.exit(f"epochs.py: {error}")
+    run_script(lambda: main(sys.argv[1:]))

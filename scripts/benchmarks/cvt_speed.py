@@ -80,18 +80,22 @@ def our_step(data: Path, size: str, sets: tuple[str, ...], rows: int, kind: str)
     run = build(data, options_for(size, sets, rows))
     run.model.train()
     trainer, streams = run.trainer, run.task.build_streams("train")
-    given = dict.fromkeys(streams, 0)
+    given, work = dict.fromkeys(streams, 0), 0.0
     # Batches of the other kind are not even made.
     wanted = (u for u in itertools.count() if (u % 2 == 1) == (kind == "unlabelled"))
 
     def step() -> dict[str, Any]:
+        nonlocal work
         update = next(wanted)
         (name,) = trainer.task.needs(update)
         micro = streams[name].micro_batches(given[name], trainer.shard)
         given[name] += 1
         batch = trainer.engine.to_device(micro)
-        logs = train(run, update, {name: [batch]}, count=False)
-        return {"amount": sum(m["sizes"]["words"] for m in batch), "loss": float(logs["loss"])}
+        words = sum(m["sizes"]["words"] for m in batch)
+        # FLOPs of the first step alone, which warms up: to count takes time.
+        logs = train(run, update, {name: [batch]}, count=not work)
+        work = work or trainer.flops.total / words
+        return {"amount": words, "loss": float(logs["loss"]), "flops": work}
 
     return step
 
@@ -169,16 +173,19 @@ def plain_step(data: Path, size: str, rows: int) -> Step:
 def compared(
     name: str, ours: Measured, other: Measured, target: Optional[float], note: str
 ) -> Figure:
-    """Return the cost of a word in ours over that in the other, with the words and seconds of both."""
+    """Return the cost of a word in ours over that in the other, with words, seconds and FLOPs of both."""
     figure = cost(name, ours, other, "s/word", target, note)
     rates = [f"{statistics.median(m.rates()):,.0f} words/s" for m in (ours, other)]
     steps = [f"{statistics.median(r['cpu'] for r in m.rounds):.3g} s/step" for m in (ours, other)]
-    figure.note = "; ".join([note, f"{rates[0]}, {steps[0]} against {rates[1]}, {steps[1]}"])
+    figure.note = f"{note}; {rates[0]}, {steps[0]} against {rates[1]}, {steps[1]}"
+    work = [m.rounds[0].get("flops") for m in (ours, other)]
+    if work[0] and work[1]:
+        figure.note += f"; {work[0] / work[1]:.3g} times its FLOPs"
     return figure
 
 
 def mean_of(parts: Sequence[Measured]) -> Measured:
-    """Return rounds in which a word takes the mean of its seconds in the parts."""
+    """Return rounds in which a word takes the mean of its seconds and FLOPs in the parts."""
     rounds = []
     for results in zip(*(part.rounds for part in parts)):
         amount = statistics.mean(r["amount"] for r in results)
@@ -186,6 +193,7 @@ def mean_of(parts: Sequence[Measured]) -> Measured:
             clock: amount * statistics.mean(r[clock] / r["amount"] for r in results)
             for clock in ("cpu", "wall")
         }
+        mean["flops"] = statistics.mean(r["flops"] for r in results)
         rounds.append({"amount": amount} | mean)
     return Measured(rounds, max(part.peak for part in parts))
 

@@ -1,6 +1,9 @@
 """examples/cvt/claims.py: runs of one set and of several, pairs over sets and seeds."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -140,3 +143,17 @@ def test_a_score_that_is_there_twice(claims: ModuleType, runs: Path) -> None:
         claims.MetaseqError, match="CVT has chunk with 25 % of the labels twice for seed 1"
     ):
         claims.main([str(runs)])
+
+
+def test_a_reader_that_leaves_is_no_error_and_a_mistake_is_one_line(
+    runs: Path, tmp_path: Path
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, str(SCRIPT)]
+    left = subprocess.run([*command, str(runs)], stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (left.returncode, left.stderr) == (0, b"")
+    wrong = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True)
+    assert wrong.returncode and wrong.stderr.startswith("claims.py: ")
+    assert len(wrong.stderr.splitlines()) == 1
