@@ -222,10 +222,13 @@ def test_the_mean_of_steps_is_that_of_what_a_unit_costs(benchmarks: None) -> Non
     """0.1 s a word and 0.2 s: 0.15, whatever the batches hold."""
     family, timing = (importlib.import_module(name) for name in ("cvt_speed", "timing"))
     parts = [
-        timing.Measured([{"amount": 10, "cpu": 1.0, "wall": 2.0}], 5),
-        timing.Measured([{"amount": 30, "cpu": 6.0, "wall": 3.0}], 7),
+        timing.Measured([{"amount": 10, "cpu": 1.0, "wall": 2.0, "flops_per_word": 100}], 5),
+        timing.Measured([{"amount": 30, "cpu": 6.0, "wall": 3.0, "flops_per_word": 300}], 7),
     ]
     mean = family.mean_of(parts)
     assert mean.rates() == pytest.approx([1 / 0.15])
     assert mean.rates("wall") == pytest.approx([1 / 0.15])
     assert mean.peak == 7
+    other = timing.Measured(parts[0].rounds, 5)
+    figure = family.compared("x", mean, other, None, "both")
+    assert figure.ratio == pytest.approx(1.5) and figure.note.endswith("; 2 times its FLOPs")

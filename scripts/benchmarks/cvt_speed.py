@@ -95,7 +95,7 @@ def our_step(data: Path, size: str, sets: tuple[str, ...], rows: int, kind: str)
         # FLOPs of the first step alone, which warms up: to count takes time.
         logs = train(run, update, {name: [batch]}, count=not work)
         work = work or trainer.flops.total / words
-        return {"amount": words, "loss": float(logs["loss"]), "flops": work}
+        return {"amount": words, "loss": float(logs["loss"]), "flops_per_word": work}
 
     return step
 
@@ -178,7 +178,7 @@ def compared(
     rates = [f"{statistics.median(m.rates()):,.0f} words/s" for m in (ours, other)]
     steps = [f"{statistics.median(r['cpu'] for r in m.rounds):.3g} s/step" for m in (ours, other)]
     figure.note = f"{note}; {rates[0]}, {steps[0]} against {rates[1]}, {steps[1]}"
-    work = [m.rounds[0].get("flops") for m in (ours, other)]
+    work = [m.rounds[0].get("flops_per_word") for m in (ours, other)]
     if work[0] and work[1]:
         figure.note += f"; {work[0] / work[1]:.3g} times its FLOPs"
     return figure
@@ -193,7 +193,7 @@ def mean_of(parts: Sequence[Measured]) -> Measured:
             clock: amount * statistics.mean(r[clock] / r["amount"] for r in results)
             for clock in ("cpu", "wall")
         }
-        mean["flops"] = statistics.mean(r["flops"] for r in results)
+        mean["flops_per_word"] = statistics.mean(r["flops_per_word"] for r in results)
         rounds.append({"amount": amount} | mean)
     return Measured(rounds, max(part.peak for part in parts))
 
