@@ -32,6 +32,7 @@ CLAIMS = [
     ("4.2", "CVT", "word dropout"),
     ("4.2", "word dropout", "VAT"),
     ("4.2", "VAT", "supervised"),
+    ("4.2", "ELMo", "supervised"),
     ("4.2", f"CVT, {SEVERAL}", "CVT"),
     ("-", f"CVT, {SEVERAL}", f"supervised, {SEVERAL}"),
     ("4.3", f"CVT, {SEVERAL}", f"CVT, one set at a time, {SEVERAL}"),
