@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.data.labelled import LabelledSet
+from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.methods.bam.teachers import SUFFIX, describe, store
 
 

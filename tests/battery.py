@@ -11,9 +11,10 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from metaseq_lm import distributed, plugins
-from metaseq_lm.config import load_config
-from metaseq_lm.run import Run
+from metaseq_lm.core import plugins
+from metaseq_lm.core.config import load_config
+from metaseq_lm.distributed import process_group
+from metaseq_lm.training.run import Run
 
 Case = tuple[str, int]
 Weights = dict[Case, dict[str, Tensor]]
@@ -308,8 +309,8 @@ def main(data: str, out: str) -> None:
         save = Path(out) / f"{case[0]}-{case[1]}-{sharded}"
         more = exact("engine.micro_batch_size=2", f"engine.shard_optimizer={sharded}")
         weights[case, sharded] = train(configure(Path(data), save, case, *more))
-    torch.save(weights, Path(out) / f"weights.{distributed.rank()}.pt")
-    distributed.finish()
+    torch.save(weights, Path(out) / f"weights.{process_group.rank()}.pt")
+    process_group.finish()
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import wnli_data
 import word_data
 from hypothesis import settings
 
-from metaseq_lm import plugins
 from metaseq_lm.cli import main
+from metaseq_lm.core import plugins
 
 ROOT = Path(__file__).resolve().parent.parent
 # A busy machine is no failure: no test has a time limit of its own.

@@ -6,9 +6,9 @@ import torch
 import torch._dynamo  # noqa: F401  (the first optimizer would)
 
 import metaseq_lm.cli.train  # noqa: F401
-import metaseq_lm.replicas  # noqa: F401
-import metaseq_lm.run  # noqa: F401
-from metaseq_lm import config, plugins
+import metaseq_lm.distributed.launcher  # noqa: F401
+import metaseq_lm.training.run  # noqa: F401
+from metaseq_lm.core import config, plugins
 
 plugins.load_all()
 config.load_config([])

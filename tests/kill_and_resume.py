@@ -24,9 +24,9 @@ from pathlib import Path
 import real_runs
 from real_runs import Started, command, final, rows, same, until
 
-from metaseq_lm import checkpoint
-from metaseq_lm.checkpoint import CheckpointError
 from metaseq_lm.cli import main as program
+from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs.checkpoint import CheckpointError
 
 UPDATES = 30
 KEPT = 2  # trainer.keep_last of real_runs.command

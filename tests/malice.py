@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from metaseq_lm.checkpoint import structure
-from metaseq_lm.data.manifest import Manifest
+from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.runs.checkpoint import structure
 
 MODULE = "from pathlib import Path\nPath({canary!r}).write_text('imported')\n"
 CLASS = """

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.corpus import Corpus
-from metaseq_lm.data.indexed import IndexedDataset
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import Manifest, fingerprint
-from metaseq_lm.data.token_labels import TokenLabels
-from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.data.corpus.rows import Corpus
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.labelled.token_labels import TokenLabels
+from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.manifest import Manifest, fingerprint
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 MEGATRON, FAIRSEQ = 34, 26
 Mutation = Callable[[Path, random.Random], str]

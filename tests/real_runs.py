@@ -141,13 +141,13 @@ def forked(arguments: list[str], errors: str, environment: dict[str, str], limit
     if limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     sys.argv = ["metaseq-lm", *arguments]
-    from metaseq_lm import replicas
     from metaseq_lm.cli import program
+    from metaseq_lm.distributed import launcher
 
     if "--nproc" in arguments:
         count = int(arguments[arguments.index("--nproc") + 1])
         Forked.waiting = [Forked.fork(program) for _ in range(count)]
-        replicas.subprocess = SimpleNamespace(Popen=Forked)  # type: ignore[assignment]
+        launcher.subprocess = SimpleNamespace(Popen=Forked)  # type: ignore[assignment]
     program()
 
 
@@ -278,7 +278,7 @@ def reached(save: Path) -> int:
 
 def final(save: Path) -> tuple[bytes, dict]:
     """Return the bytes of the last weights and the rest of the state, without times."""
-    from metaseq_lm import checkpoint
+    from metaseq_lm.runs import checkpoint
 
     found = checkpoint.load(checkpoint.resolve(str(save), "last"))
     state = {k: v for k, v in found.state.items() if k != "seconds"}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.data.indexed import IndexedWriter
-from metaseq_lm.data.manifest import LABELLED, Manifest
-from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.storage.manifest import LABELLED, Manifest
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 Columns = list[list[list[int]]]  # column, row, token
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metaseq_lm import plugins
+from metaseq_lm.core import plugins
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "metaseq_lm"
@@ -61,7 +61,9 @@ def run(code: str) -> str:
 
 
 def test_importing_the_package_imports_no_wing() -> None:
-    shown = run("import metaseq_lm, metaseq_lm.trainer, metaseq_lm.run, sys; print(*sys.modules)")
+    shown = run(
+        "import metaseq_lm, metaseq_lm.training.trainer, metaseq_lm.training.run, sys; print(*sys.modules)"
+    )
     assert not [name for name in shown.split() if wing_of(name)]
 
 
@@ -78,7 +80,9 @@ def test_wings_have_the_same_files(wing: str) -> None:
 
 
 def test_the_trainer_names_no_method() -> None:
-    words = (PACKAGE / "trainer.py").read_text() + (PACKAGE / "engine.py").read_text()
+    words = (PACKAGE / "training/trainer.py").read_text() + (
+        PACKAGE / "engine/engine.py"
+    ).read_text()
     assert not [wing for wing in WINGS if wing in words]
 
 
@@ -90,25 +94,61 @@ def test_top_level_is_as_designed() -> None:
     assert {n for n in top if not n.startswith(".")} <= set(" ".join(TOP).split())
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef):
-            yield node
+ROOMS = (
+    *("core", "distributed", "runs", "data", "models", "optim", "engine", "criterions"),
+    *("evaluation", "tasks", "training", "interop", "sweeps", "reporting", "methods", "cli"),
+)
 
 
-def test_sizes() -> None:
-    """Files of at most 400 lines, functions of about 60, constructors of at most 8 arguments."""
+def modules() -> dict[str, Path]:
+    """Return every module of the package by its dotted name."""
+    names = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        names[name.removesuffix(".__init__")] = path
+    return names
+
+
+def imported_modules() -> dict[str, set[str]]:
+    """Return which modules of the package each module imports, inside functions too."""
+    known, edges = modules(), {}
+    for name, path in known.items():
+        edges[name] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                edges[name] |= {a.name for a in node.names if a.name in known}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                full = {f"{node.module}.{a.name}" for a in node.names}
+                edges[name] |= {n if n in known else node.module for n in full} & known.keys()
+        edges[name].discard(name)
+    return edges
+
+
+def test_imports_run_down_the_list_of_rooms() -> None:
     wrong = []
-    for path in SOURCES:
-        if len(path.read_text(encoding="utf-8").splitlines()) > 400:
-            wrong.append(f"{path}: over 400 lines")
-        for f in functions(path):
-            if f.end_lineno - f.lineno + 1 > 66:
-                wrong.append(f"{path}:{f.lineno} {f.name} is {f.end_lineno - f.lineno + 1} lines")
-            arguments = len(f.args.args) + len(f.args.kwonlyargs) - 1
-            if f.name == "__init__" and arguments > 8:
-                wrong.append(f"{path}:{f.lineno} constructor with {arguments} arguments")
+    for name, imported in imported_modules().items():
+        room = name.split(".")[1] if "." in name else ""
+        for other in imported:
+            below = other.split(".")[1] if "." in other else ""
+            if room in ROOMS and below in ROOMS and ROOMS.index(below) > ROOMS.index(room):
+                wrong.append(f"{name} imports {other}")
     assert not wrong
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert folders == set(ROOMS)
+
+
+def test_imports_have_no_circle() -> None:
+    edges, done = imported_modules(), set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name not in done:
+            for other in sorted(edges[name]):
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in edges:
+        visit(name, ())
 
 
 def test_public_functions_have_a_docstring() -> None:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from metaseq_lm import distributed
-from metaseq_lm.errors import UsageError
-from metaseq_lm.opened import open_run
-from metaseq_lm.registry import CRITERIONS
-from metaseq_lm.run import Run
-from metaseq_lm.run_folder import read_results
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import CRITERIONS
+from metaseq_lm.distributed import process_group
+from metaseq_lm.runs.folder import read_results
+from metaseq_lm.training.restore import open_run
+from metaseq_lm.training.run import Run
 
 cases = pytest.mark.parametrize("case", battery.ALL, ids=lambda c: f"{c[0]}-{c[1]}")
 
@@ -82,7 +82,7 @@ def test_a_run_is_opened_again_and_scored(
     split = config.trainer.valid_split or "valid"
     metrics, rows = again.score(split)
     assert all(isinstance(row, dict) for row in rows)
-    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    monkeypatch.setattr(process_group, "rank", lambda: 1)
     assert not again.score(split)[1]
     monkeypatch.undo()
     before = (read_results(tmp_path) or {})["metrics"].get(split) or metrics

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from metaseq_lm import checkpoint
-from metaseq_lm.checkpoint import CheckpointError
+from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs.checkpoint import CheckpointError
 
 WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.tensor(7)}
 STATE = {"update": 3, "nested": {"moment": torch.ones(2), "list": [1, 2.5, "x"]}}

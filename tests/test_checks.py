@@ -2,8 +2,8 @@
 
 import pytest
 
-from metaseq_lm.checks import check_least, check_numbers, check_share
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.checks import check_least, check_numbers, check_share
+from metaseq_lm.core.errors import UsageError
 
 
 @pytest.mark.parametrize(

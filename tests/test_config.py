@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from metaseq_lm.config import (
+from metaseq_lm.core.config import (
     LEAST,
     EngineConfig,
     RunConfig,
     TrainerConfig,
+    describe,
     load_config,
     overridden,
 )
-from metaseq_lm.config_text import describe
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 
 # What has the keys of LEAST, between them.
 CHOICES = [

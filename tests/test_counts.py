@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from metaseq_lm.criterions import number_of
+from metaseq_lm.core.batch import number_of
 from metaseq_lm.criterions.image_classification import class_terms
 from metaseq_lm.criterions.masked_lm import IGNORE, labelled_terms
 from metaseq_lm.methods.meta_pseudo_label.finetune import TokenLabelCriterion

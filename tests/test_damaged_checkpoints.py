@@ -13,8 +13,8 @@ import torch
 from battery import CASES, TINY, configure, train
 from real_runs import MLM, final, rows
 
-from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
+from metaseq_lm.runs import checkpoint
 
 
 def rewrite(path: Path, change) -> None:

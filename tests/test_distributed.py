@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed import TCPStore
 
-from metaseq_lm import replicas
-from metaseq_lm.distributed import own_gpu, slurm_environment
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.distributed import launcher
+from metaseq_lm.distributed.process_group import own_gpu, slurm_environment
+from metaseq_lm.engine.reduction import cut
 from metaseq_lm.optim import owners
-from metaseq_lm.reduction import cut
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
 
@@ -57,7 +57,7 @@ def test_which_gpu_a_process_takes() -> None:
 def test_cores_are_those_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
-    assert replicas.environment_of(0, 2, 1)["OMP_NUM_THREADS"] == "2"
+    assert launcher.environment_of(0, 2, 1)["OMP_NUM_THREADS"] == "2"
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=60), st.integers(1, 9))
@@ -76,16 +76,16 @@ def test_buckets_hold_every_leaf_once_from_the_last() -> None:
 
 CHECK = """
 import os, torch
-from metaseq_lm import distributed
-from metaseq_lm.errors import MetaseqError
-distributed.initialise("cpu", 60)
+from metaseq_lm.distributed import process_group
+from metaseq_lm.core.errors import MetaseqError
+process_group.initialise("cpu", 60)
 weights = {"a": torch.ones(5), "b": torch.arange(6), "c": torch.zeros(3, dtype=torch.bfloat16)}
-distributed.check_equal(weights, 4)
-if distributed.rank() == 1:
+process_group.check_equal(weights, 4)
+if process_group.rank() == 1:
     weights["b"][2] += 1
     weights["c"][0] = -0.0
 try:
-    distributed.check_equal(weights, 5)
+    process_group.check_equal(weights, 5)
 except MetaseqError as error:
     assert "update 5" in str(error) and "b, c" in str(error), error
     os._exit(7)
@@ -93,11 +93,11 @@ except MetaseqError as error:
 
 
 def test_replicas_that_differ_in_one_bit_are_noticed() -> None:
-    store = TCPStore(replicas.HOST, 0, is_master=True, wait_for_workers=False)
+    store = TCPStore(launcher.HOST, 0, is_master=True, wait_for_workers=False)
     group = [
         subprocess.Popen(
             [sys.executable, "-c", CHECK],
-            env=replicas.environment_of(rank, 2, store.port),
+            env=launcher.environment_of(rank, 2, store.port),
             cwd=battery.ROOT,
         )
         for rank in range(2)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from metaseq_lm import checkpoint
-from metaseq_lm.data import manifest
-from metaseq_lm.data.staging import publish, staging
-from metaseq_lm.files import write_atomic
+from metaseq_lm.core.files import write_atomic
+from metaseq_lm.data.storage import manifest
+from metaseq_lm.data.storage.staging import publish, staging
+from metaseq_lm.runs import checkpoint
 
 
 class Disk:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm import vectors
-from metaseq_lm.criterions import Batch, Term, Terms
-from metaseq_lm.engine import Engine
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.engine import vectors
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.optim import Optimizer
 
 
@@ -231,7 +231,7 @@ def test_draws_are_counted_alike_whatever_the_verbs_do_inside(net: nn.Module) ->
         first = engine.inner(squares(net), batches(sizes), parameters, replay=replay)
         engine.hypergradients(first, [torch.ones_like(p) for p in parameters], parameters)
         engine.evaluate(squares(net), batches(sizes))
-        from metaseq_lm.randomness import current_pass
+        from metaseq_lm.core.random_streams import current_pass
 
         drawn = engine.map(lambda b: current_pass().noise.uniform((len(b["x"]), 2)), batches(sizes))
         return torch.cat(drawn)

@@ -9,8 +9,8 @@ import word_data
 from battery import WORDS
 
 from metaseq_lm.cli import main
-from metaseq_lm.config import load_config
-from metaseq_lm.run import Run, prepared
+from metaseq_lm.core.config import load_config
+from metaseq_lm.training.run import Run, prepared
 
 CVT = Path(__file__).resolve().parent.parent / "examples" / "cvt"
 CONFIGS = str(CVT / "config")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from metaseq_lm.cli import main
-from metaseq_lm.config import load_config
+from metaseq_lm.core.config import load_config
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 CONFIGS = sorted(EXAMPLES.rglob("config/*.yaml"))

@@ -19,7 +19,7 @@ from real_runs import (
     until,
 )
 
-from metaseq_lm import checkpoint
+from metaseq_lm.runs import checkpoint
 
 counts = pytest.mark.parametrize("count", [1, 2])
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from battery import configure, train
 from torch.utils.flop_counter import FlopCounterMode
 
-from metaseq_lm.flops import LSTMS, Counter, FlopMeter, signature
+from metaseq_lm.runs.flops import LSTMS, Counter, FlopMeter, signature
 
 
 def test_a_linear_layer_costs_what_it_should() -> None:
@@ -101,8 +101,9 @@ def test_the_counter_agrees_with_torchs(work: object, train: bool) -> None:
     totals = []
     theirs = FlopCounterMode(display=False)
     for counter in (theirs, Counter()):
-        with torch.inference_mode(not train), torch.nn.attention.sdpa_kernel(
-            torch.nn.attention.SDPBackend.MATH
+        with (
+            torch.inference_mode(not train),
+            torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
         ):
             x = torch.arange(96, dtype=torch.float64).reshape(12, 8).div_(96)
             with counter:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from metaseq_lm.logging import TensorBoard
-from metaseq_lm.run_folder import RunFolder
+from metaseq_lm.core.logging import TensorBoard
+from metaseq_lm.runs.folder import RunFolder
 
 
 @contextmanager

@@ -13,15 +13,15 @@ import pytest
 import torch
 from battery import CASES, TINY, configure, train
 
-from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
 from metaseq_lm.cli.train import train as command
-from metaseq_lm.data.manifest import fingerprint, fingerprint_of_run
-from metaseq_lm.engine import copied
-from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
-from metaseq_lm.flops import FlopMeter
-from metaseq_lm.run import Run
-from metaseq_lm.run_folder import read_results
+from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError
+from metaseq_lm.data.storage.manifest import fingerprint, fingerprint_of_run
+from metaseq_lm.engine.engine import copied
+from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs.flops import FlopMeter
+from metaseq_lm.runs.folder import read_results
+from metaseq_lm.training.run import Run
 
 CASE = ("masked_lm", 0)
 LINEAR = ["schedule=linear", "schedule.warmup_updates=0"]
@@ -198,7 +198,7 @@ def test_a_failure_after_going_on_is_on_record(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(configure(moons, tmp_path, CASE, "trainer.max_update=2"))
-    monkeypatch.setattr("metaseq_lm.trainer.Trainer._update", lambda *_: 1 / 0)
+    monkeypatch.setattr("metaseq_lm.training.trainer.Trainer._update", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         command(configure(moons, tmp_path, CASE, "trainer.max_update=4"))
     assert results(tmp_path)["status"] == "failed"
@@ -353,7 +353,7 @@ def test_flops_of_all_replicas_go_to_the_first() -> None:
 def test_one_process_at_a_time(moons: Path, tmp_path: Path) -> None:
     """A second one is told; when the first has ended, whatever way, the next may go on."""
     hold = (
-        "import sys, pathlib; from metaseq_lm.run_folder import held; "
+        "import sys, pathlib; from metaseq_lm.runs.folder import held; "
         "f = held(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     )
     pipe = subprocess.PIPE

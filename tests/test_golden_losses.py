@@ -20,7 +20,7 @@ import battery
 import pytest
 
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.run import Run
+from metaseq_lm.training.run import Run
 
 FILE = Path(__file__).with_name("golden_losses.json")
 WRITE = "METASEQ_LM_WRITE_GOLDEN"

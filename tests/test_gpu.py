@@ -6,7 +6,7 @@ import battery
 import pytest
 import torch
 
-from metaseq_lm.run import Run
+from metaseq_lm.training.run import Run
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,7 @@ from battery import configure, train
 from kill_and_resume import torture
 from real_runs import MLM, REPEATS
 
-from metaseq_lm import checkpoint
+from metaseq_lm.runs import checkpoint
 
 
 @pytest.mark.slow

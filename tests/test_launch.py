@@ -25,7 +25,7 @@ from sweeping import (
 )
 
 from metaseq_lm.cli import main
-from metaseq_lm.launch import Snapshot
+from metaseq_lm.sweeps.job import Snapshot
 
 # Words of the command lines of submitit's process, and of the training below it.
 WRAPPER = ("submitit.core._submit", "-c")
@@ -242,7 +242,11 @@ def test_the_snapshot_is_what_runs(moons: Path, tmp_path: Path) -> None:
     command = [moons, "--out", out, "--seeds", "1,2", "--user-dir", tree / "user_dir", *SHORT]
     process = start_sweep(*command, cwd=tree, env={"PYTHONPATH": str(tree)})
     wait_until(lambda: out.is_dir() and processes(str(out), *WRAPPER))
-    for file in ("metaseq_lm/cli/train.py", "metaseq_lm/trainer.py", "user_dir/__init__.py"):
+    for file in (
+        "metaseq_lm/cli/train.py",
+        "metaseq_lm/training/trainer.py",
+        "user_dir/__init__.py",
+    ):
         (tree / file).write_text("raise SystemExit(9)\n")
     shown, _ = process.communicate(timeout=60)
     assert process.returncode == 0, shown
@@ -277,5 +281,5 @@ def test_a_snapshot_is_named_by_its_content(tmp_path: Path) -> None:
 
 def test_the_wrapper_does_without_torch() -> None:
     """It stays beside the training all the time, and must start fast."""
-    code = "import metaseq_lm.launch, sys; sys.exit('torch' in sys.modules)"
+    code = "import metaseq_lm.sweeps.job, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -13,9 +13,9 @@ import pytest
 import torch
 from battery import CASES, TINY
 
-from metaseq_lm import checkpoint
-from metaseq_lm.checkpoint import CheckpointError
 from metaseq_lm.cli import main
+from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs.checkpoint import CheckpointError
 
 MLM = [*CASES["masked_lm"][0], *TINY, "trainer.max_update=1"]
 SECRET = "hunter2-of-the-test"
@@ -131,7 +131,7 @@ def planted(moons: Path, tmp_path: Path) -> tuple[Path, Path]:
     content["config"]["user_dir"] = str(plugin)
     manifest.write_text(json.dumps(content))
     (run / "sweep.yaml").write_text(f"user_dir: {plugin}\n")
-    load = f"metaseq_lm.plugins.load, name_or_path: {plugin}"
+    load = f"metaseq_lm.core.plugins.load, name_or_path: {plugin}"
     hydras = {
         "callbacks": f"callbacks: {{evil: {{_target_: {load}}}}}",
         "logging": f"hydra_logging: {{handlers: {{evil: {{(): {load}}}}}}}",
@@ -179,9 +179,9 @@ def test_code_is_loaded_only_by_the_command_line(
     assert not canary.exists() and "Traceback" not in said
     assert "evil_plugin" not in sys.modules
     if words[0] in ("train", "sweep") and code:
-        assert any(
-            text in said for text in ("plug-in is", "not inside of", "give --user-dir")
-        ), said
+        assert any(text in said for text in ("plug-in is", "not inside of", "give --user-dir")), (
+            said
+        )
     if words[0] == "evaluate":
         assert "give --user-dir with its path" in said and "evil_plugin.py" in said
         assert main([*words, "--user-dir", str(run.parent / "evil_plugin.py")]) == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 from real_runs import Started, command, faults, records, rows
 
-from metaseq_lm import checkpoint
+from metaseq_lm.runs import checkpoint
 
 RECORD = {"METASEQ_LM_RECORD": "1"}
 KINDS = [(what, where) for what in ("nan", "inf", "-inf") for where in ("loss", "gradient")]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from metaseq_lm import plugins, registry
 from metaseq_lm.cli import main
-from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import CRITERIONS, SCHEDULES, Registry
+from metaseq_lm.core import plugins, registry
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import CRITERIONS, SCHEDULES, Registry
 
 SOURCE = """
-from metaseq_lm.registry import register_schedule
+from metaseq_lm.core.registry import register_schedule
 
 @register_schedule("{name}")
 def schedule():
@@ -78,7 +78,7 @@ def test_installed_entry_points(
     monkeypatch.setattr(
         importlib.metadata,
         "entry_points",
-        lambda **query: points if query == {"group": "metaseq_lm.plugins"} else real(**query),
+        lambda **query: points if query == {"group": "metaseq_lm.core.plugins"} else real(**query),
     )
     monkeypatch.setattr(registry, "FAILED", plugins.FAILED)
     plugins.load_all()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from real_runs import REPEATS, Started, command, final, listens, reached, rows, same, until
 
-from metaseq_lm import stopping
+from metaseq_lm.distributed import signals
 
 UPDATES = 24
 SIGNALS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP]
@@ -83,13 +83,13 @@ def test_a_signal_at_any_update(number: int, moons: Path, tmp_path: Path, straig
 def test_under_nohup_a_hang_up_is_no_signal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with stopping.listening():
+        with signals.listening():
             os.kill(os.getpid(), signal.SIGHUP)
-            assert not stopping.received()
+            assert not signals.received()
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        with stopping.listening():
+        with signals.listening():
             os.kill(os.getpid(), signal.SIGHUP)
-            assert stopping.received() == signal.SIGHUP
+            assert signals.received() == signal.SIGHUP
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from metaseq_lm import randomness
-from metaseq_lm.randomness import GOLDEN, Noise
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.random_streams import GOLDEN, Noise
 
 MASK = (1 << 64) - 1
 
@@ -32,15 +32,17 @@ KEYS = st.integers(0, MASK)
 def test_words_are_splitmix64_in_numpy_and_torch(keys: list[int], start: int) -> None:
     array = np.array(keys, dtype=np.uint64)
     wanted = [[reference_word(key, start + i) for i in range(7)] for key in keys]
-    assert randomness.words(array, start, 7).tolist() == wanted
+    assert random_streams.words(array, start, 7).tolist() == wanted
     tensor = torch.from_numpy(array.view(np.int64))
-    assert (randomness._torch_words(tensor, start, 7).numpy().view(np.uint64)).tolist() == wanted
+    assert (
+        random_streams._torch_words(tensor, start, 7).numpy().view(np.uint64)
+    ).tolist() == wanted
 
 
 def test_published_numbers() -> None:
     """The first words of SplitMix64 with seed 1234567 (Vigna's reference program)."""
     wanted = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    assert randomness.words(np.array([1234567], np.uint64), 0, 3)[0].tolist() == wanted
+    assert random_streams.words(np.array([1234567], np.uint64), 0, 3)[0].tolist() == wanted
 
 
 class Elsewhere:
@@ -92,7 +94,7 @@ SHAPES: Sequence[Sequence[int]] = ((4, 3), (8, 5, 2), (4, 1), (4, 30), (4, 7, 7)
 
 def sequence(rows: np.ndarray, ahead: int = 0) -> list[torch.Tensor]:
     """Return what several layers in turn would get, rows leading."""
-    noise, found = Noise(randomness.key(1, "noise", 0, 0), rows), []
+    noise, found = Noise(random_streams.key(1, "noise", 0, 0), rows), []
     for number, shape in enumerate(SHAPES):
         whole = (shape[0] // 4 * len(rows), *shape[1:])
         drawn = noise.keep(whole, 0.2 + 0.1 * (number % 2), torch.float64, ahead)
@@ -165,8 +167,8 @@ def test_uniform_is_below_one(dtype: torch.dtype) -> None:
 
 def columns(*roots: tuple) -> list[np.ndarray]:
     """Return 20,000 uniforms per root."""
-    keys = [randomness.row_keys(randomness.key(*root), np.arange(20)) for root in roots]
-    return [randomness.uniforms(k, 0, 1000).ravel() for k in keys]
+    keys = [random_streams.row_keys(random_streams.key(*root), np.arange(20)) for root in roots]
+    return [random_streams.uniforms(k, 0, 1000).ravel() for k in keys]
 
 
 def test_neighbours_are_not_correlated() -> None:
@@ -182,8 +184,10 @@ def test_neighbours_are_not_correlated() -> None:
 
 def test_masks_of_neighbours_are_independent() -> None:
     rows = np.arange(400)
-    kept = Noise(randomness.key(1, "noise", 0, 1), rows).keep((400, 64), 0.5, torch.float32) > 0
-    later = Noise(randomness.key(1, "noise", 1, 1), rows).keep((400, 64), 0.5, torch.float32) > 0
+    kept = Noise(random_streams.key(1, "noise", 0, 1), rows).keep((400, 64), 0.5, torch.float32) > 0
+    later = (
+        Noise(random_streams.key(1, "noise", 1, 1), rows).keep((400, 64), 0.5, torch.float32) > 0
+    )
     for one, other in ((kept[1:], kept[:-1]), (kept[:, 1:], kept[:, :-1]), (kept, later)):
         agree = int((one == other).sum())
         assert stats.binomtest(agree, one.numel(), 0.5).pvalue > 1e-3
@@ -214,26 +218,28 @@ def test_keys() -> None:
         ("ab", "c"),
         (-1, 2),
     ]
-    assert len({randomness.key(*parts) for parts in tuples}) == len(tuples)
-    assert randomness.key(1, "noise", 0, 1) == randomness.key(1, "noise", 0, 1)
-    assert all(0 <= randomness.key(*parts) <= MASK for parts in tuples)
-    keys = randomness.row_keys(7, np.arange(100_000))
+    assert len({random_streams.key(*parts) for parts in tuples}) == len(tuples)
+    assert random_streams.key(1, "noise", 0, 1) == random_streams.key(1, "noise", 0, 1)
+    assert all(0 <= random_streams.key(*parts) <= MASK for parts in tuples)
+    keys = random_streams.row_keys(7, np.arange(100_000))
     assert len(np.unique(keys)) == 100_000
 
 
 def test_generator() -> None:
-    one, same, other = (randomness.generator(*parts) for parts in ((1, "a"), (1, "a"), (2, "a")))
+    one, same, other = (
+        random_streams.generator(*parts) for parts in ((1, "a"), (1, "a"), (2, "a"))
+    )
     drawn = one.permutation(100)
     assert drawn.tolist() == same.permutation(100).tolist() != other.permutation(100).tolist()
 
 
 def test_the_current_pass() -> None:
-    outer, inner = randomness.Pass(), randomness.Pass(None, True)
-    default = randomness.current_pass()
+    outer, inner = random_streams.Pass(), random_streams.Pass(None, True)
+    default = random_streams.current_pass()
     assert default.noise is None and not default.double_backward
-    with randomness.entered(outer):
-        with pytest.raises(RuntimeError), randomness.entered(inner):
-            assert randomness.current_pass() is inner
+    with random_streams.entered(outer):
+        with pytest.raises(RuntimeError), random_streams.entered(inner):
+            assert random_streams.current_pass() is inner
             raise RuntimeError
-        assert randomness.current_pass() is outer
-    assert randomness.current_pass() is default
+        assert random_streams.current_pass() is outer
+    assert random_streams.current_pass() is default

@@ -8,9 +8,10 @@ import torch
 from real_runs import on_replicas
 from torch import Tensor
 
-from metaseq_lm import distributed, reduction
-from metaseq_lm.criterions import Term
-from metaseq_lm.engine import Engine
+from metaseq_lm.core.batch import Term
+from metaseq_lm.distributed import process_group
+from metaseq_lm.engine import reduction
+from metaseq_lm.engine.engine import Engine
 
 WIDTHS = [3, 7, 2, 8, 5]
 UPDATES = 3
@@ -62,17 +63,17 @@ BUCKETS = {1: 6, 100: 4, 1 << 20: 1}  # bytes of a bucket, and how many that mak
 
 def replica(size: int, out: str) -> None:
     """Be one replica."""
-    distributed.initialise("cpu", 30)
+    process_group.initialise("cpu", 30)
     sent: list[int] = []
-    real = distributed.start_sum
-    distributed.start_sum = lambda flat: (sent.append(flat.numel()), real(flat))[1]
+    real = process_group.start_sum
+    process_group.start_sum = lambda flat: (sent.append(flat.numel()), real(flat))[1]
     found = {}
     for reduction.BUCKET_BYTES in BUCKETS:
         sent.clear()
-        made = gradients(distributed.rank(), distributed.world_size(), size)
+        made = gradients(process_group.rank(), process_group.world_size(), size)
         found[reduction.BUCKET_BYTES] = {"made": made, "buckets": len(sent) / UPDATES}
-    Path(out, f"{distributed.rank()}.json").write_text(json.dumps(found))
-    distributed.finish()
+    Path(out, f"{process_group.rank()}.json").write_text(json.dumps(found))
+    process_group.finish()
 
 
 @pytest.mark.parametrize("world, size", [(2, 2), (3, 2), (2, 100)])

@@ -8,7 +8,7 @@ import torch
 from battery import configure
 from real_runs import REPEATS, Started, command, final, records, rows
 
-from metaseq_lm.run import Run
+from metaseq_lm.training.run import Run
 
 RECORD = {"METASEQ_LM_RECORD": "1"}
 FP64 = ["engine.precision=fp64", "model.dropout=0", "model.attention_dropout=0"]

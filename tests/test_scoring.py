@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM
-from metaseq_lm.data.sentences import Sentence, read_pairs
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.opened import open_run
-from metaseq_lm.run import Run
-from metaseq_lm.scoring import Score, SentenceScorer, batches_by_length
+from metaseq_lm.data.labelled.sentences import Sentence, read_pairs
+from metaseq_lm.training.restore import open_run
+from metaseq_lm.training.run import Run
+from metaseq_lm.training.scoring import Score, SentenceScorer, batches_by_length
 
 TEXTS = [*sentences(12, 5), "cats", "the the the the the the the the", "an unknown dog runs"]
 

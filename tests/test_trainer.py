@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from battery import configure, train
 
-from metaseq_lm.checkpoint import CheckpointError
 from metaseq_lm.cli import main
-from metaseq_lm.errors import MetaseqError
-from metaseq_lm.run_folder import cut_torn_line
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.runs.checkpoint import CheckpointError
+from metaseq_lm.runs.folder import cut_torn_line
 
 CASE = ("masked_lm", 0)
 

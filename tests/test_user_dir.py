@@ -9,7 +9,7 @@ import torch
 from battery import TINY
 
 from metaseq_lm.cli import main
-from metaseq_lm.randomness import key, row_keys
+from metaseq_lm.core.random_streams import key, row_keys
 
 ROOT = Path(__file__).resolve().parent.parent
 CHOICE = ["--user-dir", str(ROOT / "user_dir"), "--task", "span_masking"]
@@ -86,7 +86,7 @@ def test_spans_do_not_depend_on_the_width() -> None:
 
 def test_the_boundary_head_does_not_see_the_span() -> None:
     """Its logits follow the states outside of the span and the offset, nothing else."""
-    from metaseq_lm.models.transformer import TransformerConfig
+    from metaseq_lm.models.transformer.encoder import TransformerConfig
     from user_dir.model import BoundaryHead
 
     torch.manual_seed(1)

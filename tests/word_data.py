@@ -6,11 +6,11 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
-from metaseq_lm.config import load_config
-from metaseq_lm.data.manifest import tokenizer_hash
-from metaseq_lm.run import build_model, build_task
+from metaseq_lm.core.config import load_config
+from metaseq_lm.data.storage.manifest import tokenizer_hash
+from metaseq_lm.runs import checkpoint
+from metaseq_lm.training.run import build_model, build_task
 
 NOUNS = ["cat", "dog", "tree", "car", "bird", "House"]
 RELATIONS = {"D": "det", "A": "amod"}

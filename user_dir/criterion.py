@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from metaseq_lm.checks import check_least
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM, cross_entropy, labelled_terms
-from metaseq_lm.models.transformer import TransformerLM
-from metaseq_lm.registry import register_criterion
+from metaseq_lm.models.transformer.encoder import TransformerLM
 
 from .model import BOUNDARY
 

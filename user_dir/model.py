@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.models.heads import LMHead
 from metaseq_lm.models.layers import Embedding, LayerNorm, Linear
-from metaseq_lm.models.transformer import TransformerConfig, select
+from metaseq_lm.models.transformer.encoder import TransformerConfig, select
+from metaseq_lm.models.transformer.heads import LMHead
 
 BOUNDARY = "boundary"
 OFFSET_DIM = 200  # the paper's

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metaseq_lm.checks import check_least
-from metaseq_lm.criterions import Batch
-from metaseq_lm.data.corpus import Samples, padding_of
-from metaseq_lm.data.masking import Masking, candidates_of, hide, random_counts
-from metaseq_lm.randomness import subkeys, uniforms, words
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.random_streams import subkeys, uniforms, words
+from metaseq_lm.data.corpus.masking import Masking, candidates_of, hide, random_counts
+from metaseq_lm.data.corpus.rows import Samples, padding_of
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from functools import partial
 
 from torch import nn
 
-from metaseq_lm.config import option
-from metaseq_lm.data.packing import open_corpus
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_task
+from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.streams import Stream
-from metaseq_lm.errors import UsageError
-from metaseq_lm.models.transformer import TransformerConfig, TransformerLM, initialise
-from metaseq_lm.registry import register_task
+from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM, initialise
 from metaseq_lm.tasks import options_of
 from metaseq_lm.tasks.masked_lm import MaskedLMConfig, MaskedLMTask, masking_of, text_stream
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from metaseq_lm.errors import MetaseqError, run_script
+from metaseq_lm.core.errors import MetaseqError, run_script
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.numbers import p_text, summarise
 from metaseq_lm.reporting.runs import Run

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import binomtest
 
-from metaseq_lm.errors import MetaseqError, run_script
+from metaseq_lm.core.errors import MetaseqError, run_script
 from metaseq_lm.reporting.numbers import p_text, summarise
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.significance import holm

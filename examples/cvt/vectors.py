@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.data.text import check_text_file
+from metaseq_lm.core.errors import MetaseqError, run_script
+from metaseq_lm.core.files import write_atomic
+from metaseq_lm.data.storage.text import check_text_file
 from metaseq_lm.data.words.running_text import TextReader
 from metaseq_lm.data.words.vocabulary import normalise
-from metaseq_lm.errors import MetaseqError, run_script
-from metaseq_lm.files import write_atomic
-from metaseq_lm.models.word_embedding import SPREAD
+from metaseq_lm.models.words.word_embedding import SPREAD
 
 
 def sentences_in(path: Path) -> list[list[str]]:

@@ -43,16 +43,29 @@ from chain import (  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from metaseq_lm import plugins  # noqa: E402
 from metaseq_lm.cli import main as command  # noqa: E402
-from metaseq_lm.config import load_config  # noqa: E402
-from metaseq_lm.criterions import Batch, Term, Terms  # noqa: E402
-from metaseq_lm.methods.electra.criterion import cloze_term, noise_log_probs  # noqa: E402
-from metaseq_lm.methods.electra.electric import Electric, ElectricConfig  # noqa: E402
-from metaseq_lm.methods.electra.noise import TwoTowers, sample  # noqa: E402
-from metaseq_lm.models.transformer import select  # noqa: E402
-from metaseq_lm.registry import register_criterion  # noqa: E402
-from metaseq_lm.run import Run  # noqa: E402
+from metaseq_lm.core import plugins  # noqa: E402
+from metaseq_lm.core.batch import (
+    Batch,
+    Term,
+    Terms,  # noqa: E402
+)
+from metaseq_lm.core.config import load_config  # noqa: E402
+from metaseq_lm.core.registry import register_criterion  # noqa: E402
+from metaseq_lm.methods.electra.criterion import (
+    cloze_term,
+    noise_log_probs,  # noqa: E402
+)
+from metaseq_lm.methods.electra.electric import (
+    Electric,
+    ElectricConfig,  # noqa: E402
+)
+from metaseq_lm.methods.electra.noise import (
+    TwoTowers,
+    sample,  # noqa: E402
+)
+from metaseq_lm.models.transformer.encoder import select  # noqa: E402
+from metaseq_lm.training.run import Run  # noqa: E402
 
 REPLACED = 2  # of the tokens of a row, and noise samples of the naive estimator
 BLUR = 0.3  # the share of the uniform distribution in the noise of (a) and (b)

@@ -9,7 +9,7 @@ numbers: metaseq-lm report ... --curve valid.accuracy --columns task.labelled --
 import sys
 from collections.abc import Sequence
 
-from metaseq_lm.errors import run_script
+from metaseq_lm.core.errors import run_script
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.numbers import Metric, summarise
 from metaseq_lm.reporting.runs import Run, natural

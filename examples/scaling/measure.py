@@ -25,12 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaseq_lm import distributed, plugins, reduction
-from metaseq_lm.config import load_config
-from metaseq_lm.data.indexed import IndexedWriter
-from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
-from metaseq_lm.fetcher import Fetcher
-from metaseq_lm.run import Run
+from metaseq_lm.core import plugins
+from metaseq_lm.core.config import load_config
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
+from metaseq_lm.distributed import process_group
+from metaseq_lm.engine import reduction
+from metaseq_lm.training.prefetch import Fetcher
+from metaseq_lm.training.run import Run
 
 VOCAB, LENGTH = 30522, 128
 
@@ -51,7 +53,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        start = distributed.start_sum
+        start = process_group.start_sum
 
         def timed(flat: Tensor) -> Callable[[], None]:
             wait = start(flat)
@@ -63,7 +65,7 @@ class Waiting:
 
             return stop
 
-        distributed.start_sum = timed
+        process_group.start_sum = timed
 
 
 def link(sizes: list[int]) -> list[dict[str, float]]:
@@ -73,9 +75,9 @@ def link(sizes: list[int]) -> list[dict[str, float]]:
         flat = torch.zeros(size // 4)
         times = []
         for _ in range(6):
-            distributed.from_first(None)
+            process_group.from_first(None)
             began = time.perf_counter()
-            distributed.start_sum(flat)()
+            process_group.start_sum(flat)()
             times.append(time.perf_counter() - began)
         found.append({"bytes": size, "seconds": statistics.median(times[1:])})
     return found
@@ -125,14 +127,16 @@ def replica(options: argparse.Namespace) -> None:
         for precision in options.precisions:
             figure = updates(data, options.rows, precision, options.updates)
             lines.append({"kind": "update", "overlap": buckets, **figure})
-        if distributed.world_size() == 1:
+        if process_group.world_size() == 1:
             break
-    if distributed.world_size() > 1:
+    if process_group.world_size() > 1:
         sizes = [1 << 12, 1 << 16, 1 << 20, 25 << 20, 100 << 20]
-        lines += [{"kind": "link", "processes": distributed.world_size(), **f} for f in link(sizes)]
-    if distributed.rank() == 0:
+        lines += [
+            {"kind": "link", "processes": process_group.world_size(), **f} for f in link(sizes)
+        ]
+    if process_group.rank() == 0:
         print("\n".join(map(json.dumps, lines)), flush=True)
-    distributed.finish()
+    process_group.finish()
 
 
 def group(count: int, arguments: list[str]) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.images import Images, save_images
-from metaseq_lm.errors import MetaseqError, UsageError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 

@@ -14,8 +14,8 @@ import sys
 import traceback
 
 from metaseq_lm import __version__
-from metaseq_lm.errors import MetaseqError, UsageError, say
-from metaseq_lm.registry import nearest
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.registry import nearest
 
 COMMANDS = (
     *("preprocess", "train", "sweep", "evaluate", "score", "rerank", "report", "import", "export"),

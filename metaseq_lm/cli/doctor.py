@@ -21,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the findings and return 1 if one of them is an error."""
     # Late, so that --help does not load the tokenizer libraries.
-    from metaseq_lm.data.doctor import ERROR, WARNING, examine, machine
+    from metaseq_lm.data.doctor.corpus import ERROR, WARNING, machine
+    from metaseq_lm.data.doctor.sets import examine
 
     folder = Path(args.data)
     levels = []

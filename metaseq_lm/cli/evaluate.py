@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.cli.score import take_apart
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from metaseq_lm.run import Run
+    from metaseq_lm.training.run import Run
 
 HELP = "score a checkpoint, or several as an ensemble, on a split; writes predictions"
 OVERRIDES = True
@@ -54,9 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score each split with the checkpoint or the ensemble, print one JSON line per split."""
-    from metaseq_lm import checkpoint
-    from metaseq_lm.data.manifest import FILE_NAME
-    from metaseq_lm.opened import open_run
+    from metaseq_lm.data.storage.manifest import FILE_NAME
+    from metaseq_lm.runs import checkpoint
+    from metaseq_lm.training.restore import open_run
 
     args.split, more = take_apart(args.split)
     given, overrides = take_apart(args.checkpoint + args.overrides)
@@ -93,8 +93,8 @@ def report(
     rows: Sequence[dict],
 ) -> None:
     """Print the metrics of a split; with --out write them, predictions and leaderboard files."""
+    from metaseq_lm.core.files import write_atomic
     from metaseq_lm.evaluation.predictions import write_predictions
-    from metaseq_lm.files import write_atomic
 
     print(json.dumps({"split": split, **about, **metrics}))
     if args.out:
@@ -107,9 +107,9 @@ def report(
 
 def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Sequence[str]) -> int:
     """Score the checkpoints, or the best of them, as one."""
-    from metaseq_lm import distributed
-    from metaseq_lm.opened import open_run
+    from metaseq_lm.distributed import process_group
     from metaseq_lm.tasks import Task
+    from metaseq_lm.training.restore import open_run
 
     if args.best is not None:
         paths = best_of(paths, args.best, args.metric)
@@ -126,7 +126,7 @@ def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Seq
             raise UsageError(f"{path} is of {shown[1]}, {paths[0]} of {shown[0]}; give runs of one")
         for split in args.split:
             members[split].append(scorer.score(split)[1])
-    if distributed.rank():
+    if process_group.rank():
         return 0  # the first replica has all rows
     for split in args.split:
         metrics, rows = scorer.task.ensemble(split, members[split])
@@ -141,9 +141,9 @@ def best_of(paths: Sequence[Path], most: int, metric: str | None) -> list[Path]:
     The metric is the first one of validation if none is named. Which end is best is what the runs
     kept their best checkpoint by, or else what its name says.
     """
-    from metaseq_lm import checkpoint
     from metaseq_lm.evaluation.ensemble import best
     from metaseq_lm.reporting.numbers import Metric
+    from metaseq_lm.runs import checkpoint
 
     manifests = [checkpoint.load(path).manifest for path in paths]
     valid = [manifest.get("valid") or {} for manifest in manifests]

@@ -34,11 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export, and compare if asked."""
-    from metaseq_lm import checkpoint
-    from metaseq_lm.data.tokenizer import load_tokenizer
+    from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
     from metaseq_lm.interop.check import check, library
     from metaseq_lm.interop.exporting import export_checkpoint, export_part, tokenizer_folder
-    from metaseq_lm.opened import stored_config
+    from metaseq_lm.runs import checkpoint
+    from metaseq_lm.training.restore import stored_config
 
     if args.check:
         library()

@@ -26,12 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Import, and compare if asked."""
-    from metaseq_lm import checkpoint, plugins
-    from metaseq_lm.data.tokenizer import load_tokenizer
+    from metaseq_lm.core import plugins
+    from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
     from metaseq_lm.interop.check import check, library
     from metaseq_lm.interop.exporting import export_part
     from metaseq_lm.interop.importing import import_folder
-    from metaseq_lm.opened import stored_config
+    from metaseq_lm.runs import checkpoint
+    from metaseq_lm.training.restore import stored_config
 
     plugins.load_all()
     if args.check:

@@ -18,9 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the registries."""
-    from metaseq_lm import plugins
-    from metaseq_lm.errors import UsageError
-    from metaseq_lm.registry import ALL, nearest
+    from metaseq_lm.core import plugins
+    from metaseq_lm.core.errors import UsageError
+    from metaseq_lm.core.registry import ALL, nearest
 
     plugins.load_all(args.user_dir)
     wanted = args.kind.rstrip("s") if args.kind else None
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 def sizes() -> Iterator[tuple[str, str]]:
     """Yield the name of each size of a model and the first sentence of its file."""
-    from metaseq_lm.config import FOLDER
+    from metaseq_lm.core.config import FOLDER
 
     for file in sorted((FOLDER / "model").glob("*.yaml")):
         first = file.read_text(encoding="utf-8").split("\n")[0]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.cli import preprocess_parallel, preprocess_words
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 
 HELP = "binarise a corpus or a labelled set"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -159,7 +159,7 @@ def _add_benchmark_arguments(add: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     # Late, so that --help does not load the tokenizer libraries.
-    from metaseq_lm.data.preprocess import Job
+    from metaseq_lm.data.corpus.preprocess import Job
 
     for name, least in {
         "workers": 1,
@@ -243,7 +243,7 @@ def _run_words(args: argparse.Namespace, job: Any) -> None:
 
 
 def _run_corpus(args: argparse.Namespace, job: Any) -> None:
-    from metaseq_lm.data.preprocess import TokenizerChoice, preprocess_corpus
+    from metaseq_lm.data.corpus.preprocess import TokenizerChoice, preprocess_corpus
 
     if args.tokenizer_from is not None:
         _refuse(args, CORPUS_ONLY, "and --tokenizer-from exclude each other")
@@ -282,10 +282,10 @@ def _kind_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_labelled(args: argparse.Namespace, job: Any) -> None:
-    from metaseq_lm.data.labelled_files import Columns, is_json
-    from metaseq_lm.data.manifest import classes_of
-    from metaseq_lm.data.preprocess_labelled import preprocess_labelled
-    from metaseq_lm.data.tokenizer import load_tokenizer
+    from metaseq_lm.data.labelled.files import Columns, is_json
+    from metaseq_lm.data.labelled.preprocess import preprocess_labelled
+    from metaseq_lm.data.storage.manifest import classes_of
+    from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
 
     columns = Columns(
         names=_listed(args.columns),
@@ -310,10 +310,10 @@ def _run_benchmark(args: argparse.Namespace, job: Any) -> None:
     from dataclasses import replace
 
     from metaseq_lm.data.benchmarks import SQUAD
-    from metaseq_lm.data.tokenizer import load_tokenizer
+    from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
 
     if args.benchmark in SQUAD:
-        from metaseq_lm.data.squad import preprocess_squad
+        from metaseq_lm.data.squad.sets import preprocess_squad
 
         _refuse(args, BENCHMARK_ONLY, f"does not apply to {args.benchmark}; give --trainpref F")
         if args.on_bad_utf8 == "skip":

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 
 ONLY = ("source_lang", "target_lang", "unlabelled", "source_min_frequency", "target_min_frequency")
 # Options of other kinds of data that make no sense here.
@@ -51,9 +51,9 @@ def add_arguments(add: Any) -> None:
 
 def run(args: argparse.Namespace, job: Any, kind: str, options: dict[str, Any]) -> None:
     """Write the set; `kind` and `options` are those of the tokenizers of both sides."""
-    from metaseq_lm.data.parallel import SOURCE, TARGET
-    from metaseq_lm.data.preprocess import TokenizerChoice
-    from metaseq_lm.data.preprocess_parallel import ParallelChoice, preprocess_parallel
+    from metaseq_lm.data.corpus.preprocess import TokenizerChoice
+    from metaseq_lm.data.parallel.preprocess import ParallelChoice, preprocess_parallel
+    from metaseq_lm.data.parallel.sets import SOURCE, TARGET
 
     if not (args.source_lang and args.target_lang):
         raise UsageError("--parallel needs --source-lang and --target-lang")

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 
 MODES = ("words", "tagged", "treebank")
 TEXT_ONLY = ("word_vectors", "word_places", "labelled_corpus", "split_text")

@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.registry import nearest
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.choice import chosen_values
 from metaseq_lm.reporting.formats import WRITERS

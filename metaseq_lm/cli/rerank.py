@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.cli.score import add_scoring_arguments, take_apart
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 
 if TYPE_CHECKING:
-    from metaseq_lm.data.nbest import NBest
+    from metaseq_lm.evaluation.nbest import NBest
 
 HELP = "re-rank n-best lists by pseudo-log-likelihood; word error rates"
 OVERRIDES = True
@@ -84,7 +84,7 @@ class Lists:
 
 def run(args: argparse.Namespace) -> int:
     """Re-rank with every run and scores file; print a JSON line each and a table."""
-    from metaseq_lm.data.nbest import read_nbest
+    from metaseq_lm.evaluation.nbest import read_nbest
 
     runs, options = take_apart(args.runs + args.overrides)
     sources = [(path, False) for path in runs] + [(path, True) for path in args.scores]
@@ -138,11 +138,11 @@ def score_run(
     folder: Path | None,
 ) -> dict[str, float]:
     """Return the PLL of every text under one run, each scored once; `folder` keeps them."""
-    from metaseq_lm.data.nbest import score_lines
-    from metaseq_lm.data.sentences import Sentence
-    from metaseq_lm.files import write_atomic
-    from metaseq_lm.opened import open_run
-    from metaseq_lm.scoring import SentenceScorer
+    from metaseq_lm.core.files import write_atomic
+    from metaseq_lm.data.labelled.sentences import Sentence
+    from metaseq_lm.evaluation.nbest import score_lines
+    from metaseq_lm.training.restore import open_run
+    from metaseq_lm.training.scoring import SentenceScorer
 
     opened = open_run(source, args.data, args.user_dir, options)
     scorer = SentenceScorer(opened, args.batch_tokens, args.too_long)
@@ -164,7 +164,7 @@ def score_run(
 
 def read_saved(source: str, sets: dict[str, Lists]) -> dict[str, float]:
     """Return saved PLLs; MetaseqError if one of the texts has none."""
-    from metaseq_lm.data.nbest import read_plls
+    from metaseq_lm.evaluation.nbest import read_plls
 
     plls = read_plls(Path(source))
     for part in sets.values():
@@ -183,9 +183,9 @@ def rerank(
     """Choose lambda on the dev set; return it and the rates of all sets, and write the lists."""
     import numpy as np
 
-    from metaseq_lm.data.nbest import write_nbest
+    from metaseq_lm.core.files import write_atomic
+    from metaseq_lm.evaluation.nbest import write_nbest
     from metaseq_lm.evaluation.rerank import choose_weight, combined, result
-    from metaseq_lm.files import write_atomic
 
     own = {
         name: [np.array([plls[text + part.append] for text in nbest.texts]) for nbest in part.lists]

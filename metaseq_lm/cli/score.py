@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from metaseq_lm.data.sentences import Sentence
-    from metaseq_lm.scoring import Score, SentenceScorer
+    from metaseq_lm.data.labelled.sentences import Sentence
+    from metaseq_lm.training.scoring import Score, SentenceScorer
 
 HELP = "pseudo-log-likelihoods of sentences; accuracy on minimal pairs"
 OVERRIDES = True
@@ -72,10 +72,10 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score the input with the run and write the result."""
-    from metaseq_lm.data.sentences import read_pairs, read_sentences
-    from metaseq_lm.errors import UsageError
-    from metaseq_lm.opened import open_run
-    from metaseq_lm.scoring import SentenceScorer
+    from metaseq_lm.core.errors import UsageError
+    from metaseq_lm.data.labelled.sentences import read_pairs, read_sentences
+    from metaseq_lm.training.restore import open_run
+    from metaseq_lm.training.scoring import SentenceScorer
 
     if args.pairs and args.tokens:
         raise UsageError("--tokens shows single sentences; leave it out with --pairs")
@@ -114,7 +114,7 @@ def take_apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def write_output(output: bytes, path: str | None) -> None:
     """Write `output` to a file, as a whole or not at all, or to standard output."""
-    from metaseq_lm.files import write_atomic
+    from metaseq_lm.core.files import write_atomic
 
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def score_sentences(
     scorer: "SentenceScorer", sentences: Sequence["Sentence"], tokens: bool
 ) -> tuple[bytes, int]:
     """Return the output for single sentences, and how many were skipped."""
-    from metaseq_lm.data.nbest import score_lines
+    from metaseq_lm.evaluation.nbest import score_lines
 
     rows = [
         (score, sentence.text)

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.cli.train import FLAGS
-from metaseq_lm.errors import Interrupted, UsageError
+from metaseq_lm.core.errors import Interrupted, UsageError
 
 HELP = "launch a grid of runs, locally or on Slurm; status, resubmit, cancel"
 OVERRIDES = True
@@ -237,7 +237,7 @@ def launch_sweep(args: argparse.Namespace) -> int:
 
 def content_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the content of the sweep file, if one is given, with the command line laid over it."""
-    from metaseq_lm.config_text import quote
+    from metaseq_lm.core.config import quote
     from metaseq_lm.sweeps.definition import absolute, axis, mapping, plugin, read_file
 
     words = args.words
@@ -283,10 +283,10 @@ def launch_given(args: argparse.Namespace) -> dict[str, Any]:
 
 def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
     """Compose the configuration of every stage of every run; raises UsageError naming the run."""
-    from metaseq_lm import plugins
     from metaseq_lm.cli import build_parser, overrides
     from metaseq_lm.cli.train import overrides_of
-    from metaseq_lm.config import load_config
+    from metaseq_lm.core import plugins
+    from metaseq_lm.core.config import load_config
 
     plugins.load_all(definition["user_dir"])
     parser = build_parser("train")
@@ -305,7 +305,7 @@ def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
 
 def show_plan(runs: list[Any], definition: dict[str, Any]) -> None:
     """Print the command of every stage of every run."""
-    from metaseq_lm.launch import Code
+    from metaseq_lm.sweeps.job import Code
 
     code = Code(Path(), definition["user_dir"], definition["config_dir"])
     for run in runs[:MANY]:
@@ -364,7 +364,7 @@ def go_local(folder: Any, todo: list[Any], launch: Any, code: Any) -> int:
 
 def take_code(folder: Any, new: bool) -> Any:
     """Return the snapshot that the sweep runs from: the last one, or a new one where asked for."""
-    from metaseq_lm.launch import Snapshot, code_at
+    from metaseq_lm.sweeps.job import Snapshot, code_at
 
     definition = folder.read()["definition"]
     places = definition["user_dir"], definition["config_dir"]

@@ -13,7 +13,7 @@ import os
 
 from omegaconf import DictConfig, OmegaConf
 
-from metaseq_lm.errors import DivergedError, Interrupted, MetaseqError, UsageError, say
+from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError, say
 
 HELP = "train an objective (resumes by itself)"
 OVERRIDES = True
@@ -51,8 +51,6 @@ FLAGS = {
     "precision": "engine.precision",
     "num-workers": "engine.workers",
 }
-# Values that are one text, whatever characters they hold; `-m` takes others as a,b,c.
-TEXT = ("save_dir", "init_from", "label")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,12 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-dir", help="folder with configs of your own")
     parser.add_argument("--config-name", help="config in --config-dir (default: base)")
     parser.add_argument("--user-dir", help="plug-in folder or file to load")
-    parser.add_argument(
-        "-m",
-        "--multirun",
-        action="store_true",
-        help="run every combination of key=a,b (Hydra's way)",
-    )
     for flag, key in FLAGS.items():
         parser.add_argument(f"--{flag}", metavar="V", help=f"the same as {key}=V")
     parser.add_argument(
@@ -87,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def overrides_of(args: argparse.Namespace) -> list[str]:
     """Return flags and key=value arguments as overrides; a choice of a group comes first."""
-    from metaseq_lm.config_text import quote
+    from metaseq_lm.core.config import quote
 
     given = ([args.data] if args.data else []) + args.keys + args.overrides
     data = [a for a in given if "=" not in a]
@@ -101,33 +93,25 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
     for flag, key in FLAGS.items():
         value = getattr(args, flag.replace("-", "_"), None)
         if value is not None:
-            plain_value = key in ("task", "criterion") or (args.multirun and key not in TEXT)
-            flags.append(f"{key}={value if plain_value else quote(value)}")
+            flags.append(f"{key}={value if key in ('task', 'criterion') else quote(value)}")
     user_dir = [f"user_dir={quote(args.user_dir)}"] if args.user_dir else []
     return flags + [f"data={quote(d)}" for d in data] + user_dir + plain
 
 
 def run(args: argparse.Namespace) -> int:
     """Compose the configuration, then train."""
-    from metaseq_lm import stopping
+    from metaseq_lm.distributed import signals
 
-    if args.multirun and not args.help:
-        from metaseq_lm import multirun
-
-        if args.nproc != 1 or args.dry_run or args.print_config:
-            raise UsageError("-m does not go with --nproc, --dry-run and --print-config")
-        # It listens to signals in its jobs only: Ctrl-C ends the waiting for them.
-        return multirun.run(overrides_of(args), args.config_dir, args.config_name, args.user_dir)
-    stopping.end_with_parent()
-    with stopping.listening():
+    signals.end_with_parent()
+    with signals.listening():
         return prepare(args)
 
 
 def prepare(args: argparse.Namespace) -> int:
     """Do what the options ask for."""
-    from metaseq_lm import plugins, replicas
-    from metaseq_lm.config import load_config
-    from metaseq_lm.config_text import describe
+    from metaseq_lm.core import plugins
+    from metaseq_lm.core.config import describe, load_config
+    from metaseq_lm.distributed import launcher
 
     plugins.load_all(args.user_dir)
     config = load_config(overrides_of(args), args.config_dir, args.config_name)
@@ -146,7 +130,7 @@ def prepare(args: argparse.Namespace) -> int:
     if args.nproc < 1:
         raise UsageError(f"--nproc is {args.nproc}; it is a number of processes, at least 1")
     if args.nproc > 1 and "RANK" not in os.environ:
-        return replicas.run(args.nproc, args.argv)
+        return launcher.run(args.nproc, args.argv)
     return train(config, dry_run=args.dry_run)
 
 
@@ -154,8 +138,8 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
     """Train the configured run in this process; returns the exit code, raises MetaseqError."""
     import torch
 
-    from metaseq_lm import distributed
-    from metaseq_lm.run import Run, prepared
+    from metaseq_lm.distributed import process_group
+    from metaseq_lm.training.run import Run, prepared
 
     run = None
     try:
@@ -167,11 +151,11 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
         known = error if isinstance(error, MetaseqError) else MetaseqError(repr(error))
         status = STATUS.get(type(known), "failed")
         if status == "failed":  # the others do not know
-            distributed.fail(known)
-            if known is not error and distributed.world_size() > 1:
-                say(f"metaseq-lm: replica {distributed.rank()} failed:")
+            process_group.fail(known)
+            if known is not error and process_group.world_size() > 1:
+                say(f"metaseq-lm: replica {process_group.rank()} failed:")
         else:  # all stop for the same reason, and the first says it
-            known.said = distributed.rank() > 0
+            known.said = process_group.rank() > 0
         if run is not None:
             try:
                 run.record(status, known)
@@ -179,5 +163,5 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
                 if str(unrecorded) != str(known):
                     say(f"metaseq-lm: {unrecorded}")
         raise error
-    distributed.finish()
+    process_group.finish()
     return 0

@@ -5,11 +5,12 @@ Shapes: B rows, S length, D width, M chosen positions, V vocabulary.
 
 from torch import Tensor, nn
 
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM, cross_entropy, labelled_terms, row_accuracy
-from metaseq_lm.errors import UsageError
-from metaseq_lm.models.transformer import TransformerLM
-from metaseq_lm.registry import register_criterion
+from metaseq_lm.models.transformer.encoder import TransformerLM
 
 LM, NEXT_SENTENCE = "lm", "next_sentence"
 

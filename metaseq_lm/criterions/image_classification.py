@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms, number_of
+from metaseq_lm.core.batch import Batch, Term, Terms, number_of
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
-from metaseq_lm.registry import register_criterion
 
 
 def class_terms(logits: Tensor, targets: Tensor) -> Terms:

@@ -5,11 +5,12 @@ Shapes: B rows, S length.
 
 from torch import Tensor, nn
 
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
-from metaseq_lm.errors import UsageError
 from metaseq_lm.models.bilstm import BiLSTMLM
-from metaseq_lm.registry import register_criterion
 
 
 def inside(wanted: Tensor, padding: Tensor | None) -> Tensor:

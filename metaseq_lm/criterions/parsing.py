@@ -1,7 +1,7 @@
 """Cross-entropy of the head and the relation of every word (Clark et al. 2018)."""
 
+from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.tagging import WordLabels
-from metaseq_lm.registry import register_criterion
 
 
 @register_criterion("parsing")

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.checks import check_least
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
-from metaseq_lm.registry import register_criterion
 
 
 @dataclass

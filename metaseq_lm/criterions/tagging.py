@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.checks import check_share
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.checks import check_share
+from metaseq_lm.core.config import option
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
-from metaseq_lm.models.parsing_heads import ParsingModule, classes_of
-from metaseq_lm.models.prediction_modules import PRIMARY, next_to
-from metaseq_lm.models.views import Views
-from metaseq_lm.models.word_model import WordNet
-from metaseq_lm.registry import register_criterion
+from metaseq_lm.models.words.parsing_heads import ParsingModule, classes_of
+from metaseq_lm.models.words.prediction_modules import PRIMARY, next_to
+from metaseq_lm.models.words.views import Views
+from metaseq_lm.models.words.word_model import WordNet
 
 
 @dataclass

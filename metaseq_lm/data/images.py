@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.criterions import Batch
-from metaseq_lm.data.manifest import FILE_NAME, Manifest
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.files import write_atomic
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import write_atomic
+from metaseq_lm.data.storage.manifest import FILE_NAME, Manifest
 
 IMAGES = "images"
 FILE = "images.npz"

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from metaseq_lm import randomness
-from metaseq_lm.criterions import Batch
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.errors import UsageError
 
 SAMPLED = 200  # batches of a stream by which the size of one is estimated
 POOL = 50  # batches whose samples are sorted by length together
@@ -87,7 +87,7 @@ class Shuffled:
         self.smallest = count - (self.per_epoch - 1) * batch_size
 
         def permuted(epoch: int) -> np.ndarray:
-            generator = randomness.generator(seed, name, "epoch", epoch)
+            generator = random_streams.generator(seed, name, "epoch", epoch)
             order = generator.permutation(count)
             return order if lengths is None else by_length(order, lengths, batch_size, generator)
 
@@ -133,7 +133,7 @@ class Sequential:
 
 def draw_below(root: int, rows: np.ndarray, bound: int | np.ndarray) -> np.ndarray:
     """Return one uniform integer in [0, bound) per row number."""
-    u = randomness.uniforms(randomness.row_keys(root, rows), 0, 1)[:, 0]
+    u = random_streams.uniforms(random_streams.row_keys(root, rows), 0, 1)[:, 0]
     return (u * bound).astype(np.int64)
 
 
@@ -163,11 +163,11 @@ class Stream:
     def micro_batches(self, number: int, shard: Shard) -> list[Batch]:
         """Return this replica's part of global batch `number`."""
         samples = self.order.batch(number)
-        root = randomness.key(self.seed, self.name, number)
+        root = random_streams.key(self.seed, self.name, number)
         width = int(self.lengths[samples].max())
         batches = []
         for rows in shard.parts(len(samples)):
-            arrays = self.collate(samples[rows], randomness.row_keys(root, rows), width)
+            arrays = self.collate(samples[rows], random_streams.row_keys(root, rows), width)
             about = {"rows": noise_rows(self.name, rows), "samples": samples[rows]}
             # A collater that knows better which samples these are, or whose samples are several
             # rows each, has the last word.
@@ -232,7 +232,7 @@ def mean_over_first(streams: Mapping[str, Any], needs: Mapping[str, int]) -> flo
 
 def noise_rows(name: str, rows: np.ndarray) -> np.ndarray:
     """Return row identities for `randomness.Noise` that differ between streams."""
-    return rows.astype(np.uint64) + np.uint64(randomness.key("rows", name) & ~0xFFFFFFFF)
+    return rows.astype(np.uint64) + np.uint64(random_streams.key("rows", name) & ~0xFFFFFFFF)
 
 
 def tensors(arrays: Batch) -> Batch:

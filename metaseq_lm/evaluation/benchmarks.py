@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.benchmarks import Benchmark, find_benchmark, leaderboard_file
-from metaseq_lm.errors import MetaseqError
 from metaseq_lm.evaluation.classification import (
     accuracy,
     f1_binary,
@@ -226,8 +226,9 @@ def submission(
     values = checked_scores(benchmark, task, scores, label_names)
     if not np.isfinite(values).all():
         raise MetaseqError(f"{benchmark}: scores that are not finite rank nothing")
-    facts, name = facts_of(benchmark, rows, len(values), ("idx",)), leaderboard_file(
-        benchmark, split
+    facts, name = (
+        facts_of(benchmark, rows, len(values), ("idx",)),
+        leaderboard_file(benchmark, split),
     )
     if not task.labels:
         written = [f"{value:.3f}" for value in np.clip(values, 0.0, 5.0)]

@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Sequence
 
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 
 # Of sacrebleu's: "none" cuts at white space, for text that is tokenised already; "13a" is mteval's.
 TOKENIZERS = ("none", "13a", "intl", "char")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
 
 # scikit-learn and scipy are imported where they are used: they take a second, training needs none.
 

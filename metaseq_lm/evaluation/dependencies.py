@@ -10,16 +10,6 @@ from math import nan
 import numpy as np
 import numpy.typing as npt
 
-from metaseq_lm.data.words.vocabulary import normalise
-
-# The normalised forms that do not count.
-PUNCTUATION = frozenset("! ... `` { } ( ) [ ] -- - , . '' ` ; : ?".split())
-
-
-def is_punctuation(word: str) -> bool:
-    """Return whether a word, as it stands in the text, does not count."""
-    return normalise(word) in PUNCTUATION
-
 
 @dataclass(frozen=True)
 class TreeScores:

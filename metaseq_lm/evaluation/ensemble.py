@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 
 
 def mean_scores(members: Sequence[Sequence[dict[str, Any]]]) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from metaseq_lm.files import write_atomic
+from metaseq_lm.core.files import write_atomic
 
 
 def write_predictions(

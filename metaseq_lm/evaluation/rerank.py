@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metaseq_lm.data.nbest import NBest
+from metaseq_lm.evaluation.nbest import NBest
 from metaseq_lm.evaluation.wer import difference_interval, error_rate
 
 

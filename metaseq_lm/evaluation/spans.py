@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from metaseq_lm.data.squad_windows import SquadWindows
+from metaseq_lm.data.squad.windows import SquadWindows
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
 
 Golds = Mapping[str, Sequence[str]]
 PUNCTUATION = str.maketrans("", "", string.punctuation)

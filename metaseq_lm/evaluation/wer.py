@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from metaseq_lm.errors import MetaseqError
-from metaseq_lm.randomness import generator
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.random_streams import generator
 
 DRAWS = 1000
 

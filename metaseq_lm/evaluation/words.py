@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.words.sets import TAGS, TREES, WordSet
-from metaseq_lm.errors import MetaseqError
 from metaseq_lm.evaluation.chunks import span_counts
 from metaseq_lm.evaluation.conlleval import conlleval_spans
 from metaseq_lm.evaluation.dependencies import tree_scores

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.data.tokenizer_base import Tokenizer
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.tokenizers.base import Tokenizer
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.parts import Part, build
-from metaseq_lm.models.transformer import Embeddings, TransformerLM, attention_mask
+from metaseq_lm.models.transformer.encoder import Embeddings, TransformerLM, attention_mask
 
 LIMIT = 1e-5  # of logits, in fp32
 ROWS, LONGEST = 4, 64

@@ -5,12 +5,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from metaseq_lm.config import load_config
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.registry import TASKS
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.names import ARCHITECTURES, Architecture
-from metaseq_lm.models.transformer import TransformerConfig
-from metaseq_lm.registry import TASKS
+from metaseq_lm.models.transformer.encoder import TransformerConfig
 
 # In config.json: what the foreign options cannot say of a model of ours.
 OWN_KEY = "metaseq_lm"

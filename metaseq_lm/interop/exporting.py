@@ -8,18 +8,18 @@ from typing import Any
 from omegaconf import DictConfig
 from torch import Tensor
 
-from metaseq_lm.checkpoint import Checkpoint
-from metaseq_lm.data.tokenizer import load_tokenizer
-from metaseq_lm.data.tokenizer_base import DICT_FILE
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.tokenizers.base import DICT_FILE
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.configs import model_options, read_config, write_config
 from metaseq_lm.interop.folders import copy_tokenizer, new_folder, write_model
 from metaseq_lm.interop.importing import EMBEDDINGS, ORIGINALS
 from metaseq_lm.interop.names import ARCHITECTURES, COPIES, GENERATOR, MAIN, Architecture
 from metaseq_lm.interop.parts import KEY, Part, build, names_of, write_part
 from metaseq_lm.interop.tokenizer_files import write_tokenizer
-from metaseq_lm.models.transformer import TransformerConfig
+from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.runs.checkpoint import Checkpoint
 
 SIZE_OF_GENERATOR = "generator.stack.layers.0.fc1.weight"
 

@@ -14,11 +14,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from metaseq_lm.checkpoint import nonfinite
-from metaseq_lm.data.tokenizer_base import DICT_FILE, OPTIONS_FILE
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.files import read_json, write_atomic
-from metaseq_lm.foreign import check_archive, check_header
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import read_json, write_atomic
+from metaseq_lm.data.tokenizers.base import DICT_FILE, OPTIONS_FILE
+from metaseq_lm.runs.checkpoint import nonfinite
+from metaseq_lm.runs.safe_load import check_archive, check_header
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

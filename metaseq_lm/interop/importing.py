@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from metaseq_lm import checkpoint
-from metaseq_lm.data.tokenizer import load_tokenizer
-from metaseq_lm.data.tokenizer_base import Tokenizer
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.files import write_atomic
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import write_atomic
+from metaseq_lm.data.tokenizers.base import Tokenizer
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
 from metaseq_lm.interop.configs import read_config, run_config
 from metaseq_lm.interop.folders import (
     CONFIG_FILE,
@@ -20,6 +19,7 @@ from metaseq_lm.interop.folders import (
     read_weights,
 )
 from metaseq_lm.interop.parts import KEY, Part, build, read_part
+from metaseq_lm.runs import checkpoint
 
 ORIGINALS = "transformers"  # folder of the tokenizer files as they were
 EMBEDDINGS = ("encoder.embeddings.", "generator.embeddings.")

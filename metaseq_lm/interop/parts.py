@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm import checkpoint
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.interop.configs import Foreign
 from metaseq_lm.interop.names import (
     CONSTANTS,
@@ -22,8 +21,14 @@ from metaseq_lm.interop.names import (
     known,
     mapping,
 )
-from metaseq_lm.models.heads import BinaryHead, LMHead, SentenceHead
-from metaseq_lm.models.transformer import Embeddings, Stack, TransformerConfig, TransformerLM
+from metaseq_lm.models.transformer.encoder import (
+    Embeddings,
+    Stack,
+    TransformerConfig,
+    TransformerLM,
+)
+from metaseq_lm.models.transformer.heads import BinaryHead, LMHead, SentenceHead
+from metaseq_lm.runs import checkpoint
 
 # In the manifest and in state.pt of an imported checkpoint: what exporting it again needs.
 KEY = "transformers"

@@ -7,15 +7,15 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from metaseq_lm.data.byte_bpe import PackedTokenizer
-from metaseq_lm.data.plain_tokenizers import PlainTokenizer
-from metaseq_lm.data.sentencepiece_tokenizers import SentencePiece
-from metaseq_lm.data.tokenizer_base import Tokenizer
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.errors import MetaseqError
-from metaseq_lm.files import write_atomic
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.files import write_atomic
+from metaseq_lm.data.tokenizers.base import Tokenizer
+from metaseq_lm.data.tokenizers.byte_bpe import PackedTokenizer
+from metaseq_lm.data.tokenizers.plain import PlainTokenizer
+from metaseq_lm.data.tokenizers.sentencepiece_models import SentencePiece
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.folders import write_json
-from metaseq_lm.models.transformer import TransformerConfig
+from metaseq_lm.models.transformer.encoder import TransformerConfig
 
 # What str.split() takes for white space; the library's own idea of it is a little smaller.
 WHITE_SPACE = (

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 
 RAW = "raw_"  # before the names of scores of the weights themselves
 

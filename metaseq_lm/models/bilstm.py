@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.config import option
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.random_streams import current_pass
+from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.layers import Dropout, Embedding, Linear
-from metaseq_lm.models.transformer import select
-from metaseq_lm.randomness import current_pass
-from metaseq_lm.registry import register_model
+from metaseq_lm.models.transformer.encoder import select
 
 # Torch's own kernel is what we want: oneDNN's has neither projections nor a count of its FLOPs.
 warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")

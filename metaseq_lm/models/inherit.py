@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from metaseq_lm import checkpoint
-from metaseq_lm.config import overridden
-from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import nearest, register_model
+from metaseq_lm.core.config import overridden
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import nearest, register_model
+from metaseq_lm.runs import checkpoint
 
 INHERIT = "inherit"
 

@@ -8,13 +8,14 @@ Shapes: C copies, B batch, S length, D width, H heads, V vocabulary.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.errors import UsageError
-from metaseq_lm.randomness import current_pass
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.random_streams import current_pass
 
 
 def full_precision(x: Tensor) -> Tensor:
@@ -149,3 +150,24 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Ten
     with torch.autocast("cpu", enabled=False):
         mixed = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask)
     return mixed.to(q.dtype)
+
+
+class ScalarMix(nn.Module):
+    """scale * sum_j softmax(weights)_j h_j (their equation 1), then dropout; at first the plain mean.
+
+    `layers` is how many h_j there are, the embeddings among them, `width` is X. Without the layer
+    norms and the penalty of the weights that they name as options.
+    """
+
+    def __init__(self, layers: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.width = width
+        self.weights = nn.Parameter(torch.zeros(layers))
+        self.scale = nn.Parameter(torch.ones(()))
+        self.dropout = Dropout(dropout)
+
+    def forward(self, layers: Sequence[Tensor]) -> Tensor:
+        """Return the mix (B, S, X) of `layers`, (B, S, X) each."""
+        shares = self.scale * self.weights.softmax(0)
+        parts = [share * states for share, states in zip(shares, layers, strict=True)]
+        return self.dropout(torch.stack(parts).sum(0))

@@ -8,11 +8,14 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm import distributed
-from metaseq_lm.optim import optimizers, schedules  # noqa: F401  (fill the registries)
+from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES
+from metaseq_lm.distributed import process_group
+from metaseq_lm.optim import (
+    optimizers,
+    schedules,
+)
 from metaseq_lm.optim.layers import layer_multipliers
 from metaseq_lm.optim.schedules import Schedule
-from metaseq_lm.registry import OPTIMIZERS, SCHEDULES
 
 
 class Optimizer:
@@ -53,14 +56,14 @@ class Optimizer:
         ZeRO stage 1 (Rajbhandari et al. 2020); after a step the owners give out their parameters.
         Results are the same bit for bit.
         """
-        if distributed.world_size() > 1:
+        if process_group.world_size() > 1:
             sizes = [p.numel() for p in self.parameters]
-            self.owners = owners(sizes, distributed.world_size())
+            self.owners = owners(sizes, process_group.world_size())
 
     def _owned(self) -> list[nn.Parameter]:
         if self.owners is None:
             return self.parameters
-        mine = distributed.rank()
+        mine = process_group.rank()
         return [p for p, owner in zip(self.parameters, self.owners) if owner == mine]
 
     def step(self) -> None:
@@ -77,7 +80,7 @@ class Optimizer:
                 p.grad = p.grad if id(p) in owned else None
             self.inner.step()
             chosen = [(p.data, o) for p, o, m in zip(self.parameters, self.owners, moved) if m]
-            distributed.share([p for p, _ in chosen], [owner for _, owner in chosen])
+            process_group.share([p for p, _ in chosen], [owner for _, owner in chosen])
         self.updates += 1
 
     def slots(self, name: str) -> list[Tensor]:
@@ -86,7 +89,7 @@ class Optimizer:
         moments = [s[name] if s else torch.zeros_like(p) for s, p in zip(found, self.parameters)]
         if self.owners is not None:
             moments = [m.clone() for m in moments]
-            distributed.share(moments, self.owners)
+            process_group.share(moments, self.owners)
         return moments
 
     def local_state(self) -> dict[str, Any]:
@@ -97,7 +100,7 @@ class Optimizer:
         """Return step count and moments; of a sharded optimizer all of them, on the first replica only."""
         state = self.local_state()
         if self.owners is not None:
-            parts = distributed.gather_to_first(state["state"])
+            parts = process_group.gather_to_first(state["state"])
             state["state"] = dict(sorted(item for part in parts for item in part.items()))
         return state
 

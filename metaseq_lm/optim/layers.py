@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 
 LAYER = re.compile(r"encoder\.stack\.layers\.(\d+)\.")
 

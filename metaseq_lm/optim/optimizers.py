@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from metaseq_lm.checks import check_share
-from metaseq_lm.config import option
-from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import register_optimizer
+from metaseq_lm.core.checks import check_share
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_optimizer
 
 
 @dataclass

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from omegaconf import II
 
-from metaseq_lm.config import option
-from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import register_schedule
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_schedule
 
 Schedule = Callable[[int], float]
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.files import write_atomic
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import write_atomic
 from metaseq_lm.reporting.runs import PATH_KEYS, Run, check_results, is_log_line, own_key
 
 KIND = "metaseq-lm runs "

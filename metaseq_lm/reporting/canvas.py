@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

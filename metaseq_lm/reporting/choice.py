@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, group, identity, show
 

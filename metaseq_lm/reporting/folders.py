@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.files import read_json
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import read_json
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import (
     BEHIND,
@@ -149,10 +149,10 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return config.yaml as nested dicts; raises MetaseqError if it is not a YAML mapping."""
     from omegaconf import OmegaConf
 
-    from metaseq_lm import run_folder
+    from metaseq_lm.runs import folder
 
     # A run writes it resolved; a reference in it is not followed, it could lead to a secret.
-    return OmegaConf.to_container(run_folder.read_config(path))  # type: ignore[return-value]
+    return OmegaConf.to_container(folder.read_config(path))  # type: ignore[return-value]
 
 
 def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.registry import nearest
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.canvas import (
     Style,
     canvas,

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.run_folder import SOURCES
+from metaseq_lm.runs.folder import SOURCES
 
 # Where a run is and what it started from by path say nothing about what it computed.
 PATH_KEYS = ("save_dir", "user_dir", *SOURCES)

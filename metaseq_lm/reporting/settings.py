@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import nearest
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.runs import BOOKKEEPING, PATH_KEYS, Run, is_number, natural, own_key
 
 

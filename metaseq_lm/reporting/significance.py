@@ -12,7 +12,7 @@ from itertools import combinations
 
 import numpy as np
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.numbers import Metric, p_text
 from metaseq_lm.reporting.settings import Setting, identity, show, where
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.registry import nearest
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.folders import find_runs, is_run, read_run, run_folders
 from metaseq_lm.reporting.runs import Run
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import nearest
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.numbers import (
     Metric,
     Summary,

@@ -21,9 +21,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metaseq_lm.config_text import quote, spelled
-from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import nearest
+from metaseq_lm.core.config import quote, spelled
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import nearest
 
 STAGE_KEYS = ("name", "each", "config_name", "overrides")
 KEYS = tuple("data config_dir config_name stages grid list seeds overrides launch".split())

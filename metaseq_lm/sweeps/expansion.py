@@ -15,10 +15,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from hydra.errors import HydraException
 
-from metaseq_lm.config_text import quote
-from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import nearest
-from metaseq_lm.run_folder import SOURCES
+from metaseq_lm.core.config import quote
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import nearest
+from metaseq_lm.runs.folder import SOURCES
 from metaseq_lm.sweeps.definition import PLACEHOLDER, hydra_text, put, text_of
 
 NAME_LENGTH = 120

@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Optional
 
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.files import write_atomic
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import write_atomic
 from metaseq_lm.sweeps.definition import differences
 from metaseq_lm.sweeps.expansion import Run
 

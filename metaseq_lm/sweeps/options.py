@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
 
-from metaseq_lm.config import option
-from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import nearest
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import nearest
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,199}")
 CONSTRAINT = re.compile(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:=&|*()\[\]-]{0,199}")

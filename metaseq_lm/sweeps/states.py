@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from metaseq_lm.errors import MetaseqError
-from metaseq_lm.launch import START, ending, outcome_file, read_json
-from metaseq_lm.run_folder import read_config
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.runs.folder import read_config
 from metaseq_lm.sweeps.expansion import Run, StageRun
 from metaseq_lm.sweeps.folder import Submission, SweepFolder, process_start
+from metaseq_lm.sweeps.job import START, ending, outcome_file, read_json
 
 GOOD = ("finished", "running", "pending", "waiting")
 ACTIVE = ("pending", "running", "unknown")

@@ -17,13 +17,13 @@ from typing import Any
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-from metaseq_lm import processes
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.launch import Code, Job
-from metaseq_lm.stopping import heard
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.distributed import launcher
+from metaseq_lm.distributed.signals import heard
 from metaseq_lm.sweeps import states as state_module
 from metaseq_lm.sweeps.expansion import Run
 from metaseq_lm.sweeps.folder import Submission, SweepFolder, process_start
+from metaseq_lm.sweeps.job import Code, Job
 from metaseq_lm.sweeps.options import Launch, slurm_parameters
 
 YEAR = 525_600  # minutes; submitit's local executor always has a limit
@@ -43,7 +43,7 @@ def job_of(folder: SweepFolder, run: Run, launch: Launch, code: Code) -> Job:
 def python(code: Code) -> str:
     """Return the command with which submitit is to start Python, for its script: on the snapshot."""
     start = "from submitit.core.submission import process_job; process_job(sys.argv[-1])"
-    return shlex.join(processes.python(str(code.folder), start))
+    return shlex.join(launcher.python(str(code.folder), start))
 
 
 def need_slurm() -> None:

@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 from omegaconf import II, DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from metaseq_lm.cost import Costs
-from metaseq_lm.criterions import Batch, Criterion
-from metaseq_lm.data.manifest import HERE, labels_in, sets_named
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import CRITERIONS, SCHEDULES
+from metaseq_lm.criterions import Criterion
+from metaseq_lm.data.storage.manifest import HERE, labels_in, sets_named
 from metaseq_lm.data.streams import Stream
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import UsageError
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.optim import Optimizer, build_optimizer
-from metaseq_lm.registry import CRITERIONS, SCHEDULES
+from metaseq_lm.runs.lineage_cost import Costs
 
 # What one update gets: per stream a list of global batches, each a list of micro-batches.
 Batches = dict[str, list[list[Batch]]]

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 import torch
 from omegaconf import DictConfig
 
-from metaseq_lm import checkpoint
-from metaseq_lm.config import option
-from metaseq_lm.data.manifest import tokenizer_hash
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.storage.manifest import tokenizer_hash
 from metaseq_lm.data.words.vocabulary import WordVocabulary
-from metaseq_lm.errors import UsageError
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
-from metaseq_lm.models.scalar_mix import ScalarMix
+from metaseq_lm.models.layers import ScalarMix
+from metaseq_lm.runs import checkpoint
 from metaseq_lm.tasks.finetuning import ENCODER
 
 MODEL = "bilstm_lm"

@@ -13,17 +13,17 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from metaseq_lm import distributed
-from metaseq_lm.criterions import Batch, Terms
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import Manifest
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import MODELS
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.distributed import process_group
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.evaluation import classification
 from metaseq_lm.evaluation.ensemble import mean_scores
 from metaseq_lm.models.bilstm import BiLSTMConfig
-from metaseq_lm.models.transformer import TransformerConfig
-from metaseq_lm.registry import MODELS
+from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.tasks import Scored, options_of
 from metaseq_lm.tasks.masked_lm import check_rows
 
@@ -165,7 +165,7 @@ def judged(
 
     everything = (micro for batch in batches for micro in batch)
     logs = engine.evaluate(loss, everything, draw="validate")
-    return logs, [item for part in distributed.gather_objects(found) for item in part]
+    return logs, [item for part in process_group.gather_objects(found) for item in part]
 
 
 def chosen_rows(data: Labels, samples: Sequence[int]) -> list[dict] | None:

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import MODELS, register_task
 from metaseq_lm.criterions.language_modeling import LanguageModeling
-from metaseq_lm.data.corpus import Corpus, padding_of
+from metaseq_lm.data.corpus.rows import Corpus, padding_of
 from metaseq_lm.data.streams import Stream
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.engine import Engine
-from metaseq_lm.errors import UsageError
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.bilstm import BiLSTMLM
-from metaseq_lm.registry import MODELS, register_task
 from metaseq_lm.tasks import Passes, Scored, Task, options_of
 from metaseq_lm.tasks.masked_lm import text_stream
 

@@ -8,17 +8,17 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.checks import check_least
-from metaseq_lm.config import option
-from metaseq_lm.data.corpus import masked_batch
-from metaseq_lm.data.masking import Masking
-from metaseq_lm.data.packing import SEGMENTS, open_corpus
+from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import MODELS, register_task
+from metaseq_lm.data.corpus.masking import Masking
+from metaseq_lm.data.corpus.packing import SEGMENTS, open_corpus
+from metaseq_lm.data.corpus.rows import masked_batch
 from metaseq_lm.data.streams import Collate, Order, Sequential, Shuffled, Stream
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.errors import UsageError
-from metaseq_lm.flops_rules import Sizes, masked_lm
-from metaseq_lm.models.transformer import TransformerConfig
-from metaseq_lm.registry import MODELS, register_task
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.models.transformer.flops_rules import Sizes, masked_lm
 from metaseq_lm.tasks import Task, options_of
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metaseq_lm.config import option
+from metaseq_lm.core.config import option
+from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.words.sets import TREES, WordSet
-from metaseq_lm.registry import register_task
 from metaseq_lm.tasks.tagging import of_form
 from metaseq_lm.tasks.words import ParserConfig, WordTask, WordTaskConfig
 

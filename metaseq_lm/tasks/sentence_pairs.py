@@ -6,16 +6,16 @@ from functools import partial
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.config import option
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.bert_pretraining import NEXT_SENTENCE
-from metaseq_lm.data.packing import SEGMENTS
-from metaseq_lm.data.pairs import Pairs, pair_batch
+from metaseq_lm.data.corpus.packing import SEGMENTS
+from metaseq_lm.data.corpus.pairs import Pairs, pair_batch
 from metaseq_lm.data.streams import Stream
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.errors import UsageError
-from metaseq_lm.models.heads import SentenceHead
-from metaseq_lm.models.transformer import TransformerLM, initialise
-from metaseq_lm.registry import register_task
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.models.transformer.encoder import TransformerLM, initialise
+from metaseq_lm.models.transformer.heads import SentenceHead
 from metaseq_lm.tasks import Task
 from metaseq_lm.tasks.masked_lm import (
     MaskedLMConfig,

@@ -15,21 +15,21 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm import checkpoint
-from metaseq_lm.checks import check_heads
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.checks import check_heads
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.sentence_prediction import SentencePrediction
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import Manifest, require_tokenizer
-from metaseq_lm.data.sentence_rows import SentenceRows
+from metaseq_lm.data.labelled.sentence_rows import SentenceRows
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import MetaseqError
-from metaseq_lm.models.heads import SentenceHead, SpanPairHead
-from metaseq_lm.models.sentence_prediction import SentencePredictor
-from metaseq_lm.registry import register_task
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.models.transformer.heads import SentenceHead, SpanPairHead
+from metaseq_lm.models.transformer.sentence_prediction import SentencePredictor
+from metaseq_lm.runs import checkpoint
 from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
 from metaseq_lm.tasks.finetuning import (
     encoder_weights,

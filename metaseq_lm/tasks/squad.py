@@ -18,22 +18,22 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.checks import check_least
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.squad import SquadCriterion
-from metaseq_lm.data.manifest import require_tokenizer
-from metaseq_lm.data.squad import SquadSet, squad_manifest
-from metaseq_lm.data.squad_windows import SquadWindows, WindowOptions
+from metaseq_lm.data.squad.sets import SquadSet, squad_manifest
+from metaseq_lm.data.squad.windows import SquadWindows, WindowOptions
+from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import UsageError
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.evaluation.ensemble import mean_answers
 from metaseq_lm.evaluation.spans import Answers, WindowAnswers, merged, window_texts
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
-from metaseq_lm.models.span_head import SpanModel
-from metaseq_lm.registry import register_task
+from metaseq_lm.models.transformer.span_head import SpanModel
 from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
 from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights, judged
 

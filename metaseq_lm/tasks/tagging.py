@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from metaseq_lm.config import option
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.words.sets import TAGS, WordSet
-from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import register_task
 from metaseq_lm.tasks.words import WordTask, WordTaskConfig
 
 

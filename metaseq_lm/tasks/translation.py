@@ -12,20 +12,20 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm import randomness
-from metaseq_lm.checks import check_least
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.translation import Translation
-from metaseq_lm.data.parallel import ParallelSet, TranslationRows, load_sides, shorter
+from metaseq_lm.data.parallel.sets import ParallelSet, TranslationRows, load_sides, shorter
 from metaseq_lm.data.streams import Order, Sequential, Stream
 from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
-from metaseq_lm.engine import Engine
-from metaseq_lm.errors import UsageError
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.bleu import check_bleu, corpus_bleu
-from metaseq_lm.models.beam_search import Beam
-from metaseq_lm.models.lstm_encoder_decoder import EncoderDecoderConfig, LSTMEncoderDecoder
-from metaseq_lm.registry import register_task
+from metaseq_lm.models.seq2seq.beam_search import Beam
+from metaseq_lm.models.seq2seq.lstm_encoder_decoder import EncoderDecoderConfig, LSTMEncoderDecoder
 from metaseq_lm.tasks import Passes, Scored, Task, options_of
 from metaseq_lm.tasks.finetuning import judged
 from metaseq_lm.tasks.masked_lm import first
@@ -78,8 +78,7 @@ class TranslationTask(Task):
         check_least({f"task.{name}": options[name] for name in factors}, 0)
         if not 0 < options.labelled_share <= 1:
             raise UsageError(
-                "task.labelled_share must be above 0 and at most 1, got "
-                f"{options.labelled_share}"
+                f"task.labelled_share must be above 0 and at most 1, got {options.labelled_share}"
             )
         if options.bleu:
             check_bleu(options.bleu_tokenizer)
@@ -94,7 +93,7 @@ class TranslationTask(Task):
         """
         options = self.options
         usable = shorter(ParallelSet(self.data, "train"), options.max_length)
-        generator = randomness.generator(options.share_seed, "labelled pairs")
+        generator = random_streams.generator(options.share_seed, "labelled pairs")
         order = generator.permutation(usable)
         count = max(1, round(options.labelled_share * len(order)))
         return np.sort(order[:count]), np.sort(order[count:])

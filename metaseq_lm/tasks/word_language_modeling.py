@@ -7,16 +7,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from metaseq_lm.checks import check_least
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.streams import Stream, sorted_pass
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import token_rows
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import SPECIAL_WORDS, WordVocabulary
-from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import register_task
 from metaseq_lm.tasks.language_modeling import LanguageModelingTask
 from metaseq_lm.tasks.masked_lm import first
 

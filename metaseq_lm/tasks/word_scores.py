@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
 from metaseq_lm.data.words.conllu import conllu_text
 from metaseq_lm.data.words.sets import TREES, WordSet
 from metaseq_lm.data.words.tags import bio_tags
-from metaseq_lm.engine import Logs
+from metaseq_lm.engine.engine import Logs
 from metaseq_lm.evaluation.conlleval import conlleval_report, conlleval_spans
 from metaseq_lm.evaluation.words import score_tags, score_trees, tag_names
-from metaseq_lm.models.parsing_heads import heads_of
+from metaseq_lm.models.words.parsing_heads import heads_of
 
 # A sentence, and what is predicted of its words: classes, or relations and heads.
 Predicted = tuple[int, list[list[int]]]

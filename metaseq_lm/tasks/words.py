@@ -15,26 +15,25 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.checks import check_least
-from metaseq_lm.config import option
-from metaseq_lm.cost import Costs, behind
-from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import MODELS
 from metaseq_lm.criterions.tagging import WordLabels
-from metaseq_lm.data.manifest import Manifest
+from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.streams import Order, Stream, sorted_pass
 from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import word_rows
 from metaseq_lm.data.words.sets import TREES, WordSet
 from metaseq_lm.data.words.vocabulary import WordVocabulary
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.models.averaged import RAW
-from metaseq_lm.models.parsing_heads import ParsingModule
-from metaseq_lm.models.prediction_modules import PRIMARY
-from metaseq_lm.models.tagging_heads import TaggingModule
-from metaseq_lm.models.views import ViewsEncoder
-from metaseq_lm.models.word_model import WordModel, WordNet
-from metaseq_lm.registry import MODELS
+from metaseq_lm.models.words.parsing_heads import ParsingModule
+from metaseq_lm.models.words.prediction_modules import PRIMARY, TaggingModule
+from metaseq_lm.models.words.views import ViewsEncoder
+from metaseq_lm.models.words.word_model import WordModel, WordNet
+from metaseq_lm.runs.lineage_cost import Costs, behind
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, options_of
 from metaseq_lm.tasks.elmo import (
     ElmoConfig,

@@ -10,7 +10,7 @@ import numpy as np
 from timing import Figure, Variant, cost, paired
 from training import made_up_corpus, made_up_set, updates
 
-from metaseq_lm.data.labelled import LabelledSet
+from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.methods.bam.teachers import SUFFIX, describe, store
 
 VOCAB, LENGTH, LAYERS, SETS = 8000, 64, 4, 8

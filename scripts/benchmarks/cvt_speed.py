@@ -19,7 +19,7 @@ from training import build, configured, train
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.run import build_task
+from metaseq_lm.training.run import build_task
 
 OPTIONS = ["task=cvt", "criterion=cvt_aux", "optimizer=sgd", "optimizer.momentum=0.9"]
 OPTIONS += ["optimizer.lr=0.5", "optimizer.clip_norm=1", "schedule=damped_inverse_sqrt"]

@@ -15,7 +15,7 @@ from training import first_batches, made_up_corpus, updates
 # Imported by ours too: peak memory then differs by the models only.
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-from metaseq_lm.flops import FlopMeter
+from metaseq_lm.runs.flops import FlopMeter
 
 VOCAB, LENGTH, LAYERS = 30522, 128, 12
 LR = 5e-4

@@ -16,8 +16,8 @@ import numpy as np
 from timing import Figure, Variant, cost, paired
 from training import made_up_set, updates
 
-from metaseq_lm.data.indexed import IndexedWriter
-from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 
 VOCAB, LENGTH, LAYERS = 30000, 128, 6
 LINES, SENTENCES = 400, 20

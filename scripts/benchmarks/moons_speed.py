@@ -17,7 +17,7 @@ from torch import Tensor
 from training import build, fetched, train
 
 from metaseq_lm import cli
-from metaseq_lm.run import Run
+from metaseq_lm.training.run import Run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "meta_pseudo_label"
 CONFIG = EXAMPLE / "config"

@@ -1,6 +1,6 @@
 """The encoder of the Two Moons models as one would write it with torch's own layers.
 
-Parameter names equal those of metaseq_lm.models.transformer, so weights can be copied.
+Parameter names equal those of metaseq_lm.models.transformer.encoder, so weights can be copied.
 """
 
 from __future__ import annotations

@@ -11,16 +11,16 @@ import numpy as np
 from omegaconf import DictConfig
 from timing import Step
 
-from metaseq_lm import plugins
-from metaseq_lm.config import load_config
-from metaseq_lm.data.indexed import IndexedWriter
-from metaseq_lm.data.labelled import input_name, label_name
-from metaseq_lm.data.manifest import LABELLED, Manifest
+from metaseq_lm.core import plugins
+from metaseq_lm.core.config import load_config
+from metaseq_lm.data.labelled.sets import input_name, label_name
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.storage.manifest import LABELLED, Manifest
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
-from metaseq_lm.engine import Logs
-from metaseq_lm.fetcher import Fetcher
-from metaseq_lm.run import Run, build_task
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
+from metaseq_lm.engine.engine import Logs
+from metaseq_lm.training.prefetch import Fetcher
+from metaseq_lm.training.run import Run, build_task
 
 ALWAYS = ("engine.device=cpu", "engine.threads=1", "engine.tensorboard=false")
 
@@ -53,10 +53,13 @@ def fetched(run: Run) -> Iterator[tuple[int, dict]]:
     trainer = run.trainer
     streams = trainer.task.build_streams("train")
     for update, batches in Fetcher(trainer.task, streams, {}, trainer.shard, 0).updates(0, 1 << 40):
-        yield update, {
-            name: [trainer.engine.to_device(batch) for batch in stream]
-            for name, stream in batches.items()
-        }
+        yield (
+            update,
+            {
+                name: [trainer.engine.to_device(batch) for batch in stream]
+                for name, stream in batches.items()
+            },
+        )
 
 
 def train(run: Run, update: int, batches: dict[str, Any], count: bool = True) -> Logs:

@@ -13,10 +13,10 @@ from timing import Figure, Step, Variant, paired, speed
 from torch.utils.data import DataLoader, Dataset
 from training import made_up_corpus
 
-from metaseq_lm.data.corpus import Corpus, masked_batch
-from metaseq_lm.data.masking import Masking
+from metaseq_lm.data.corpus.masking import Masking
+from metaseq_lm.data.corpus.rows import Corpus, masked_batch
 from metaseq_lm.data.streams import Shard, Shuffled, Stream
-from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 VOCAB, ROWS, LENGTH, WINDOWS = 30000, 32, 128, 32_000
 TARGET = 50.0

@@ -9,7 +9,7 @@ from battery import CASES, TINY
 
 from metaseq_lm.cli import main
 from metaseq_lm.evaluation.squad import squad_v2
-from metaseq_lm.run import Run
+from metaseq_lm.training.run import Run
 
 SEEDS = (1, 2, 3)
 

@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
-from metaseq_lm.data import preprocess, text
-from metaseq_lm.data.indexed import IndexedDataset
-from metaseq_lm.data.manifest import Manifest, fingerprint, verify
-from metaseq_lm.data.tokenizer import load_tokenizer, tokenizer_class
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.corpus import preprocess
+from metaseq_lm.data.storage import text
+from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.manifest import Manifest, fingerprint, verify
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer, tokenizer_class
 
 WORDS = "the of and to in it was that he's she'd 12 1984 café 漢字 ; \" -".split()
 
@@ -208,7 +209,7 @@ def test_workers_report_what_fails(run, monkeypatch):
 @example(b"                              \nx\n", 1, "replace")
 def test_ids_do_not_depend_on_the_block_size(tmp_path, monkeypatch, content, size, policy):
     monkeypatch.setattr(text, "PIECE", 4)
-    monkeypatch.setattr("metaseq_lm.data.encode.PIECE", 4)
+    monkeypatch.setattr("metaseq_lm.data.corpus.encode.PIECE", 4)
     (tmp_path / "f").write_bytes(b"x\n" + content)
     tokenizer = tokenizer_class("char").train(["abcxé"], 50, 1)
     results = []

@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
-from metaseq_lm.data import preprocess, text
-from metaseq_lm.data.doctor import document_hashes
-from metaseq_lm.data.indexed import IndexedDataset, IndexedWriter
-from metaseq_lm.data.manifest import Manifest
-from metaseq_lm.data.tokenizer import load_tokenizer, tokenizer_class
+from metaseq_lm.data.corpus import preprocess
+from metaseq_lm.data.doctor.corpus import document_hashes
+from metaseq_lm.data.storage import text
+from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter
+from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer, tokenizer_class
 
 Documents = list[list[str]]
 
@@ -153,7 +154,7 @@ def test_borders_do_not_depend_on_the_block_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contents: list[bytes], size: int, policy: str
 ) -> None:
     monkeypatch.setattr(text, "PIECE", 4)
-    monkeypatch.setattr("metaseq_lm.data.encode.PIECE", 4)
+    monkeypatch.setattr("metaseq_lm.data.corpus.encode.PIECE", 4)
     tokenizer = tokenizer_class("char").train(["abcxé\ufffd"], 50, 1)
     paths = [tmp_path / str(i) for i in range(len(contents))]
     for path, content in zip(paths, contents):

@@ -11,12 +11,12 @@ from agreement import make_data, make_run, sentences
 
 from metaseq_lm.cli import main
 from metaseq_lm.cli.rerank import parse_grid
-from metaseq_lm.data.nbest import read_nbest, read_plls
-from metaseq_lm.data.sentences import Sentence
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.labelled.sentences import Sentence
+from metaseq_lm.evaluation.nbest import read_nbest, read_plls
 from metaseq_lm.evaluation.wer import edit_distances
-from metaseq_lm.opened import open_run
-from metaseq_lm.scoring import SentenceScorer
+from metaseq_lm.training.restore import open_run
+from metaseq_lm.training.scoring import SentenceScorer
 
 
 def utterance(reference: str, *hypotheses: tuple[float, str]) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import torch
 from agreement import make_data, make_pairs, make_run, sentences
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.models.transformer import TransformerLM
-from metaseq_lm.opened import open_run
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.models.transformer.encoder import TransformerLM
+from metaseq_lm.training.restore import open_run
 
 
 @pytest.fixture(scope="module")

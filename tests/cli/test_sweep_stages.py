@@ -7,7 +7,7 @@ from typing import Any, Optional
 import pytest
 from sweeping import SHORT, states_of, submitted, sweep
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.sweeps.definition import normalise
 from metaseq_lm.sweeps.expansion import Run, expand
 
@@ -136,6 +136,8 @@ def test_a_sweep_grows(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     # Neither fewer runs nor other options are the same sweep.
     assert sweep(*command, "--stages", "one") == 2
     problem = capsys.readouterr().err
-    assert "another sweep (stage two only there; seeds is [1, 2] there, [1] here); choose" in problem
+    assert (
+        "another sweep (stage two only there; seeds is [1, 2] there, [1] here); choose" in problem
+    )
     assert sweep(*command, "--seeds", "1,2", "optimizer.lr=0.5") == 2
     assert "holds another sweep (overrides is [" in capsys.readouterr().err

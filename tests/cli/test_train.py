@@ -138,7 +138,7 @@ def test_a_full_gpu_has_a_remedy(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
 
-    monkeypatch.setattr("metaseq_lm.trainer.Trainer._update", full)
+    monkeypatch.setattr("metaseq_lm.training.trainer.Trainer._update", full)
     words = ("engine.micro_batch_size", "2.00 GiB")
     fails(capsys, train(moons, tmp_path / "run"), 1, *words)
 
@@ -197,7 +197,7 @@ def test_divergence_ends_with_3_and_keeps_the_checkpoint(
     more = ("optimizer.lr=1e30", "trainer.max_update=30", "trainer.save_interval_updates=1")
     fails(capsys, train(moons, tmp_path, *more), 3, "not finite", "optimizer.lr")
     assert '"status": "diverged"' in (tmp_path / "results.json").read_text()
-    from metaseq_lm import checkpoint
+    from metaseq_lm.runs import checkpoint
 
     found, skipped = checkpoint.newest(tmp_path / "checkpoints")
     assert found is not None and not skipped

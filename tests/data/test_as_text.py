@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.benchmarks.as_text import marked, searched_span
 from metaseq_lm.data.benchmarks.superglue import find_words
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import Manifest
-from metaseq_lm.data.token_labels import TokenLabels
-from metaseq_lm.data.tokenizer import load_tokenizer
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.labelled.token_labels import TokenLabels
+from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 ANN = [{"start": 0, "end": 2}, {"start": 8, "end": 10}, {"start": 8, "end": 10}]
 ROWS = {

@@ -20,12 +20,12 @@ import pytest
 from battery import CASES, TINY
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.corpus import Corpus
-from metaseq_lm.data.indexed import IndexedDataset, IndexedWriter
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import Manifest, verify
-from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.corpus.rows import Corpus
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter
+from metaseq_lm.data.storage.manifest import Manifest, verify
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 
 REPEATS = int(os.environ.get("METASEQ_LM_REPEATS", "250"))
 MLM = [*CASES["masked_lm"][0], *TINY, "trainer.max_update=1"]

@@ -7,9 +7,9 @@ import pytest
 from benchmark_files import SUPERGLUE, changed, lines, without
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import Manifest
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.manifest import Manifest
 
 
 @pytest.fixture

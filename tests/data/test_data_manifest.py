@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaseq_lm.data.indexed import IndexedWriter
-from metaseq_lm.data.manifest import Manifest, check_sizes, fingerprint, verify
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.storage.manifest import Manifest, check_sizes, fingerprint, verify
 
 BLOCK = 64
 FILES = ["train.bin", "train.idx"]

@@ -13,11 +13,11 @@ import word_data
 from mutations import resign
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.doctor import examine
+from metaseq_lm.data.doctor.sets import examine
 from metaseq_lm.data.images import FILE, IMAGES, Images, save_images
-from metaseq_lm.data.indexed import IndexedWriter
-from metaseq_lm.data.manifest import Manifest
-from metaseq_lm.data.parallel import PARALLEL, ParallelSet
+from metaseq_lm.data.parallel.sets import PARALLEL, ParallelSet
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.words.sets import KINDS
 
 ALL = "manifest.json agrees with every checksum"
@@ -285,14 +285,14 @@ def test_without_torch(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The readers need it; what the doctor says of the machine is then the news."""
     for name in ("images", "parallel", "words.doctor"):
         monkeypatch.setitem(sys.modules, f"metaseq_lm.data.{name}", None)
-    monkeypatch.delattr("metaseq_lm.data.words.doctor", raising=False)
+    monkeypatch.delattr("metaseq_lm.data.doctor.words", raising=False)
     for folder in ("images", "toy", "words"):
         only_error(data / folder, f"{folder}: cannot be read: ")
 
 
 def test_kinds_are_those_that_are_written() -> None:
     """The doctor spells them itself, as it must not import what needs torch."""
-    from metaseq_lm.data import doctor_sets
+    from metaseq_lm.data.doctor import sets
 
-    found = (doctor_sets.PARALLEL, doctor_sets.IMAGES, doctor_sets.WORDS)
+    found = (sets.PARALLEL, sets.IMAGES, sets.WORDS)
     assert found == (PARALLEL, IMAGES, tuple(KINDS))

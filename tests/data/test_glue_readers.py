@@ -8,8 +8,8 @@ from benchmark_files import HEADERS, glue_files, lines, names_of, texts
 
 from metaseq_lm.data.benchmarks import GLUE, leaderboard_file
 from metaseq_lm.data.benchmarks.wnli import facts_of
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import Manifest, verify
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.manifest import Manifest, verify
 
 
 @pytest.mark.parametrize("task", HEADERS)

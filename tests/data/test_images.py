@@ -6,9 +6,9 @@ import image_data
 import numpy as np
 import pytest
 
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.images import FILE, Images, load_images, normalised, save_images
-from metaseq_lm.data.manifest import verify
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.data.storage.manifest import verify
 
 
 def test_round_trip(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaseq_lm.data.indexed import IndexedDataset, IndexedWriter, smallest_dtype
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter, smallest_dtype
 
 DOCUMENTS = [[5, 6, 7], [], [8], [9, 10, 11, 12, 13]]
 documents_strategy = st.lists(st.lists(st.integers(0, 65535), max_size=6), min_size=1, max_size=6)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import Manifest, verify
-from metaseq_lm.data.tokenizer import load_tokenizer
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.manifest import Manifest, verify
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
 
 TRAIN = 'text\tlabel\n"a b"\tyes\nc\tno\n\nd e f\tyes\n'
 

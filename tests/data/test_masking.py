@@ -6,16 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from metaseq_lm import randomness
-from metaseq_lm.data.masking import Masking, choose, mask_tokens
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.corpus.masking import Masking, choose, mask_tokens
 
 REPLACEMENTS = np.arange(10, 60)
 HOW = Masking(mask=1, replacements=REPLACEMENTS)
 
 
 def keys_of(count: int, root: int = 0) -> np.ndarray:
-    return randomness.row_keys(randomness.key("masking", root), np.arange(count))
+    return random_streams.row_keys(random_streams.key("masking", root), np.arange(count))
 
 
 def rows_of(lengths: np.ndarray, width: int, seed: int = 0) -> np.ndarray:

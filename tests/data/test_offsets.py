@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from metaseq_lm.data.tokenizer import tokenizer_class
-from metaseq_lm.data.tokenizer_base import Tokenizer
+from metaseq_lm.data.tokenizers.base import Tokenizer
+from metaseq_lm.data.tokenizers.tokenizer import tokenizer_class
 
 KINDS = ["byte_bpe", "sentencepiece_bpe", "sentencepiece_unigram", "word", "word_pattern", "char"]
 TEXT = [

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from scipy import stats
 
-from metaseq_lm import randomness
-from metaseq_lm.data import packing
-from metaseq_lm.data.corpus import Corpus, masked_batch
-from metaseq_lm.data.indexed import IndexedWriter
-from metaseq_lm.data.masking import Masking
-from metaseq_lm.data.packing import Draws, Packed, Targets, open_corpus
-from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.corpus import packing
+from metaseq_lm.data.corpus.masking import Masking
+from metaseq_lm.data.corpus.packing import Draws, Packed, Targets, open_corpus
+from metaseq_lm.data.corpus.rows import Corpus, masked_batch
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 
 WORDS = 60_000  # ids 4 to 59,999: nearly every token of a small corpus is another one
 VOCABULARY = Vocabulary([*special_symbols(1), *(f"w{i}" for i in range(4, WORDS))])
@@ -141,7 +141,7 @@ def test_rows_are_those_of_the_published_rules(
         count = sum(size > 0 for document in sizes for size in document)
         targets = Targets(longest, short=0.5) if frequent else Targets(longest)
         # One stream of numbers, however it is cut.
-        draws = Draws.draw(randomness.generator(seed, "packing", "train"), count, targets)
+        draws = Draws.draw(random_streams.generator(seed, "packing", "train"), count, targets)
     wanted = Slow(longest, draws).build(documents)
     assert len(corpus) == len(wanted)
     assert unpacked(corpus, np.arange(len(corpus))) == wanted
@@ -180,7 +180,7 @@ def test_no_row_crosses_documents_and_nothing_but_ends_is_lost(
 
 def test_shares_are_those_of_the_rules() -> None:
     """10 % of the examples are single, 5 % of the targets short and uniform, half of the coins true."""
-    draws = Draws.draw(randomness.generator(3, "x"), 200_000, Targets(128))
+    draws = Draws.draw(random_streams.generator(3, "x"), 200_000, Targets(128))
     assert stats.binomtest(int(draws.single.sum()), 200_000, 0.1).pvalue > 1e-3
     assert stats.binomtest(int(draws.coin.sum()), 200_000, 0.5).pvalue > 1e-3
     counts = np.bincount(draws.next_target, minlength=129)
@@ -248,7 +248,7 @@ def test_a_corpus_of_lines_is_refused_with_the_remedy(tmp_path: Path) -> None:
 def test_batches_have_segments(large: tuple[Path, Documents]) -> None:
     folder, _ = large
     corpus = Packed(folder, "train", VOCABULARY, 64, 1)
-    keys = randomness.row_keys(1, np.arange(8))
+    keys = random_streams.row_keys(1, np.arange(8))
     how = Masking(mask=VOCABULARY.mask, random=0.0, spared=VOCABULARY.specials)
     batch = masked_batch(corpus, how, np.arange(8), keys, 64)
     assert (batch["segments"] == corpus.segments(np.arange(8), 64)).all()

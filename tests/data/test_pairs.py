@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from metaseq_lm import randomness
-from metaseq_lm.data.corpus import cut_pair
-from metaseq_lm.data.indexed import IndexedWriter
-from metaseq_lm.data.masking import Masking
-from metaseq_lm.data.pairs import IS_NEXT, NOT_NEXT, Pairs, pair_batch
-from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.corpus.masking import Masking
+from metaseq_lm.data.corpus.pairs import IS_NEXT, NOT_NEXT, Pairs, pair_batch
+from metaseq_lm.data.corpus.rows import cut_pair
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 
 DOCUMENTS, SENTENCES, LONGEST = 40, 24, 9
 WORDS = DOCUMENTS * SENTENCES * LONGEST
@@ -40,7 +40,7 @@ def pairs(folder: Path) -> Pairs:
 
 
 def keys_of(count: int, root: int = 0) -> np.ndarray:
-    return randomness.row_keys(randomness.key("pairs", root), np.arange(count))
+    return random_streams.row_keys(random_streams.key("pairs", root), np.arange(count))
 
 
 def split(rows: np.ndarray, lengths: np.ndarray) -> list[tuple[list[int], list[int]]]:
@@ -101,7 +101,7 @@ def test_other_texts_are_drawn_evenly(pairs: Pairs) -> None:
     """Every other document with the same probability, every sentence of it too; never the same."""
     sample = len(pairs) // 2
     own = int(pairs._document[sample])
-    draws = randomness.uniforms(keys_of(40_000), 0, 2)
+    draws = random_streams.uniforms(keys_of(40_000), 0, 2)
     samples = np.full(40_000, sample)
     start, end = pairs._elsewhere(samples, np.full(40_000, 20), draws)
     sentence = np.searchsorted(pairs.data.starts, start)

@@ -10,9 +10,9 @@ import parallel_data
 import pytest
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.manifest import Manifest, verify
-from metaseq_lm.data.parallel import ParallelSet, TranslationRows, load_sides, shorter
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.parallel.sets import ParallelSet, TranslationRows, load_sides, shorter
+from metaseq_lm.data.storage.manifest import Manifest, verify
 
 
 @pytest.fixture()

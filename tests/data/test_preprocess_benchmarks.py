@@ -7,8 +7,8 @@ import pytest
 from benchmark_files import SUPERGLUE, lines
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.tokenizer import load_tokenizer
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -17,9 +17,9 @@ from metaseq_lm.data.tokenizer import load_tokenizer
 )
 def test_question_answering_has_a_reader_of_its_own(corpus, monkeypatch, name, version, folder):
     seen = []
-    module = types.ModuleType("metaseq_lm.data.squad")
+    module = types.ModuleType("metaseq_lm.data.squad.sets")
     monkeypatch.setattr(module, "preprocess_squad", lambda *call: seen.append(call), raising=False)
-    monkeypatch.setitem(sys.modules, "metaseq_lm.data.squad", module)
+    monkeypatch.setitem(sys.modules, "metaseq_lm.data.squad.sets", module)
     call = ["preprocess", "--benchmark", f"squad/{name}", "--destdir", str(corpus)]
     assert main([*call, "--trainpref", "train.json"]) == 0
     ((job, given_version, tokenizer),) = seen

@@ -15,11 +15,11 @@ import pytest
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.benchmarks.as_text import AS_TEXT
-from metaseq_lm.data.byte_bpe import byte_symbols
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.token_labels import TokenLabels
-from metaseq_lm.data.tokenizer import load_tokenizer
-from metaseq_lm.data.vocabulary import Vocabulary
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.labelled.token_labels import TokenLabels
+from metaseq_lm.data.tokenizers.byte_bpe import byte_symbols
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 HERE = os.environ.get("METASEQ_LM_DATA", "")
 LINES = {"MultiRC": 15}  # of a file that are read, 150 of the others; one has some 60 rows here

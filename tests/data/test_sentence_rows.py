@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaseq_lm.data.corpus import cut_pair
-from metaseq_lm.data.sentence_rows import SentenceRows
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.corpus.rows import cut_pair
+from metaseq_lm.data.labelled.sentence_rows import SentenceRows
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary(["[PAD]", "[MASK]", "[SEP]", "[CLS0]", *"abcdefghijklmnopqrstuvwxyz"])
 PAD, SEP, CLS = 0, 2, 3

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import squad_data
 
-from metaseq_lm.data.preprocess import Job
-from metaseq_lm.data.squad import SquadSet, preprocess_squad
-from metaseq_lm.data.squad_windows import SquadWindows, WindowOptions
-from metaseq_lm.data.tokenizer import tokenizer_class
-from metaseq_lm.data.tokenizer_base import Tokenizer
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.corpus.preprocess import Job
+from metaseq_lm.data.squad.sets import SquadSet, preprocess_squad
+from metaseq_lm.data.squad.windows import SquadWindows, WindowOptions
+from metaseq_lm.data.tokenizers.base import Tokenizer
+from metaseq_lm.data.tokenizers.tokenizer import tokenizer_class
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +83,9 @@ def test_rows(
             target = int(batch["starts"][at]), int(batch["ends"][at])
             if first in inside and last in inside:
                 held += 1
-                assert batch["tokens"][at][target[0] : target[1] + 1].tolist() == (
-                    context[first : last + 1]
+                assert (
+                    batch["tokens"][at][target[0] : target[1] + 1].tolist()
+                    == (context[first : last + 1])
                 )
                 assert target == (first - start + begin, last - start + begin)
             else:

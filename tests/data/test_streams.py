@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import (
     POOL,
     Sequential,
@@ -20,7 +21,6 @@ from metaseq_lm.data.streams import (
     sorted_pass,
     tensors,
 )
-from metaseq_lm.errors import UsageError
 
 SIZES = {"count": st.integers(1, 60), "world": st.integers(1, 9), "micro": st.integers(0, 12)}
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaseq_lm.data import text
-from metaseq_lm.data.text import blocks, numbered_lines, pieces, training_lines
-from metaseq_lm.data.tokenizer import tokenizer_class
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.storage import text
+from metaseq_lm.data.storage.text import blocks, numbered_lines, pieces, training_lines
+from metaseq_lm.data.tokenizers.tokenizer import tokenizer_class
 
 bytes_strategy = st.lists(
     st.sampled_from(

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from scipy import stats
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from metaseq_lm import randomness
 from metaseq_lm.cli import main
-from metaseq_lm.data.token_labels import TokenLabels, cut_windows, kept_tokens
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.labelled.token_labels import TokenLabels, cut_windows, kept_tokens
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 LONG = 40
 
@@ -142,7 +142,7 @@ def test_windows_of_pairs(long: Path) -> None:
 
 def test_a_drawn_window_is_uniform(long: Path) -> None:
     data = opened(long, "long", 22, 5)
-    keys = randomness.row_keys(7, np.arange(6000))
+    keys = random_streams.row_keys(7, np.arange(6000))
     drawn = data.drawn(np.full(6000, 2), keys)
     assert stats.chisquare(np.bincount(drawn, minlength=7)[3:]).pvalue > 1e-3
     assert (data.drawn(np.zeros(100, np.int64), keys[:100]) == 0).all()

@@ -9,9 +9,9 @@ import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from metaseq_lm.data.byte_bpe import byte_symbols
-from metaseq_lm.data.tokenizer import load_tokenizer, tokenizer_class
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.tokenizers.byte_bpe import byte_symbols
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer, tokenizer_class
 
 KINDS = ["byte_bpe", "sentencepiece_bpe", "sentencepiece_unigram", "word", "char"]
 TEXT = [
@@ -121,7 +121,7 @@ def test_byte_bpe_gives_the_ids_of_its_library(trained, line):
 
 
 def test_byte_bpe_with_a_full_cache(trained, monkeypatch):
-    monkeypatch.setattr("metaseq_lm.data.byte_bpe.CACHED_WORDS", 3)
+    monkeypatch.setattr("metaseq_lm.data.tokenizers.byte_bpe.CACHED_WORDS", 3)
     tokenizer = trained["byte_bpe"]
     lines = [f"{a} {b} {a}{b}" for a in TEXT[0].split() for b in ("x", "yy")]
     assert tokenizer.encode_batch(lines) == [library_ids(tokenizer, line) for line in lines]

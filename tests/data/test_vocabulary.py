@@ -4,8 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 
 ODD = [
     " ",
@@ -130,7 +130,7 @@ def test_masking_and_words_with_a_foreign_layout(symbols):
     """Special symbols are neither hidden nor drawn, wherever they are."""
     from omegaconf import OmegaConf
 
-    from metaseq_lm.data.plain_tokenizers import WordTokenizer
+    from metaseq_lm.data.tokenizers.plain import WordTokenizer
     from metaseq_lm.tasks.masked_lm import MaskedLMConfig, masking_of
 
     vocabulary = Vocabulary(symbols)

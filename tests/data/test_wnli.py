@@ -14,7 +14,7 @@ from metaseq_lm.data.benchmarks.wnli import (
     phrase_key,
     words_of,
 )
-from metaseq_lm.data.labelled import LabelledSet
+from metaseq_lm.data.labelled.sets import LabelledSet
 
 # sentence, hypothesis; the pronoun marked in the sentence, query, some candidates, some that are none
 CASES = {

@@ -11,8 +11,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.tokenizer import load_tokenizer, tokenizer_class
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer, tokenizer_class
 
 TEXT = [
     "It was the best of times, it was the worst of times; it wasn't 1984 yet.",
@@ -112,7 +112,7 @@ def test_tokenizer_json_of_transformers(pair, tmp_path):
 def test_training_is_deterministic_in_every_process(trained):
     """The library's own trainer is not: its pieces depend on the seed of a hash table."""
     code = (
-        "from metaseq_lm.data.wordpiece import WordPiece\n"
+        "from metaseq_lm.data.tokenizers.wordpiece import WordPiece\n"
         f"print(WordPiece.train({TEXT!r}, 260, 3).fingerprint)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

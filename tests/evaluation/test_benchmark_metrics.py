@@ -13,8 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.benchmarks import BENCHMARKS
-from metaseq_lm.errors import MetaseqError
 from metaseq_lm.evaluation.benchmarks import SCORERS, metrics
 from metaseq_lm.evaluation.squad import exact_match, normalize_answer, token_f1
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.evaluation.classification import (
     CORRELATIONS,
     accuracy,

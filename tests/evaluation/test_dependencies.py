@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaseq_lm.evaluation.dependencies import TreeScores, is_punctuation, tree_scores
+from metaseq_lm.data.words.vocabulary import is_punctuation
+from metaseq_lm.evaluation.dependencies import TreeScores, tree_scores
 
 SKIPPED = "! ... `` { } ( ) [ ] -- - , . '' ` ; : ? -LRB- -RRB- -LSB- -RSB- -LCB- -RCB-".split()
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.evaluation.ensemble import best, mean_answers, mean_scores
 
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.benchmarks import BENCHMARKS, GLUE, SUPERGLUE
-from metaseq_lm.errors import MetaseqError
 from metaseq_lm.evaluation.benchmarks import submission
 
 FIRST, SECOND = [1.0, 0.0], [-2.0, 3.0]

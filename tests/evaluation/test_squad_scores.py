@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.evaluation.squad import (
     exact_match,
     normalize_answer,

@@ -8,15 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaseq_lm.data.nbest import NBest
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.evaluation.nbest import NBest
 from metaseq_lm.evaluation.rerank import choose_weight, result
-from metaseq_lm.evaluation.wer import (
-    difference_interval,
-    edit_distances,
-    error_rate,
-    word_count,
-)
+from metaseq_lm.evaluation.wer import difference_interval, edit_distances, error_rate, word_count
 
 TEXT = st.lists(st.sampled_from(["a", "b", "ab", "c"]), max_size=6).map(" ".join)
 

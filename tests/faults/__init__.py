@@ -26,13 +26,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from metaseq_lm import checkpoint, distributed, engine
-from metaseq_lm.criterions import Term
+from metaseq_lm.core.batch import Term
 from metaseq_lm.data.streams import Shard, Stream
-from metaseq_lm.engine import Engine
-from metaseq_lm.fetcher import sample_numbers
-from metaseq_lm.reduction import Reduction
-from metaseq_lm.trainer import Trainer
+from metaseq_lm.distributed import process_group
+from metaseq_lm.engine import engine
+from metaseq_lm.engine.engine import Engine
+from metaseq_lm.engine.reduction import Reduction
+from metaseq_lm.runs import checkpoint
+from metaseq_lm.training.prefetch import sample_numbers
+from metaseq_lm.training.trainer import Trainer
 
 FAULTS = json.loads(os.environ.get("METASEQ_LM_FAULTS", "[]"))
 VALUES = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
@@ -47,7 +49,7 @@ class Now:
 
 def due(where: str, update: int, slot: int = 0, rank: int | None = None) -> list[dict]:
     """Return the faults of this place and time."""
-    rank = distributed.rank() if rank is None else rank
+    rank = process_group.rank() if rank is None else rank
     here = {"where": where, "update": update, "rank": rank, "slot": slot}
     return [f for f in FAULTS if here.items() <= ({"rank": 0, "slot": 0} | f).items()]
 
@@ -177,7 +179,7 @@ def spoil(model: nn.Module, update: int) -> list[Callable]:
     undo: list[Callable] = []
     for fault in [f for f in FAULTS if f["update"] == update]:
         what, rank, slot = fault["what"], fault.get("rank", 0), fault.get("slot", 0)
-        if rank != distributed.rank():
+        if rank != process_group.rank():
             continue
         of = fault.get("of", "layers.0.fc1.weight")
         weight = next(p for name, p in model.named_parameters() if name.endswith(of))
@@ -187,9 +189,7 @@ def spoil(model: nn.Module, update: int) -> list[Callable]:
             undo += [] if fault.get("stays") else [lambda w=weight, k=kept: w.data.copy_(k)]
         elif fault["where"] == "gradient":
             hook: Any = weight.register_hook(
-                lambda g, what=what, slot=slot: (
-                    poisoned(g, what) if slot in (None, Now.slot) else g
-                )
+                lambda g, what=what, slot=slot: poisoned(g, what) if slot in (None, Now.slot) else g
             )
             undo.append(hook.remove)
         elif fault["where"] == "activation":
@@ -242,7 +242,7 @@ def record(trainer: Trainer, update: int, batches: Any, before: list[str]) -> No
     line = {"update": update, "samples": sample_numbers(batches), "moments": sum(moments)}
     line |= {"before": before, "after": hashes(trainer), "refused": trainer.engine.nonfinite}
     line |= {"parameters": sum(p.numel() for p in trainer.model.parameters())}
-    path = Path(trainer.config.save_dir) / f"record.{distributed.rank()}.jsonl"
+    path = Path(trainer.config.save_dir) / f"record.{process_group.rank()}.jsonl"
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 

@@ -7,13 +7,13 @@ import safetensors.torch
 import torch
 from omegaconf import OmegaConf
 
-from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
-from metaseq_lm.config import load_config
-from metaseq_lm.data.tokenizer import load_tokenizer, tokenizer_class
+from metaseq_lm.core.config import load_config
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer, tokenizer_class
 from metaseq_lm.interop.names import GENERATOR, MAIN, mapping
 from metaseq_lm.interop.parts import assemble
-from metaseq_lm.models.transformer import TransformerConfig
+from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.runs import checkpoint
 
 pytest.importorskip("transformers")
 from hf_folders import TEXT, transformers  # noqa: E402

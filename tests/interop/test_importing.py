@@ -10,13 +10,13 @@ import safetensors.torch
 import torch
 from torch.nn import functional as F
 
-from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
-from metaseq_lm.data.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
 from metaseq_lm.interop.check import foreign_outputs, own_outputs, random_rows
 from metaseq_lm.interop.exporting import export_part
 from metaseq_lm.interop.parts import assemble
-from metaseq_lm.opened import open_run, stored_config
+from metaseq_lm.runs import checkpoint
+from metaseq_lm.training.restore import open_run, stored_config
 
 pytest.importorskip("transformers")
 from hf_folders import make  # noqa: E402
@@ -384,7 +384,7 @@ def test_a_generator_of_another_shape_is_refused(root, tmp_path, capsys):
 
 def test_the_check_fails_where_models_differ(root, tmp_path, capsys):
     """The proof itself: one weight changed by a thousandth is found."""
-    from metaseq_lm.errors import MetaseqError
+    from metaseq_lm.core.errors import MetaseqError
     from metaseq_lm.interop.check import check
 
     part, tokenizer = part_of(root / "own" / "BertForMaskedLM")

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
-from metaseq_lm.config import load_config
-from metaseq_lm.run import Run, prepared
+from metaseq_lm.core.config import load_config
+from metaseq_lm.runs import checkpoint
+from metaseq_lm.training.run import Run, prepared
 
 pytest.importorskip("transformers")
 from hf_folders import make  # noqa: E402
@@ -54,9 +54,9 @@ def check_taken(before: dict, known: dict, prefix: str, source: str = "") -> Non
     taken = [name for name in before if name.startswith(prefix)]
     assert len(taken) > 1
     for name in taken:
-        assert torch.equal(
-            before[name], known[(source or prefix) + name.removeprefix(prefix)]
-        ), name
+        assert torch.equal(before[name], known[(source or prefix) + name.removeprefix(prefix)]), (
+            name
+        )
 
 
 @pytest.mark.parametrize("criterion", ["tartan_mt", "tartan_meta"])

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.cli import main
-from metaseq_lm.criterions import Batch
-from metaseq_lm.data.tokenizer import load_tokenizer
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.opened import open_run
-from metaseq_lm.run import Run
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.training.restore import open_run
+from metaseq_lm.training.run import Run
 
 pytest.importorskip("transformers")
 from hf_folders import make  # noqa: E402

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm import randomness
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig, BiLSTMLM, reverse
 
 SIZES = BiLSTMConfig(encoder_layers=2, encoder_embed_dim=4, encoder_hidden_dim=6, dropout=0.0)
@@ -110,7 +110,7 @@ def test_second_derivatives() -> None:
         return torch.func.functional_call(net, named, (tokens,)).pow(2).sum()
 
     inputs = [net.get_parameter(n).detach().clone().requires_grad_() for n in names]
-    with randomness.entered(randomness.Pass(None, double_backward=True)):
+    with random_streams.entered(random_streams.Pass(None, double_backward=True)):
         assert torch.autograd.gradgradcheck(loss, inputs, atol=1e-6)
 
 
@@ -119,7 +119,7 @@ def test_dropout_follows_the_rows_and_not_torchs_generator() -> None:
     keys = torch.arange(3).numpy()
 
     def run(chosen: slice) -> Tensor:
-        with randomness.entered(randomness.Pass(randomness.Noise(7, keys[chosen]))):
+        with random_streams.entered(random_streams.Pass(random_streams.Noise(7, keys[chosen]))):
             return net(tokens[chosen])
 
     before = torch.random.get_rng_state()

@@ -5,13 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from metaseq_lm.errors import UsageError
-from metaseq_lm.models.conv_large import (
-    ConvLarge,
-    ConvLargeConfig,
-    PositionalNorm,
-    places,
-)
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.models.vision.conv_large import ConvLarge, ConvLargeConfig, PositionalNorm, places
 
 
 def net_of(**options: Any) -> ConvLarge:
@@ -28,7 +23,9 @@ def test_places_see_21_to_29_pixels(net: ConvLarge) -> None:
     assert features.shape[2:] == (6, 6) and places(32) == 6
     seen = {}
     for place in ((0, 0), (2, 2), (3, 3), (5, 5), (0, 3)):
-        out = features[0, :, *place] ** 2  # the sum of normalised channels would not move
+        out = (
+            features[(0, slice(None), *place)] ** 2
+        )  # the sum of normalised channels would not move
         (gradient,) = torch.autograd.grad(out.sum(), images, retain_graph=True)
         reached = gradient[0].abs().sum(0) > 0
         seen[place] = (int(reached.any(1).sum()), int(reached.any(0).sum()))

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from metaseq_lm import checkpoint
-from metaseq_lm.config import load_config
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.models.inherit import inherited
+from metaseq_lm.runs import checkpoint
 
 
 def start(monkeypatch: pytest.MonkeyPatch, stored: object, *changes: str) -> object:

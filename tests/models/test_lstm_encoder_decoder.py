@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from metaseq_lm.errors import UsageError
-from metaseq_lm.models.beam_search import Beam
-from metaseq_lm.models.lstm_encoder_decoder import (
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.models.seq2seq.beam_search import Beam
+from metaseq_lm.models.seq2seq.lstm_encoder_decoder import (
     PRIMARY,
     EncoderDecoderConfig,
     LSTMEncoderDecoder,

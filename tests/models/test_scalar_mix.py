@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from test_word_encoders import CHARACTERS, KINDS, LSTM, TRANSFORMER, WORDS, rows
 
-from metaseq_lm import randomness
+from metaseq_lm.core import random_streams
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
-from metaseq_lm.models.cnn_bilstm import CNNBiLSTM
-from metaseq_lm.models.scalar_mix import ScalarMix
-from metaseq_lm.models.transformer_views import TransformerViews
-from metaseq_lm.models.views import FULL, Views
+from metaseq_lm.models.layers import ScalarMix
+from metaseq_lm.models.words.cnn_bilstm import CNNBiLSTM
+from metaseq_lm.models.words.transformer_views import TransformerViews
+from metaseq_lm.models.words.views import FULL, Views
 
 numbers = st.floats(-3, 3)
 
@@ -42,7 +42,9 @@ def test_dropout_belongs_to_the_rows() -> None:
     mix, layers = ScalarMix(2, 6, 0.5).train(), [torch.ones(4, 3, 6)] * 2
 
     def run(chosen: slice) -> torch.Tensor:
-        with randomness.entered(randomness.Pass(randomness.Noise(7, np.arange(4)[chosen]))):
+        with random_streams.entered(
+            random_streams.Pass(random_streams.Noise(7, np.arange(4)[chosen]))
+        ):
             return mix([states[chosen] for states in layers])
 
     whole = run(slice(None))

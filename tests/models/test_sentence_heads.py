@@ -8,9 +8,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from metaseq_lm.criterions.sentence_prediction import SentencePrediction
-from metaseq_lm.models.heads import SentenceHead, SpanPairHead
-from metaseq_lm.models.sentence_prediction import SentencePredictor
-from metaseq_lm.models.transformer import TransformerConfig
+from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.models.transformer.heads import SentenceHead, SpanPairHead
+from metaseq_lm.models.transformer.sentence_prediction import SentencePredictor
 
 WIDTH = 4
 SPANS = torch.tensor([[[1, 2], [2, 5]], [[3, 5], [1, 4]], [[0, 1], [4, 5]]])

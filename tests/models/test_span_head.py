@@ -9,8 +9,13 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from metaseq_lm.criterions.squad import SquadCriterion
-from metaseq_lm.models.span_head import AnswerabilityHead, JointSpanHead, SpanHead, SpanModel
-from metaseq_lm.models.transformer import TransformerConfig
+from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.models.transformer.span_head import (
+    AnswerabilityHead,
+    JointSpanHead,
+    SpanHead,
+    SpanModel,
+)
 
 WIDTH, ROWS, LENGTH = 4, 3, 7
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from metaseq_lm.errors import UsageError
-from metaseq_lm.models.wide_resnet import WideResNet, WideResNetConfig, frozen_statistics
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.models.vision.wide_resnet import WideResNet, WideResNetConfig, frozen_statistics
 
 
 def closed_form(depth: int, width: int, channels: int) -> int:

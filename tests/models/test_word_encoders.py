@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.config import load_config
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.models import word_embedding
-from metaseq_lm.models.cnn_bilstm import CNNBiLSTM, CNNBiLSTMConfig
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.models.layers import Dropout
-from metaseq_lm.models.transformer_views import (
+from metaseq_lm.models.words import word_embedding
+from metaseq_lm.models.words.cnn_bilstm import CNNBiLSTM, CNNBiLSTMConfig
+from metaseq_lm.models.words.transformer_views import (
     TransformerViews,
     TransformerViewsConfig,
     sinusoids,
 )
-from metaseq_lm.models.views import ViewsEncoder
-from metaseq_lm.models.word_embedding import (
+from metaseq_lm.models.words.views import ViewsEncoder
+from metaseq_lm.models.words.word_embedding import (
     CharacterCNN,
     Moments,
     WordEmbedding,

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from metaseq_lm.errors import UsageError
-from metaseq_lm.models.heads import SentenceHead
-from metaseq_lm.models.sentence_prediction import SentencePredictor
-from metaseq_lm.models.transformer import TransformerConfig
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.methods.meta_pseudo_label.virtual_steps import moments_of
+from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.models.transformer.heads import SentenceHead
+from metaseq_lm.models.transformer.sentence_prediction import SentencePredictor
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.optim.layers import layer_multipliers
-from metaseq_lm.optim.virtual import moments_of
 
 ADAM = {"_name": "adam_uncorrected", "lr": 3e-4, "weight_decay": 0.01, "betas": [0.9, 0.999]}
 OPTIONS = ADAM | {"eps": 1e-6, "clip_norm": 1.0, "decay_norms_and_biases": False}

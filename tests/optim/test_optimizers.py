@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.optim import Optimizer, build_optimizer, parameter_groups
 
 ADAM = {"lr": 0.03, "weight_decay": 0.1, "betas": [0.9, 0.98], "eps": 1e-6}

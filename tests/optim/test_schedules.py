@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.optim.schedules import (
     constant,
     damped_inverse_sqrt,

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.methods.meta_pseudo_label.virtual_steps import Moments, adamw, moments_of, sgd
 from metaseq_lm.optim import Optimizer, build_optimizer
-from metaseq_lm.optim.virtual import Moments, adamw, moments_of, sgd
 
 OPTIONS = {
     **{"_name": "adamw", "lr": 0.3, "weight_decay": 0.1, "betas": [0.9, 0.98], "eps": 1e-6},

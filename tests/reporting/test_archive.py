@@ -5,7 +5,7 @@ import pytest
 from synthetic import make_run
 
 from metaseq_lm.cli import main
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.settings import group

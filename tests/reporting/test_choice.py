@@ -7,7 +7,7 @@ import pytest
 from synthetic import make_run
 
 from metaseq_lm.cli import main
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.choice import chosen_values
 from metaseq_lm.reporting.folders import find_runs
 

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from synthetic import make_run
 
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.reporting.canvas import canvas
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.plots import (

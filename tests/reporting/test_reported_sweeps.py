@@ -3,7 +3,7 @@ import json
 import pytest
 from synthetic import make_run
 
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.reporting.sweeps import find_plan, pick_stage, read_runs
 
 

@@ -4,7 +4,7 @@ import math
 import pytest
 from synthetic import make_run
 
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.reporting.folders import find_runs, read_run
 
 

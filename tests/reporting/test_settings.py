@@ -4,7 +4,7 @@ import pytest
 from synthetic import make_run
 
 from metaseq_lm.cli import main
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.settings import as_numbers, group, hidden_keys, where
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from synthetic import make_run
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.formats import to_csv, to_markdown, to_tex
 from metaseq_lm.reporting.numbers import bytes_text, p_text

@@ -6,7 +6,7 @@ import re
 import pytest
 from synthetic import make_run
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.formats import (
     escape_markdown,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from metaseq_lm.config import load_config
+from metaseq_lm.core.config import load_config
 
 FORMS = ("single", "pair", "choices", "spans", "regression")
 SMALL = [

@@ -10,14 +10,14 @@ import torch
 import word_data
 from torch import Tensor
 
-from metaseq_lm import checkpoint
-from metaseq_lm.config import load_config
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.errors import MetaseqError
-from metaseq_lm.flops import FlopMeter
-from metaseq_lm.opened import open_run
-from metaseq_lm.run import Run
+from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs.flops import FlopMeter
+from metaseq_lm.training.restore import open_run
+from metaseq_lm.training.run import Run
 
 QUICK = [
     "criterion=tagging",

@@ -11,10 +11,10 @@ import torch
 from omegaconf import DictConfig
 from torch.nn import functional as F
 
-from metaseq_lm.config import load_config
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.errors import UsageError
-from metaseq_lm.run import Run
+from metaseq_lm.training.run import Run
 
 TINY = [s for s in battery.TINY if not s.startswith("model.")]
 NAMES = ["task=language_modeling", "criterion=language_modeling", "task.batch_size=16"]

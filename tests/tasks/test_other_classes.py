@@ -8,12 +8,12 @@ import pytest
 import sentence_sets
 from sentence_runs import configure
 
-from metaseq_lm.checkpoint import read_manifest
 from metaseq_lm.cli import main
-from metaseq_lm.data.manifest import Manifest
-from metaseq_lm.errors import UsageError
-from metaseq_lm.run import Run
-from metaseq_lm.trainer import Trainer
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.runs.checkpoint import read_manifest
+from metaseq_lm.training.run import Run
+from metaseq_lm.training.trainer import Trainer
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from omegaconf import DictConfig
 from torch.nn import functional as F
 
 from metaseq_lm.cli import main
-from metaseq_lm.config import load_config
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.errors import UsageError
-from metaseq_lm.flops_rules import Sizes
-from metaseq_lm.run import Run
+from metaseq_lm.models.transformer.flops_rules import Sizes
+from metaseq_lm.training.run import Run
 
 SIZE = ["task.tokens_per_sample=12", "task.batch_size=32", "model.segments=2"]
 

@@ -13,14 +13,14 @@ from omegaconf import OmegaConf
 from sentence_runs import ELECTRA, FORMS, SMALL, TASK, configure
 from torch import Tensor
 
-from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
-from metaseq_lm.config import load_config
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.models.transformer import TransformerConfig
-from metaseq_lm.run import Run
+from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.runs import checkpoint
 from metaseq_lm.tasks.finetuning import encoder_sizes
+from metaseq_lm.training.run import Run
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,14 @@ import pytest
 import squad_data
 import torch
 
-from metaseq_lm import checkpoint, distributed
 from metaseq_lm.cli import main
-from metaseq_lm.config import load_config
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.streams import Shard, tensors
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
-from metaseq_lm.run import Run
+from metaseq_lm.runs import checkpoint
+from metaseq_lm.training.run import Run
 
 SIZES = [
     "model.encoder_layers=1",
@@ -114,7 +115,7 @@ def test_replicas_and_micro_batches(run: Run, monkeypatch: pytest.MonkeyPatch) -
                 parts.append(mine)
                 return parts
 
-            monkeypatch.setattr(distributed, "gather_objects", gather)
+            monkeypatch.setattr(process_group, "gather_objects", gather)
             passes = {"valid": stream.once(Shard(rank, world, 3 if world > 1 else 0))}
             rows = task.evaluate(engine, model, passes).rows
         return list(rows())

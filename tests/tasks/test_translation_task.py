@@ -9,12 +9,12 @@ import parallel_data
 import pytest
 from omegaconf import DictConfig
 
-from metaseq_lm.config import load_config
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.evaluation import bleu
-from metaseq_lm.run import Run
 from metaseq_lm.tasks import translation
 from metaseq_lm.tasks.translation import TranslationTask
+from metaseq_lm.training.run import Run
 
 TINY = [
     "task=translation",

@@ -8,8 +8,8 @@ from pathlib import Path
 import battery
 import pytest
 
-from metaseq_lm.config import load_config
-from metaseq_lm.run import Run, prepared
+from metaseq_lm.core.config import load_config
+from metaseq_lm.training.run import Run, prepared
 
 EPOCHS = Path(__file__).resolve().parents[2] / "examples/meta_pretrain/epochs.py"
 TASK = ["task=sentence_prediction", "criterion=sentence_prediction", "model.segments=2"]

@@ -9,12 +9,12 @@ import torch
 from omegaconf import DictConfig
 from torch.nn import functional as F
 
-from metaseq_lm.config import load_config
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.words.vocabulary import SPECIAL_CHARACTERS, SPECIAL_WORDS, WordVocabulary
-from metaseq_lm.errors import MetaseqError
-from metaseq_lm.run import Run
 from metaseq_lm.tasks.word_language_modeling import model_ids
+from metaseq_lm.training.run import Run
 
 NAMES = [*battery.WORD_LM, "criterion=language_modeling"]
 TINY = [s for s in battery.TINY if not s.startswith("model.")]

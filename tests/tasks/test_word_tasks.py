@@ -8,16 +8,16 @@ import pytest
 import torch
 from battery import WORDS
 
-from metaseq_lm import checkpoint
-from metaseq_lm.config import load_config
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.criterions.tagging import targets_of
 from metaseq_lm.data.words.sets import WordSet
-from metaseq_lm.errors import MetaseqError
 from metaseq_lm.evaluation.chunks import span_counts
 from metaseq_lm.evaluation.conlleval import conlleval_report, conlleval_spans
-from metaseq_lm.opened import open_run
-from metaseq_lm.run import Run
+from metaseq_lm.runs import checkpoint
 from metaseq_lm.tasks.words import word_batch
+from metaseq_lm.training.restore import open_run
+from metaseq_lm.training.run import Run
 
 QUICK = [
     "optimizer=sgd",

@@ -6,8 +6,8 @@ order of the labels is the alphabetical one of ELECTRA's fine-tuning code.
 
 from dataclasses import dataclass, field
 
-from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import nearest
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import nearest
 
 SINGLE_FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
 JSON_FILES = {"train": "train.jsonl", "valid": "val.jsonl", "test": "test.jsonl"}

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.benchmarks import BENCHMARKS, BINARY, THREE_WAY, TRUTH, superglue
 from metaseq_lm.data.benchmarks.superglue import Example, Examples, Record
-from metaseq_lm.errors import UsageError
-from metaseq_lm.registry import nearest
 
 MARK = "*"
 

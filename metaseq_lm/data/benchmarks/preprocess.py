@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.benchmarks import (
     OPTIONAL_SPLITS,
     Benchmark,
@@ -13,13 +14,12 @@ from metaseq_lm.data.benchmarks import (
     superglue,
 )
 from metaseq_lm.data.benchmarks.wnli import CoreferenceRows
-from metaseq_lm.data.labelled_files import Columns, Row, RowReader, is_json, may_lack_labels
-from metaseq_lm.data.manifest import Manifest
-from metaseq_lm.data.preprocess import Job
-from metaseq_lm.data.preprocess_labelled import LabelledKind, Rows, preprocess_rows
-from metaseq_lm.data.text import OPENERS
-from metaseq_lm.data.tokenizer_base import Tokenizer
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.data.corpus.preprocess import Job
+from metaseq_lm.data.labelled.files import Columns, Row, RowReader, is_json, may_lack_labels
+from metaseq_lm.data.labelled.preprocess import LabelledKind, Rows, preprocess_rows
+from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.storage.text import OPENERS
+from metaseq_lm.data.tokenizers.base import Tokenizer
 
 
 def official_files(name: str, source: Path) -> dict[str, list[Path]]:

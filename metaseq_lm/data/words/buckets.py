@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from metaseq_lm import randomness
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.errors import UsageError
 
 BUCKETS = (15, 40)
 CHUNK = 10_000  # sentences of unlabelled text that are put into buckets together
@@ -79,7 +79,7 @@ class Bucketed:
         per_batch = batch_size * float(self._weights(chosen).mean())
         pieces = max(1, round(len(chosen) / chunk)) if chunk else 1
         if pieces > 1:
-            randomness.generator(seed, name, "pieces").shuffle(chosen)
+            random_streams.generator(seed, name, "pieces").shuffle(chosen)
         self._buckets = [self._bucketed(part, per_batch) for part in np.array_split(chosen, pieces)]
         counts = [sum(n for _, n in buckets) for buckets in self._buckets]
         self._ends = np.cumsum(counts)
@@ -90,7 +90,7 @@ class Bucketed:
         # A cached method would keep the object alive; a cached closure does not.
         self._batches = lru_cache(maxsize=2)(
             lambda epoch, piece: self._plan(
-                self._buckets[piece], randomness.generator(seed, name, "epoch", epoch, piece)
+                self._buckets[piece], random_streams.generator(seed, name, "epoch", epoch, piece)
             )
         )
 

@@ -5,7 +5,7 @@ Shapes: B sentences, S positions of a row (words, start and end), M characters o
 
 import numpy as np
 
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import CHARACTERS, LONGEST_WORD, WordVocabulary
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.words.columns import Sentence, SentenceReader, checked_tree
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.registry import nearest
 
 FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 ID, FORM, HEAD, RELATION = 0, 1, 6, 7

@@ -7,10 +7,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.data.manifest import Manifest
-from metaseq_lm.data.preprocess import Job
-from metaseq_lm.data.staging import publish, staging
-from metaseq_lm.data.text import check_policy, check_text_file
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.corpus.preprocess import Job
+from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.storage.staging import publish, staging
+from metaseq_lm.data.storage.text import check_policy, check_text_file
 from metaseq_lm.data.words.columns import SentenceReader
 from metaseq_lm.data.words.overlap import Overlap, besides, evaluation_overlap, words_reader
 from metaseq_lm.data.words.running_text import SPLITTING, TextReader, count_forms
@@ -23,7 +24,6 @@ from metaseq_lm.data.words.vocabulary import (
     frequent_words,
 )
 from metaseq_lm.data.words.writing import BATCH, SentenceWriter
-from metaseq_lm.errors import MetaseqError, UsageError
 
 WORDS = "words"  # the kind of the manifest
 PLACES = ("text", "vectors", "both")

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm import randomness
-from metaseq_lm.data.manifest import Manifest, classes_of
-from metaseq_lm.data.preprocess import Job
-from metaseq_lm.data.staging import publish, staging
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import nearest
+from metaseq_lm.data.corpus.preprocess import Job
+from metaseq_lm.data.storage.manifest import Manifest, classes_of
+from metaseq_lm.data.storage.staging import publish, staging
 from metaseq_lm.data.words.columns import (
     ColumnReader,
     HeadColumnReader,
@@ -33,8 +35,6 @@ from metaseq_lm.data.words.tags import (
 )
 from metaseq_lm.data.words.vocabulary import WordVocabulary
 from metaseq_lm.data.words.writing import SentenceWriter
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.registry import nearest
 
 UNSEEN = "<unseen>"
 UNSEEN_TAGS = ("own", "one")
@@ -184,7 +184,7 @@ def _hold_out(splits: dict[str, _Split], choice: SetChoice) -> None:
     count = len(train.sentences)
     if choice.hold_out >= count:
         raise UsageError(f"--hold-out {choice.hold_out}: train has {count} sentences")
-    order = randomness.generator(choice.seed, "hold out").permutation(count)
+    order = random_streams.generator(choice.seed, "hold out").permutation(count)
     held = set(order[: choice.hold_out].tolist())
     splits["valid"] = _Split([train.sentences[i] for i in sorted(held)], Counter(), train.paths)
     train.sentences = [s for i, s in enumerate(train.sentences) if i not in held]

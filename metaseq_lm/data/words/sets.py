@@ -12,13 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm import randomness
-from metaseq_lm.data.indexed import IndexedDataset
-from metaseq_lm.data.manifest import Manifest, require_sizes
-from metaseq_lm.data.packing import ranges
-from metaseq_lm.data.words.vocabulary import BRACKETS, WordVocabulary
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.evaluation.dependencies import is_punctuation
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.corpus.packing import ranges
+from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.manifest import Manifest, require_sizes
+from metaseq_lm.data.words.vocabulary import BRACKETS, WordVocabulary, is_punctuation
 
 TEXT, TAGS, TREES = "text", "tags", "trees"
 # The kind of a manifest, and the form of its sets.
@@ -190,5 +189,5 @@ class WordSet:
         """
         if not 0 < share <= 1:
             raise UsageError(f"task.label_fraction must be above 0 and at most 1, got {share}")
-        order = randomness.generator(seed, "fraction of the labels").permutation(len(self))
+        order = random_streams.generator(seed, "fraction of the labels").permutation(len(self))
         return np.sort(order[: max(1, round(share * len(self)))])

@@ -8,7 +8,7 @@ what continues no span opens one, and no tag is wrong.
 
 from collections.abc import Iterable, Sequence
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 
 SCHEMES = ("auto", "iob1", "bio", "bioes", "conlleval", "none")
 OUTSIDE = "O"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm import randomness
-from metaseq_lm.data.text import numbered_lines
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.storage.text import numbered_lines
 from metaseq_lm.data.words.vocabulary import SPECIAL_WORDS, UNKNOWN, normalise
-from metaseq_lm.errors import MetaseqError
 
 
 def read_vectors(
@@ -90,7 +90,7 @@ def vector_table(words: list[str], known: dict[str, np.ndarray], seed: int = 0) 
         raise MetaseqError("none of the words has a vector; is it a file of another language?")
     vectors = np.stack([known[words[i]] for i in have])
     scale = float(np.sqrt(np.mean(vectors.astype(np.float64) ** 2)))
-    random = randomness.generator(seed, "word vectors")
+    random = random_streams.generator(seed, "word vectors")
     table = (random.standard_normal((len(words), vectors.shape[1])) * scale).astype(np.float32)
     table[have] = vectors
     table[: UNKNOWN + 1] = 0

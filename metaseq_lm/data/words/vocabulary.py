@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.data.vocabulary import load_symbols, save_symbols
-from metaseq_lm.errors import MetaseqError
-from metaseq_lm.files import write_atomic
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.files import write_atomic
+from metaseq_lm.data.tokenizers.vocabulary import load_symbols, save_symbols
 
 WORDS_FILE, CHARACTERS_FILE = "words.txt", "characters.txt"
 VECTORS_FILE, VECTORS_NAME = "word_vectors.safetensors", "vectors"
@@ -198,3 +198,12 @@ def characters_of(forms: Iterable[str]) -> list[str]:
     for form in forms:
         found.update(BRACKETS.get(form, form))
     return [*SPECIAL_CHARACTERS, *sorted(found)]
+
+
+# The normalised forms that do not count.
+PUNCTUATION = frozenset("! ... `` { } ( ) [ ] -- - , . '' ` ; : ?".split())
+
+
+def is_punctuation(word: str) -> bool:
+    """Return whether a word, as it stands in the text, does not count."""
+    return normalise(word) in PUNCTUATION

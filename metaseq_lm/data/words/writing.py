@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.data.indexed import IndexedWriter, smallest_dtype
+from metaseq_lm.data.storage.indexed import IndexedWriter, smallest_dtype
 from metaseq_lm.data.words.sets import part_name
 from metaseq_lm.data.words.vocabulary import UNKNOWN, WordVocabulary
 

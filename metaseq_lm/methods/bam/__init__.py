@@ -7,4 +7,7 @@ Read criterion.py (the target, teacher annealing), sampling.py (how often each s
 (outputs of teachers, stored), task.py (the rest).
 """
 
-from metaseq_lm.methods.bam import criterion, task  # noqa: F401  (fill the registries)
+from metaseq_lm.methods.bam import (
+    criterion,
+    task,
+)

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from omegaconf import II
 from torch import Tensor, nn
 
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.methods.bam.data import WITH_CLASSES
 from metaseq_lm.models.layers import full_precision
-from metaseq_lm.registry import register_criterion
 
 LOSS = "cross_entropy_or_squared_error"  # of one set, in evaluation, where it is all of the loss
 

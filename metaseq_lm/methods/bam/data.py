@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from metaseq_lm.criterions import Batch
-from metaseq_lm.data.corpus import padding_of
-from metaseq_lm.data.sentence_rows import SentenceRows
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.data.corpus.rows import padding_of
+from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 
 WITH_CLASSES = "rows with classes"  # the size that counts a batch's rows of sets with classes
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from metaseq_lm import randomness
+from metaseq_lm.core import random_streams
 from metaseq_lm.data.streams import by_length, check_batch_size
 
 
@@ -74,7 +74,7 @@ class MixedEpochs:
         self.total = int(sum(counts))
 
         def epoch(number: int) -> np.ndarray:
-            generator = randomness.generator(seed, name, "epoch", number)
+            generator = random_streams.generator(seed, name, "epoch", number)
             parts, first = [], 0
             for size, count in zip(sizes, counts):
                 cycles = [generator.permutation(size) for _ in range(-(-count // size))]

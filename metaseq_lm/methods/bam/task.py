@@ -17,26 +17,27 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm import checkpoint, randomness
-from metaseq_lm.checks import check_classes
-from metaseq_lm.config import option
-from metaseq_lm.cost import Costs
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import Manifest, require_tokenizer
-from metaseq_lm.data.sentence_rows import SentenceRows
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.checks import check_classes
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import nearest, register_task
+from metaseq_lm.data.labelled.sentence_rows import SentenceRows
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Sequential, Stream
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.methods.bam import sampling
 from metaseq_lm.methods.bam import teachers as teaching
 from metaseq_lm.methods.bam.criterion import LOSS, BamDistill
 from metaseq_lm.methods.bam.data import MixedRows, one_set
 from metaseq_lm.methods.bam.model import RANGES, MultiTaskModel
 from metaseq_lm.methods.bam.teachers import Teacher
-from metaseq_lm.models.labelled_sets import POOLER, SETS, SetHeads, set_of
-from metaseq_lm.registry import nearest, register_task
-from metaseq_lm.run_folder import read_results
+from metaseq_lm.models.transformer.labelled_sets import POOLER, SETS, SetHeads, set_of
+from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs.folder import read_results
+from metaseq_lm.runs.lineage_cost import Costs
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, with_epochs, with_updates
 from metaseq_lm.tasks.finetuning import (
     different_sets,
@@ -280,7 +281,7 @@ class BamTask(Task):
     def build_model(self) -> nn.Module:
         sizes, options, vocabulary = encoder_sizes(self.config), self.options, self.vocabulary
         if options.teachers:
-            torch.manual_seed(randomness.key(self.config.seed, TAUGHT))
+            torch.manual_seed(random_streams.key(self.config.seed, TAUGHT))
         heads = SetHeads(sizes.width, self.outputs, options.head_dropout, options.pooled)
         real = [name for name, count in self.outputs.items() if count == 1]
         ranges = {name: label_range(self.data / name) for name in real}

@@ -27,22 +27,22 @@ import numpy as np
 import safetensors.numpy
 from omegaconf import DictConfig
 
-from metaseq_lm import checkpoint, cost, distributed
-from metaseq_lm.checks import check_classes
-from metaseq_lm.cost import Costs
-from metaseq_lm.criterions import Batch
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import MANIFEST_FILE, fingerprint
-from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
-from metaseq_lm.files import write_atomic
-from metaseq_lm.foreign import check_header
-from metaseq_lm.opened import open_run
-from metaseq_lm.run_folder import read_results
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.checks import check_classes
+from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError
+from metaseq_lm.core.files import write_atomic
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.manifest import MANIFEST_FILE, fingerprint
+from metaseq_lm.distributed import process_group
+from metaseq_lm.runs import checkpoint, lineage_cost
+from metaseq_lm.runs.folder import read_results
+from metaseq_lm.runs.lineage_cost import Costs
+from metaseq_lm.runs.safe_load import check_header
 from metaseq_lm.tasks.finetuning import Outputs, listed
+from metaseq_lm.training.restore import open_run
 
 if TYPE_CHECKING:
-    from metaseq_lm.methods.bam.task import BamTask
-    from metaseq_lm.run import Run
+    from metaseq_lm.training.run import Run
 
 FORMAT = 3
 SUFFIX = ".train.safetensors"
@@ -157,13 +157,13 @@ def outputs_of(
         run = opened(config, teacher)
         for name in () if dry_run else names:
             outputs, spent = computed(run, teacher, name)
-            if distributed.rank() == 0:
+            if process_group.rank() == 0:
                 file = teacher.file(name)
                 own = {str(file.resolve()): spent}
-                costs = cost.union([cost.behind(str(teacher.checkpoint)), own])
+                costs = lineage_cost.union([lineage_cost.behind(str(teacher.checkpoint)), own])
                 about = describe(Path(config.data) / name, sets[name], teacher.weights)
                 store(file, outputs, about | {"checkpoint": str(teacher.checkpoint), "cost": costs})
-            distributed.from_first(None)  # nobody reads before it is written
+            process_group.from_first(None)  # nobody reads before it is written
         del run
         gc.collect()
     found, every = {}, []
@@ -174,7 +174,7 @@ def outputs_of(
             continue
         found[name], costs = read(file, describe(Path(config.data) / name, data, teacher.weights))
         every.append(costs)
-    return found, cost.union(every)
+    return found, lineage_cost.union(every)
 
 
 def missing(teachers: Mapping[str, Teacher]) -> list[tuple[Teacher, list[str]]]:
@@ -183,7 +183,7 @@ def missing(teachers: Mapping[str, Teacher]) -> list[tuple[Teacher, list[str]]]:
     found = []
     for own in by_name.values():
         names = [n for n, t in teachers.items() if t is own and not own.file(n).is_file()]
-        if names := distributed.from_first(names):
+        if names := process_group.from_first(names):
             found.append((own, names))
     return found
 
@@ -210,7 +210,7 @@ def computed(run: Run, teacher: Teacher, name: str) -> tuple[np.ndarray, dict[st
 
     A call of all replicas, each of which takes its share of each batch. Raises Interrupted.
     """
-    task: BamTask = run.task  # type: ignore[assignment]
+    task: Any = run.task  # a BamTask, which imports this module
     meter, engine, model = run.trainer.flops, run.trainer.engine, run.model
     started, before = time.monotonic(), meter.total
     rows = len(task.labelled(name, "train"))
@@ -223,15 +223,15 @@ def computed(run: Run, teacher: Teacher, name: str) -> tuple[np.ndarray, dict[st
     model.eval()
     with engine.outside_updates():
         for number, batch in enumerate(task.once(name, "train").once(run.trainer.shard)):
-            distributed.alive()
+            process_group.alive()
             stop_if_asked(run, teacher)
             show(number * task.options.batch_size)
             placed = engine.to_device(batch)
             with meter.count(placed):
                 parts = engine.map(find, placed)
             mine += [row for part in parts for row in part]
-    flops = sum(distributed.gather_objects(meter.total - before))
-    every = [row for part in distributed.gather_objects(mine) for row in part]
+    flops = sum(process_group.gather_objects(meter.total - before))
+    every = [row for part in process_group.gather_objects(mine) for row in part]
     # What nobody has computed must not pass for an output.
     outputs = np.full((rows, task.outputs[name]), np.nan, np.float32)
     outputs[[sample for sample, _ in every]] = [values for _, values in every]
@@ -246,7 +246,7 @@ class Rows:
 
     def __call__(self, done: int) -> None:
         """Print the line, if it is time and this is the first replica."""
-        if distributed.rank() == 0 and time.monotonic() - self.shown >= QUIET:
+        if process_group.rank() == 0 and time.monotonic() - self.shown >= QUIET:
             print(f"{self.what}: {done:,} of {self.total:,} rows", flush=True)
             self.shown = time.monotonic()
 
@@ -330,7 +330,7 @@ def opened_file(path: Path) -> tuple[np.ndarray, dict[str, Any], Costs]:
             raise ValueError(f"a table of {outputs.dtype} with {outputs.ndim} dimensions")
         if about["sha256"] != hashlib.sha256(outputs.tobytes()).hexdigest():
             raise ValueError("its checksum differs")
-        costs = cost.checked(about.get("cost"))
+        costs = lineage_cost.checked(about.get("cost"))
     except OSError as error:
         raise MetaseqError(f"{path}: {error.strerror}") from error
     except Exception as error:  # whatever the library raises for a file that is not its own

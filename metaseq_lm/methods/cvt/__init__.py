@@ -1,6 +1,6 @@
 """Cross-View Training (Clark et al. 2018; Clark 2021, chapter 4)."""
 
-from metaseq_lm.methods.cvt import (  # noqa: F401  (fill the registries)
+from metaseq_lm.methods.cvt import (
     criterion,
     task,
     translation,

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from metaseq_lm.engine import Engine
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.averaged import RAW, AveragedWeights
 from metaseq_lm.tasks import Passes, Scored
 

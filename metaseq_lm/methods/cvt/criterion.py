@@ -15,22 +15,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.checks import check_share
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Term, Terms
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.checks import check_share
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.random_streams import current_pass
+from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.tagging import WordLabels
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.data.words.vocabulary import REMOVED
-from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.cvt.model import PARSING, TAGGING, auxiliaries, check_auxiliaries
 from metaseq_lm.methods.cvt.perturbation import gaussian, harmful, unit
 from metaseq_lm.models.layers import full_precision
-from metaseq_lm.models.parsing_heads import ParsingModule
-from metaseq_lm.models.prediction_modules import PRIMARY, next_to
-from metaseq_lm.models.views import Views, ViewsEncoder
-from metaseq_lm.models.word_model import WordModel, WordNet, dropout_at
-from metaseq_lm.randomness import current_pass
-from metaseq_lm.registry import register_criterion
+from metaseq_lm.models.words.parsing_heads import ParsingModule
+from metaseq_lm.models.words.prediction_modules import PRIMARY, next_to
+from metaseq_lm.models.words.views import Views, ViewsEncoder
+from metaseq_lm.models.words.word_model import WordModel, WordNet, dropout_at
 
 
 @dataclass

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.words.sets import TREES
-from metaseq_lm.errors import UsageError
-from metaseq_lm.models.views import AHEAD, BACK, FULL
-from metaseq_lm.registry import nearest
+from metaseq_lm.models.words.views import AHEAD, BACK, FULL
 
 # Options of a TaggingModule: its view, and whose class it predicts at t, that of t + shift. At t
 # "future" and "past" do not know the word in question; "full" sees what the primary module sees, but

@@ -10,20 +10,20 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm import randomness
-from metaseq_lm.checks import check_least
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.streams import Order, Stream
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed
 from metaseq_lm.data.words.sets import WordSet
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import UsageError
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.methods.cvt.averaging import check_teacher
 from metaseq_lm.methods.cvt.criterion import Unlabelled, needs_normalised
 from metaseq_lm.methods.cvt.model import auxiliaries
-from metaseq_lm.models.views import ViewsEncoder
-from metaseq_lm.registry import register_task
+from metaseq_lm.models.words.views import ViewsEncoder
 from metaseq_lm.tasks import Batches, Kinds
 from metaseq_lm.tasks.words import AT, ParserConfig, WordTask, WordTaskConfig, word_batch
 
@@ -135,7 +135,7 @@ class CVTTask(WordTask):
 
     def drawn(self, what: str, update: int) -> float:
         """Return a number in [0, 1) that follows from the seed and the number of the update."""
-        return randomness.generator(self.config.seed, "cvt", what, update).random()
+        return random_streams.generator(self.config.seed, "cvt", what, update).random()
 
     def needs(self, update: int) -> dict[str, int]:
         if self.alternating and update % 2:

@@ -12,19 +12,19 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm import distributed
-from metaseq_lm.checks import check_least
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch
-from metaseq_lm.data.parallel import IGNORE, UNLABELLED, ParallelSet, TranslationRows, shorter
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_task
+from metaseq_lm.data.parallel.sets import IGNORE, UNLABELLED, ParallelSet, TranslationRows, shorter
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.words.buckets import Bucketed
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import UsageError
+from metaseq_lm.distributed import process_group
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.methods.cvt.averaging import AveragedNet, scores
 from metaseq_lm.methods.cvt.translation_losses import SemiSupervisedTranslation
-from metaseq_lm.models.word_model import dropout_at
-from metaseq_lm.registry import register_task
+from metaseq_lm.models.words.word_model import dropout_at
 from metaseq_lm.tasks import Batches, Kinds, Passes, Scored
 from metaseq_lm.tasks.translation import TranslationConfig, TranslationTask
 
@@ -139,7 +139,7 @@ class CVTTranslationTask(TranslationTask):
         found = engine.map(search, parts, draw="teacher")
         counts = [(ids != pad).sum(-1) for ids in found]
         own = max((int(count.max()) for count in counts), default=0)
-        width = max(distributed.gather_objects(own))
+        width = max(process_group.gather_objects(own))
         return [self._translated(*each, width) for each in zip(parts, found, counts)]
 
     def _translated(self, batch: Batch, ids: Tensor, counts: Tensor, width: int) -> Batch:

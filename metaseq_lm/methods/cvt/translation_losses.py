@@ -12,17 +12,17 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.checks import check_share
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Term, Terms
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.checks import check_share
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.random_streams import current_pass
+from metaseq_lm.core.registry import nearest, register_criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.criterions.translation import Translation
-from metaseq_lm.data.parallel import UNLABELLED
-from metaseq_lm.errors import UsageError
-from metaseq_lm.models.lstm_encoder_decoder import PRIMARY, LSTMEncoderDecoder
-from metaseq_lm.models.word_model import dropout_at
-from metaseq_lm.randomness import current_pass
-from metaseq_lm.registry import nearest, register_criterion
+from metaseq_lm.data.parallel.sets import UNLABELLED
+from metaseq_lm.models.seq2seq.lstm_encoder_decoder import PRIMARY, LSTMEncoderDecoder
+from metaseq_lm.models.words.word_model import dropout_at
 
 ATTENTION, FUTURE, FULL = "attention", "future", "full"
 AUXILIARY = (ATTENTION, FUTURE, FULL)

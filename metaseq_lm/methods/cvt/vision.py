@@ -12,10 +12,12 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm import randomness
-from metaseq_lm.checks import check_least, check_share
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.checks import check_least, check_share
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.image_classification import ImageClassification, class_terms
 from metaseq_lm.data.images import (
     ClassifiedImages,
@@ -26,8 +28,7 @@ from metaseq_lm.data.images import (
     require_scale,
 )
 from metaseq_lm.data.streams import Sequential, Shuffled, Stream
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.methods.cvt.averaging import AveragedNet, check_teacher, scores
 from metaseq_lm.methods.cvt.vision_losses import (
     PLACES,
@@ -36,9 +37,8 @@ from metaseq_lm.methods.cvt.vision_losses import (
     CVTVision,
     PlaceHeads,
 )
-from metaseq_lm.models.conv_large import POSITIONAL, ConvLarge, ConvLargeConfig, places
-from metaseq_lm.models.wide_resnet import check_whole_batches
-from metaseq_lm.registry import register_task
+from metaseq_lm.models.vision.conv_large import POSITIONAL, ConvLarge, ConvLargeConfig, places
+from metaseq_lm.models.vision.wide_resnet import check_whole_batches
 from metaseq_lm.tasks import Batches, Kinds, Passes, Scored, Task, options_of
 from metaseq_lm.tasks.finetuning import labelled_scores
 
@@ -76,7 +76,7 @@ class CVTVisionTaskConfig:
 
 def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
     """Return all numbers of `labels` (N,) in a random order whose beginnings have all classes alike."""
-    generator = randomness.generator(seed, "labelled images")
+    generator = random_streams.generator(seed, "labelled images")
     shuffled = generator.permutation(len(labels))
     rank = np.empty(len(labels), np.int64)  # of each among those of its class
     for label in np.unique(labels):
@@ -143,7 +143,7 @@ class CVTVisionTask(Task):
         """Return images (B, C, H, W), moved and normalised, and targets (B,); the size is `size`."""
         options, images = self.options, part.images[samples]
         if options.translate or options.flip:
-            drawn = randomness.uniforms(keys, 0, 3)
+            drawn = random_streams.uniforms(keys, 0, 3)
             most = options.translate
             shifts = (drawn[:, :2] * (2 * most + 1)).astype(np.int64) - most
             images = moved(images, shifts, options.flip & (drawn[:, 2] < 0.5))

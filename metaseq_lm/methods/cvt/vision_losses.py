@@ -13,17 +13,17 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.checks import check_share
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Term, Terms
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.checks import check_share
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.image_classification import ImageClassification
-from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.cvt.perturbation import gaussian, harmful, unit
-from metaseq_lm.models.conv_large import ConvLarge
 from metaseq_lm.models.layers import full_precision
-from metaseq_lm.models.wide_resnet import frozen_statistics
-from metaseq_lm.models.word_model import dropout_at
-from metaseq_lm.registry import register_criterion
+from metaseq_lm.models.vision.conv_large import ConvLarge
+from metaseq_lm.models.vision.wide_resnet import frozen_statistics
+from metaseq_lm.models.words.word_model import dropout_at
 
 UNLABELLED = "unlabelled"
 PLACES = "places"  # the auxiliary heads

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.checks import check_least
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Term, Terms
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.methods.electra.criterion import (
     Corrupting,
     NoiseConfig,
@@ -23,7 +24,6 @@ from metaseq_lm.methods.electra.criterion import (
 from metaseq_lm.methods.electra.model import Electra, check_noise
 from metaseq_lm.methods.electra.noise import replaced, sample
 from metaseq_lm.models.layers import full_precision
-from metaseq_lm.registry import register_criterion
 
 
 @dataclass

@@ -17,11 +17,14 @@ from omegaconf import II
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.checks import check_least
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms, number_of
+from metaseq_lm.core.batch import Batch, Term, Terms, number_of
+from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.random_streams import current_pass
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
-from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.electra.model import NOISES, Electra
 from metaseq_lm.methods.electra.noise import (
     FixedNoise,
@@ -31,9 +34,7 @@ from metaseq_lm.methods.electra.noise import (
     sample,
 )
 from metaseq_lm.models.layers import full_precision
-from metaseq_lm.models.transformer import select
-from metaseq_lm.randomness import current_pass
-from metaseq_lm.registry import register_criterion
+from metaseq_lm.models.transformer.encoder import select
 
 
 @dataclass

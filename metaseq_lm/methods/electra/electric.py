@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.checks import check_least
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms, number_of
+from metaseq_lm.core.batch import Batch, Term, Terms, number_of
+from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.methods.electra.criterion import (
     Corrupting,
     NoiseConfig,
@@ -26,7 +28,6 @@ from metaseq_lm.methods.electra.criterion import (
     real_tokens,
 )
 from metaseq_lm.methods.electra.model import Electra, check_noise
-from metaseq_lm.registry import register_criterion
 
 
 @dataclass

@@ -13,14 +13,14 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_model
 from metaseq_lm.methods.electra.noise import FixedNoise, MaskedGenerator, TwoTowers
-from metaseq_lm.models.heads import BinaryHead, LMHead
 from metaseq_lm.models.layers import Linear
-from metaseq_lm.models.transformer import Encoder, TransformerConfig, initialise
-from metaseq_lm.registry import register_model
+from metaseq_lm.models.transformer.encoder import Encoder, TransformerConfig, initialise
+from metaseq_lm.models.transformer.heads import BinaryHead, LMHead
 
 NOISES = ("mlm", "two_tower", "unigram", "uniform")
 SHARING = ("embeddings", "none", "all")

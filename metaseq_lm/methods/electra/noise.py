@@ -11,11 +11,11 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.criterions import Batch
-from metaseq_lm.errors import UsageError
-from metaseq_lm.models.heads import LMHead
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.random_streams import current_pass
 from metaseq_lm.models.layers import full_precision
-from metaseq_lm.models.transformer import (
+from metaseq_lm.models.transformer.encoder import (
     Embeddings,
     Encoder,
     Stack,
@@ -23,7 +23,7 @@ from metaseq_lm.models.transformer import (
     attention_mask,
     select,
 )
-from metaseq_lm.randomness import current_pass
+from metaseq_lm.models.transformer.heads import LMHead
 
 
 class MaskedGenerator(nn.Module):

@@ -14,21 +14,22 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm import distributed, flops_rules
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch
-from metaseq_lm.data.corpus import Samples, padding_of
-from metaseq_lm.data.masking import Masking, mask_tokens
-from metaseq_lm.data.packing import open_corpus
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.random_streams import mix, uniforms
+from metaseq_lm.core.registry import register_task
+from metaseq_lm.data.corpus.masking import Masking, mask_tokens
+from metaseq_lm.data.corpus.packing import open_corpus
+from metaseq_lm.data.corpus.rows import Samples, padding_of
 from metaseq_lm.data.streams import Stream
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.engine import Engine
-from metaseq_lm.errors import UsageError
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.distributed import process_group
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.electra.criterion import Corrupting
 from metaseq_lm.methods.electra.electric import TwoTowerCloze
 from metaseq_lm.methods.electra.model import ElectraConfig, check_noise
-from metaseq_lm.randomness import mix, uniforms
-from metaseq_lm.registry import register_task
+from metaseq_lm.models.transformer import flops_rules
 from metaseq_lm.tasks import Passes, Scored, Task, options_of
 from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_stream
 
@@ -187,7 +188,7 @@ class ElectraTask(Task):
                 "generator's sizes; give the run of the first stage, model.generator_size=1 and "
                 "model.generator_layers=1"
             )
-        if model.noise in ("mlm", "two_tower") and not distributed.rank():
+        if model.noise in ("mlm", "two_tower") and not process_group.rank():
             print(
                 f"{self.config.init_from}: nothing in it fits the noise model, which starts fresh"
             )

@@ -19,18 +19,19 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import Manifest, require_tokenizer
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import register_criterion, register_task
+from metaseq_lm.criterions import Criterion
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
-from metaseq_lm.data.tokenizer import load_tokenizer
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.methods.electra.wnli_rows import CandidateRows
-from metaseq_lm.models.heads import BinaryHead
-from metaseq_lm.models.transformer import Encoder, TransformerConfig, initialise
-from metaseq_lm.registry import register_criterion, register_task
+from metaseq_lm.models.transformer.encoder import Encoder, TransformerConfig, initialise
+from metaseq_lm.models.transformer.heads import BinaryHead
 from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
 from metaseq_lm.tasks.finetuning import (
     Outputs,

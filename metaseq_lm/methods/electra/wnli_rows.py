@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.random_streams import words
 from metaseq_lm.data.benchmarks.wnli import overlap, phrase_key
-from metaseq_lm.data.corpus import padding_of
-from metaseq_lm.data.labelled import LabelledSet, rows_name
-from metaseq_lm.data.preprocess_labelled import token_span
-from metaseq_lm.data.tokenizer_base import Tokenizer
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.randomness import words
+from metaseq_lm.data.corpus.rows import padding_of
+from metaseq_lm.data.labelled.preprocess import token_span
+from metaseq_lm.data.labelled.sets import LabelledSet, rows_name
+from metaseq_lm.data.tokenizers.base import Tokenizer
 
 BENCHMARK = "glue/WNLI"
 LABELS = ["0", "1"]  # 1 is entailment
@@ -102,7 +102,7 @@ class CandidateRows:
         known: dict[Any, list[str]] = defaultdict(list)
         for sample, row in enumerate(facts):
             if row["pronoun"] and self.entailed is not None and self.entailed[sample]:
-                known[row["sentence"], *row["pronoun"]].append(row["query"])
+                known[(row["sentence"], *row["pronoun"])].append(row["query"])
         return known
 
     def _choice(

@@ -5,4 +5,7 @@
 Read update.py (the order of an update), task.py (on what), criterion.py and model.py (labelled sets).
 """
 
-from metaseq_lm.methods.meta_pretrain import criterion, task  # noqa: F401  (fill the registries)
+from metaseq_lm.methods.meta_pretrain import (
+    criterion,
+    task,
+)

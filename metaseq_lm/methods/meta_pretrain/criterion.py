@@ -7,10 +7,11 @@ to learn is an order of updates, not an objective, so its options are the task's
 import torch
 from torch import nn
 
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.models.layers import full_precision
-from metaseq_lm.registry import register_criterion
 
 PAIRS = "meta_pretrain_pairs"  # the task, and its criterion
 

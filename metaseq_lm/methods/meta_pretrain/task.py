@@ -14,19 +14,19 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import require_tokenizer
-from metaseq_lm.data.sentence_rows import SentenceRows
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import register_task
+from metaseq_lm.data.labelled.sentence_rows import SentenceRows
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.methods.meta_pretrain.criterion import PAIRS, LabelledSets
 from metaseq_lm.methods.meta_pretrain.model import labelled_sets_model
 from metaseq_lm.methods.meta_pretrain.update import MetaOptions, meta_update
-from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Batches, Task
 from metaseq_lm.tasks.finetuning import different_sets, encoder_sizes, encoder_weights
 from metaseq_lm.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask

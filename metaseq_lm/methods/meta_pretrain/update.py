@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from metaseq_lm import vectors
-from metaseq_lm.checks import check_choice, check_least
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch
-from metaseq_lm.engine import Engine, InnerGradient, Logs, LossFn
-from metaseq_lm.errors import UsageError
-from metaseq_lm.vectors import Vector
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.checks import check_choice, check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.engine import vectors
+from metaseq_lm.engine.engine import Engine, InnerGradient, Logs, LossFn
+from metaseq_lm.engine.vectors import Vector
 
 MAIN = "main"  # the optimizer
 OPTIMIZERS, ORDERS = ("adam", "sgd"), ("none", "exact")

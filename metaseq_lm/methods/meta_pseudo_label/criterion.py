@@ -15,18 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm import vectors
-from metaseq_lm.checks import check_choice, check_least
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.checks import check_choice, check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.random_streams import current_pass
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import copy_sums, labelled_terms
-from metaseq_lm.errors import UsageError
+from metaseq_lm.engine import vectors
 from metaseq_lm.methods.meta_pseudo_label.fused import cross_entropy, soft_cross_entropy
-from metaseq_lm.models.transformer import TransformerLM
+from metaseq_lm.methods.meta_pseudo_label.virtual_steps import decoupled_decay
+from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer
-from metaseq_lm.optim.virtual import decoupled_decay
-from metaseq_lm.randomness import current_pass
-from metaseq_lm.registry import register_criterion
 
 
 @dataclass

@@ -17,17 +17,17 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor
 
-from metaseq_lm import randomness
-from metaseq_lm.checks import check_choice, check_least
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch
-from metaseq_lm.data.corpus import Corpus, padding_of
-from metaseq_lm.data.masking import Masking, mask_tokens
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.checks import check_choice, check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.corpus.masking import Masking, mask_tokens
+from metaseq_lm.data.corpus.rows import Corpus, padding_of
+from metaseq_lm.data.labelled.token_labels import STRIDE, TokenLabels
 from metaseq_lm.data.streams import Shard, draw_below, noise_rows, tensors
-from metaseq_lm.data.token_labels import STRIDE, TokenLabels
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.errors import MetaseqError, UsageError
-from metaseq_lm.means import Logs
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.engine.term_means import Logs
 from metaseq_lm.tasks.finetuning import different_sets
 
 # x, lengths, positions of the targets, targets (-1 = none): the common format of a labelled row.
@@ -134,7 +134,7 @@ class Unlabelled:
 
         So texts count by their length, as in the author's code, which draws a character.
         """
-        root = randomness.key(self.seed, "unlabelled")
+        root = random_streams.key(self.seed, "unlabelled")
         return self.text_at(draw_below(root, samples, self.total))
 
     def text_at(self, tokens: np.ndarray) -> np.ndarray:
@@ -143,13 +143,13 @@ class Unlabelled:
 
     def draw_other(self, samples: np.ndarray, query: bool) -> np.ndarray:
         """Return another text for each sample; the query's differs from the support's beside it."""
-        root = randomness.key(self.seed, "texts", "support")
+        root = random_streams.key(self.seed, "texts", "support")
         support = self.text_at(draw_below(root, samples, self.total))
         if not query or len(self.corpus) == 1:
             return support
         # A token outside the support text: what comes behind it moves up by its length.
         left = self.total - self.corpus.lengths[support]
-        other = draw_below(randomness.key(self.seed, "texts", "query"), samples, left)
+        other = draw_below(random_streams.key(self.seed, "texts", "query"), samples, left)
         behind = other >= self.corpus.starts[support]
         return self.text_at(other + np.where(behind, self.corpus.lengths[support], 0))
 
@@ -158,7 +158,7 @@ class Unlabelled:
         shape, flat = samples.shape, samples.ravel()
         texts = self.draw(flat)
         masked, lengths, positions, targets = self.mask(
-            texts, randomness.row_keys(randomness.key(self.seed, "masks"), flat)
+            texts, random_streams.row_keys(random_streams.key(self.seed, "masks"), flat)
         )
         original, _ = self.corpus.rows(texts, cls=UNLABELLED)
         batch = common_format(shape, (masked, lengths, positions, targets))
@@ -189,17 +189,17 @@ class Labelled:
     def tasks_of(self, samples: np.ndarray) -> np.ndarray:
         """Return which set each sample uses; -1 is masked language modelling."""
         run = samples // self.samples_per_task
-        task = draw_below(randomness.key(self.seed, "task"), run, len(self.sets))
+        task = draw_below(random_streams.key(self.seed, "task"), run, len(self.sets))
         if self.mlm is not None:
-            task = np.where(draw_below(randomness.key(self.seed, "mlm"), run, 2) == 0, -1, task)
+            task = np.where(draw_below(random_streams.key(self.seed, "mlm"), run, 2) == 0, -1, task)
         return task
 
     def pick(self, samples: np.ndarray, count: int, query: bool, name: str) -> np.ndarray:
         """Return a row out of `count` per sample; a query row differs from the support row beside it."""
-        support = draw_below(randomness.key(self.seed, name, "support"), samples, count)
+        support = draw_below(random_streams.key(self.seed, name, "support"), samples, count)
         if not query or count == 1:
             return support
-        other = draw_below(randomness.key(self.seed, name, "query"), samples, count - 1)
+        other = draw_below(random_streams.key(self.seed, name, "query"), samples, count - 1)
         return other + (other >= support)
 
     def __call__(self, query: bool, samples: np.ndarray) -> Batch:
@@ -218,9 +218,9 @@ class Labelled:
     def set_rows(self, task: int, samples: np.ndarray, query: bool) -> Rows:
         """Return rows of one labelled set, of a long one a random window; every position is a target."""
         data, name = self.sets[task], f"set {task}"
-        root = randomness.key(self.seed, name, "window", query)
+        root = random_streams.key(self.seed, name, "window", query)
         chosen = self.pick(samples, len(data), query, name)
-        windows = data.drawn(chosen, randomness.row_keys(root, samples))
+        windows = data.drawn(chosen, random_streams.row_keys(root, samples))
         tokens, lengths, targets = data.rows(windows)
         at = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         return tokens, lengths, np.where(targets >= 0, at, 0), targets
@@ -229,7 +229,9 @@ class Labelled:
         """Return freshly masked rows of other unlabelled texts."""
         assert self.mlm is not None
         texts = self.mlm.draw_other(samples, query)
-        keys = randomness.row_keys(randomness.key(self.seed, "labelled masks", query), samples)
+        keys = random_streams.row_keys(
+            random_streams.key(self.seed, "labelled masks", query), samples
+        )
         masked, lengths, positions, targets = self.mlm.mask(texts, keys)
         if self.mask_by == "y":
             return masked, lengths, positions, targets

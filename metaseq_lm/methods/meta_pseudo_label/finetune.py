@@ -15,18 +15,20 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.checks import check_choice
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Criterion, Term, Terms, number_of
+from metaseq_lm.core.batch import Batch, Term, Terms, number_of
+from metaseq_lm.core.checks import check_choice
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import register_criterion, register_task
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import Manifest
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.labelled.token_labels import STRIDE, TokenLabels
+from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream, sorted_pass
-from metaseq_lm.data.token_labels import STRIDE, TokenLabels
-from metaseq_lm.data.tokenizer import load_tokenizer
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.methods.meta_pseudo_label.answers import (
     Found,
     answer_metrics,
@@ -37,7 +39,6 @@ from metaseq_lm.methods.meta_pseudo_label.answers import (
     found_in,
     record_file,
 )
-from metaseq_lm.registry import register_criterion, register_task
 from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
 from metaseq_lm.tasks.finetuning import ensemble_of, judged, labelled_folder, leaderboard_files
 from metaseq_lm.tasks.masked_lm import build_transformer

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaseq_lm.criterions import Batch, Criterion
-from metaseq_lm.data.corpus import Corpus
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.criterions import Criterion
+from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.data.streams import tensors
-from metaseq_lm.data.tokenizer_base import Tokenizer
+from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels, SoftLabels, teacher_logits
 from metaseq_lm.methods.meta_pseudo_label.episodes import UNLABELLED
-from metaseq_lm.models.transformer import TransformerLM
+from metaseq_lm.models.transformer.encoder import TransformerLM
 
 
 def texts_of(corpus: Corpus, count: int) -> Batch:

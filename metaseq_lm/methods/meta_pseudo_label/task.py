@@ -18,15 +18,17 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm import vectors
-from metaseq_lm.criterions import Batch, Terms
+from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.masked_lm import MaskedLM
-from metaseq_lm.data.corpus import Corpus
-from metaseq_lm.data.masking import Masking
+from metaseq_lm.data.corpus.masking import Masking
+from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.data.streams import Sequential, Stream
-from metaseq_lm.data.tokenizer import load_tokenizer
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.engine import vectors
+from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
 from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels, SoftLabels
 from metaseq_lm.methods.meta_pseudo_label.episodes import (
@@ -44,15 +46,17 @@ from metaseq_lm.methods.meta_pseudo_label.episodes import (
     pseudo_batch,
     streams,
 )
-from metaseq_lm.methods.meta_pseudo_label.model import build_pair, student_of, teacher_of
+from metaseq_lm.methods.meta_pseudo_label.model import (
+    VirtualModel,
+    build_pair,
+    student_of,
+    teacher_of,
+)
 from metaseq_lm.methods.meta_pseudo_label.pairs import pair_of, texts_of, written
-from metaseq_lm.models.virtual import VirtualModel
+from metaseq_lm.methods.meta_pseudo_label.virtual_steps import Moments, adamw, moments_of, sgd
 from metaseq_lm.optim import Optimizer, build_optimizer
-from metaseq_lm.optim.virtual import Moments, adamw, moments_of, sgd
-from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Batches, Kinds, Passes, Scored, Task
 from metaseq_lm.tasks.masked_lm import first
-from metaseq_lm.vectors import Vector
 
 
 @register_task("meta_pseudo_label", dataclass=MetaPseudoLabelConfig)

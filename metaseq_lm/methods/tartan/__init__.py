@@ -9,4 +9,7 @@ Read criterion.py (options, losses, similarity), data.py, update.py (the order o
 (text) and vision.py (images).
 """
 
-from metaseq_lm.methods.tartan import task, vision  # noqa: F401
+from metaseq_lm.methods.tartan import (
+    task,
+    vision,
+)

@@ -11,17 +11,18 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm import vectors
-from metaseq_lm.checks import check_choice, check_least
-from metaseq_lm.config import option
-from metaseq_lm.criterions import Batch, Criterion, Terms
+from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.checks import check_choice, check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import labelled_terms
 from metaseq_lm.criterions.sentence_prediction import SentencePrediction
-from metaseq_lm.errors import UsageError
+from metaseq_lm.engine import vectors
+from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.tartan.model import probabilities, scores_of
-from metaseq_lm.models.transformer import TransformerLM
-from metaseq_lm.registry import register_criterion
-from metaseq_lm.vectors import Vector
+from metaseq_lm.models.transformer.encoder import TransformerLM
 
 CLASSES = SentencePrediction(batch_sum=False)
 

@@ -10,13 +10,13 @@ from functools import partial
 
 import numpy as np
 
-from metaseq_lm import randomness
-from metaseq_lm.criterions import Batch
-from metaseq_lm.data.corpus import Corpus, masked_batch, masked_rows
-from metaseq_lm.data.masking import Masking
-from metaseq_lm.data.sentence_rows import SentenceRows
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.corpus.masking import Masking
+from metaseq_lm.data.corpus.rows import Corpus, masked_batch, masked_rows
+from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.streams import Collate, draw_below
-from metaseq_lm.errors import UsageError
 
 
 class Drawn:
@@ -34,9 +34,9 @@ class Drawn:
     def batch(self, number: int) -> np.ndarray:
         """Return the sample numbers of global batch `number`."""
         if self.smallest > self.count:
-            root = randomness.key(self.seed, self.name, "drawn", number)
+            root = random_streams.key(self.seed, self.name, "drawn", number)
             return draw_below(root, np.arange(self.smallest), self.count)
-        generator = randomness.generator(self.seed, self.name, "drawn", number)
+        generator = random_streams.generator(self.seed, self.name, "drawn", number)
         return generator.choice(self.count, self.smallest, replace=False)
 
 
@@ -94,7 +94,7 @@ def drawn_lines(corpus: Corpus, count: int, seed: int, name: str) -> np.ndarray:
             "lower it, or 0 takes all"
         )
     if count:
-        drawn = randomness.generator(seed, "lines", name).permutation(len(filled))[:count]
+        drawn = random_streams.generator(seed, "lines", name).permutation(len(filled))[:count]
         filled = filled[np.sort(drawn)]
     # Longer lines are several windows; the first begins where the line does.
     return np.searchsorted(corpus.starts, filled)

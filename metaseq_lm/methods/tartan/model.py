@@ -11,11 +11,11 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.criterions import Batch
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.models.heads import SentenceHead
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.models.layers import Dropout, full_precision
-from metaseq_lm.models.transformer import TransformerLM
+from metaseq_lm.models.transformer.encoder import TransformerLM
+from metaseq_lm.models.transformer.heads import SentenceHead
 from metaseq_lm.tasks.finetuning import encoder_sizes
 
 LM = "lm"

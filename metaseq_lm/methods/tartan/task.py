@@ -15,35 +15,25 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.checks import check_least
-from metaseq_lm.config import option
+from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.masked_lm import MaskedLM
-from metaseq_lm.data.corpus import Corpus
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import require_tokenizer
-from metaseq_lm.data.sentence_rows import SentenceRows
+from metaseq_lm.data.corpus.rows import Corpus
+from metaseq_lm.data.labelled.sentence_rows import SentenceRows
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.methods.tartan import data, update
 from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, endtask_scored, task_terms
-from metaseq_lm.methods.tartan.model import (
-    LM,
-    META,
-    SENTENCE,
-    build_text_model,
-    sentence_head,
-)
+from metaseq_lm.methods.tartan.model import LM, META, SENTENCE, build_text_model, sentence_head
 from metaseq_lm.methods.tartan.update import AUXILIARY, BODY, DEV, ENDTASK, FIT, HEAD
 from metaseq_lm.optim import Optimizer, build_optimizer
-from metaseq_lm.registry import register_task
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, with_epochs
-from metaseq_lm.tasks.finetuning import (
-    encoder_weights,
-    labelled_folder,
-    labelled_scores,
-)
+from metaseq_lm.tasks.finetuning import encoder_weights, labelled_folder, labelled_scores
 from metaseq_lm.tasks.masked_lm import first, masking_of
 
 TAPT = "tapt"

@@ -14,15 +14,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm import randomness, vectors
-from metaseq_lm.criterions import Batch
-from metaseq_lm.engine import Engine, Logs
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.engine import vectors
+from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.tartan.criterion import Meta, MetaConfig, MultiTask, task_terms
 from metaseq_lm.methods.tartan.model import META, has_dropout, redraw, states_of
-from metaseq_lm.models.wide_resnet import frozen_statistics
+from metaseq_lm.models.vision.wide_resnet import frozen_statistics
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.tasks import Batches
-from metaseq_lm.vectors import Vector
 
 BODY, HEAD = "body", "head"  # optimizers
 ENDTASK, DEV, FIT = "endtask", "dev", "head"  # streams
@@ -118,7 +119,7 @@ def fit_meta_head(
     head = model.get_submodule(f"heads.{META}")
     if how.meta_head_reset:
         steps = engine.optimizers[BODY].updates
-        redraw(head, randomness.generator(engine.seed, "meta head", steps))
+        redraw(head, random_streams.generator(engine.seed, "meta head", steps))
     options = {**optimizer, "clip_norm": 0.0}
     constant = {"_name": "constant", "warmup_updates": 0}
     fitting = build_own_optimizer(

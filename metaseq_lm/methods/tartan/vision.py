@@ -15,9 +15,11 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm import randomness
-from metaseq_lm.checks import check_least, check_share
-from metaseq_lm.config import option
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.checks import check_least, check_share
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import nearest, register_task
 from metaseq_lm.data.images import (
     ClassifiedImages,
     Images,
@@ -26,15 +28,13 @@ from metaseq_lm.data.images import (
     require_scale,
 )
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.methods.tartan import data, update
 from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, endtask_scored
 from metaseq_lm.methods.tartan.model import META
 from metaseq_lm.methods.tartan.update import AUXILIARY, BODY, DEV, ENDTASK, FIT, HEAD
-from metaseq_lm.models.wide_resnet import WideResNet, WideResNetConfig, check_whole_batches
+from metaseq_lm.models.vision.wide_resnet import WideResNet, WideResNetConfig, check_whole_batches
 from metaseq_lm.optim import Optimizer, build_optimizer
-from metaseq_lm.registry import nearest, register_task
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, options_of
 from metaseq_lm.tasks.finetuning import labelled_scores
 
@@ -87,7 +87,7 @@ def cut(images: Images, options: DictConfig) -> tuple[Images, Images]:
 
     In a random order, until each part is full; what is drawn for a full part is left out.
     """
-    generator = randomness.generator(options.split_seed, "target images")
+    generator = random_streams.generator(options.split_seed, "target images")
     order = generator.permutation(len(images))
     for_dev = generator.random(len(images)) < options.dev_share
     parts = []

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.words.tags import (
     TagError,
     bio_tags,
@@ -13,7 +14,6 @@ from metaseq_lm.data.words.tags import (
     read_spans,
     split_tag,
 )
-from metaseq_lm.errors import UsageError
 
 KINDS = st.sampled_from(["NP", "VP", "WORK-OF-ART"])
 

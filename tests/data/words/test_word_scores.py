@@ -3,14 +3,10 @@
 import numpy as np
 import pytest
 
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.tags import read_spans
-from metaseq_lm.errors import MetaseqError
-from metaseq_lm.evaluation.words import (
-    score_tags,
-    score_trees,
-    tagging_accuracy,
-)
+from metaseq_lm.evaluation.words import score_tags, score_trees, tagging_accuracy
 from metaseq_lm.tasks.word_scores import prediction_files, prediction_rows
 
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.indexed import IndexedWriter
-from metaseq_lm.data.manifest import Manifest, verify
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.storage.manifest import Manifest, verify
 from metaseq_lm.data.words.overlap import Overlap
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import UNKNOWN, WordVocabulary
-from metaseq_lm.errors import MetaseqError, UsageError
 
 
 def labels(data):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.words.vectors import read_vectors, vector_table
 from metaseq_lm.data.words.vocabulary import SPECIAL_WORDS, WordVocabulary
-from metaseq_lm.errors import MetaseqError
 
 
 def read(tmp_path, content, wanted=None):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.words.vocabulary import (
     SPECIAL_CHARACTERS,
     SPECIAL_WORDS,
@@ -17,7 +18,6 @@ from metaseq_lm.data.words.vocabulary import (
     frequent_words,
     normalise,
 )
-from metaseq_lm.errors import MetaseqError
 
 
 def vocabulary(words="the cat 0000 (".split(), characters="acThe1", **more):

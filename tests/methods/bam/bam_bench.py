@@ -17,10 +17,11 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from metaseq_lm import distributed, plugins
-from metaseq_lm.config import load_config
+from metaseq_lm.core import plugins
+from metaseq_lm.core.config import load_config
+from metaseq_lm.distributed import process_group
 from metaseq_lm.methods.bam import teachers
-from metaseq_lm.run import Run, prepared
+from metaseq_lm.training.run import Run, prepared
 
 HERE = Path(__file__).resolve().parent
 SETS = {"words": ("single", 96), "few": ("pair", 24), "values": ("regression", 40)}
@@ -144,8 +145,8 @@ def main(data: str, out: str, *more: str) -> None:
     """Train a student; replica r saves OUT/weights.r.pt."""
     plugins.load_all()
     run = train(Path(data), Path(out) / "run", *more)
-    torch.save(weights(run), Path(out) / f"weights.{distributed.rank()}.pt")
-    distributed.finish()
+    torch.save(weights(run), Path(out) / f"weights.{process_group.rank()}.pt")
+    process_group.finish()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.methods.bam import teachers
 from metaseq_lm.sweeps.definition import normalise
 from metaseq_lm.sweeps.expansion import StageRun, expand
-from metaseq_lm.trainer import Trainer
+from metaseq_lm.training.trainer import Trainer
 
 STAGES = [
     {"name": "two", "overrides": ["task.labelled=[words,values]"]},

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.bam.criterion import BamDistill
 from metaseq_lm.methods.bam.data import WITH_CLASSES
 from metaseq_lm.optim.layers import layer_multipliers

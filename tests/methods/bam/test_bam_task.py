@@ -11,11 +11,11 @@ import sentence_sets
 import torch
 from scipy.stats import spearmanr
 
-from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
-from metaseq_lm.data.manifest import Manifest
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.evaluation.classification import matthews
+from metaseq_lm.runs import checkpoint
 
 CUT = ["trainer.save_interval_updates=1", "criterion.total_updates=8"]
 
@@ -144,7 +144,7 @@ def test_an_ensemble_is_one_of_each_set(benchmarks: Path, tmp_path: Path) -> Non
 
 
 def open_rows(run: str, name: str) -> list[dict]:
-    from metaseq_lm.opened import open_run
+    from metaseq_lm.training.restore import open_run
 
     rows = [row for row in open_run(run).score("valid")[1] if row["set"] == name]
     return sorted(rows, key=lambda row: row["index"])
@@ -319,6 +319,6 @@ def test_a_split_that_nobody_has(bam_sets: Path, teacher_runs: list[Path]) -> No
 
 
 def main_or_raise(words: list[str]) -> None:
-    from metaseq_lm.opened import open_run
+    from metaseq_lm.training.restore import open_run
 
     open_run(words[1]).score(words[3])

@@ -14,15 +14,15 @@ import sentence_sets
 import torch
 from bam_bench import NAMES, copied, given, stored
 
-from metaseq_lm import stopping
 from metaseq_lm.cli import main
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.manifest import Manifest
-from metaseq_lm.errors import Interrupted, MetaseqError, UsageError
+from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.distributed import signals
 from metaseq_lm.methods.bam import teachers
-from metaseq_lm.opened import open_run
 from metaseq_lm.reporting.folders import read_run
-from metaseq_lm.run import paid_for, prepared
+from metaseq_lm.training.restore import open_run
+from metaseq_lm.training.run import paid_for, prepared
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +272,7 @@ def test_a_signal_is_heard_while_outputs_are_computed(
     capsys: pytest.CaptureFixture,
 ) -> None:
     copies = copied(teacher_runs, tmp_path)
-    monkeypatch.setattr(stopping, "received", lambda: signal.SIGTERM)
+    monkeypatch.setattr(signals, "received", lambda: signal.SIGTERM)
     with pytest.raises(Interrupted, match="SIGTERM while the outputs of .* were computed") as found:
         bam_bench.train(bam_sets, tmp_path / "run", given(copies))
     assert found.value.signal == signal.SIGTERM and not stored(copies)

@@ -7,11 +7,11 @@ import torch
 from battery import CVT
 from torch import Tensor
 
-from metaseq_lm.config import load_config
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.config import load_config
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.models.word_model import dropout_at
-from metaseq_lm.run import Run
+from metaseq_lm.models.words.word_model import dropout_at
+from metaseq_lm.training.run import Run
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "cvt" / "config"
 SGD = [

@@ -8,12 +8,12 @@ import torch
 from battery import CVT
 from cvt_bench import BOTH, SGD, batch_of, built, gradients, scores
 
-from metaseq_lm.config import load_config
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.config import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.methods.cvt.criterion import soft_cross_entropy
 from metaseq_lm.methods.cvt.model import PARSING, TAGGING
-from metaseq_lm.run import Run
+from metaseq_lm.training.run import Run
 
 
 def with_another_word(batch: Batch, at: int) -> Batch:

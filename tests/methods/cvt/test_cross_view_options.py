@@ -7,14 +7,14 @@ import torch
 from cvt_bench import BOTH, EXAMPLES, NORMALISED, batch_of, built, gradients
 from torch import Tensor
 
-from metaseq_lm.config import load_config
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.words.vocabulary import REMOVED
-from metaseq_lm.errors import UsageError
 from metaseq_lm.models.layers import Dropout
-from metaseq_lm.models.views import Views
-from metaseq_lm.models.word_model import dropout_at
-from metaseq_lm.run import Run
+from metaseq_lm.models.words.views import Views
+from metaseq_lm.models.words.word_model import dropout_at
+from metaseq_lm.training.run import Run
 
 
 def test_word_dropout_removes_words(sentences: Path) -> None:

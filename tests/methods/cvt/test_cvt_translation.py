@@ -8,12 +8,12 @@ import torch
 from cvt_bench import average_moves_before_the_step
 from omegaconf import DictConfig
 
-from metaseq_lm.config import load_config
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions.masked_lm import cross_entropy
-from metaseq_lm.data.parallel import UNLABELLED
+from metaseq_lm.data.parallel.sets import UNLABELLED
 from metaseq_lm.data.streams import Shard, mean_over_first
-from metaseq_lm.errors import UsageError
-from metaseq_lm.run import Run
+from metaseq_lm.training.run import Run
 
 TINY = [
     "task=cvt_translation",

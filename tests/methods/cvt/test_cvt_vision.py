@@ -9,15 +9,15 @@ import torch
 from cvt_bench import average_moves_before_the_step
 from omegaconf import DictConfig
 
-from metaseq_lm.config import load_config
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.random_streams import Noise, Pass, entered, key
 from metaseq_lm.data.images import moved
 from metaseq_lm.data.streams import Shard, mean_over_first
-from metaseq_lm.errors import UsageError
 from metaseq_lm.methods.cvt.perturbation import gaussian
 from metaseq_lm.methods.cvt.vision import balanced
 from metaseq_lm.methods.cvt.vision_losses import PLACES, UNLABELLED, PlaceHeads, divergence
-from metaseq_lm.randomness import Noise, Pass, entered, key
-from metaseq_lm.run import Run
+from metaseq_lm.training.run import Run
 
 TINY = [
     "task=cvt_vision",
@@ -110,8 +110,9 @@ def test_labels_teach_the_primary_head_and_it_teaches_the_places(
     pictures: Path, tmp_path: Path
 ) -> None:
     run = build(pictures, tmp_path)
-    labelled, unlabelled = gradients(run, parts(run, "train")), gradients(
-        run, parts(run, UNLABELLED)
+    labelled, unlabelled = (
+        gradients(run, parts(run, "train")),
+        gradients(run, parts(run, UNLABELLED)),
     )
     assert heads(labelled) == {"primary"} and heads(unlabelled) == {PLACES}
     body = {n for n in labelled if not n.startswith("net.heads.")}

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaseq_lm.criterions import Batch, Terms
-from metaseq_lm.means import weighted_loss
+from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.random_streams import Noise, Pass, entered
+from metaseq_lm.core.registry import CRITERIONS
+from metaseq_lm.engine.term_means import weighted_loss
 from metaseq_lm.methods.electra.model import Electra, ElectraConfig
-from metaseq_lm.randomness import Noise, Pass, entered
-from metaseq_lm.registry import CRITERIONS
 
 PAD, MASK, SEP, CLS = 0, 1, 2, 3
 FIRST = 4  # the first symbol that is a word

@@ -4,9 +4,8 @@ import math
 
 import pytest
 import torch
-from electra_bench import FIRST, VOCABULARY, Seen, build, chosen_positions, criterion
+from electra_bench import FIRST, VOCABULARY, Seen, build, chosen_positions, criterion, make_batch
 from electra_bench import length as length_of
-from electra_bench import make_batch
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -4,13 +4,21 @@ import math
 
 import pytest
 import torch
-from electra_bench import RATE, VOCABULARY, Seen, build, chosen_positions, criterion
+from electra_bench import (
+    RATE,
+    VOCABULARY,
+    Seen,
+    build,
+    chosen_positions,
+    criterion,
+    make_batch,
+    noise,
+)
 from electra_bench import length as length_of
-from electra_bench import make_batch, noise
 
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
 from metaseq_lm.methods.electra.model import Electra
-from metaseq_lm.models.transformer import attention_mask
+from metaseq_lm.models.transformer.encoder import attention_mask
 
 EXACT = {"rel": 1e-10}
 
@@ -95,7 +103,7 @@ def test_weights_are_options() -> None:
 
 def test_the_rate_is_that_of_the_task() -> None:
     """Nobody has to write 15 % twice."""
-    from metaseq_lm.config import load_config
+    from metaseq_lm.core.config import load_config
 
     names = ["task=electra", "criterion=electric_nce", "model=electra"]
     assert load_config(names).criterion.noise_rate == 0.15

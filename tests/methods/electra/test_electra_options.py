@@ -8,9 +8,9 @@ import pytest
 import torch
 from electra_bench import Seen, build, criterion, make_batch, noise
 
-from metaseq_lm.config import load_config
-from metaseq_lm.errors import UsageError
-from metaseq_lm.run import Run
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.training.run import Run
 
 TINY = [
     "task=electra",
@@ -122,7 +122,7 @@ def test_a_row_without_candidates_is_harmless() -> None:
 
 
 def test_every_option_has_a_line_of_help() -> None:
-    from metaseq_lm.config_text import describe
+    from metaseq_lm.core.config import describe
 
     for name in ("electra_rtd", "electric_nce", "electra_adversarial", "all_tokens_mlm"):
         lines = describe(load_config(["task=electra", "model=electra", f"criterion={name}"]))

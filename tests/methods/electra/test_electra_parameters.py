@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from metaseq_lm import flops_rules
-from metaseq_lm.config import load_config
-from metaseq_lm.flops_rules import Sizes
+from metaseq_lm.core.config import load_config
 from metaseq_lm.methods.electra.model import Electra, ElectraConfig
-from metaseq_lm.models.transformer import TransformerConfig, TransformerLM
-from metaseq_lm.run import Run
+from metaseq_lm.models.transformer import flops_rules
+from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
+from metaseq_lm.models.transformer.flops_rules import Sizes
 from metaseq_lm.tasks import options_of
+from metaseq_lm.training.run import Run
 
 SYMBOLS = 30522
 # Computed from the shapes of the authors' code.

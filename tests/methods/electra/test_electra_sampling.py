@@ -3,14 +3,24 @@
 import numpy as np
 import pytest
 import torch
-from electra_bench import FIRST, PAD, RATE, VOCABULARY, Seen, build, chosen_positions, criterion
+from electra_bench import (
+    FIRST,
+    PAD,
+    RATE,
+    VOCABULARY,
+    Seen,
+    build,
+    chosen_positions,
+    criterion,
+    make_batch,
+    noise,
+)
 from electra_bench import length as length_of
-from electra_bench import make_batch, noise
 from scipy.stats import chisquare
 from torch import Tensor
 
+from metaseq_lm.core.random_streams import Noise, Pass, entered
 from metaseq_lm.methods.electra.noise import FixedNoise, replaced, sample
-from metaseq_lm.randomness import Noise, Pass, entered
 
 DRAWS = 100_000
 LOGITS = torch.tensor([2.0, -1.0, 0.3, 0.0, 1.1, -3.0, 0.7])

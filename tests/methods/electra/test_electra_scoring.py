@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from metaseq_lm.cli import main
-from metaseq_lm.opened import open_run
+from metaseq_lm.training.restore import open_run
 
 WORDS = [f"w{i}" for i in range(9)]
 RATE = 0.2

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from metaseq_lm import checkpoint
 from metaseq_lm.cli import main
-from metaseq_lm.config import load_config
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.errors import UsageError
-from metaseq_lm.run import Run
+from metaseq_lm.runs import checkpoint
+from metaseq_lm.training.run import Run
 
 WORDS = [f"w{i}" for i in range(12)]
 SIZES = [

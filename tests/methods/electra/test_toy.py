@@ -15,9 +15,9 @@ import torch
 from imported import imported
 from torch import Tensor
 
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.methods.electra import criterion as criterions
-from metaseq_lm.registry import CRITERIONS
 
 FOLDER = Path(__file__).resolve().parents[3] / "examples" / "electric"
 

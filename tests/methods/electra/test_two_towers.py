@@ -5,7 +5,7 @@ import torch
 from electra_bench import CLS, FIRST, PAD, SEP, VOCABULARY, build, make_batch
 from torch import Tensor
 
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
 from metaseq_lm.methods.electra.noise import TwoTowers
 
 

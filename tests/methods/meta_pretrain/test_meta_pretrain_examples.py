@@ -5,8 +5,8 @@ from pathlib import Path
 import battery
 import pytest
 
-from metaseq_lm.config import load_config
-from metaseq_lm.run import Run
+from metaseq_lm.core.config import load_config
+from metaseq_lm.training.run import Run
 
 CONFIG = Path(__file__).resolve().parents[3] / "examples" / "meta_pretrain" / "config"
 TRANSFORMER = ["model=transformer", *(o for o in battery.TINY if o.startswith("model."))]

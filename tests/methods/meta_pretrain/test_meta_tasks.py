@@ -11,13 +11,13 @@ import torch
 from omegaconf import DictConfig
 from torch.nn import functional as F
 
-from metaseq_lm.config import load_config
-from metaseq_lm.criterions import Batch
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.errors import MetaseqError
-from metaseq_lm.run import Run
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.tasks import Batches, Task
+from metaseq_lm.training.run import Run
 
 TEXT = ["task=meta_pretrain", "criterion=bert_pretraining", *battery.PACKED]
 PAIRS = [*battery.LABELLED_SETS, "criterion=meta_pretrain_pairs", "task.batch_size=8"]

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from metaseq_lm import vectors
-from metaseq_lm.criterions import Batch, Term, Terms
-from metaseq_lm.engine import Engine, copied
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.engine import vectors
+from metaseq_lm.engine.engine import Engine, copied
 from metaseq_lm.methods.meta_pretrain.update import MetaOptions, meta_update
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.optim import Optimizer

@@ -11,12 +11,12 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm import plugins, randomness
-from metaseq_lm.config import load_config
+from metaseq_lm.core import plugins, random_streams
+from metaseq_lm.core.config import load_config
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.engine import Engine, Logs
-from metaseq_lm.run import build_model, build_task
+from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.tasks import Batches
+from metaseq_lm.training.run import build_model, build_task
 
 CONFIGS = Path(__file__).parents[3] / "examples" / "meta_pseudo_label" / "config"
 Grads = Sequence[Optional[Tensor]]
@@ -89,9 +89,9 @@ class Bench:
 
     def replay(self, rows: Any, update: int, draw: Any) -> AbstractContextManager:
         """Enter a pass over `rows` with the random numbers of one of the engine's passes."""
-        root = randomness.key(self.config.seed, "noise", update, draw)
-        noise = randomness.Noise(root, rows)
-        return randomness.entered(randomness.Pass(noise, double_backward=True))
+        root = random_streams.key(self.config.seed, "noise", update, draw)
+        noise = random_streams.Noise(root, rows)
+        return random_streams.entered(random_streams.Pass(noise, double_backward=True))
 
     @property
     def copies(self) -> int:

@@ -11,11 +11,11 @@ from omegaconf import OmegaConf
 from scipy import stats
 from torch.nn import functional as F
 
-from metaseq_lm.config import load_config
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label.episodes import Labelled, Unlabelled, check_options
-from metaseq_lm.run import Run
 from metaseq_lm.tasks import Batches
+from metaseq_lm.training.run import Run
 
 TWO = "task.labelled=[which_moon_10,which_moon_160]"
 CLS = {name: 3 + n for n, name in enumerate(("unlabelled", "mlm", "first", "second"))}

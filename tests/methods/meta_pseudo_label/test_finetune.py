@@ -8,8 +8,8 @@ import pytest
 import torch
 from meta_pseudo_bench import Bench
 
+from metaseq_lm.data.labelled.token_labels import TokenLabels
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.data.token_labels import TokenLabels
 from metaseq_lm.methods.meta_pseudo_label.answers import class_scores
 
 FULL = Shard(0, 1, 0)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
-from metaseq_lm.models.virtual import VirtualModel
-from metaseq_lm.optim.virtual import adamw, moments_of
+from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel
+from metaseq_lm.methods.meta_pseudo_label.virtual_steps import adamw, moments_of
 
 
 @pytest.mark.parametrize("steps", ["sgd", "adamw"])
@@ -113,7 +113,9 @@ def test_a_certain_teacher_gives_a_plain_adamw_step(even: Path, trained: int) ->
     theta = student.vector().unsqueeze(0).requires_grad_()
     pseudo = bench.engine.inner(
         lambda b: bench.task.criterion.distil(
-            lambda *a: student(theta, *a), Certain(x, y), b  # type: ignore[arg-type]
+            lambda *a: student(theta, *a),
+            Certain(x, y),
+            b,  # type: ignore[arg-type]
         ),
         [batch],
         [theta],

@@ -11,12 +11,12 @@ from meta_pseudo_bench import CONFIGS, Bench
 from meta_pseudo_data import preprocess
 from omegaconf import DictConfig
 
-from metaseq_lm import plugins
-from metaseq_lm.config import load_config
-from metaseq_lm.data.corpus import Corpus
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.tokenizer import load_tokenizer
-from metaseq_lm.data.vocabulary import Vocabulary, special_symbols
+from metaseq_lm.core import plugins
+from metaseq_lm.core.config import load_config
+from metaseq_lm.data.corpus.rows import Corpus
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.methods.meta_pseudo_label.model import build_pair
 from metaseq_lm.optim import build_optimizer
 

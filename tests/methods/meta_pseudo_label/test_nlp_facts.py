@@ -6,7 +6,7 @@ import pytest
 from meta_pseudo_bench import CONFIGS
 from omegaconf import DictConfig
 
-from metaseq_lm.config import load_config
+from metaseq_lm.core.config import load_config
 from metaseq_lm.data.benchmarks.as_text import AS_TEXT
 from metaseq_lm.sweeps.definition import read_file
 

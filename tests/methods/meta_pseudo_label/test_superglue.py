@@ -12,13 +12,13 @@ from omegaconf import OmegaConf
 from sklearn.metrics import f1_score
 from superglue_data import MAKERS
 
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.data.tokenizer import load_tokenizer
-from metaseq_lm.engine import Logs
-from metaseq_lm.errors import MetaseqError
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.engine.engine import Logs
 from metaseq_lm.evaluation.squad import exact_match, token_f1
 from metaseq_lm.methods.meta_pseudo_label.answers import best_runs
-from metaseq_lm.run import Run, build_task
+from metaseq_lm.training.run import Run, build_task
 
 LONG = "task.tokens_per_sample=20"
 

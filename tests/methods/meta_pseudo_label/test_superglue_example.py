@@ -11,9 +11,9 @@ from imported import imported
 from meta_pseudo_bench import CONFIGS
 
 from metaseq_lm.cli import main
-from metaseq_lm.config import load_config
+from metaseq_lm.core.config import load_config
 from metaseq_lm.data.benchmarks.as_text import AS_TEXT
-from metaseq_lm.run import Run, prepared
+from metaseq_lm.training.run import Run, prepared
 
 PLACE: Path = CONFIGS.parent / "superglue"
 TINY = [

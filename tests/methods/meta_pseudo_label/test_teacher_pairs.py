@@ -7,9 +7,9 @@ import pytest
 import torch
 from meta_pseudo_bench import Bench
 
-from metaseq_lm.data.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
 from metaseq_lm.methods.meta_pseudo_label.pairs import pair_of, readable, texts_of
-from metaseq_lm.run import Run
+from metaseq_lm.training.run import Run
 
 
 def test_text_of_tokens(even: Path) -> None:

@@ -9,8 +9,8 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from metaseq_lm.cli import main
-from metaseq_lm.config import load_config
-from metaseq_lm.run import Run
+from metaseq_lm.core.config import load_config
+from metaseq_lm.training.run import Run
 
 TOPICS = {"animal": ["cat", "dog", "bird", "cow"], "tool": ["saw", "axe", "drill", "file"]}
 WORDS = ["the", "a", "big", "small", "is", "was", "here", "there"]

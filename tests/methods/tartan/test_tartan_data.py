@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tartan_bench import EXACT, batches_of, build
 from torch.nn import functional as F
 
-from metaseq_lm.data.corpus import Corpus
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.data.vocabulary import Vocabulary
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.corpus.rows import Corpus
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.methods.tartan.data import Drawn, drawn_lines
 from metaseq_lm.methods.tartan.model import scores_of
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from metaseq_lm.config import load_config
+from metaseq_lm.core.config import load_config
 from metaseq_lm.data.images import load_images
-from metaseq_lm.data.indexed import IndexedDataset
-from metaseq_lm.data.labelled import LabelledSet
-from metaseq_lm.run import Run
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.training.run import Run
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "tartan"
 CONFIGS = sorted(p.stem for p in (EXAMPLE / "config").glob("*.yaml"))

@@ -7,10 +7,10 @@ import pytest
 import torch
 from tartan_bench import SIZES, build, configure, logged, same, weights
 
-from metaseq_lm.config import load_config
-from metaseq_lm.errors import MetaseqError, UsageError
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.evaluation.classification import f1_macro
-from metaseq_lm.run import Run
+from metaseq_lm.training.run import Run
 
 BEST = ["trainer.best_checkpoint_metric=f1_macro", "trainer.maximize_best_checkpoint_metric=true"]
 

@@ -9,8 +9,8 @@ import torch
 from tartan_bench import EXACT, batches_of, build, logged, one_update, same, weights
 from torch import nn
 
-from metaseq_lm.criterions import Term
-from metaseq_lm.engine import Engine
+from metaseq_lm.core.batch import Term
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.tartan import update as updates
 from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, task_terms
 from metaseq_lm.optim import Optimizer

@@ -9,10 +9,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from tartan_bench import logged, one_update, same, weights
 
-from metaseq_lm.config import load_config
-from metaseq_lm.errors import UsageError
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.tartan.vision import cut, only
-from metaseq_lm.run import Run
+from metaseq_lm.training.run import Run
 
 TINY = [
     "task=tartan_vision",

@@ -1,0 +1,96 @@
+"""Writing files so that a reader finds the old content or the new one, never a part."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.errors import MetaseqError
+
+# A quota (EDQUOT) and a file size limit (EFBIG) are the same news to the user as a full disk.
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+# The manifest of a corpus of 10 TB is smaller; parsed, JSON can be twenty times its size.
+LARGEST_JSON = 12 << 20
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file that anybody may have written; ValueError if there is none."""
+    size = path.stat().st_size
+    if not path.is_file() or size > LARGEST_JSON:
+        raise ValueError(f"not a file of at most {LARGEST_JSON:,} bytes ({size:,})")
+    try:
+        content = json.loads(path.read_bytes())
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    return content
+
+
+def human_bytes(count: float) -> str:
+    """Return a byte count as people write it, such as "1.5 GiB"."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def free_bytes(path: Path) -> int:
+    """Return the bytes free on the file system of `path`, or of its nearest existing parent."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+@contextmanager
+def full_disk_message(path: Path, needed: Callable[[], int]) -> Iterator[None]:
+    """Turn "no space left" inside the block into a MetaseqError with path, bytes needed and free.
+
+    `needed` is called only then; other errors pass through.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        free = free_bytes(path)
+        raise MetaseqError(
+            f"{path}: {error.strerror}; about {needed():,} bytes are needed and {free:,} are free "
+            f"({human_bytes(free)}). Free some space (or raise the quota or file size limit) and "
+            "start again; nothing was left behind."
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the renames done in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Flush the content of a file written by somebody else to the disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replace the file at `path` by `content`, or leave it as it was."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with full_disk_message(path, lambda: len(content)), open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)

@@ -1,0 +1,117 @@
+"""The one door through which methods come: built-in wings, installed packages and --user-dir."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import pkgutil
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import FAILED
+
+ENTRY_POINTS = "metaseq_lm.core.plugins"
+CORE = ("tasks", "criterions", "models")
+
+
+def load(name_or_path: str) -> None:
+    """Import a plug-in: a dotted module name, or the path of a Python file or package folder.
+
+    Raises UsageError that names the plug-in and the cause if it cannot be imported.
+    """
+    path = Path(name_or_path).expanduser()
+    is_path = os.sep in name_or_path or path.exists()
+    if is_path and not path.exists():
+        raise UsageError(f"--user-dir {name_or_path}: there is no such file or folder")
+    try:
+        if is_path:
+            _import_path(path.resolve())
+        else:
+            importlib.import_module(name_or_path)
+    except UsageError:
+        raise
+    except Exception as error:  # whatever a user's module raises while it is imported
+        raise UsageError(
+            f"plug-in {name_or_path} failed to import: {_where(error)}{type(error).__name__}: {error}"
+        ) from error
+
+
+def load_all(user_dir: str | None = None) -> None:
+    """Load the core's own names, every wing, every installed plug-in, then `user_dir`.
+
+    A broken installed plug-in is remembered and named when a name is not found; a broken `user_dir`
+    or wing is an error.
+    """
+    for package in CORE:
+        _import_modules(f"metaseq_lm.{package}")
+    importlib.import_module("metaseq_lm.optim")
+    importlib.import_module("metaseq_lm.data.tokenizers.tokenizer")
+    for wing in wings():
+        load(f"metaseq_lm.methods.{wing}")
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            load(point.value.split(":")[0])
+        except UsageError as error:
+            FAILED[point.name] = str(error)
+            print(f"metaseq-lm: warning: {error}", file=sys.stderr)
+    if user_dir is not None:
+        load(user_dir)
+
+
+def check_named(config: DictConfig, user_dir: str | None) -> None:
+    """Raise UsageError if a configuration names another plug-in than --user-dir did.
+
+    Code is run only when the person in front of the screen names it, not because a file does.
+    """
+    if config.user_dir != user_dir:
+        raise UsageError(
+            f"the configuration names the plug-in {config.user_dir}; a plug-in is loaded only if the command "
+            "line names it: give --user-dir with its path"
+        )
+
+
+def wings() -> list[str]:
+    """Return the names of the built-in method families."""
+    package = importlib.import_module("metaseq_lm.methods")
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg)
+
+
+def _import_modules(package: str) -> None:
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+        importlib.import_module(module.name)
+
+
+def _import_path(path: Path) -> None:
+    if path.is_dir():
+        if not (path / "__init__.py").is_file():
+            raise UsageError(f"--user-dir {path}: a plug-in folder needs an __init__.py")
+        file, name = path / "__init__.py", path.name
+    else:
+        file, name = path, path.stem
+    present = sys.modules.get(name)
+    if present is not None:
+        if getattr(present, "__file__", None) == str(file):
+            return
+        raise UsageError(f"--user-dir {path}: a module named '{name}' is loaded already; rename it")
+    search = [str(path)] if path.is_dir() else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=search)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"--user-dir {path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def _where(error: Exception) -> str:
+    """Return "file:line: " of the deepest frame of a failed import."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}: " if frame else ""

@@ -1,0 +1,109 @@
+"""One registry class; tasks, criterions, models, optimizers, schedules and tokenizers are instances."""
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, is_dataclass
+from typing import Any, Generic, TypeVar
+
+from metaseq_lm.core.errors import UsageError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """What a name stands for: the class or function, its config dataclass, who registered it."""
+
+    name: str
+    value: T
+    dataclass: type | None
+    origin: str
+
+
+def nearest(name: str, names: list[str]) -> str:
+    """Return a hint " Did you mean 'x'?" for a misspelt name, or "" if nothing is near."""
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.55)
+    return " Did you mean " + " or ".join(repr(c) for c in close) + "?" if close else ""
+
+
+class Registry(Generic[T]):
+    """Names of one kind of thing, filled by decorators when the module that defines it is imported."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.entries: dict[str, Entry[T]] = {}
+
+    def register(self, name: str, dataclass: type | None = None) -> Callable[[T], T]:
+        """Register the decorated class or function under `name`.
+
+        `dataclass` holds its options and defaults; the fields become keyword arguments.
+        Raises UsageError if another module took the name already.
+        """
+        if dataclass is not None and not is_dataclass(dataclass):
+            raise TypeError(f"{dataclass!r} is not a dataclass")
+
+        def add(value: T) -> T:
+            origin = getattr(value, "__module__", "?")
+            taken = self.entries.get(name)
+            if taken is not None and taken.origin != origin:
+                raise UsageError(
+                    f"{self.kind} '{name}' of {origin} is already registered by {taken.origin}; "
+                    "give one of them another name"
+                )
+            self.entries[name] = Entry(name, value, dataclass, origin)
+            return value
+
+        return add
+
+    def names(self) -> list[str]:
+        """Return the registered names in alphabetical order."""
+        return sorted(self.entries)
+
+    def entry(self, name: str) -> Entry[T]:
+        """Return the entry called `name`; an unknown name is a UsageError that lists the near ones."""
+        if name not in self.entries:
+            raise UsageError(self.unknown(name))
+        return self.entries[name]
+
+    def unknown(self, name: str, presets: Iterable[str] = ()) -> str:
+        """Return what to say of an unknown name where `presets`, too, could have been chosen."""
+        names = sorted({*self.names(), *presets})
+        return (
+            f"unknown {self.kind} '{name}'.{nearest(name, names)} Registered: "
+            f"{', '.join(names) or 'none'}. A {self.kind} of your own is loaded with "
+            f"--user-dir.{failed_plugins()}"
+        )
+
+    def build(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call what `name` stands for with the given arguments."""
+        return self.entry(name).value(*args, **kwargs)  # type: ignore[operator]
+
+
+# Plug-ins that were found but could not be imported, and why; filled by plugins.py.
+FAILED: dict[str, str] = {}
+
+
+def failed_plugins() -> str:
+    """Return a sentence naming the plug-ins that failed to import, or ""."""
+    if not FAILED:
+        return ""
+    return " These plug-ins failed to import: " + "; ".join(f"{k} ({v})" for k, v in FAILED.items())
+
+
+TASKS: Registry = Registry("task")
+CRITERIONS: Registry = Registry("criterion")
+MODELS: Registry = Registry("model")
+OPTIMIZERS: Registry = Registry("optimizer")
+SCHEDULES: Registry = Registry("schedule")
+TOKENIZERS: Registry = Registry("tokenizer")
+
+ALL: dict[str, Registry] = {
+    r.kind: r for r in (TASKS, CRITERIONS, MODELS, OPTIMIZERS, SCHEDULES, TOKENIZERS)
+}
+
+register_task = TASKS.register
+register_criterion = CRITERIONS.register
+register_model = MODELS.register
+register_optimizer = OPTIMIZERS.register
+register_schedule = SCHEDULES.register
+register_tokenizer = TOKENIZERS.register

@@ -1,0 +1,200 @@
+"""Blocks of text to ids, in this process or in several, with the same result."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.storage.text import PIECE, Block, decode, pieces
+from metaseq_lm.data.tokenizers.base import Tokenizer
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+
+
+@dataclass
+class Counts:
+    """What became of the lines: lines = sequences + blank + skipped + no_tokens.
+
+    `documents` is known at the end only: as many as sequences unless blank lines end documents.
+    `bad_utf8` counts the lines with invalid bytes, whether replaced or skipped.
+    """
+
+    lines: int = 0
+    sequences: int = 0
+    documents: int = 0
+    tokens: int = 0
+    blank: int = 0
+    bad_utf8: int = 0
+    skipped: int = 0
+    no_tokens: int = 0
+
+    def add(self, other: "Counts") -> None:
+        """Add the numbers of `other` to these."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass
+class Encoded:
+    """The ids of a block end to end and the size of each sequence; or of a piece of one line.
+
+    `breaks` says before which of the sequences there is a blank line or the start of a file, in
+    rising order. For a piece, `text` says whether it has any, `bad` whether it held invalid UTF-8, and `more`
+    whether its line goes on; `counts` is filled for whole lines only.
+    """
+
+    values: np.ndarray
+    sizes: np.ndarray
+    read: int
+    counts: Counts = field(default_factory=Counts)
+    piece: bool = False
+    more: bool = False
+    text: bool = False
+    bad: bool = False
+    breaks: Sequence[int] | np.ndarray = ()
+
+
+def encode_documents(
+    tokenizer: Tokenizer, documents: Sequence[Sequence[str]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids of documents given as lists of parts, end to end, and int64 sizes."""
+    values, sizes = tokenizer.encode_packed([part for parts in documents for part in parts])
+    ends = np.cumsum([len(parts) for parts in documents], dtype=np.int64)
+    total = np.concatenate([[0], np.cumsum(sizes)])[np.concatenate([[0], ends])]
+    return values, np.diff(total)
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids of `texts` end to end and int64 sizes; long texts go in pieces."""
+    if max(map(len, texts), default=0) * 4 <= PIECE:
+        return tokenizer.encode_packed(texts)
+    return encode_documents(
+        tokenizer, [[p.decode("utf-8") for p in pieces(t.encode("utf-8"))] for t in texts]
+    )
+
+
+def encode_block(tokenizer: Tokenizer, block: Block, policy: str) -> Encoded:
+    """Encode a block; with `policy` "fail", invalid UTF-8 is a MetaseqError naming the line."""
+    if block.piece:
+        return _encode_piece(tokenizer, block, policy)
+    lines = block.data.removesuffix(b"\n").split(b"\n")
+    counts = Counts(lines=len(lines))
+    documents: list[list[str]] = []
+    breaks = _file_start(block)
+    for number, line in enumerate(_decoded(block, lines), block.line):
+        if isinstance(line, bytes):
+            decoded = [decode(p, f"{block.path}:{number}", policy) for p in pieces(line)]
+            parts, bad = [text for text, _ in decoded], any(bad for _, bad in decoded)
+            counts.bad_utf8 += bad
+            if bad and policy == "skip":
+                counts.skipped += 1
+                continue
+        else:
+            parts = [line]
+        if any(part and not part.isspace() for part in parts):
+            documents.append(parts)
+        else:
+            counts.blank += 1
+            breaks.append(len(documents))
+    values, sizes = encode_documents(tokenizer, documents)
+    kept = sizes > 0
+    counts.no_tokens = len(kept) - int(np.count_nonzero(kept))
+    sizes = sizes[kept]
+    counts.sequences, counts.tokens = len(sizes), len(values)
+    before = np.concatenate([[0], np.cumsum(kept)])[breaks]
+    return Encoded(values, sizes, block.read, counts, breaks=before)
+
+
+def _file_start(block: Block) -> list[int]:
+    # A file ends the document of the one before it; every piece of a long first line says so too.
+    return [0] if block.line == 1 else []
+
+
+def _decoded(block: Block, lines: list[bytes]) -> Iterable[str | bytes]:
+    """Return the lines as text if that is as simple as it nearly always is, or else as bytes."""
+    if max(map(len, lines)) <= PIECE:
+        try:
+            text = block.data.decode("utf-8").removesuffix("\n").split("\n")
+        except UnicodeDecodeError:
+            pass  # some line is bad: each is decoded by itself, which finds it
+        else:
+            return [line.removesuffix("\r") for line in text] if b"\r" in block.data else text
+    return [line.removesuffix(b"\r") for line in lines]
+
+
+def _encode_piece(tokenizer: Tokenizer, block: Block, policy: str) -> Encoded:
+    line = block.data
+    if not block.more:
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+    decoded = [decode(part, f"{block.path}:{block.line}", policy) for part in pieces(line)]
+    texts = [text for text, _ in decoded]
+    values, sizes = tokenizer.encode_packed(texts)
+    has_text = any(text and not text.isspace() for text in texts)
+    bad = any(bad for _, bad in decoded)
+    breaks = _file_start(block)
+    return Encoded(
+        values, sizes, block.read, Counts(), True, block.more, has_text, bad, breaks=breaks
+    )
+
+
+_worker: tuple[Tokenizer, str] | None = None
+
+
+def _start_worker(folder: Path, policy: str) -> None:
+    global _worker
+    # Ctrl-C reaches the whole process group; the parent alone answers it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    _worker = load_tokenizer(folder), policy
+
+
+def _leave_with_parent() -> None:
+    # A parent killed with -9 cannot tell its workers to stop; they would wait for work for ever.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _work(block: Block) -> Encoded:
+    assert _worker is not None
+    return encode_block(_worker[0], block, _worker[1])
+
+
+def encode_blocks(
+    blocks: Iterable[Block], tokenizer: Tokenizer, folder: Path, policy: str, workers: int
+) -> Generator[Encoded, None, None]:
+    """Yield the encoded blocks in order; `folder` holds the saved `tokenizer` for the workers.
+
+    At most a few blocks per worker are in memory. MetaseqError if a worker is killed.
+    """
+    if workers == 1:
+        for block in blocks:
+            yield encode_block(tokenizer, block, policy)
+        return
+    # Not fork: the tokenizer library has running threads in this process after training.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (folder, policy))
+    waiting: deque[Future[Encoded]] = deque()
+    try:
+        for block in blocks:
+            waiting.append(pool.submit(_work, block))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise MetaseqError(
+            "a worker process was killed, most likely for lack of memory; use fewer --workers"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,184 @@
+"""Masks as positions: which tokens of a row are hidden is a pure function of the row's key.
+
+Shapes: B rows, S length, M = the largest number of chosen positions.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from metaseq_lm.core.checks import check_choice
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.random_streams import mix, uniforms, words
+
+ROUNDINGS = ("random", "nearest")
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How tokens are hidden.
+
+    `rate` of the candidates are chosen; of the chosen, `keep` stay as they are, `random` become a
+    token drawn uniformly from `replacements`, the rest become `mask`. `spared` ids are no
+    candidates.
+
+    How many are chosen of a row: `rounding` "random" is floor(rate * candidates + U). "nearest" is
+    ELECTRA's rule (Clark et al. 2020, their code): rate times all real tokens, special ones
+    too, rounded, at least 1, at most `most_chosen`; M then follows from S alone. With
+    `legacy_duplicates` they are drawn with replacement, as in that code: a token drawn twice counts
+    twice, and is hidden if one of the draws hides it. UsageError for another rounding.
+    """
+
+    mask: int
+    rate: float = 0.15
+    random: float = 0.1
+    keep: float = 0.1
+    replacements: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    spared: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    rounding: str = "random"
+    legacy_duplicates: bool = False
+    tokens_per_sample: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("task.mask_rounding", self.rounding, ROUNDINGS)
+        shares = (self.rate, self.random, self.keep, self.random + self.keep)
+        if not all(0 <= share <= 1 for share in shares):
+            raise UsageError(
+                f"task.mask_prob {self.rate}, random_token_prob {self.random} and leave_unmasked_prob "
+                f"{self.keep} are shares from 0 to 1, the last two together too"
+            )
+
+    @property
+    def most_chosen(self) -> int | None:
+        """The most tokens that "nearest" chooses of a row; None without tokens_per_sample."""
+        length = self.tokens_per_sample
+        return int((self.rate + 0.005) * length) if length else None
+
+
+def _subkeys(keys: np.ndarray, number: int) -> np.ndarray:
+    # A sub-key per purpose, so that no draw depends on how wide the batch was padded.
+    return mix(keys ^ np.uint64(number))
+
+
+def candidates_of(tokens: np.ndarray, lengths: np.ndarray, how: Masking) -> np.ndarray:
+    """Return which tokens of rows (B, S) with `lengths` (B,) may be chosen, boolean (B, S)."""
+    candidates = np.arange(tokens.shape[1]) < lengths[:, None]
+    if how.spared.size:
+        candidates &= ~np.isin(tokens, how.spared, kind="table")
+    return candidates
+
+
+def random_counts(candidates: np.ndarray, rate: float, keys: np.ndarray) -> np.ndarray:
+    """Return floor(rate * n + U) for rows with n candidates, boolean (B, S); int64 (B,).
+
+    The rounding is random, so that the expected number is exactly rate * n.
+    """
+    count = candidates.sum(1)
+    chosen = np.floor(rate * count + uniforms(_subkeys(keys, 2), 0, 1)[:, 0]).astype(np.int64)
+    return np.minimum(chosen, count)
+
+
+def choose(candidates: np.ndarray, rate: float, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Choose `random_counts` of a row's candidates (B, S), without replacement.
+
+    Returns positions (B, M) and which of them count (B, M).
+    """
+    chosen = random_counts(candidates, rate, keys)
+    return pick(candidates, chosen, max(int(chosen.max(initial=0)), 1), keys)
+
+
+def nearest_counts(lengths: np.ndarray, how: Masking) -> np.ndarray:
+    """Return how many tokens "nearest" chooses of rows of `lengths`, int64 of the same shape.
+
+    Halves go to the even number, in numpy as in TensorFlow's and Python's round.
+    """
+    counts = np.rint(how.rate * lengths).astype(np.int64)
+    return np.maximum(1, np.minimum(counts, how.most_chosen or counts))
+
+
+def pick(
+    candidates: np.ndarray, chosen: np.ndarray, most: int, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose chosen[i] of a row's candidates (B, S) without replacement, at most all of them.
+
+    Returns positions (B, M) and which of them count (B, M); M is `most`, or S if that is less.
+    """
+    length = candidates.shape[1]
+    assert length <= 1 << 16
+    # The smallest random words win; the low 16 bits carry the position through the partition.
+    draws = words(_subkeys(keys, 1), 0, length)
+    draws = (draws & ~np.uint64(0xFFFF)) | np.arange(length, dtype=np.uint64)
+    draws[~candidates] = np.iinfo(np.uint64).max
+    chosen = np.minimum(chosen, candidates.sum(1))
+    if most < length:
+        draws = np.partition(draws, most - 1, axis=1)[:, :most]
+    draws.sort(axis=1)
+    counted = np.arange(draws.shape[1]) < chosen[:, None]
+    positions = np.where(counted, (draws & np.uint64(0xFFFF)).astype(np.int64), 0)
+    return positions, counted
+
+
+def pick_with_replacement(
+    candidates: np.ndarray, chosen: np.ndarray, most: int, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose chosen[i] times one of a row's candidates (B, S); as `pick`, but some come twice."""
+    count = candidates.sum(1)[:, None]
+    rank = (uniforms(_subkeys(keys, 5), 0, most) * count).astype(np.int64)
+    # A stable sort of "no candidate": the candidates come first, in their order.
+    order = np.argsort(~candidates, axis=1, kind="stable")
+    counted = (np.arange(most) < chosen[:, None]) & (count > 0)
+    return np.where(counted, np.take_along_axis(order, rank, 1), 0), counted
+
+
+def _choose_as(
+    how: Masking, candidates: np.ndarray, lengths: np.ndarray, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    if how.rounding == "random" and not how.legacy_duplicates:
+        return choose(candidates, how.rate, keys)
+    if how.rounding == "random":
+        positions, counted = choose(candidates, how.rate, keys)
+        chosen, most = counted.sum(1), positions.shape[1]
+    else:
+        # From the padded width, which is that of the global batch, so that noise drawn for the
+        # positions does not depend on which rows share a micro-batch.
+        most = int(nearest_counts(np.array(candidates.shape[1]), how))
+        chosen = nearest_counts(lengths, how)
+    draw = pick_with_replacement if how.legacy_duplicates else pick
+    return draw(candidates, chosen, most, keys)
+
+
+def mask_tokens(
+    tokens: np.ndarray, lengths: np.ndarray, keys: np.ndarray, how: Masking
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Hide tokens of rows (B, S) with `lengths` (B,), row i by keys[i].
+
+    Returns the hidden rows (B, S), the chosen positions (B, M) and their original tokens (B, M), -1
+    where a row has fewer than M. S is to be the width of the global batch.
+    """
+    positions, counted = _choose_as(how, candidates_of(tokens, lengths, how), lengths, keys)
+    masked, originals = hide(tokens, positions, counted, keys, how)
+    return masked, positions, originals
+
+
+def hide(
+    tokens: np.ndarray, positions: np.ndarray, counted: np.ndarray, keys: np.ndarray, how: Masking
+) -> tuple[np.ndarray, np.ndarray]:
+    """Hide the tokens of rows (B, S) at `positions` (B, M) as `how` says, row i by keys[i].
+
+    Returns the hidden rows (B, S) and the original tokens (B, M), -1 where `counted` (B, M) is false.
+    """
+    rows = np.arange(len(tokens))[:, None]
+    originals = tokens[rows, positions]
+    action = uniforms(_subkeys(keys, 3), 0, positions.shape[1])
+    hidden = np.where(action < how.keep, originals, how.mask)
+    if how.random:
+        draw = uniforms(_subkeys(keys, 4), 0, positions.shape[1])
+        replacement = how.replacements[(draw * len(how.replacements)).astype(np.int64)]
+        drawn = (action >= how.keep) & (action < how.keep + how.random)
+        hidden = np.where(drawn, replacement, hidden)
+    masked = tokens.copy()
+    # Uncounted entries all point at position 0; writing there would undo a counted one. Nor may a
+    # kept one undo the same token hidden by another draw.
+    at_row, at = np.nonzero(counted & (action >= how.keep))
+    masked[at_row, positions[at_row, at]] = hidden[at_row, at]
+    return masked, np.where(counted, originals, -1)

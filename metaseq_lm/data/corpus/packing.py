@@ -1,0 +1,292 @@
+"""Sentences packed into rows of two segments, as ELECTRA's data builder does it.
+
+A row is `[CLSn] A [SEP]` or `[CLSn] A [SEP] B [SEP]`. The rules are those of
+build_pretraining_dataset.py of google-research/electra (Clark et al. 2020). Shapes: B rows, S the
+longest row of the batch, N sentences.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from omegaconf import DictConfig
+
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.checks import check_choice
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.corpus.rows import BREAK_MODES, Corpus, Samples, check_ids, open_tokens
+from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+
+SEGMENTS = "segments"
+SHORTEST = 5  # [CLS] a [SEP] b [SEP]
+SINGLE = 0.1  # probability
+ENDLESS = 100_000  # the length of a first segment that leaves no room for a second
+CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Targets:
+    """How many tokens to collect for an example: `longest`, but with probability `short` fewer.
+
+    Then it is any number from `shortest` to `longest`.
+    """
+
+    longest: int
+    shortest: int = SHORTEST
+    short: float = 0.05
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random numbers of a stretch of sentences, one of each kind per sentence.
+
+    A sentence uses its own `coin`; an example uses `single` and `next_target` of its first one.
+    """
+
+    coin: np.ndarray  # boolean: a sentence that makes the first segment too long joins it
+    single: np.ndarray  # boolean: the example has one segment
+    next_target: np.ndarray  # int64: the target length of the example after it
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, count: int, targets: Targets) -> "Draws":
+        """Draw for `count` sentences; the probability of a coin is a half, of a single one SINGLE."""
+        u = generator.random((count, 4))
+        least, most = targets.shortest, targets.longest
+        short = least + (u[:, 3] * (most - least + 1)).astype(np.int64)
+        following = np.where(u[:, 2] < targets.short, short, most)
+        return cls(u[:, 0] < 0.5, u[:, 1] < SINGLE, following)
+
+
+class Packer:
+    """Assigns sentences to examples and segments, one after the other.
+
+    An example ends with the sentence that brings it to its target length, or with its document.
+    The target of the next one is drawn at its end and kept across documents; that of the first
+    is the longest.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.targets: list[int] = []  # of the examples begun so far
+        self._target = self._following = longest
+        self._length = self._first = self._limit = 0
+        self._second = False
+
+    def assign(
+        self, sizes: np.ndarray, last: np.ndarray, draws: Draws
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return for the next sentences (N,) whether each begins an example, and its segment.
+
+        `sizes` are their tokens (at least 1), `last` whether each ends its document.
+        """
+        target, following, length = self._target, self._following, self._length
+        first, limit, second = self._first, self._limit, self._second
+        codes = bytearray(len(sizes))
+        columns = (sizes, last, draws.coin, draws.single, draws.next_target)
+        for i, (size, end, coin, single, next_target) in enumerate(
+            zip(*(column.tolist() for column in columns))
+        ):
+            code = 0
+            if not length:
+                limit = ENDLESS if single else (target - 3) // 2
+                following, first, second, code = next_target, size, False, 2
+                self.targets.append(target)
+            elif first + size < limit or (coin and not second and first < limit):
+                first += size
+            else:
+                second = True
+                code = 1
+            codes[i] = code
+            length += size
+            if end or length >= target:
+                length, target = 0, following
+        self._target, self._following, self._length = target, following, length
+        self._first, self._limit, self._second = first, limit, second
+        found = np.frombuffer(codes, np.uint8)
+        return found == 2, found == 1
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where the sentences (N,) of a corpus went.
+
+    `starts`, `sizes` (tokens) and `documents` are those of the sentences; `begins` says where an
+    example begins, `second` which sentences are in its second segment. `targets` are the lengths
+    aimed at, int64 (examples,).
+    """
+
+    starts: np.ndarray
+    sizes: np.ndarray
+    documents: np.ndarray
+    begins: np.ndarray
+    second: np.ndarray
+    targets: np.ndarray
+
+    @property
+    def examples(self) -> np.ndarray:
+        """The number of the example of each sentence, int64 (N,)."""
+        return np.cumsum(self.begins) - 1
+
+
+def assign_corpus(
+    data: IndexedDataset, targets: Targets, generator: np.random.Generator
+) -> Assignment:
+    """Assign all sentences of a corpus that have tokens to examples.
+
+    Raises UsageError for a corpus without documents of several sentences.
+    """
+    if (np.diff(data.documents) <= 1).all():
+        raise UsageError(
+            f"{data.prefix}: no document has more than one sentence, so there is nothing to pack "
+            "into segments; put one sentence on each line and a blank line after each document, "
+            "and binarise with 'metaseq-lm preprocess --documents blank'"
+        )
+    filled = np.flatnonzero(data.sizes)
+    sizes = data.sizes[filled]
+    documents = np.repeat(np.arange(len(data.documents) - 1), np.diff(data.documents))[filled]
+    last = np.append(np.diff(documents) > 0, True)
+    packer = Packer(targets.longest)
+    begins, second = np.zeros(len(sizes), bool), np.zeros(len(sizes), bool)
+    for at in range(0, len(sizes), CHUNK):
+        here = slice(at, at + CHUNK)
+        draws = Draws.draw(generator, len(sizes[here]), targets)
+        begins[here], second[here] = packer.assign(sizes[here], last[here], draws)
+    lengths = np.array(packer.targets, np.int64)
+    return Assignment(data.starts[filled], sizes, documents, begins, second, lengths)
+
+
+class Packed:
+    """A corpus of documents of sentences, packed into rows of at most `tokens_per_sample` tokens.
+
+    Which sentences make a row is drawn once, from `seed` and the name of the split. Raises
+    UsageError for a corpus without documents of several sentences, MetaseqError for an empty one.
+    """
+
+    def __init__(
+        self, folder: Path, split: str, vocabulary: Vocabulary, tokens_per_sample: int, seed: int
+    ) -> None:
+        self.data = open_tokens(folder, split, tokens_per_sample, least=SHORTEST)
+        self.vocabulary = vocabulary
+        generator = random_streams.generator(seed, "packing", split)
+        found = assign_corpus(self.data, Targets(tokens_per_sample), generator)
+        self._lay_out(found, tokens_per_sample)
+
+    def _lay_out(self, found: Assignment, longest: int) -> None:
+        """Fill the tables of examples and of pieces, which are stretches of the token stream.
+
+        Of a segment that is too long the end is lost: A keeps longest - 2 tokens, B what A leaves.
+        """
+        example = found.examples
+        # All of A, then all of B, each in its order.
+        order = np.argsort(2 * example + found.second, kind="stable")
+        example, second = example[order], found.second[order]
+        starts, sizes = found.starts[order], found.sizes[order]
+        segment = 2 * example + second
+        totals = np.bincount(segment, sizes, 2 * (example[-1] + 1)).astype(np.int64)
+        first = np.minimum(totals[::2], longest - 2)
+        rest = np.minimum(totals[1::2], np.maximum(longest - first - 3, 0))
+        before = np.cumsum(sizes) - sizes
+        opens = np.append(True, segment[1:] != segment[:-1])
+        offset = before - before[opens][np.cumsum(opens) - 1]
+        room = np.where(second, rest[example], first[example]) - offset
+        # What follows a piece without a gap in text and segment belongs to it.
+        joined = ~opens & np.append(False, starts[1:] == starts[:-1] + sizes[:-1])
+        head = np.flatnonzero(~joined)
+        lengths = np.minimum(np.add.reduceat(sizes, head), room[head])
+        kept = lengths > 0
+        head, self.piece_lengths = head[kept], lengths[kept]
+        self.piece_starts = starts[head]
+        column = 1 + offset + second * (first[example] + 1)
+        self.piece_columns = column[head]
+        counts = np.bincount(example[head], minlength=len(first))
+        self.pieces = np.append(0, np.cumsum(counts))
+        self.firsts = first
+        self.lengths = first + 2 + np.where(rest > 0, rest + 1, 0)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def row_lengths(self) -> np.ndarray:
+        """The tokens of each row with its special ones, int64 (samples,)."""
+        return self.lengths
+
+    def rows(
+        self, samples: np.ndarray, cls: int = 0, width: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return `samples` (B,) as int64 rows (B, S) with `[CLS{cls}]` in front, and lengths (B,).
+
+        Rows are padded to the longest of them, or to `width` if that is more.
+        """
+        counts = self.pieces[samples + 1] - self.pieces[samples]
+        pieces = ranges(self.pieces[samples], counts)
+        places = (np.repeat(np.arange(len(samples)), counts), self.piece_columns[pieces])
+        stretches = (self.piece_starts[pieces], self.piece_lengths[pieces])
+        lengths = self.lengths[samples]
+        rows = blank_rows(self.vocabulary, cls, self.firsts[samples], lengths, width)
+        fill(rows, self.data, places, stretches)
+        return rows, lengths
+
+    def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
+        """Return which segment each token is in: 0, and 1 in B and its [SEP]; int64 (B, width)."""
+        return segments_of(self.firsts[samples], self.lengths[samples], width)
+
+    def check_vocabulary(self) -> None:
+        """Raise MetaseqError if the first tokens hold an id that the vocabulary lacks."""
+        check_ids(self.data, self.vocabulary)
+
+
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the numbers starts[i] to starts[i] + counts[i] - 1 for all i, end to end."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + counts, counts)
+
+
+def blank_rows(
+    vocabulary: Vocabulary, cls: int, firsts: np.ndarray, lengths: np.ndarray, width: int
+) -> np.ndarray:
+    """Return rows (B, S) that hold their special tokens only; A has `firsts` (B,) tokens."""
+    rows = np.full((len(lengths), max(width, int(lengths.max()))), vocabulary.pad, np.int64)
+    at = np.arange(len(lengths))
+    rows[:, 0] = vocabulary.cls(cls)
+    rows[at, firsts + 1] = rows[at, lengths - 1] = vocabulary.sep
+    return rows
+
+
+def fill(
+    rows: np.ndarray,
+    data: IndexedDataset,
+    places: tuple[np.ndarray, np.ndarray],
+    stretches: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Copy stretches (start, length) of the token stream to places (row, column); all (pieces,)."""
+    (row, column), (start, length) = places, stretches
+    # The rows lie end to end in memory, so a stretch is one there too.
+    rows.reshape(-1)[ranges(row * rows.shape[1] + column, length)] = np.asarray(data.tokens)[
+        ranges(start, length)
+    ]
+
+
+def segments_of(firsts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
+    """Return the segments of rows whose A has `firsts` (B,) tokens; int64 (B, width)."""
+    at = np.arange(width)
+    return ((at >= firsts[:, None] + 2) & (at < lengths[:, None])).astype(np.int64)
+
+
+def open_corpus(
+    folder: Path, split: str, vocabulary: Vocabulary, options: DictConfig, seed: int
+) -> Samples:
+    """Return the samples of a split, with its token ids checked, as a task's `options` want them.
+
+    `sample_break_mode` "eos" and "none" are those of Corpus, "segments" is Packed. Raises UsageError
+    for another one or a wrong `tokens_per_sample`, MetaseqError for data that cannot be used.
+    """
+    break_mode, longest = options.sample_break_mode, options.tokens_per_sample
+    check_choice("task.sample_break_mode", break_mode, (*BREAK_MODES, SEGMENTS))
+    corpus: Corpus | Packed
+    if break_mode == SEGMENTS:
+        corpus = Packed(folder, split, vocabulary, longest, seed)
+    else:
+        corpus = Corpus(folder, split, vocabulary, longest, break_mode)
+    corpus.check_vocabulary()
+    return corpus

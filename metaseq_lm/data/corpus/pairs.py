@@ -1,0 +1,127 @@
+"""Pairs of segments for next-sentence prediction (Devlin et al. 2019, section 3.1 and appendix A.2).
+
+Shapes: B rows, S the longest row of the batch.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.corpus.masking import Masking
+from metaseq_lm.data.corpus.packing import (
+    SHORTEST,
+    Targets,
+    assign_corpus,
+    blank_rows,
+    fill,
+    segments_of,
+)
+from metaseq_lm.data.corpus.rows import check_ids, cut_pair, masked_rows, open_tokens
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+
+IS_NEXT, NOT_NEXT = 0, 1
+KEY = 11  # apart from the keys of masking
+
+
+class Pairs:
+    """Rows `[CLS0] A [SEP] B [SEP]`, where B follows A or comes from another document.
+
+    Sentences are collected into examples once, from `seed` and the name of the split, until they
+    have tokens_per_sample - 3 tokens (with probability 0.1 another number, 2 or more) or their document
+    ends. The rest is drawn anew each time a row is read, from its key: where A ends (between two
+    sentences), and in half of the rows that B is another text: the sentences from a random one of a
+    random other document on, as many as the example lacks. An example of one sentence has no B of
+    its own and always gets another, so somewhat more than half of the rows are NOT_NEXT.
+
+    Differences from the published program: whether an example is short is drawn for each example,
+    there once for a document; the sentences that another text replaced are not put
+    back (the next epoch may show them), the other document is never the same one, and of a row
+    that is too long the beginning of A or the end of B is cut, whichever is longer at the time, so
+    that B still follows A. Raises UsageError for a corpus without documents of several sentences or
+    with one document, MetaseqError for an empty one.
+    """
+
+    def __init__(
+        self, folder: Path, split: str, vocabulary: Vocabulary, tokens_per_sample: int, seed: int
+    ) -> None:
+        self.data = open_tokens(folder, split, tokens_per_sample, least=SHORTEST)
+        self.vocabulary = vocabulary
+        self.tokens_per_sample = tokens_per_sample
+        targets = Targets(tokens_per_sample - 3, shortest=2, short=0.1)
+        found = assign_corpus(self.data, targets, random_streams.generator(seed, "pairs", split))
+        self.targets = found.targets
+        self._ends = found.starts + found.sizes
+        self._starts = found.starts
+        # First sentences, by example and by document, with the number of sentences behind.
+        self._examples = np.append(np.flatnonzero(found.begins), len(found.sizes))
+        other = np.append(True, np.diff(found.documents) > 0)
+        self._documents = np.append(np.flatnonzero(other), len(found.sizes))
+        self._document = (np.cumsum(other) - 1)[found.begins]
+        if len(self._documents) < 3:
+            raise UsageError(
+                f"{self.data.prefix}: one document; next-sentence prediction takes text from other "
+                "documents, so put a blank line between documents and binarise again"
+            )
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def row_lengths(self) -> np.ndarray:
+        """The most tokens that each row may have, whatever its B; int64 (samples,)."""
+        return np.full(len(self), self.tokens_per_sample)
+
+    def rows(
+        self, samples: np.ndarray, keys: np.ndarray, width: int = 0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return rows (B, S), their lengths (B,), segments (B, S) and labels (B,), all int64.
+
+        Row i is drawn by keys[i]. Rows are padded to the longest, or to `width` if that is more.
+        """
+        draws = random_streams.uniforms(random_streams.mix(keys ^ np.uint64(KEY)), 0, 4)
+        begin, end = self._examples[samples], self._examples[samples + 1]
+        cut = np.minimum(begin + 1 + (draws[:, 0] * (end - begin - 1)).astype(np.int64), end)
+        a_start, a_end = self._starts[begin], self._ends[cut - 1]
+        b_start, b_end = a_end, self._ends[end - 1]
+        labels = np.where((draws[:, 1] < 0.5) | (cut == end), NOT_NEXT, IS_NEXT)
+        b = self._elsewhere(samples, self.targets[samples] - (a_end - a_start), draws[:, 2:])
+        b_start = np.where(labels == NOT_NEXT, b[0], b_start)
+        b_end = np.where(labels == NOT_NEXT, b[1], b_end)
+        first, second = cut_pair(a_end - a_start, b_end - b_start, self.tokens_per_sample - 3)
+        lengths = first + second + 3
+        rows = blank_rows(self.vocabulary, 0, first, lengths, width)
+        at = np.arange(len(samples))
+        fill(rows, self.data, (at, np.ones_like(at)), (a_end - first, first))
+        fill(rows, self.data, (at, first + 2), (b_start, second))
+        return rows, lengths, segments_of(first, lengths, rows.shape[1]), labels
+
+    def _elsewhere(
+        self, samples: np.ndarray, wanted: np.ndarray, draws: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return where a text of another document begins and ends in the token stream, (B,).
+
+        It has whole sentences, at least one, and `wanted` tokens unless its document ends before.
+        """
+        documents = len(self._documents) - 1
+        document = (draws[:, 0] * (documents - 1)).astype(np.int64)
+        document += document >= self._document[samples]
+        first, behind = self._documents[document], self._documents[document + 1]
+        sentence = first + (draws[:, 1] * (behind - first)).astype(np.int64)
+        start = self._starts[sentence]
+        last = np.searchsorted(self._ends, start + np.maximum(wanted, 1))
+        return start, self._ends[np.minimum(last, behind - 1)]
+
+    def check_vocabulary(self) -> None:
+        """Raise MetaseqError if the first tokens hold an id that the vocabulary lacks."""
+        check_ids(self.data, self.vocabulary)
+
+
+def pair_batch(
+    pairs: Pairs, how: Masking, samples: np.ndarray, keys: np.ndarray, width: int = 0
+) -> Batch:
+    """Return masked rows as corpus.masked_batch does, and "next_sentence" labels, int64 (B,)."""
+    rows, lengths, segments, labels = pairs.rows(samples, keys, width)
+    return {**masked_rows(rows, lengths, segments, keys, how), "next_sentence": labels}

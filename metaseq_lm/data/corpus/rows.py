@@ -1,0 +1,196 @@
+"""A binarised corpus cut into samples: one line each, or windows of the whole token stream.
+
+Shapes: B rows, S the longest sample of the batch.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.checks import check_choice
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.corpus.masking import Masking, mask_tokens
+from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.manifest import FILE_NAME, MANIFEST_FILE, Manifest
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+
+BREAK_MODES = ("eos", "none")
+
+
+class Corpus:
+    """Samples `[CLSn] tokens [SEP]` of at most `tokens_per_sample` tokens, read from a memory map.
+
+    `break_mode` "eos": a sample is a document, a longer one is cut into disjoint windows. "none":
+    windows of the stream, across documents. Raises MetaseqError for an empty split.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        vocabulary: Vocabulary,
+        tokens_per_sample: int,
+        break_mode: str,
+    ) -> None:
+        check_choice("task.sample_break_mode", break_mode, BREAK_MODES)
+        self.data = open_tokens(folder, split, tokens_per_sample, least=3)
+        self.vocabulary = vocabulary
+        room = tokens_per_sample - 2
+        if break_mode == "eos":
+            self.starts, self.lengths = disjoint_windows(self.data.starts, self.data.sizes, room)
+        else:
+            total = len(self.data.tokens)
+            self.starts = np.arange(0, total, room)
+            self.lengths = np.minimum(room, total - self.starts)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def row_lengths(self) -> np.ndarray:
+        """The tokens of each sample with its special ones, int64 (samples,)."""
+        return self.lengths + 2
+
+    def rows(
+        self, samples: np.ndarray, cls: int = 0, width: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return `samples` (B,) as int64 rows (B, S) with `[CLS{cls}]` in front, and lengths (B,).
+
+        Rows are padded to the longest of them, or to `width` if that is more.
+        """
+        lengths = self.lengths[samples]
+        room = max(width - 2, int(lengths.max()))
+        at = np.arange(room)
+        inside = at < lengths[:, None]
+        offsets = np.where(inside, self.starts[samples][:, None] + at, 0)
+        rows = np.full((len(samples), room + 2), self.vocabulary.pad, dtype=np.int64)
+        rows[:, 1:-1] = np.where(inside, self.data.tokens[offsets], self.vocabulary.pad)
+        rows[:, 0] = self.vocabulary.cls(cls)
+        rows[np.arange(len(samples)), lengths + 1] = self.vocabulary.sep
+        return rows, lengths + 2
+
+    def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
+        """Return the segment of each token of the rows; None, there is only one."""
+        return None
+
+    def check_vocabulary(self) -> None:
+        """Raise MetaseqError if the first samples hold an id that the vocabulary lacks."""
+        check_ids(self.data, self.vocabulary)
+
+
+class Samples(Protocol):
+    """What a corpus gives: `Corpus`, or `packing.Packed` with two segments."""
+
+    vocabulary: Vocabulary
+
+    def __len__(self) -> int: ...
+
+    @property
+    def row_lengths(self) -> np.ndarray:
+        """As in Corpus."""
+
+    def rows(
+        self, samples: np.ndarray, cls: int = 0, width: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As in Corpus."""
+
+    def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
+        """Return the segment, 0 or 1, of each token of the rows, int64 (B, width), or None."""
+
+
+def open_tokens(folder: Path, split: str, tokens_per_sample: int, least: int) -> IndexedDataset:
+    """Open the token files of a split for samples of `tokens_per_sample`, at least `least`.
+
+    Raises UsageError for a wrong option, MetaseqError for files that hold no tokens.
+    """
+    if tokens_per_sample < least:
+        raise UsageError(
+            f"task.tokens_per_sample must be at least {least}, got {tokens_per_sample}"
+        )
+    if not FILE_NAME.fullmatch(split):
+        raise UsageError(f"split {split!r}: a name of letters, digits, '_', '-' and '.'")
+    if (folder / MANIFEST_FILE).is_file():
+        known = Manifest.load(folder).splits
+        if split not in known:
+            raise MetaseqError(
+                f"{folder}: no split '{split}'; there are {', '.join(sorted(known)) or 'none'}"
+            )
+    data = IndexedDataset(folder / split)
+    if data.dtype.kind not in "iu":
+        raise MetaseqError(f"{folder / split}.bin holds {data.dtype}, not tokens")
+    if not len(data.tokens):
+        raise MetaseqError(
+            f"{folder / split}.bin holds no tokens; binarise a corpus that is not empty"
+        )
+    return data
+
+
+def check_ids(data: IndexedDataset, vocabulary: Vocabulary) -> None:
+    """Raise MetaseqError if the first tokens hold an id that the vocabulary lacks."""
+    tokens = data.tokens[: 1 << 20]
+    least, seen = int(tokens.min(initial=0)), int(tokens.max(initial=0))
+    if least < 0 or seen >= len(vocabulary):
+        raise MetaseqError(
+            f"the data holds token id {min(least, 0) or seen} but dict.txt has only "
+            f"{len(vocabulary)} symbols; "
+            "binarise again with this tokenizer"
+        )
+
+
+def disjoint_windows(
+    starts: np.ndarray, sizes: np.ndarray, room: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cut documents into windows of at most `room` tokens; returns window starts and lengths, int64."""
+    pieces = -(-sizes // room)
+    document = np.repeat(np.arange(len(sizes)), pieces)
+    first = np.cumsum(pieces) - pieces
+    offset = (np.arange(len(document)) - first[document]) * room
+    return starts[document] + offset, np.minimum(room, sizes[document] - offset)
+
+
+def cut_pair(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many tokens of each side of pairs (N,), (N,) are kept, together at most `room`.
+
+    The closed form of taking tokens away one by one from the end of the longer side, of the second
+    when both are equal (Devlin et al. 2019, code).
+    """
+    kept = np.minimum(first, np.maximum(-(-room // 2), room - second))
+    return kept, np.minimum(second, np.maximum(room // 2, room - first))
+
+
+def padding_of(lengths: np.ndarray, width: int) -> np.ndarray | None:
+    """Return where rows of `lengths` are padding, boolean (B, width), or None where nowhere."""
+    return None if (lengths == width).all() else np.arange(width) >= lengths[:, None]
+
+
+def masked_batch(
+    corpus: Samples, how: Masking, samples: np.ndarray, keys: np.ndarray, width: int = 0
+) -> Batch:
+    """Return masked rows, chosen positions and targets of `samples`; sizes "targets" and "rows".
+
+    A corpus with segments adds "segments", int64 (B, S).
+    """
+    rows, lengths = corpus.rows(samples, width=width)
+    segments = corpus.segments(samples, rows.shape[1])
+    return masked_rows(rows, lengths, segments, keys, how)
+
+
+def masked_rows(
+    rows: np.ndarray,
+    lengths: np.ndarray,
+    segments: np.ndarray | None,
+    keys: np.ndarray,
+    how: Masking,
+) -> Batch:
+    """Return the batch of rows (B, S) with `lengths` (B,), masked by `keys` (B,)."""
+    masked, positions, targets = mask_tokens(rows, lengths, keys, how)
+    return {
+        "tokens": masked,
+        "padding": padding_of(lengths, rows.shape[1]),
+        "positions": positions,
+        "targets": targets,
+        **({} if segments is None else {"segments": segments}),
+        "sizes": {"targets": int((targets >= 0).sum()), "rows": len(rows)},
+    }

@@ -1,0 +1,247 @@
+"""Rows of labelled TSV and JSONL files, each checked, with file and line in every complaint."""
+
+import difflib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import nearest
+from metaseq_lm.data.storage.text import OPENERS, numbered_lines, without_surrogates
+
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+MALFORMED_NAMED = 3  # of a file; the others are only counted
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which fields of a file are used.
+
+    `names` are the columns of a TSV without header row; `texts` is None for `text`, or else
+    `text_a` and `text_b`, whichever the file has; `regression` reads labels as numbers. With
+    `index` each row gets an {"idx": number}, from the column of this name or, if the file has none,
+    the number of the row; `skip_malformed` counts rows with a wrong number of fields, names the
+    first ones and goes on.
+    """
+
+    names: tuple[str, ...] | None = None
+    texts: tuple[str, ...] | None = None
+    label: str = "label"
+    regression: bool = False
+    index: str | None = None
+    skip_malformed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.texts is not None and len(self.texts) not in (1, 2):
+            raise UsageError("--text-columns takes one column, or two with a comma between them")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One example: its line in the file, its texts, label; bad = invalid UTF-8 replaced.
+
+    `label` is None in a file without labels. `spans` are (text, first character, character after
+    the last); `facts` is what is kept of the row for scorers and leaderboard files.
+    """
+
+    line: int
+    texts: tuple[str, ...]
+    label: str | float | None
+    bad: bool
+    spans: tuple[tuple[int, int, int], ...] = ()
+    facts: dict[str, Any] | None = None
+
+
+def may_lack_labels(split: str) -> bool:
+    """Return whether a split may be without labels: any but train, valid and valid_*."""
+    return split.split("_")[0] not in ("train", "valid")
+
+
+def is_json(path: Path) -> bool:
+    """Return whether the name of a file, packed or not, says that it holds JSON lines."""
+    suffixes = [s for s in path.suffixes if s not in OPENERS]
+    return bool(suffixes) and suffixes[-1] in JSON_SUFFIXES
+
+
+def text_lines(path: Path, policy: str, counts: Counter[str]) -> Iterator[tuple[int, str, bool]]:
+    """Yield (number, text, held bad UTF-8) of the lines that have text, counting the blank ones."""
+    for number, text, bad in numbered_lines(path, policy):
+        if text.strip():
+            yield number, text, bad
+        else:
+            counts["blank"] += 1
+
+
+def json_object(text: str, where: str) -> dict[str, Any]:
+    """Return the JSON object that `text` is; otherwise a MetaseqError that begins with `where`."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MetaseqError(f"{where}: not valid JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise MetaseqError(f"{where}: not a JSON object but {text[:60]!r}")
+    return fields
+
+
+def text_field(fields: dict[str, Any], name: str, where: str) -> str:
+    """Return the text of a field; a MetaseqError that begins with `where` if it has none."""
+    if name not in fields:
+        raise MetaseqError(f"{where}: no field '{name}'")
+    if not isinstance(fields[name], str):
+        raise MetaseqError(f"{where}: field '{name}' is not a text")
+    return without_surrogates(fields[name])
+
+
+def json_objects(
+    path: Path, policy: str, counts: Counter[str]
+) -> Iterator[tuple[int, dict[str, Any], bool]]:
+    """Yield (line, object, held bad UTF-8); MetaseqError with file and line for anything else."""
+    for number, text, bad in text_lines(path, policy, counts):
+        yield number, json_object(text, f"{path}:{number}"), bad
+
+
+def label_word(value: Any, where: str) -> str:
+    """Return a label as JSON writes it, so that true and 1 are the labels "true" and "1"."""
+    if isinstance(value, (dict, list)) or value is None:
+        raise MetaseqError(f"{where}: label {value!r} is not a single text or number")
+    word = value if isinstance(value, str) else json.dumps(value)
+    if not word.strip():
+        raise MetaseqError(f"{where}: the label is empty")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise MetaseqError(f"{where}: label {value!r} is not finite")
+    return word
+
+
+@dataclass
+class RowReader:
+    """Iterates over the rows of a file; `counts` are the lines it passed over, by reason.
+
+    A file without the label column has rows without labels, if not `required`.
+    """
+
+    path: Path
+    columns: Columns
+    policy: str
+    required: bool = True
+    counts: Counter[str] = field(default_factory=Counter)
+    used: tuple[str, ...] | None = None
+    labelled: bool = True
+
+    def __post_init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def __iter__(self) -> Iterator[Row]:
+        suffixes = [s for s in self.path.suffixes if s not in OPENERS]
+        if suffixes and suffixes[-1] == ".csv":
+            raise MetaseqError(
+                f"{self.path}: comma-separated files are not read; convert it to TSV"
+            )
+        return self._json_rows() if is_json(self.path) else self._tsv_rows()
+
+    def _tsv_rows(self) -> Iterator[Row]:
+        names = self.columns.names
+        for number, text, bad in text_lines(self.path, self.policy, self.counts):
+            # No quoting: a quotation mark in these files is part of the text.
+            fields = text.split("\t")
+            if names is None:
+                names = tuple(fields)
+                if len(set(names)) != len(names):
+                    raise MetaseqError(f"{self.path}:{number}: a column name occurs twice: {names}")
+                self._resolve(names, number)
+                continue
+            if len(fields) != len(names):
+                self._malformed(
+                    f"{self.path}:{number}: {len(fields)} fields, expected {len(names)} "
+                    f"({', '.join(names)}) with tabs between them"
+                )
+                continue
+            yield self._row(number, dict(zip(names, fields)), bad)
+        if self.counts["malformed"] > MALFORMED_NAMED:
+            print(
+                f"{self.path}: {self.counts['malformed']:,} malformed rows are left out, the first "
+                f"{MALFORMED_NAMED} are named above",
+                flush=True,
+            )
+
+    def _malformed(self, what: str) -> None:
+        """Count a row that has a wrong number of fields; MetaseqError if such rows are not skipped."""
+        if not self.columns.skip_malformed:
+            raise MetaseqError(what)
+        self.counts["malformed"] += 1
+        if self.counts["malformed"] <= MALFORMED_NAMED:
+            print(f"{what}; the row is left out", flush=True)
+
+    def _json_rows(self) -> Iterator[Row]:
+        for number, fields, bad in json_objects(self.path, self.policy, self.counts):
+            yield self._row(number, fields, bad)
+
+    def _resolve(self, names: tuple[str, ...], number: int) -> tuple[str, ...]:
+        """Decide on the columns once, from the names of the header or first object."""
+        if self.used is None:
+            pair = ("text_a", "text_b")
+            used = self.columns.texts or (
+                pair if {*pair} & {*names} and "text" not in names else ("text",)
+            )
+            label = self.columns.label
+            self.labelled = label in names or self.required or _misspelt(label, names)
+            for name in (*used, *([label] if self.labelled else [])):
+                if name not in names:
+                    remedy = (
+                        "Choose with --text-columns and --label-column (and --columns if the file "
+                        "has no header row)."
+                        if self.columns.index is None
+                        else "It is not the official file of this benchmark."
+                    )
+                    raise MetaseqError(
+                        f"{self.path}:{number}: no column '{name}'.{nearest(name, list(names))} "
+                        f"There are: {', '.join(names)}. {remedy}"
+                    )
+            self.used = used
+        return self.used
+
+    def _row(self, number: int, fields: dict[str, Any], bad: bool) -> Row:
+        used, label = self._resolve(tuple(fields), number), self.columns.label
+        for name in (*used, *([label] if self.labelled else [])):
+            if name not in fields:
+                raise MetaseqError(f"{self.path}:{number}: no field '{name}'")
+        if not self.labelled and label in fields:
+            raise MetaseqError(f"{self.path}:{number}: a label, but the rows before have none")
+        texts = tuple(text_field(fields, name, f"{self.path}:{number}") for name in used)
+        value = self._label(number, fields[label]) if self.labelled else None
+        return Row(number, texts, value, bad, facts=self._facts(number, fields))
+
+    def _facts(self, number: int, fields: dict[str, Any]) -> dict[str, Any] | None:
+        if self.columns.index is None:
+            return None
+        value = fields.get(self.columns.index, len(self._seen))
+        try:
+            index = int(value)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise MetaseqError(
+                f"{self.path}:{number}: {self.columns.index} {value!r} is not a whole number"
+            ) from error
+        if index in self._seen:
+            raise MetaseqError(f"{self.path}:{number}: {self.columns.index} {index} occurs twice")
+        self._seen.add(index)
+        return {"idx": index}
+
+    def _label(self, number: int, value: Any) -> str | float:
+        word = label_word(value, f"{self.path}:{number}")
+        if not self.columns.regression:
+            return word
+        try:
+            label = float(value)
+        except (ValueError, OverflowError) as error:
+            raise MetaseqError(f"{self.path}:{number}: label {value!r} is not a number") from error
+        if not math.isfinite(label):
+            raise MetaseqError(f"{self.path}:{number}: label {value!r} is not finite")
+        return label
+
+
+def _misspelt(label: str, names: tuple[str, ...]) -> bool:
+    # "labl" is a mistake to point out, not a file without labels.
+    return bool(difflib.get_close_matches(label, names, n=1, cutoff=0.8))

@@ -1,0 +1,129 @@
+"""Labelled sets as rows for a sentence classifier: `[CLS] A [SEP]`, `[CLS] A [SEP] B [SEP]`.
+
+Shapes: N samples, B of them in a batch, K candidates of a sample with choices, S the longest row of
+the batch.
+"""
+
+import numpy as np
+
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.corpus.rows import cut_pair, padding_of
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+
+
+class SentenceRows:
+    """One split of a labelled set, each sample one row, or with choices K rows.
+
+    A pair is cut to `tokens_per_sample` by `cut_pair`. Of a span that is cut what is left counts.
+    Raises UsageError for a length without room for text and MetaseqError for a span of which
+    nothing is left.
+    """
+
+    def __init__(self, data: LabelledSet, vocabulary: Vocabulary, tokens_per_sample: int) -> None:
+        self.data = data
+        self.vocabulary = vocabulary
+        count = len(data.inputs)
+        if data.form == "tokens":
+            raise UsageError(
+                f"{data.folder}: its answers are tokens of the text, not classes; use task=token_labels, "
+                "or preprocess without --as-text"
+            )
+        self.choices = data.form == "choices"
+        if self.choices and len(data.label_names) != count - 1:
+            raise MetaseqError(
+                f"{data.folder}: {count - 1} candidates in a row but {len(data.label_names)} labels; "
+                "the label says which candidate is right, preprocess again with a label for each"
+            )
+        # The columns of each row of a sample.
+        self.layouts = [tuple(range(count))]
+        if self.choices:
+            self.layouts = [(0, i) for i in range(1, count)]
+        parts = len(self.layouts[0])
+        if tokens_per_sample < 3 + 2 * parts:
+            raise UsageError(
+                f"task.tokens_per_sample is {tokens_per_sample}, too short for the special tokens "
+                "and some text"
+            )
+        self.room = tokens_per_sample - 1 - parts
+        sizes = np.stack([column.sizes for column in data.inputs], 1)
+        # How much is kept of the parts of each row, (N, parts).
+        self.kept = [self._cut(sizes[:, layout]) for layout in self.layouts]
+        # A candidate without tokens is not there.
+        self.absent = sizes[:, 1:] == 0 if self.choices else np.zeros((len(data), 1), bool)
+        self.row_lengths = np.stack([k.sum(1) + 1 + k.shape[1] for k in self.kept], 1)
+        self.spans = self._place_spans() if data.form == "spans" else None
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The tokens of each sample's longest row with its special ones, int64 (N,)."""
+        return self.row_lengths.max(1)
+
+    def _cut(self, sizes: np.ndarray) -> np.ndarray:
+        if sizes.shape[1] == 1:
+            return np.minimum(sizes, self.room)
+        return np.stack(cut_pair(sizes[:, 0], sizes[:, 1], self.room), 1)
+
+    def _place_spans(self) -> np.ndarray:
+        """Return where the two spans of each row begin and end in it, (N, 2, 2)."""
+        assert self.data.spans is not None
+        column, start, end = np.moveaxis(np.asarray(self.data.spans), 2, 0)  # (N, 2) each
+        kept = self.kept[0]
+        end = np.minimum(end, np.take_along_axis(kept, column, 1))
+        lost = np.flatnonzero((end <= start).any(1))
+        if len(lost):
+            raise MetaseqError(
+                f"{self.data.folder}: row {lost[0] + 1} of '{self.data.split}' is cut to "
+                f"{self.room} tokens, and nothing of one of its spans is left; raise "
+                "task.tokens_per_sample"
+            )
+        offset = np.where(column == 0, 1, 2 + kept[:, :1])
+        return np.stack([start + offset, end + offset], 2)
+
+    def _fill(self, row: int, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return one row of each sample, tokens and segments (B, width)."""
+        tokens = np.full((len(samples), width), self.vocabulary.pad, np.int64)
+        segments = np.zeros_like(tokens)
+        tokens[:, 0] = self.vocabulary.cls()
+        places = np.arange(width)
+        end = np.ones(len(samples), np.int64)
+        for part, column in enumerate(self.layouts[row]):
+            kept = self.kept[row][samples, part]
+            values, _ = self.data.inputs[column].gather(samples, self.vocabulary.pad, width)
+            at_row, at = np.nonzero(places < kept[:, None])
+            tokens[at_row, end[at_row] + at] = values[at_row, at]
+            segments[(places >= end[:, None]) & (places <= (end + kept)[:, None])] = part
+            end = end + kept
+            tokens[np.arange(len(samples)), end] = self.vocabulary.sep
+            end = end + 1
+        return tokens, segments
+
+    def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> Batch:
+        """Return tokens, segments and padding (B, S), with choices (B, K, S), and the targets (B,).
+
+        Targets are classes or real values; "spans" (B, 2, 2) are there if the set has them,
+        "absent" (B, K) says which candidates are not there. The size is "rows", the samples.
+        """
+        lengths = self.row_lengths[samples]
+        width = max(width, int(lengths.max()))
+        rows = [self._fill(row, samples, width) for row in range(len(self.layouts))]
+        shape = (*lengths.shape, width) if self.choices else (len(samples), width)
+        padding = padding_of(lengths.ravel(), width)
+        batch: Batch = {
+            "tokens": np.stack([tokens for tokens, _ in rows], 1).reshape(shape),
+            "segments": np.stack([segments for _, segments in rows], 1).reshape(shape),
+            "padding": None if padding is None else padding.reshape(shape),
+            "samples": samples,
+            "sizes": {"rows": len(samples)},
+        }
+        if self.data.labels is not None:
+            batch["targets"] = self.data.labels[samples]
+        if self.spans is not None:
+            batch["spans"] = self.spans[samples]
+        if self.absent.any():
+            batch["absent"] = self.absent[samples]
+        return batch

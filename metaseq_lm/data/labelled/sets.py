@@ -1,0 +1,206 @@
+"""Labelled sets on disk: token files for each text column, labels, spans and facts of each row.
+
+`NAME/SPLIT.input0.{bin,idx}`, `.input1` and so on; `.label` with one number per row (the place of
+the label in the list of the manifest, or a float64), absent if the split has no labels; `.spans`
+with three numbers per span and `.rows.jsonl` with one JSON object per row, where the set has them; and
+`NAME/manifest.json`, whose list of files says which of these there are.
+"""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
+from metaseq_lm.data.storage.manifest import LABELLED, Manifest, require_sizes
+from metaseq_lm.data.storage.text import numbered_lines
+
+# The least and the greatest number of text columns of each form.
+FORMS = {
+    "single": (1, 1),
+    "pair": (2, 2),
+    "choices": (3, 1 << 10),
+    "spans": (1, 2),
+    "tokens": (2, 2),
+}
+WITH_PLACES = ("spans", "tokens")  # forms that have a file of places
+SPANS = 2
+
+
+def input_name(split: str, number: int) -> str:
+    """Return the prefix of the token files of one text column."""
+    return f"{split}.input{number}"
+
+
+def label_name(split: str) -> str:
+    """Return the prefix of the label file."""
+    return f"{split}.label"
+
+
+def spans_name(split: str) -> str:
+    """Return the prefix of the file of token spans."""
+    return f"{split}.spans"
+
+
+def rows_name(split: str) -> str:
+    """Return the name of the file with one JSON object per row (of SQuAD, per paragraph)."""
+    return f"{split}.rows.jsonl"
+
+
+def plain_form(inputs: int) -> str:
+    """Return the form of a set about which only the number of text columns is known."""
+    return "single" if inputs == 1 else "pair"
+
+
+class LabelledSet:
+    """One split of a labelled set, memory-mapped.
+
+    `form` says what the `inputs` (IndexedDatasets, row i of each belonging together) are: "single"
+    and "pair" one and two texts; "choices" a context and K candidates, the label says which (a
+    candidate without tokens is not there); "spans" one or two texts with two places in them;
+    "tokens" two texts with any number of places, whose tokens are the answer.
+    `labels` is int64 or, for regression, float64 (rows,), and None for a split without labels;
+    `label_names` lists the classes, empty for regression. `spans` is int64 (rows, 2, 3): text
+    column, first token, token after the last; None for other forms. `places` are those of "tokens":
+    a table int64 (places, 4) of row and the same three numbers. `benchmark` is a name such as
+    "glue/CoLA", or empty. MetaseqError if files are missing, damaged, or do not belong together.
+    """
+
+    def __init__(self, folder: str | Path, split: str) -> None:
+        self.folder = Path(folder)
+        self.split = split
+        manifest = Manifest.load(self.folder)
+        if manifest.kind != LABELLED:
+            raise MetaseqError(f"{self.folder}: a corpus, not a labelled set; give DATA/NAME")
+        if split not in manifest.splits:
+            raise MetaseqError(
+                f"{self.folder}: no split '{split}'; there are {', '.join(sorted(manifest.splits))}"
+            )
+        self._files = set(manifest.files)
+        self.regression: bool = manifest.details["regression"]
+        self.label_names: list[str] = manifest.details["labels"]
+        self.tokenizer_hash: str = manifest.tokenizer["hash"]
+        count: int = manifest.details["inputs"]
+        self.form: str = manifest.details.get("form", plain_form(count))
+        self.benchmark: str = manifest.details.get("benchmark", "")
+        self._check_form(count)
+        self.inputs = [IndexedDataset(self.folder / input_name(split, i)) for i in range(count)]
+        self._check_inputs()
+        self.labels = self._read_labels()
+        self.spans, self.places = self._read_spans(), self._read_places()
+        # Of two files that were swapped each is sound.
+        require_sizes(self.folder)
+
+    def _check_form(self, count: int) -> None:
+        least, most = FORMS.get(self.form, (0, -1)) if isinstance(self.form, str) else (0, -1)
+        if not least <= count <= most:
+            raise MetaseqError(
+                f"{self.folder}: a set of form {str(self.form)[:20]!r} with {count} text columns; "
+                "this program does not read it, preprocess again"
+            )
+
+    def _check_inputs(self) -> None:
+        for data in self.inputs:
+            if data.dtype.kind not in "iu":
+                raise MetaseqError(f"{data.prefix}.bin: holds {data.dtype}, not tokens")
+            if len(data) != len(self):
+                raise MetaseqError(
+                    f"{self.inputs[0].prefix} has {len(self)} rows but {data.prefix} has "
+                    f"{len(data)}; the files do not belong together, preprocess again"
+                )
+
+    def _read_labels(self) -> np.ndarray | None:
+        if f"{label_name(self.split)}.bin" not in self._files:
+            return None
+        stored = IndexedDataset(self.folder / label_name(self.split))
+        path = prefix_path(self.folder / label_name(self.split), ".bin")
+        if not len(stored) == len(stored.tokens) == len(self):
+            raise MetaseqError(
+                f"{path}: {len(stored.tokens)} labels but {self.inputs[0].prefix} has {len(self)} "
+                "rows; the files do not belong together, preprocess again"
+            )
+        if (stored.dtype.kind == "f") != self.regression:
+            raise MetaseqError(f"{path}: holds {stored.dtype}, not what the manifest says")
+        if self.regression:
+            return np.array(stored.tokens, np.float64)
+        labels = np.array(stored.tokens, np.int64)
+        if len(labels) and not 0 <= labels.min() <= labels.max() < len(self.label_names):
+            raise MetaseqError(
+                f"{path}: a label outside 0..{len(self.label_names) - 1}; preprocess again"
+            )
+        return labels
+
+    def _read_spans(self) -> np.ndarray | None:
+        if self.form != "spans":
+            return None
+        stored = IndexedDataset(self.folder / spans_name(self.split))
+        path = prefix_path(self.folder / spans_name(self.split), ".bin")
+        if stored.dtype.kind not in "iu" or stored.sizes.tolist() != [3 * SPANS] * len(self):
+            raise MetaseqError(
+                f"{path}: not {SPANS} spans for each of the {len(self)} rows; the files do not "
+                "belong together, preprocess again"
+            )
+        spans = np.array(stored.tokens, np.int64).reshape(-1, 3)
+        self._check_inside(np.repeat(np.arange(len(self)), SPANS), spans)
+        return spans.reshape(len(self), SPANS, 3)
+
+    def _read_places(self) -> np.ndarray | None:
+        if self.form != "tokens":
+            return None
+        stored = IndexedDataset(self.folder / spans_name(self.split))
+        if stored.dtype.kind not in "iu" or len(stored) != len(self) or (stored.sizes % 3).any():
+            path = prefix_path(self.folder / spans_name(self.split), ".bin")
+            raise MetaseqError(
+                f"{path}: not three numbers for each place in the {len(self)} rows; the files do not "
+                "belong together, preprocess again"
+            )
+        rows = np.repeat(np.arange(len(self)), stored.sizes // 3)
+        places = np.array(stored.tokens, np.int64).reshape(-1, 3)
+        self._check_inside(rows, places)
+        return np.column_stack([rows, places])
+
+    def _check_inside(self, rows: np.ndarray, spans: np.ndarray) -> None:
+        """Raise MetaseqError if one of the spans (N, 3) of `rows` (N,) is not in its text."""
+        sizes = np.stack([data.sizes for data in self.inputs])
+        column, first, end = spans.T
+        good = (0 <= column) & (column < len(sizes)) & (0 <= first) & (first < end)
+        good &= end <= sizes[np.where(good, column, 0), rows]
+        if not good.all():
+            path = prefix_path(self.folder / spans_name(self.split), ".bin")
+            row = int(rows[np.flatnonzero(~good)[0]])
+            raise MetaseqError(f"{path}: row {row + 1} has a span outside its text")
+
+    @functools.cached_property
+    def rows(self) -> list[dict[str, Any]] | None:
+        """What scorers and leaderboard files need of each row (ids, answers), or None.
+
+        Read when first asked for, then kept. MetaseqError as of `read_rows`.
+        """
+        return self.read_rows()
+
+    def read_rows(self) -> list[dict[str, Any]] | None:
+        """Read `rows` from the disk; MetaseqError with file and line if the file is damaged."""
+        if rows_name(self.split) not in self._files:
+            return None
+        path = self.folder / rows_name(self.split)
+        found = []
+        for number, text, _ in numbered_lines(path, "fail"):
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise MetaseqError(f"{path}:{number}: damaged: {error}") from error
+            if not isinstance(row, dict):
+                raise MetaseqError(f"{path}:{number}: damaged: not a JSON object")
+            found.append(row)
+        if len(found) != len(self):
+            raise MetaseqError(
+                f"{path}: {len(found)} lines but {self.inputs[0].prefix} has {len(self)} rows; the "
+                "files do not belong together, preprocess again"
+            )
+        return found
+
+    def __len__(self) -> int:
+        return len(self.inputs[0])

@@ -1,0 +1,215 @@
+"""Labelled sets in the common format: tokens x and label tokens y of equal length, one LM head for all.
+
+A row is `[CLSn] A [SEP]` or `[CLSn] A [SEP] B [SEP]`, n the number of the task; its label is an
+ordinary token repeated at every position of the row: class 0 is [SEP], class 1 [CLSn], class 2
+[MASK]. In sets of form "tokens" y is instead the token itself where it belongs to the answer, and
+[SEP] elsewhere (Shen 2021, section 4.1 and code).
+
+A row that is longer than allowed is several windows, see `cut_windows`.
+
+Shapes: N samples, W windows, B rows, S the longest row of the batch, K classes.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.random_streams import uniforms
+from metaseq_lm.data.corpus.packing import ranges
+from metaseq_lm.data.corpus.rows import padding_of
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.manifest import require_tokenizer
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+
+STRIDE = 64
+
+
+class TokenLabels:
+    """One split of a labelled set in the common format; `number` is the task's n in [CLSn].
+
+    `sample`, `lengths` (tokens with the special ones) and, for each text, `starts` and `kept` are
+    those of the windows: int64 (W,), (W,), (W, texts), (W, texts). The windows of sample i are
+    `first[i]` to `first[i + 1] - 1`, the longest of them has `longest[i]` tokens. `class_token` is
+    the n of class 1 where that is not `number` (the author's code has 4 for CB, whose own is 3).
+    Raises UsageError for more classes than there are label tokens, for a set of another form, and
+    for rows without room for text.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        vocabulary: Vocabulary,
+        number: int,
+        tokens_per_sample: int,
+        stride: int = STRIDE,
+        class_token: int = -1,
+    ) -> None:
+        self.data = LabelledSet(folder, split)
+        require_tokenizer(folder, self.data.tokenizer_hash)
+        self.vocabulary = vocabulary
+        self.cls = vocabulary.cls(number)
+        one = self.cls if class_token < 0 else vocabulary.cls(class_token)
+        self.class_tokens = np.array([vocabulary.sep, one, vocabulary.mask])
+        self._check()
+        self.class_tokens = self.class_tokens[: len(self.data.label_names)]
+        self.labels = self.data.labels
+        sizes = np.stack([column.sizes for column in self.data.inputs], 1)
+        room = tokens_per_sample - 1 - sizes.shape[1]
+        if room < sizes.shape[1] or stride < 0:
+            raise UsageError(
+                f"task.tokens_per_sample is {tokens_per_sample} and task.stride {stride}: rows need room "
+                "for their special tokens and some text, and the stride is at least 0"
+            )
+        self.sample, self.starts, self.kept = cut_windows(sizes, room, stride)
+        self.lengths = self.kept.sum(1) + 1 + self.kept.shape[1]
+        self.first = np.searchsorted(self.sample, np.arange(len(self.data) + 1))
+        self.longest = self.lengths[:0]
+        if len(self.data):
+            self.longest = np.maximum.reduceat(self.lengths, self.first[:-1])
+
+    def _check(self) -> None:
+        data = self.data
+        if data.regression or not 1 <= len(data.label_names) <= len(self.class_tokens):
+            raise UsageError(
+                f"{data.folder} has {len(data.label_names) or 'real-valued'} labels; label tokens exist for "
+                "1 to 3 classes"
+            )
+        if data.form not in ("single", "pair", "tokens"):
+            raise UsageError(
+                f"{data.folder}: a set of form {data.form}; rows of one or two plain texts are needed, "
+                "which 'metaseq-lm preprocess --benchmark NAME --as-text' makes of SuperGLUE"
+            )
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def token_level(self) -> bool:
+        """Whether the answer is tokens of the text, not a class."""
+        return self.data.form == "tokens"
+
+    def drawn(self, samples: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Return one window of each of `samples` (B,), uniform, by the uint64 `keys` (B,)."""
+        counts = self.first[samples + 1] - self.first[samples]
+        return self.first[samples] + (uniforms(keys, 0, 1)[:, 0] * counts).astype(np.int64)
+
+    def windows_of(self, samples: np.ndarray) -> np.ndarray:
+        """Return all windows of `samples` (B,), in their order."""
+        return ranges(self.first[samples], self.first[samples + 1] - self.first[samples])
+
+    def rows(
+        self, windows: np.ndarray, width: int = 0
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return rows (B, S) padded to at least `width`, their lengths (B,), targets (B, S).
+
+        Targets are -1 at padding, and everywhere in a split without labels.
+        """
+        lengths = self.lengths[windows]
+        shape = len(windows), max(width, int(lengths.max(initial=0)))
+        tokens = np.full(shape, self.vocabulary.pad, dtype=np.int64)
+        tokens[:, 0] = self.cls
+        row, end = np.arange(len(windows)), np.ones(len(windows), dtype=np.int64)
+        for number, column in enumerate(self.data.inputs):
+            start, kept = self.starts[windows, number], self.kept[windows, number]
+            places = column.starts[self.sample[windows]] + start
+            tokens.reshape(-1)[ranges(row * shape[1] + end, kept)] = np.asarray(column.tokens)[
+                ranges(places, kept)
+            ]
+            end = end + kept
+            tokens[row, end] = self.vocabulary.sep
+            end = end + 1
+        return tokens, lengths, self._targets(windows, tokens, lengths)
+
+    def _targets(self, windows: np.ndarray, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        inside = np.arange(tokens.shape[1]) < lengths[:, None]
+        if self.labels is None:
+            return np.full(tokens.shape, -1)
+        if not self.token_level:
+            label = self.class_tokens[self.labels[self.sample[windows]]]
+            return np.where(inside, label[:, None], -1)
+        answer = self._answers(windows, tokens.shape)
+        return np.where(inside, np.where(answer, tokens, self.vocabulary.sep), -1)
+
+    def _answers(self, windows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Return which tokens of the rows are of an answer, boolean (B, S)."""
+        found = np.zeros(shape, bool)
+        assert self.data.places is not None
+        owner, column, first, end = self.data.places.T
+        low = np.searchsorted(owner, self.sample[windows])
+        counts = np.searchsorted(owner, self.sample[windows], side="right") - low
+        place, at = ranges(low, counts), np.repeat(np.arange(len(windows)), counts)
+        text, window = column[place], windows[at]
+        start, kept = self.starts[window, text], self.kept[window, text]
+        # Where the text begins in the row: after [CLSn], and for B after A and its [SEP].
+        before = np.where(text > 0, self.kept[window, 0] + 2, 1)
+        left = np.clip(first[place] - start, 0, kept)
+        right = np.clip(end[place] - start, 0, kept)
+        found.reshape(-1)[ranges(at * shape[1] + before + left, right - left)] = True
+        return found
+
+    def batch(self, windows: np.ndarray, keys: np.ndarray, width: int = 0) -> Batch:
+        """Return rows, targets (-1 at padding), classes and their tokens; sizes "targets" and "rows".
+
+        "samples" says whose windows they are, "windows" is their number; "longest" (B,) is the
+        length of the longest window of the same sample, which class scores are divided by. `keys`
+        are not used.
+        """
+        tokens, lengths, targets = self.rows(windows, width)
+        samples = self.sample[windows]
+        labels = np.zeros(len(self), np.int64) if self.labels is None else self.labels
+        return {
+            "tokens": tokens,
+            "padding": padding_of(lengths, tokens.shape[1]),
+            "targets": targets,
+            "classes": labels[samples],
+            "class_tokens": self.class_tokens,
+            "token_level": self.token_level,
+            "longest": self.longest[samples],
+            "samples": samples,
+            "windows": windows,
+            "sizes": {"targets": int((targets >= 0).sum()), "rows": len(windows)},
+        }
+
+
+def kept_tokens(sizes: np.ndarray, room: int) -> np.ndarray:
+    """Return how many tokens a window has of each text of rows (N, texts), together at most `room`.
+
+    The closed form of "longest_first" of the tokenizers library: the longer text gives way, and
+    where both are too long each gets half of the room, the longer one (the second of equals) an
+    odd token more.
+    """
+    if sizes.shape[1] == 1:
+        return np.minimum(sizes, room)
+    shorter = np.where(sizes[:, 0] <= sizes[:, 1], 0, 1)
+    row = np.arange(len(sizes))
+    kept = sizes.copy()
+    kept[row, shorter] = np.minimum(sizes[row, shorter], room // 2)
+    kept[row, 1 - shorter] = np.minimum(sizes[row, 1 - shorter], room - kept[row, shorter])
+    # Rows that fit are whole.
+    return np.where(sizes.sum(1, keepdims=True) <= room, sizes, kept)
+
+
+def cut_windows(
+    sizes: np.ndarray, room: int, stride: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut the texts of rows (N, texts) into windows of together at most `room` tokens.
+
+    Returns the row (W,), the first token (W, texts) and the number of tokens (W, texts) of each
+    window. A text that keeps m tokens (see `kept_tokens`) is windows of m that share `stride`
+    tokens with the one before, the last one shorter; of two texts every window of A stands beside
+    every one of B. That is what the tokenizers library does, but a window begins at least m / 4
+    tokens after the one before it: the library stops with an error where m <= stride, and makes
+    hundreds of windows where m is hardly more.
+    """
+    kept = kept_tokens(sizes, room)
+    step = np.maximum(kept - stride, np.maximum(-(-kept // 4), 1))
+    counts = 1 + -(-np.maximum(sizes - kept, 0) // step)
+    total = counts.prod(1)
+    row = np.repeat(np.arange(len(sizes)), total)
+    rank = np.arange(len(row)) - np.repeat(np.cumsum(total) - total, total)
+    places = [rank] if sizes.shape[1] == 1 else [rank // counts[row, 1], rank % counts[row, 1]]
+    starts = np.stack(places, 1) * step[row]
+    return row, starts, np.minimum(kept[row], sizes[row] - starts)

@@ -1,0 +1,158 @@
+"""SQuAD as rows `[CLS0] question [SEP] window of the context [SEP]`, as BERT and ELECTRA cut them.
+
+Shapes: B rows, S the longest row of the batch, W windows.
+"""
+
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.corpus.rows import padding_of
+from metaseq_lm.data.squad.sets import SquadSet
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+
+SPECIALS = 3  # of a row: one [CLSn], two [SEP]
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """How contexts are cut: rows of at most `longest` tokens, questions of at most `question` tokens.
+
+    A window starts `stride` tokens after the one before it, or where that one ends. With
+    `drop_unanswered` a training window that does not hold the whole gold answer is left out.
+    """
+
+    longest: int = 512
+    question: int = 64
+    stride: int = 128
+    drop_unanswered: bool = False
+
+    def check(self, query: int) -> None:
+        """Raise UsageError if a question of `query` tokens leaves no room for a context."""
+        if self.question < 0 or self.stride < 1 or self.longest <= query + SPECIALS:
+            raise UsageError(
+                f"task.tokens_per_sample is {self.longest}, task.max_query_length {self.question} and "
+                f"task.doc_stride {self.stride}: a row needs room for a question (of {query} tokens), "
+                f"{SPECIALS} special tokens and some of the context, and the stride is at least 1"
+            )
+
+
+class SquadWindows:
+    """The windows of one split: which rows there are, and batches of them.
+
+    `question`, `start` (first context token), `length` (context tokens), `targets` (positions of
+    the gold answer in the row, (W, 2), 0 and 0 if the window does not hold it) and `lengths` (of
+    the rows) are arrays (W,). A context without tokens has one empty window. For `training`
+    answerable questions whose answer was not found in the context are left out (`skipped` counts
+    them); windows of a long context that lack the answer stay, with [CLS0] as target but labelled
+    answerable, as in ELECTRA's code. Raises MetaseqError if no window is left.
+    """
+
+    def __init__(
+        self, data: SquadSet, vocabulary: Vocabulary, options: WindowOptions, training: bool
+    ) -> None:
+        data.check_vocabulary(vocabulary)
+        self.data, self.vocabulary = data, vocabulary
+        self.query = np.minimum(data.questions.sizes, options.question)
+        options.check(int(self.query.max(initial=0)))
+        chosen = np.arange(len(data))
+        lost = (data.first < 0) & ~data.impossible
+        self.skipped = int(lost.sum()) if training else 0
+        if training:
+            chosen = chosen[~lost]
+        self._cut(chosen, options)
+        if training and options.drop_unanswered:
+            self._keep((self.targets[:, 0] > 0) | data.impossible[self.question])
+        if not len(self):
+            raise MetaseqError(
+                f"{data.folder}: '{data.split}' has no window to train on or to score "
+                f"({self.skipped} questions skipped because their answer was not found)"
+            )
+
+    def _cut(self, chosen: np.ndarray, options: WindowOptions) -> None:
+        data = self.data
+        sizes = data.contexts.sizes[data.paragraph[chosen]]
+        room = options.longest - SPECIALS - self.query[chosen]
+        stride = np.minimum(options.stride, room)
+        counts = 1 + -(-np.maximum(sizes - room, 0) // stride)
+        at = np.repeat(np.arange(len(chosen)), counts)
+        number = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.question = chosen[at]
+        self.start = number * stride[at]
+        self.length = np.minimum(room[at], sizes[at] - self.start)
+        first, last = data.first[self.question], data.last[self.question]
+        held = (first >= self.start) & (last < self.start + self.length)
+        shift = self.query[self.question] + 2 - self.start
+        places = np.stack([first + shift, last + shift], axis=1)
+        self.targets = np.where(held[:, None], places, 0)
+
+    def _keep(self, kept: np.ndarray) -> None:
+        for name in ("question", "start", "length", "targets"):
+            setattr(self, name, getattr(self, name)[kept])
+
+    def __len__(self) -> int:
+        return len(self.question)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The tokens of each row with its special ones, int64 (W,)."""
+        return self.query[self.question] + self.length + SPECIALS
+
+    def context_at(self, windows: np.ndarray) -> np.ndarray:
+        """Return the position in its row of the first context token of each window, int64."""
+        return self.query[self.question[windows]] + 2
+
+    def max_context(self, window: int) -> np.ndarray:
+        """Return which tokens of a window have there the most context of all windows, bool (length,).
+
+        A token that several windows of a question hold counts in one of them only: where the
+        smaller of its distances to the two ends, plus a hundredth of the length, is largest, the
+        first of equals (BERT).
+        """
+        question = self.question[window]
+        low, high = np.searchsorted(self.question, [question, question + 1])
+        starts, lengths = self.start[low:high, None], self.length[low:high, None]
+        token = self.start[window] + np.arange(self.length[window])
+        left, right = token - starts, starts + lengths - 1 - token
+        score = np.minimum(left, right) + 0.01 * lengths
+        score[(left < 0) | (right < 0)] = -np.inf
+        return score.argmax(0) == window - low
+
+    def batch(
+        self, samples: np.ndarray, keys: Optional[np.ndarray] = None, width: int = 0
+    ) -> Batch:
+        """Return the rows of windows `samples` with segments, answer mask and targets; size "rows".
+
+        "segments" is 1 at the context and the last [SEP]; "answer_mask" is true there and at [CLS0];
+        "starts", "ends" (B,) are the gold positions, "impossible" (B,) 1 or 0. `keys` are not used.
+        """
+        data, vocabulary = self.data, self.vocabulary
+        questions = self.question[samples]
+        query, length = self.query[questions][:, None], self.length[samples][:, None]
+        lengths = self.lengths[samples]
+        at = np.arange(max(width, int(lengths.max())))
+        tokens = np.full((len(samples), len(at)), vocabulary.pad, np.int64)
+        tokens[:, 0] = vocabulary.cls(0)
+        in_query = (at >= 1) & (at <= query)
+        starts = data.questions.starts[questions][:, None]
+        tokens[in_query] = data.questions.tokens[(starts + at - 1)[in_query]]
+        begin = query + 2
+        in_context = (at >= begin) & (at < begin + length)
+        starts = data.contexts.starts[data.paragraph[questions]] + self.start[samples]
+        tokens[in_context] = data.contexts.tokens[(starts[:, None] + at - begin)[in_context]]
+        tokens[(at == query + 1) | (at == begin + length)] = vocabulary.sep
+        segments = (at >= begin) & (at <= begin + length)
+        return {
+            "tokens": tokens,
+            "padding": padding_of(lengths, len(at)),
+            "segments": segments.astype(np.int64),
+            "answer_mask": segments | (at == 0),
+            "starts": self.targets[samples, 0],
+            "ends": self.targets[samples, 1],
+            "impossible": data.impossible[questions].astype(np.float64),
+            "samples": samples,
+            "sizes": {"rows": len(samples)},
+        }

@@ -1,0 +1,359 @@
+"""Token files in the Megatron-core `.bin/.idx` layout; fairseq's older header is read too.
+
+`.idx` is the magic `MMIDIDX\\0\\0`, u64 version, u8 dtype code, u64 sequence count, in Megatron's
+layout u64 document count, then int32 sizes (tokens), int64 pointers (bytes) and, in Megatron's
+layout, int64 document indices; all little-endian. `.bin` is the tokens and nothing else.
+Layouts: megatron/core/datasets/indexed_dataset.py and fairseq/data/indexed_dataset.py.
+"""
+
+import array
+import contextlib
+import os
+import struct
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.files import full_disk_message, sync_folder
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+FAIRSEQ_HEADER = 26
+MEGATRON_HEADER = 34
+MAX_SIZE = 2**31 - 1
+
+# Both share codes 1 to 5 and 8; 7 means another width in each, and 9, 10 are fairseq's alone.
+_COMMON = {1: "u1", 2: "i1", 3: "i2", 4: "i4", 5: "i8", 6: "f8", 8: "u2"}
+MEGATRON_DTYPES = {code: np.dtype("<" + s) for code, s in {**_COMMON, 7: "f4"}.items()}
+FAIRSEQ_DTYPES = {
+    code: np.dtype("<" + s) for code, s in {**_COMMON, 7: "f8", 9: "u4", 10: "u8"}.items()
+}
+CHUNK = 1 << 20
+
+
+def smallest_dtype(vocab_size: int) -> np.dtype:
+    """Return uint16 for vocabularies below 65,500 (the bound both peers use), else int32."""
+    return np.dtype("<u2" if vocab_size < 65500 else "<i4")
+
+
+def prefix_path(prefix: str | Path, suffix: str) -> Path:
+    """Return the path of one file of a pair; the prefix may itself contain dots."""
+    return Path(f"{os.fspath(prefix)}{suffix}")
+
+
+class _Header:
+    """The fixed part of an index, and where its three tables begin and end."""
+
+    def __init__(self, path: Path) -> None:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            head = file.read(MEGATRON_HEADER)
+        if head[:9] != MAGIC[: len(head)] or not head:
+            raise MetaseqError(
+                f"{path}: not an index of tokens (its first 9 bytes are not MMIDIDX). "
+                "Make the pair with 'metaseq-lm preprocess'."
+            )
+        if len(head) < FAIRSEQ_HEADER:
+            raise MetaseqError(
+                f"{path}: cut off inside the header ({size} bytes, at least {FAIRSEQ_HEADER} "
+                "expected). Copy the pair again or run 'metaseq-lm preprocess' again."
+            )
+        version, code, self.count = struct.unpack_from("<QBQ", head, len(MAGIC))
+        if version != VERSION:
+            raise MetaseqError(f"{path}: format version {version}; this program reads {VERSION}.")
+        # The sequence count stands at the same place in both layouts, and Megatron's index is
+        # always at least 8 bytes longer, so one file size never fits both.
+        self.documents: int | None = None
+        self.start = FAIRSEQ_HEADER
+        self.dtypes = FAIRSEQ_DTYPES
+        tables = 12 * self.count
+        if size != FAIRSEQ_HEADER + tables:
+            self.documents = struct.unpack_from("<Q", head, 26)[0] if len(head) == 34 else 0
+            self.start = MEGATRON_HEADER
+            self.dtypes = MEGATRON_DTYPES
+            self._check_size(path, size, MEGATRON_HEADER + tables + 8 * self.documents)
+        if code not in self.dtypes:
+            raise MetaseqError(
+                f"{path}: unknown data type code {code}; known are {sorted(self.dtypes)}. "
+                "The file is damaged or made by a newer program."
+            )
+        self.dtype = self.dtypes[code]
+
+    def _check_size(self, path: Path, size: int, expected: int) -> None:
+        if size == expected:
+            return
+        if self.count and size == expected + self.count:
+            raise MetaseqError(f"{path}: has sequence modes (multimodal data), only text is read.")
+        raise MetaseqError(
+            f"{path}: {size} bytes, but the header announces {self.count} sequences and "
+            f"{self.documents} document indices, {expected} bytes in Megatron's layout "
+            f"({FAIRSEQ_HEADER + 12 * self.count} in fairseq's). The file is truncated or damaged: "
+            "copy it again or run 'metaseq-lm preprocess' again."
+        )
+
+
+class IndexedDataset:
+    """A read-only, memory-mapped list of token sequences stored as `prefix.bin`, `prefix.idx`.
+
+    `sizes` (int64, tokens per sequence), `starts` (int64, offset of each sequence in tokens),
+    `documents` (int64, documents + 1: the first sequence of each and the number of sequences),
+    `tokens` (1-D memmap of the whole .bin) and `dtype` are there after opening. Opening checks
+    the header, the size of both files and every table entry; a fault is a MetaseqError.
+    """
+
+    def __init__(self, prefix: str | Path) -> None:
+        self.prefix = os.fspath(prefix)
+        index, data = prefix_path(prefix, ".idx"), prefix_path(prefix, ".bin")
+        for path in (index, data):
+            if not path.is_file():
+                raise MetaseqError(
+                    f"{path}: no such file. A data set is a pair .bin and .idx made by "
+                    "'metaseq-lm preprocess'."
+                )
+        header = _Header(index)
+        self.dtype = header.dtype
+        count, at = header.count, header.start
+        self.sizes = np.fromfile(index, "<i4", count, offset=at).astype(np.int64)
+        self.starts = np.zeros(count, np.int64)
+        np.cumsum(self.sizes[:-1], out=self.starts[1:])
+        self._check_tables(index, header)
+        total = int(self.sizes.sum())
+        actual = data.stat().st_size
+        if actual != total * self.dtype.itemsize:
+            raise MetaseqError(
+                f"{data}: {actual} bytes, but {index.name} describes {total} tokens of "
+                f"{self.dtype.name}, {total * self.dtype.itemsize} bytes. The two files do not "
+                "belong together or one is truncated: copy them again or preprocess again."
+            )
+        # mmap refuses an empty file.
+        self.tokens = np.memmap(data, self.dtype, "r") if total else _empty(self.dtype)
+        self._flat = np.asarray(self.tokens)
+
+    def _check_tables(self, index: Path, header: _Header) -> None:
+        """Compare the stored tables with what the sizes imply, in pieces of bounded memory."""
+        size = index.stat().st_size
+        broken = f"{index}: {size} bytes, damaged or truncated; copy or preprocess it again: "
+        if len(self.sizes) and self.sizes.min() < 0:
+            raise MetaseqError(f"{broken}sequence {int(self.sizes.argmin())} has a negative size.")
+        at = header.start + 4 * header.count
+        for first in range(0, header.count, CHUNK):
+            part = self.starts[first : first + CHUNK] * self.dtype.itemsize
+            stored = np.fromfile(index, "<i8", len(part), offset=at + 8 * first)
+            wrong = np.flatnonzero(part != stored)
+            if len(wrong):
+                i = int(wrong[0])
+                raise MetaseqError(
+                    f"{broken}pointer {first + i} is {int(stored[i])}, the sizes give "
+                    f"{int(part[i])} (older tools let it overflow past 2 GiB)."
+                )
+        if header.documents is None:
+            self.documents = np.arange(header.count + 1, dtype=np.int64)
+            return
+        at += 8 * header.count
+        self.documents = np.fromfile(index, "<i8", header.documents, offset=at)
+        ends = self.documents
+        if not len(ends) or ends[0] != 0 or ends[-1] != header.count or (np.diff(ends) < 0).any():
+            raise MetaseqError(
+                f"{broken}document indices must rise from 0 to the {header.count} sequences."
+            )
+
+    def __reduce__(self) -> tuple:
+        # A memmap would be copied whole into another process; its name is enough.
+        return IndexedDataset, (self.prefix,)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"sequence {i} of {len(self)} in {self.prefix}")
+        start = int(self.starts[i])
+        return self._flat[start : start + int(self.sizes[i])]
+
+    def gather(
+        self, indices: npt.ArrayLike, pad: int, length: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return many sequences in one array, padded on the right.
+
+        Values are int64 (rows, `length`), or as wide as the longest if `length` is None; longer
+        sequences are cut. The second result is int64 (rows,), tokens kept. IndexError if outside.
+        """
+        rows = np.asarray(indices, dtype=np.int64)
+        lengths = self.sizes[rows]
+        if length is None:
+            length = int(lengths.max(initial=0))
+        lengths = np.minimum(lengths, length)
+        values = np.full((len(rows), length), pad, np.int64)
+        # Position of each wanted token = its rank among all wanted + the shift of its row.
+        ends = np.cumsum(lengths)
+        shifts = self.starts[rows] - (ends - lengths)
+        places = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(shifts, lengths)
+        values[np.arange(length) < lengths[:, None]] = self._flat[places]
+        return values, lengths
+
+
+def _empty(dtype: np.dtype) -> np.ndarray:
+    tokens = np.zeros(0, dtype)
+    tokens.flags.writeable = False
+    return tokens
+
+
+class IndexedWriter:
+    """Write a `.bin/.idx` pair; nothing stands under the final names before a clean end.
+
+    A context manager: leaving it cleanly fsyncs and renames both files, an exception removes
+    what was written. Memory is 4 bytes per sequence. Every sequence is a document of its own, or,
+    with `documents`, only `end_documents` ends one.
+    """
+
+    def __init__(self, prefix: str | Path, dtype: npt.DTypeLike, documents: bool = False) -> None:
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        codes = [code for code, known in MEGATRON_DTYPES.items() if known == self.dtype]
+        if not codes:
+            raise ValueError(f"{np.dtype(dtype)} cannot be stored; use one of Megatron's types")
+        self._code = codes[0]
+        self._final = [prefix_path(prefix, suffix) for suffix in (".bin", ".idx")]
+        self._temporary = [p.with_name(f".{p.name}.{os.getpid()}.tmp") for p in self._final]
+        self._sizes = array.array("i")
+        self._ends = array.array("q", [0]) if documents else None
+        self._open_size = 0
+        self.tokens = 0
+        # Share of the input written so far, to estimate the need when the disk is full.
+        self.fraction = 1.0
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __enter__(self) -> "IndexedWriter":
+        with full_disk_message(self._final[0], lambda: 1):
+            self._file = open(self._temporary[0], "wb")
+        return self
+
+    def add(self, tokens: npt.ArrayLike) -> None:
+        """Append one sequence; ValueError if a token does not fit the data type."""
+        values = np.asarray(tokens)
+        self.extend(values, np.array([len(values)], np.int64))
+
+    def extend(self, values: np.ndarray, sizes: np.ndarray) -> None:
+        """Append many sequences, given end to end in `values`, their lengths in `sizes`."""
+        assert not self._open_size and int(np.sum(sizes)) == len(values)
+        self._check_size(int(np.max(sizes, initial=0)))
+        self._write(values)
+        self._sizes.frombytes(np.asarray(sizes, np.int32).tobytes())
+        self.tokens += len(values)
+
+    def part(self, values: np.ndarray) -> None:
+        """Append a piece of a sequence that `end_parts` or `drop_parts` will finish."""
+        self._open_size += len(values)
+        self._check_size(self._open_size)
+        self._write(values)
+
+    def end_parts(self) -> int:
+        """Make the pieces given so far one sequence and return its length."""
+        size, self._open_size = self._open_size, 0
+        self._sizes.append(size)
+        self.tokens += size
+        return size
+
+    def drop_parts(self) -> None:
+        """Forget the pieces given since the last whole sequence."""
+        self._open_size = 0
+        self._file.seek(self.tokens * self.dtype.itemsize)
+        self._file.truncate()
+
+    def end_documents(self, ends: npt.ArrayLike) -> None:
+        """End a document before each of these sequences, given in rising order; 0 is the first.
+
+        They must lie behind all earlier ends, or at the last. A document without sequences is none.
+        """
+        assert self._ends is not None
+        behind = np.unique(np.asarray(ends, np.int64))
+        assert not len(behind) or self._ends[-1] <= behind[0] and behind[-1] <= len(self)
+        self._ends.frombytes(behind[behind > self._ends[-1]].tobytes())
+
+    @property
+    def documents(self) -> int:
+        """The documents so far, with the one that has not ended."""
+        if self._ends is None:
+            return len(self)
+        return len(self._ends) - (self._ends[-1] == len(self))
+
+    def _check_size(self, size: int) -> None:
+        if size > MAX_SIZE:
+            raise MetaseqError(
+                f"{self._final[0]}: a document of {size} tokens; the format holds {MAX_SIZE}. "
+                "Split it."
+            )
+
+    def _write(self, values: np.ndarray) -> None:
+        stored = np.asarray(values)
+        if stored.dtype != self.dtype:
+            stored = stored.astype(self.dtype)
+            if self.dtype.kind in "iu" and not np.array_equal(stored, values):
+                raise ValueError(f"a value does not fit {self.dtype}: max {np.max(values)}")
+        with full_disk_message(self._final[0], self._needed):
+            self._file.write(stored.data if len(stored) else b"")
+
+    def _needed(self) -> int:
+        tokens = (self.tokens + self._open_size) * self.dtype.itemsize
+        return int((tokens + 20 * len(self._sizes) + 1) / max(self.fraction, 1e-9))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+            else:
+                self._abandon()
+        finally:
+            for path in self._temporary:
+                path.unlink(missing_ok=True)
+
+    def _abandon(self) -> None:
+        # Closing flushes, which fails again on the full disk that may have brought us here; the
+        # file is closed all the same and about to be removed.
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _finish(self) -> None:
+        assert not self._open_size
+        with full_disk_message(self._final[0], self._needed):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._write_index()
+        data, index = self._final
+        # An old index must not meet the new tokens, should we be killed between the renames.
+        index.unlink(missing_ok=True)
+        os.replace(self._temporary[0], data)
+        os.replace(self._temporary[1], index)
+        sync_folder(data.parent)
+
+    def _write_index(self) -> None:
+        count, documents = len(self._sizes), self.documents
+        sizes = np.frombuffer(self._sizes, np.int32)
+        with open(self._temporary[1], "wb") as file:
+            file.write(MAGIC + struct.pack("<QBQQ", VERSION, self._code, count, documents + 1))
+            file.write(sizes.astype("<i4").data if count else b"")
+            offset = 0
+            for first in range(0, count, CHUNK):
+                part = sizes[first : first + CHUNK].astype(np.int64) * self.dtype.itemsize
+                ends = np.cumsum(part) + offset
+                file.write((ends - part).astype("<i8").tobytes())
+                offset = int(ends[-1])
+            if self._ends is None:
+                for first in range(0, count + 1, CHUNK):
+                    last = min(first + CHUNK, count + 1)
+                    file.write(np.arange(first, last, dtype="<i8").tobytes())
+            else:
+                self.end_documents([count])
+                file.write(np.frombuffer(self._ends, np.int64).astype("<i8").data)
+            file.flush()
+            os.fsync(file.fileno())

@@ -1,0 +1,267 @@
+"""`manifest.json`: what stands in a data folder, how it was made, and checksums of every block."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm import __version__
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.files import read_json, write_atomic
+
+MANIFEST_FILE = "manifest.json"
+HERE = "."  # among the names of sets in a data folder: the folder itself
+FORMAT = 1
+BLOCK_BYTES = 64 << 20
+CORPUS, LABELLED = "corpus", "labelled"
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _encoded(text: str) -> bytes:
+    # The name of a file may be no UTF-8; in JSON its bytes are then spelled \\udcXX.
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _canonical(content: Any) -> bytes:
+    return _encoded(json.dumps(content, sort_keys=True, ensure_ascii=False))
+
+
+def block_checksums(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
+    """Yield the blake2b-128 checksum (hex) of each block of a file, reading 1 MiB at a time."""
+    with open(path, "rb") as file:
+        while True:
+            digest, left = hashlib.blake2b(digest_size=16), block_bytes
+            while left and (piece := file.read(min(left, 1 << 20))):
+                digest.update(piece)
+                left -= len(piece)
+            if left == block_bytes:
+                return
+            yield digest.hexdigest()
+            if left:
+                return
+
+
+@dataclass
+class Manifest:
+    """The content of a `manifest.json`.
+
+    `kind` is "corpus" or "labelled"; `tokenizer` has name, hash, vocabulary size; `splits` holds
+    the counts of each split; `details` what only this kind has; `files` the size in bytes and
+    block checksums of each file.
+    """
+
+    kind: str
+    tokenizer: dict[str, Any]
+    splits: dict[str, dict[str, Any]]
+    command: str
+    details: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    block_bytes: int = BLOCK_BYTES
+    made_by: str = f"metaseq-lm {__version__}"
+    version: int = FORMAT
+
+    def add_files(self, folder: Path, names: Iterable[str]) -> None:
+        """Record size and checksums of the files `names` in `folder`."""
+        for name in names:
+            blocks = list(block_checksums(folder / name, self.block_bytes))
+            self.files[name] = {"bytes": (folder / name).stat().st_size, "blocks": blocks}
+
+    def save(self, folder: Path) -> None:
+        """Write `manifest.json` into `folder`, as a whole or not at all."""
+        content = asdict(self)
+        content["checksum"] = _digest(_canonical(content))
+        text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        write_atomic(folder / MANIFEST_FILE, _encoded(text))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Manifest":
+        """Read and check the manifest of a folder; MetaseqError if missing, damaged or newer."""
+        path = Path(folder) / MANIFEST_FILE
+        if not path.is_file():
+            raise MetaseqError(
+                f"{path}: no such file; the folder is not a data set of 'metaseq-lm preprocess', "
+                "or its preprocessing did not end"
+            )
+        try:
+            content = read_json(path)
+            checksum = content.pop("checksum")
+            version = content.get("version")
+            actual = _digest(_canonical(content))
+        except (ValueError, KeyError, RecursionError) as error:
+            raise MetaseqError(f"{path}: damaged: {error!r}; preprocess again") from error
+        if version != FORMAT:
+            found = repr(version)[:20]
+            raise MetaseqError(f"{path}: format {found}; this program reads format {FORMAT}")
+        if checksum != actual:
+            raise MetaseqError(f"{path}: damaged or edited: its own checksum does not match")
+        try:
+            manifest = cls(**content)
+            manifest.check()
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            reason = repr(error)[:200]
+            raise MetaseqError(f"{path}: unknown content: {reason}; preprocess again") from error
+        return manifest
+
+    def check(self) -> None:
+        """Raise TypeError, ValueError, KeyError or AttributeError if a part is not what it should be.
+
+        Names of files and splits are names: they lead out of no folder.
+        """
+        wanted: dict[str, tuple[Any, type]] = {
+            "tokenizer hash": (self.tokenizer["hash"], str),
+            "splits": (self.splits, dict),
+            "details": (self.details, dict),
+            "files": (self.files, dict),
+            "block_bytes": (self.block_bytes, int),
+        }
+        for name, record in self.files.items():
+            wanted[f"size of {name}"] = (record["bytes"], int)
+            wanted[f"blocks of {name}"] = (record["blocks"], list)
+        if self.kind == LABELLED:
+            wanted["labels"] = (self.details["labels"], list)
+            wanted["regression"] = (self.details["regression"], bool)
+            wanted["inputs"] = (self.details["inputs"], int)
+        wrong = [name for name, (value, kind) in wanted.items() if type(value) is not kind]
+        wrong += [repr(n) for n in (*self.files, *self.splits) if not FILE_NAME.fullmatch(n)]
+        if wrong or self.block_bytes < 1:
+            raise ValueError(", ".join(wrong) or "block_bytes")
+        for name, record in self.files.items():
+            if len(record["blocks"]) != -(-record["bytes"] // self.block_bytes):
+                raise ValueError(f"{len(record['blocks'])} checksums for {name}")
+
+
+def check_sizes(folder: str | Path) -> list[str]:
+    """Return one complaint for each file of the manifest that is missing or has another size."""
+    folder = Path(folder)
+    faults = []
+    for name, record in Manifest.load(folder).files.items():
+        path = folder / name
+        if not path.is_file():
+            faults.append(f"{path}: missing, but listed in {MANIFEST_FILE}")
+        elif path.stat().st_size != record["bytes"]:
+            faults.append(f"{path}: {path.stat().st_size} bytes instead of {record['bytes']}")
+    return faults
+
+
+def require_sizes(folder: str | Path) -> None:
+    """Raise MetaseqError if a file of the manifest is missing or has another size."""
+    if faults := check_sizes(folder):
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise MetaseqError(
+            f"{'; '.join(faults[:3])}{more}; copy the folder again or preprocess again"
+        )
+
+
+def verify(folder: str | Path) -> list[str]:
+    """Read every file of a data folder and return one complaint for each wrong file or block.
+
+    An empty list means that every byte is as written. MetaseqError if the manifest itself is
+    missing or damaged.
+    """
+    folder = Path(folder)
+    manifest = Manifest.load(folder)
+    faults = check_sizes(folder)
+    for name, record in manifest.files.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != record["bytes"]:
+            continue
+        actual = block_checksums(path, manifest.block_bytes)
+        for number, (found, expected) in enumerate(zip(actual, record["blocks"])):
+            if found != expected:
+                first = number * manifest.block_bytes
+                last = min(first + manifest.block_bytes, record["bytes"]) - 1
+                faults.append(f"{path}: block {number} (bytes {first}-{last}) is damaged")
+    return faults
+
+
+def tokenizer_hash(folder: str | Path) -> str | None:
+    """Return the hash of the tokenizer of a data folder; None if the folder has no manifest."""
+    if not (Path(folder) / MANIFEST_FILE).is_file():
+        return None
+    return Manifest.load(folder).tokenizer["hash"]
+
+
+def require_tokenizer(folder: Path, own: str) -> None:
+    """Raise MetaseqError if a set inside a data folder has another tokenizer (`own`) than the folder."""
+    corpus = tokenizer_hash(folder.parent)
+    if corpus is not None and corpus != own:
+        raise MetaseqError(
+            f"{folder}: made with another tokenizer than {folder.parent}; preprocess it again"
+        )
+
+
+def fingerprint(folder: str | Path, split: str = "") -> str:
+    """Return a short hash (16 hex digits) of the tokens and the tokenizer of a data folder.
+
+    Of one `split` of a labelled set it is that of its rows and of the classes. It depends on the
+    content only: not on the place, the time or the command. It comes from the checksums of the
+    manifest, whose files must be there in full (MetaseqError); a folder without one (made by another
+    program) is read whole.
+    """
+    folder = Path(folder)
+    if (folder / MANIFEST_FILE).is_file():
+        manifest = Manifest.load(folder)
+        # The checksums are those of other files if the sizes differ.
+        require_sizes(folder)
+        parts: Any = [manifest.files, manifest.block_bytes, manifest.tokenizer, manifest.details]
+        if split:
+            files = {n: about for n, about in manifest.files.items() if n.startswith(f"{split}.")}
+            parts = [split, files, *parts[1:3], manifest.details.get("labels")]
+    else:
+        pairs = sorted(p for p in folder.glob("*") if p.suffix in (".bin", ".idx") and p.is_file())
+        if not pairs:
+            raise MetaseqError(f"{folder}: holds no .bin and .idx files")
+        parts = {p.name: list(block_checksums(p)) for p in pairs}
+    return _digest(_canonical(parts))[:16]
+
+
+def fingerprint_of_run(folder: str | Path, options: Any) -> str:
+    """Return the fingerprint of a data folder and of the sets inside it that `options` name, if any.
+
+    `options` are those of the task: any text in them that is the name of a set counts.
+    """
+    folder = Path(folder)
+    names = sets_named(folder, options)
+    prints = [fingerprint(folder), *(f"{name} {fingerprint(folder / name)}" for name in names)]
+    return _digest(_canonical(prints))[:16] if names else prints[0]
+
+
+def sets_named(folder: str | Path, options: Any) -> list[str]:
+    """Return the sets inside a data folder that the `options` of a task name, sorted."""
+    named = {name for name in _texts(options) if FILE_NAME.fullmatch(name)}
+    return sorted(name for name in named if (Path(folder) / name / MANIFEST_FILE).is_file())
+
+
+def labels_in(folder: str | Path, names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the classes, in their order, of those of the sets `names` in a data folder that have some.
+
+    HERE stands for the folder itself; of real values there are no classes, [].
+    """
+    places = {name: Path(folder) / name for name in names}
+    there = {name: p for name, p in places.items() if (p / MANIFEST_FILE).is_file()}
+    labels = {name: Manifest.load(place).details.get("labels") for name, place in there.items()}
+    return {name: found for name, found in labels.items() if isinstance(found, list)}
+
+
+def classes_of(folder: str | Path) -> list[str]:
+    """Return the classes of a labelled set in their order; MetaseqError for data without classes."""
+    found = labels_in(folder, [HERE]).get(HERE)
+    if not found:
+        raise MetaseqError(f"{folder}: not a labelled set with classes, such as D/NAME")
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in nested mappings and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)

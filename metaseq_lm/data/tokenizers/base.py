@@ -1,0 +1,139 @@
+"""What every tokenizer can do: text to ids, without special symbols or templates, and back."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.files import write_atomic
+from metaseq_lm.data.storage.indexed import smallest_dtype
+from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, Vocabulary
+
+OPTIONS_FILE = "tokenizer_options.json"
+DICT_FILE = "dict.txt"
+OPTIONS_VERSION = 1
+
+# Token ids, and where each token starts and ends in the original text.
+Offsets = tuple[list[int], list[int], list[int]]
+
+
+class Tokenizer(ABC):
+    """Text to ids and back; subclasses are registered with `register_tokenizer(name)`."""
+
+    name: ClassVar[str]
+    model_file: ClassVar[str | None] = None
+    vocabulary: Vocabulary
+
+    @classmethod
+    @abstractmethod
+    def train(
+        cls,
+        lines: Iterable[str],
+        vocab_size: int,
+        task_tokens: int = TASK_TOKENS,
+        min_frequency: int = 1,
+    ) -> "Tokenizer":
+        """Learn from `lines`; `vocab_size` counts the special symbols and is an upper bound.
+
+        Raises UsageError if `vocab_size` is too small for the kind.
+        """
+
+    @abstractmethod
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each line, without any special symbol except [UNK]."""
+
+    @abstractmethod
+    def encode_with_offsets(self, text: str) -> Offsets:
+        """Return the ids of `text`, as `encode_batch` gives them, and where each token stands.
+
+        The second and third list are the start and the end (exclusive) of each token, counted in
+        characters of `text`; neither ever falls. Leading white space is left out of a token that
+        has more; a token of a part of a character covers that character; a token that stands for no
+        character of the text (a mark of a word's beginning) is empty, start = end.
+        """
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`, leaving out special symbols except [UNK]."""
+
+    @abstractmethod
+    def model_bytes(self) -> bytes:
+        """Return the content of the model file; empty for kinds whose `dict.txt` says it all."""
+
+    @classmethod
+    @abstractmethod
+    def restore(
+        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
+    ) -> "Tokenizer":
+        """Rebuild a tokenizer from what `save` wrote; ValueError if the model is malformed.
+
+        `vocabulary` is None when the folder has a foreign model file but no `dict.txt`.
+        """
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `restore` needs besides the model and the vocabulary."""
+        return {}
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type tokens of this vocabulary are stored in."""
+        return smallest_dtype(len(self.vocabulary))
+
+    def encode_packed(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all lines end to end (in `dtype`) and int64 sizes (lines,)."""
+        encoded = self.encode_batch(lines)
+        sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        flat = (i for ids in encoded for i in ids)
+        return np.fromiter(flat, self.dtype, int(sizes.sum())), sizes
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of what decides the ids: kind, options, model, symbols; not the counts."""
+        digest = hashlib.blake2b(digest_size=16)
+        for part in (self.name, json.dumps(self.options, sort_keys=True), *self.vocabulary.symbols):
+            digest.update(part.encode("utf-8") + b"\0")
+        digest.update(self.model_bytes())
+        return digest.hexdigest()
+
+    def save(self, folder: str | Path, prefix: str = "") -> list[str]:
+        """Write the tokenizer into an existing folder and return the names of its files.
+
+        The names begin with `prefix`, for a folder that has several tokenizers.
+        """
+        folder = Path(folder)
+        options = {"tokenizer": self.name, "version": OPTIONS_VERSION, **self.options}
+        text = json.dumps(options, indent=2, sort_keys=True) + "\n"
+        names = [prefix + OPTIONS_FILE, prefix + DICT_FILE]
+        write_atomic(folder / names[0], text.encode("utf-8"))
+        self.vocabulary.save(folder / names[1])
+        if self.model_file is None:
+            return names
+        names.append(prefix + self.model_file)
+        write_atomic(folder / names[2], self.model_bytes())
+        return names
+
+
+def characters_of_bytes(text: str) -> np.ndarray:
+    """Return the number of the character that each byte of the UTF-8 form of `text` belongs to."""
+    widths = [len(character.encode("utf-8", "replace")) for character in text]
+    return np.repeat(np.arange(len(text)), widths)
+
+
+def after_space(text: str, start: int, end: int) -> int:
+    """Return where text[start:end] begins without its leading white space, `start` if it is all."""
+    words = text[start:end].lstrip()
+    return end - len(words) if words else start
+
+
+def check_vocab_size(name: str, vocab_size: int, least: int, why: str) -> None:
+    """Raise a UsageError if `vocab_size` is below what the kind `name` needs."""
+    if vocab_size < least:
+        raise UsageError(
+            f"--vocab-size {vocab_size} is too small for {name}: at least {least}, {why}"
+        )

@@ -1,0 +1,232 @@
+"""Byte-level BPE of the `tokenizers` library behind a cache of whole words.
+
+The library's own pipeline spends most of its time on words it has seen before, so text is cut
+into words here and only new words are merged by its BPE model. The ids are the library's.
+"""
+
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from metaseq_lm.core.registry import register_tokenizer
+from metaseq_lm.data.tokenizers.base import (
+    Offsets,
+    Tokenizer,
+    after_space,
+    characters_of_bytes,
+    check_vocab_size,
+)
+from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, Vocabulary, special_symbols
+
+# The pre-tokenisation of GPT-2 for ASCII text, words first because most pieces are words; what
+# its pattern calls \p{L} and \p{N} is [A-Za-z] and [0-9] there.
+ASCII_PIECES = re.compile(
+    r" ?[A-Za-z]+|'(?:[stmd]|re|ve|ll)| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
+)
+CACHED_WORDS = 1 << 20
+LONGEST_CACHED = 64
+
+
+def byte_symbols() -> list[str]:
+    """Return the printable character that stands for each of the 256 bytes (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    table = {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}
+    return [table[b] for b in range(256)]
+
+
+SYMBOL_OF_BYTE = dict(enumerate(byte_symbols()))
+BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in SYMBOL_OF_BYTE.items()}
+
+
+def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
+    """Return whether a piece of JSON is an object."""
+    return isinstance(value, dict)
+
+
+def _symbols(piece: str) -> str:
+    return piece.encode("utf-8", "replace").decode("latin-1").translate(SYMBOL_OF_BYTE)
+
+
+class Cache(dict):
+    """Text -> packed ids, computed on first sight; bounded, and long keys are not kept."""
+
+    def __init__(self, compute: Callable[[str], bytes]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, text: str) -> bytes:
+        packed = self._compute(text)
+        if len(text) <= LONGEST_CACHED:
+            if len(self) >= CACHED_WORDS:
+                self.clear()
+            self[text] = packed
+        return packed
+
+
+class PackedTokenizer(Tokenizer):
+    """Common part of tokenizers that keep the ids of what they have seen as packed bytes."""
+
+    @abstractmethod
+    def _line(self, line: str) -> bytes:
+        """Return the ids of a line as the bytes of an array of `dtype`."""
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each line; text that looks like a special symbol stays text."""
+        return [np.frombuffer(self._line(line), self.dtype).tolist() for line in lines]
+
+    def encode_packed(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all lines end to end (in `dtype`) and int64 sizes (lines,)."""
+        packed = [self._line(line) for line in lines]
+        sizes = np.fromiter(map(len, packed), np.int64, len(packed)) // self.dtype.itemsize
+        return np.frombuffer(b"".join(packed), self.dtype), sizes
+
+
+def symbols_in_order(library: tokenizers.Tokenizer) -> list[str]:
+    """Return the symbols of a library tokenizer, added ones too; ValueError if ids have gaps."""
+    symbols = library.get_vocab(with_added_tokens=True)
+    by_id = sorted(symbols, key=symbols.__getitem__)
+    if [symbols[s] for s in by_id] != list(range(len(by_id))):
+        raise ValueError("its ids have gaps")
+    return by_id
+
+
+def json_parts(model: bytes) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return a `tokenizer.json`, its pre_tokenizer and its model; ValueError if one is no object."""
+    try:
+        content = json.loads(model)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if is_object(content):
+        split, part = content.get("pre_tokenizer"), content.get("model")
+        if is_object(split) and is_object(part):
+            return content, split, part
+    raise ValueError("not a JSON object with a pre_tokenizer and a model")
+
+
+def library_of(model: bytes) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer of a `tokenizer.json`; ValueError if it refuses the content.
+
+    Without what it would put around the ids: that is for the tasks to say.
+    """
+    try:
+        library = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
+        library.post_processor = None
+    except Exception as error:  # the library raises bare Exception for any malformed content
+        raise ValueError(str(error)) from error
+    return library
+
+
+@register_tokenizer("byte_bpe")
+class ByteBpe(PackedTokenizer):
+    """Byte-level BPE; every text can be written, so there is no [UNK]."""
+
+    name = "byte_bpe"
+    model_file = "tokenizer.json"
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        self._library = library
+        self.vocabulary = Vocabulary(symbols_in_order(library))
+        self._model = library.model
+        self._split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+        self._dtype = self.dtype
+        self._pieces = Cache(self._merge)
+        self._first = Cache(self._pack)
+        self._later = Cache(lambda word: self._pack(" " + word))
+
+    @classmethod
+    def train(
+        cls,
+        lines: Iterable[str],
+        vocab_size: int,
+        task_tokens: int = TASK_TOKENS,
+        min_frequency: int = 1,
+    ) -> "ByteBpe":
+        """Learn merges from `lines`, until `vocab_size` or no pair occurs `min_frequency` times."""
+        specials = special_symbols(task_tokens)
+        least = len(specials) + 256
+        why = f"{len(specials)} special symbols and 256 bytes"
+        check_vocab_size(cls.name, vocab_size, least, why)
+        library = tokenizers.Tokenizer(models.BPE())
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        library.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=min_frequency,
+            special_tokens=specials,
+            initial_alphabet=byte_symbols(),
+            show_progress=False,
+        )
+        library.train_from_iterator(lines, trainer)
+        return cls(library)
+
+    def encode_with_offsets(self, text: str) -> Offsets:
+        """Return ids and character offsets; every part of a split character covers all of it."""
+        ids, starts, ends = [], [], []
+        for _, (first, last) in self._split(text):
+            piece = text[first:last]
+            characters = first + characters_of_bytes(piece)
+            at = 0
+            for token in self._model.tokenize(_symbols(piece)):
+                start, end = characters[at], characters[at + len(token.value) - 1] + 1
+                at += len(token.value)
+                ids.append(token.id)
+                starts.append(after_space(text, int(start), int(end)))
+                ends.append(int(end))
+        return ids, starts, ends
+
+    def _line(self, line: str) -> bytes:
+        # The pattern starts a new piece at every single space, so a line whose only white space
+        # is single spaces can be cut there. Any other white space is not "printable".
+        if "  " in line or not line.isprintable():
+            return self._pack(line)
+        words = iter(line.split(" "))
+        return self._first[next(words)] + b"".join(map(self._later.__getitem__, words))
+
+    def _pack(self, text: str) -> bytes:
+        if text.isascii():
+            pieces: Iterable[str] = ASCII_PIECES.findall(text)
+        else:
+            # Which letters and digits exist depends on the Unicode version: ask the library.
+            pieces = (text[start:end] for _, (start, end) in self._split(text))
+        return b"".join(map(self._pieces.__getitem__, pieces))
+
+    def _merge(self, piece: str) -> bytes:
+        ids = [token.id for token in self._model.tokenize(_symbols(piece))]
+        return np.array(ids, self._dtype).tobytes()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids` without special symbols; broken UTF-8 becomes U+FFFD."""
+        unwritten = self.vocabulary.unwritten
+        text = "".join(self.vocabulary.symbols[i] for i in ids if i not in unwritten)
+        return bytes(map(BYTE_OF_SYMBOL.__getitem__, text)).decode("utf-8", "replace")
+
+    def model_bytes(self) -> bytes:
+        """Return the library's own JSON."""
+        return (self._library.to_str(pretty=True) + "\n").encode("utf-8")
+
+    @classmethod
+    def restore(
+        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
+    ) -> "ByteBpe":
+        """Rebuild from `tokenizer.json`; ValueError if it is not a plain byte-level BPE."""
+        content, split, bpe = json_parts(model)
+        plain = split.get("type") == "ByteLevel" and not split.get("add_prefix_space")
+        # Whole words looked up first could be special symbols; other words, another split.
+        plain &= not bpe.get("ignore_merges") and split.get("use_regex", True) is True
+        # The library crashes on an affix that is longer than a symbol.
+        affixes = bpe.get("continuing_subword_prefix") or bpe.get("end_of_word_suffix")
+        if content.get("normalizer") or affixes or not plain:
+            raise ValueError(
+                "it is not byte-level BPE without normaliser, prefix space and affixes"
+            )
+        library = library_of(model)
+        if not isinstance(library.model, models.BPE) or library.model.dropout:
+            raise ValueError("it is not BPE without dropout")
+        return cls(library)

@@ -1,0 +1,182 @@
+"""Words and characters as they stand; `dict.txt` is the whole model."""
+
+import re
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import regex
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_tokenizer
+from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer, after_space, check_vocab_size
+from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, UNK, Vocabulary, special_symbols
+
+
+class PlainTokenizer(Tokenizer):
+    """Common part of tokenizers whose units are looked up in the vocabulary; unknown is [UNK]."""
+
+    joiner = ""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        if vocabulary.unk is None:
+            raise ValueError(f"{UNK} is missing after the task tokens")
+        self.vocabulary = vocabulary
+        # A word of the text that looks like a special symbol must not become it.
+        specials = set(vocabulary.specials.tolist())
+        self._ids = {s: i for i, s in enumerate(vocabulary.symbols) if i not in specials}
+
+    @abstractmethod
+    def units(self, line: str) -> Iterable[str]:
+        """Return the words or characters of a line."""
+
+    @abstractmethod
+    def spans(self, line: str) -> Iterable[tuple[int, int]]:
+        """Return where each of the `units` of a line starts and ends."""
+
+    def encode_with_offsets(self, text: str) -> Offsets:
+        """Return ids and character offsets."""
+        unk = self.vocabulary.unk
+        assert unk is not None
+        spans = list(self.spans(text))
+        ids = [self._ids.get(text[start:end], unk) for start, end in spans]
+        return ids, [after_space(text, *span) for span in spans], [end for _, end in spans]
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each line; unknown units are [UNK]."""
+        get, unk = self._ids.get, self.vocabulary.unk
+        assert unk is not None
+        return [[get(unit, unk) for unit in self.units(line)] for line in lines]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the units of `ids` joined; special symbols except [UNK] are left out."""
+        vocabulary = self.vocabulary
+        written = (vocabulary.symbols[i] for i in ids if i not in vocabulary.unwritten)
+        return self.joiner.join(written)
+
+    def model_bytes(self) -> bytes:
+        """Return nothing: there is no file besides `dict.txt`."""
+        return b""
+
+    @classmethod
+    def restore(
+        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
+    ) -> "PlainTokenizer":
+        """Rebuild from `dict.txt`; ValueError if it has no [UNK]."""
+        if vocabulary is None:
+            raise ValueError("dict.txt is missing")
+        return cls(vocabulary)
+
+
+def count_units(
+    name: str,
+    batches: Iterable[Iterable[str]],
+    vocab_size: int,
+    task_tokens: int,
+    min_frequency: int,
+) -> Vocabulary:
+    """Return the most frequent units as a vocabulary; equal counts go in code point order."""
+    specials = special_symbols(task_tokens, unk=True)
+    check_vocab_size(name, vocab_size, len(specials) + 1, "its special symbols and one more")
+    counts: Counter[str] = Counter()
+    for units in batches:
+        counts.update(units)
+    for special in specials:
+        counts.pop(special, None)
+    kept = [(unit, count) for unit, count in counts.items() if count >= min_frequency]
+    kept.sort(key=lambda pair: (-pair[1], pair[0]))
+    kept = kept[: vocab_size - len(specials)]
+    return Vocabulary(
+        specials + [unit for unit, _ in kept], [0] * len(specials) + [count for _, count in kept]
+    )
+
+
+@register_tokenizer("word")
+class WordTokenizer(PlainTokenizer):
+    """Words between white space, or the matches of a regular expression."""
+
+    name = "word"
+    joiner = " "
+
+    def __init__(self, vocabulary: Vocabulary, pattern: str | None = None) -> None:
+        super().__init__(vocabulary)
+        self.pattern = pattern
+        self._split = word_splitter(pattern)
+
+    def units(self, line: str) -> Iterable[str]:
+        """Return the words of a line."""
+        return self._split(line)
+
+    def spans(self, line: str) -> Iterable[tuple[int, int]]:
+        """Return where the words of a line stand."""
+        if self.pattern is None:  # \S of re, not of regex, is what str.split leaves
+            return (match.span() for match in re.finditer(r"\S+", line))
+        return (match.span() for match in regex.finditer(self.pattern, line) if match.group())
+
+    @classmethod
+    def train(
+        cls,
+        lines: Iterable[str],
+        vocab_size: int,
+        task_tokens: int = TASK_TOKENS,
+        min_frequency: int = 1,
+        pattern: str | None = None,
+    ) -> "WordTokenizer":
+        """Keep the most frequent words; `pattern` is a regular expression, None = white space."""
+        words = map(word_splitter(pattern), lines)
+        return cls(count_units(cls.name, words, vocab_size, task_tokens, min_frequency), pattern)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The regular expression, if any."""
+        return {"pattern": self.pattern}
+
+    @classmethod
+    def restore(
+        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
+    ) -> "WordTokenizer":
+        """Rebuild from `dict.txt` and the stored pattern."""
+        if vocabulary is None:
+            raise ValueError("dict.txt is missing")
+        pattern = options.get("pattern")
+        if not isinstance(pattern, (str, type(None))):
+            raise ValueError(f"its pattern is {str(pattern)[:20]!r}, not a text")
+        return cls(vocabulary, pattern)
+
+
+def word_splitter(pattern: str | None) -> Callable[[str], list[str]]:
+    """Return the function that cuts a line into words; a bad pattern is a UsageError."""
+    if pattern is None:
+        return str.split
+    try:
+        compiled = regex.compile(pattern)
+    except regex.error as error:
+        raise UsageError(f"--word-pattern {pattern!r}: {error}") from error
+    return lambda line: [match.group() for match in compiled.finditer(line) if match.group()]
+
+
+@register_tokenizer("char")
+class CharTokenizer(PlainTokenizer):
+    """Single characters (code points), white space included."""
+
+    name = "char"
+
+    def units(self, line: str) -> Iterable[str]:
+        """Return the characters of a line."""
+        return line
+
+    def spans(self, line: str) -> Iterable[tuple[int, int]]:
+        """Return where the characters of a line stand."""
+        return ((at, at + 1) for at in range(len(line)))
+
+    @classmethod
+    def train(
+        cls,
+        lines: Iterable[str],
+        vocab_size: int,
+        task_tokens: int = TASK_TOKENS,
+        min_frequency: int = 1,
+    ) -> "CharTokenizer":
+        """Keep the most frequent characters."""
+        return cls(count_units(cls.name, lines, vocab_size, task_tokens, min_frequency))

@@ -1,0 +1,205 @@
+"""WordPiece (Devlin et al. 2019) of the `tokenizers` library behind a cache of whole words.
+
+A word is normalised, cut at punctuation and then, from the left, into the longest pieces of the
+vocabulary; pieces inside a word begin with "##". A word that cannot be cut so is [UNK].
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
+
+from metaseq_lm.core.registry import register_tokenizer
+from metaseq_lm.data.tokenizers.base import check_vocab_size
+from metaseq_lm.data.tokenizers.byte_bpe import (
+    Cache,
+    PackedTokenizer,
+    is_object,
+    json_parts,
+    library_of,
+    symbols_in_order,
+)
+from metaseq_lm.data.tokenizers.from_transformers import wordpiece_library
+from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, UNK, Vocabulary, special_symbols
+
+INSIDE = "##"
+LONGEST_WORD = 200  # characters, as in BERT's and ELECTRA's code
+LEAST_ALPHABET = 1000  # characters that have a piece of their own, at least
+WORDS_PER_LINE = 1 << 10
+PRIVATE = 0xF0000  # the first of 131,068 characters that BERT's normaliser leaves in no text
+
+
+@register_tokenizer("wordpiece")
+class WordPiece(PackedTokenizer):
+    """BERT's tokenizer; what it cannot write is [UNK]."""
+
+    name = "wordpiece"
+    model_file = "tokenizer.json"
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        self._library = library
+        # Text that looks like a special symbol stays text.
+        library.encode_special_tokens = True
+        self.vocabulary = Vocabulary(symbols_in_order(library))
+        if self.vocabulary.unk is None:
+            raise ValueError(f"{UNK} is missing among the special symbols")
+        self._dtype = self.dtype
+        self._words = Cache(self._encode)
+
+    @classmethod
+    def train(
+        cls,
+        lines: Iterable[str],
+        vocab_size: int,
+        task_tokens: int = TASK_TOKENS,
+        min_frequency: int = 1,
+        cased: bool = False,
+    ) -> "WordPiece":
+        """Learn pieces from `lines`; the distinct words are held in memory.
+
+        Pairs are merged by how often they occur, as in the library's own trainer, until `vocab_size`
+        or no pair occurs `min_frequency` times; `cased` keeps case and accents.
+        """
+        specials = special_symbols(task_tokens, unk=True)
+        check_vocab_size(
+            cls.name, vocab_size, len(specials) + 1, "its special symbols and one more"
+        )
+        ids = {symbol: i for i, symbol in enumerate(specials)}
+        library = wordpiece_library(ids, LONGEST_WORD, cased)
+        words = _count_words(lines, library)
+        pieces = _learn(words, vocab_size - len(specials), min_frequency)
+        library.model = models.WordPiece(
+            {symbol: i for i, symbol in enumerate([*specials, *pieces])},
+            unk_token=UNK,
+            max_input_chars_per_word=LONGEST_WORD,
+        )
+        library.add_special_tokens(specials)
+        return cls(library)
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int], list[int]]:
+        """Return ids, and where in `text` each starts and ends (exclusive), in characters."""
+        encoding = self._library.encode(_valid(text), add_special_tokens=False)
+        offsets = encoding.offsets
+        return encoding.ids, [start for start, _ in offsets], [end for _, end in offsets]
+
+    def _line(self, line: str) -> bytes:
+        # A space always ends a word, and nothing that is done to words looks beyond it.
+        return b"".join(map(self._words.__getitem__, line.split(" ")))
+
+    def _encode(self, text: str) -> bytes:
+        ids = self._library.encode(_valid(text), add_special_tokens=False).ids
+        return np.array(ids, self._dtype).tobytes()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the words of `ids` with a space between them, as they were normalised."""
+        vocabulary = self.vocabulary
+        words: list[str] = []
+        for i in ids:
+            symbol = vocabulary.symbols[i]
+            if i in vocabulary.unwritten:
+                continue
+            if symbol.startswith(INSIDE) and symbol != INSIDE and words:
+                words[-1] += symbol.removeprefix(INSIDE)
+            else:
+                words.append(symbol)
+        return " ".join(words)
+
+    def model_bytes(self) -> bytes:
+        """Return the library's own JSON."""
+        return (self._library.to_str(pretty=True) + "\n").encode("utf-8")
+
+    @classmethod
+    def restore(
+        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
+    ) -> "WordPiece":
+        """Rebuild from `tokenizer.json`; ValueError if it is not BERT's tokenizer."""
+        content, split, pieces = json_parts(model)
+        normalizer = content.get("normalizer")
+        bert = is_object(normalizer) and normalizer.get("type") == "BertNormalizer"
+        if not bert or split.get("type") != "BertPreTokenizer":
+            raise ValueError("it is not WordPiece with BERT's normaliser and pre-tokeniser")
+        if pieces.get("continuing_subword_prefix") != INSIDE or pieces.get("unk_token") != UNK:
+            raise ValueError(f"its pieces do not begin with {INSIDE} or its unknown is not {UNK}")
+        library = library_of(model)
+        if not isinstance(library.model, models.WordPiece):
+            raise ValueError("it is not WordPiece")
+        if content.get("truncation") or content.get("padding"):
+            library.no_truncation()
+            library.no_padding()
+        tokenizer = cls(library)
+        symbols = tokenizer.vocabulary.symbols
+        known = {symbols[i] for i in tokenizer.vocabulary.specials}
+        other = [t.content for t in library.get_added_tokens_decoder().values()]
+        other = [symbol for symbol in other if symbol not in known]
+        if other:
+            raise ValueError(
+                f"it has the added tokens {', '.join(other[:4])}, which are not BERT's"
+            )
+        return tokenizer
+
+
+def _valid(text: str) -> str:
+    """Replace halves of surrogate pairs, one character by one, which the library refuses."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _count_words(lines: Iterable[str], library: tokenizers.Tokenizer) -> Counter[str]:
+    """Return how often each word occurs after normalising and cutting at punctuation."""
+    texts: Counter[str] = Counter()
+    for line in lines:
+        texts.update(line.split(" "))
+    words: Counter[str] = Counter()
+    for text, count in texts.items():
+        normal = library.normalizer.normalize_str(text)
+        for word, _ in library.pre_tokenizer.pre_tokenize_str(normal):
+            if len(word) <= LONGEST_WORD:
+                words[word] += count
+    return words
+
+
+class _Marks(dict):
+    """Code point -> the private character that stands for it inside a word, given on first sight."""
+
+    def __missing__(self, point: int) -> int:
+        self[point] = PRIVATE + len(self)
+        return self[point]
+
+
+def _learn(words: Counter[str], room: int, min_frequency: int) -> list[str]:
+    """Return at most `room` pieces in the order they were learnt.
+
+    The library's WordPiece trainer takes the pieces of single characters in a random order, on which
+    the rest depends. Here its BPE trainer, which has none, learns on words whose characters after
+    the first are replaced by marks.
+    """
+    marks = _Marks()
+    marked = {word: word[0] + word[1:].translate(marks) for word in sorted(words)}
+    frequency: Counter[str] = Counter()
+    for word, text in marked.items():
+        for character in text:
+            frequency[character] += words[word]
+    ranked = sorted(frequency, key=lambda c: (-frequency[c], c))
+    alphabet = set(ranked[: min(room, max(LEAST_ALPHABET, room // 4))])
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=min_frequency, show_progress=False)
+    kept = ((text, words[word]) for word, text in marked.items() if alphabet.issuperset(text))
+    library.train_from_iterator(_repeated(kept), trainer)
+    original = {chr(mark): chr(point) for point, mark in marks.items()}
+    return [_unmarked(symbol, original) for symbol in symbols_in_order(library)]
+
+
+def _repeated(words: Iterable[tuple[str, int]]) -> Iterator[str]:
+    for word, count in words:
+        while count > 0:
+            yield " ".join(repeat(word, min(count, WORDS_PER_LINE)))
+            count -= WORDS_PER_LINE
+
+
+def _unmarked(symbol: str, original: dict[str, str]) -> str:
+    text = "".join(original.get(c, c) for c in symbol)
+    return INSIDE + text if symbol[0] in original else text

@@ -1,0 +1,127 @@
+"""`train --nproc N`: N replicas of one command on this machine, watched until all have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from metaseq_lm.core.errors import Interrupted, MetaseqError
+from metaseq_lm.distributed.signals import PARENT_DIES, heard, received
+
+HOST = "127.0.0.1"
+PATIENCE = 15.0  # seconds in which the others can end by themselves when one has failed
+
+
+def environment_of(rank: int, count: int, port: int) -> dict[str, str]:
+    """Return the environment of a replica: what torchrun sets, and cores shared out."""
+    cores = max(1, usable_cores() // count)
+    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    given |= {"MASTER_PORT": port, PARENT_DIES: os.getpid()}
+    # The store is ours, as it is torchrun's there: it outlives every replica.
+    given |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+    # The store's own log repeats as stack traces what our messages say.
+    defaults = {"OMP_NUM_THREADS": str(cores), "TORCH_CPP_LOG_LEVEL": "FATAL"}
+    numbers = {name: str(value) for name, value in given.items()}
+    return {**defaults, **os.environ, **numbers, "MASTER_ADDR": HOST}
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: a job often has fewer than the machine."""
+    if hasattr(os, "sched_getaffinity"):  # not everywhere
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run(count: int, arguments: Sequence[str]) -> int:
+    """Run `metaseq-lm ARGUMENTS` as `count` replicas; return the exit code that stands for all.
+
+    Signals are passed on to all replicas. Raises MetaseqError naming a replica that was killed.
+    """
+    children: list[subprocess.Popen] = []
+    signals: list[int] = []
+
+    def forward(number: int, frame: object) -> None:
+        signals.append(number)
+        send(children, number)
+
+    before = {number: signal.signal(number, forward) for number in heard()}
+    signals += filter(None, [received()])  # while this process read its configuration
+    from torch.distributed import TCPStore  # the wrapper of a job starts without torch
+
+    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    try:
+        for rank in range(count):
+            environment = environment_of(rank, count, store.port)
+            children.append(subprocess.Popen([*program(), *arguments], env=environment))
+        for number in signals:  # one may have come before all were there
+            send(children, number)
+        return watch(children, signals)
+    finally:
+        send(children, signal.SIGKILL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def send(children: Sequence[subprocess.Popen], number: int) -> None:
+    """Send a signal to the children that have not ended."""
+    for child in children:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, number)
+
+
+def watch(children: Sequence[subprocess.Popen], signals: Sequence[int]) -> int:
+    """Wait for all; when one fails the others get some time, then they are killed.
+
+    Returns 0, or the exit code of the first that failed.
+    """
+    first: int | None = None  # the replica that failed first
+    deadline = float("inf")
+    # Of a list: each is asked, also those behind one that lives.
+    while any([child.poll() is None for child in children]):
+        if first is None:
+            first = failed(children)
+            deadline = float("inf") if first is None else time.monotonic() + PATIENCE
+        if time.monotonic() > deadline:
+            send(children, signal.SIGKILL)
+        time.sleep(0.05)
+    first = failed(children) if first is None else first
+    if first is None:
+        return 0
+    code = children[first].returncode
+    early = code == 130 and signal.SIGINT in signals
+    if early or -code in signals:  # it came before the replica could listen
+        return Interrupted.exit_code
+    if code >= 0:
+        return code
+    raise MetaseqError(
+        f"replica {first} (process {children[first].pid}) was killed by {signal.Signals(-code).name}; "
+        "if nobody did that, memory ran out. Start the run again, it resumes from the last checkpoint"
+    )
+
+
+def failed(children: Sequence[subprocess.Popen]) -> int | None:
+    """Return the first replica that ended and not well; one that was killed explains the others."""
+    ended = [r for r, child in enumerate(children) if child.returncode]
+    return min(ended, key=lambda r: children[r].returncode > 0, default=None)
+
+
+def program(root: Path | None = None) -> list[str]:
+    """Return the start of a command line that runs this program from the package under `root`.
+
+    The default is the package that runs now. Not `-m metaseq_lm`: that takes the package of the
+    working directory first.
+    """
+    place = str((root or Path(__file__).parents[2]).resolve())
+    return python(place, "from metaseq_lm.cli import program; program()")
+
+
+def python(place: str, code: str) -> list[str]:
+    """Return the start of a command line that runs Python `code` with `place` first on the path."""
+    return [sys.executable, "-u", "-c", f"import sys; sys.path[0] = {place!r}; {code}"]

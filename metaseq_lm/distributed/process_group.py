@@ -1,0 +1,287 @@
+"""The process group: from torchrun's, Slurm's or our own environment, or none; and its collectives.
+
+Every collective goes through `_together`, so that a replica that dies or hangs ends all of them
+with a message that names it (RELIABILITY of a run: all end within the timeout and 30 s).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Optional, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from metaseq_lm.core.errors import MetaseqError, ReplicaLost, UsageError
+
+T = TypeVar("T")
+
+GRACE = 5.0  # seconds in which all replicas that still live say why they stop
+_store: Optional[dist.Store] = None
+_timeout = 600.0
+_armed = 0.0
+
+
+def world_size() -> int:
+    """Return the number of replicas, 1 without a process group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return the number of this replica, 0 without a process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+# ---------------------------------------------------------------- joining and leaving
+
+
+def initialise(device: str, timeout_seconds: float = 600.0) -> None:
+    """Join the process group that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+
+    In a step of `srun` with several tasks the same is read from Slurm. Gloo on CPU, NCCL on GPU.
+    Does nothing in a single process.
+    """
+    global _store, _timeout
+    if "WORLD_SIZE" not in os.environ:
+        os.environ.update(slurm_environment(os.environ))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1 or dist.is_initialized():
+        return
+    missing = [n for n in ("RANK", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
+    if missing:
+        raise UsageError(
+            f"WORLD_SIZE is {world} but {', '.join(missing)} is not set; start with --nproc {world}"
+        )
+    if device == "cuda":
+        torch.cuda.set_device(own_gpu(os.environ, torch.cuda.device_count()))
+    _timeout = timeout_seconds
+    limit = timedelta(seconds=timeout_seconds)
+    _store, number, world = next(iter(rendezvous("env://", timeout=limit)))
+    group = dist.PrefixStore("group", _store)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=group, rank=number, world_size=world, timeout=limit)
+
+
+def own_gpu(environment: Any, there: int) -> int:
+    """Return which of the GPUs that are `there` a process takes; UsageError if there are too few."""
+    number = int(environment.get("LOCAL_RANK", "0"))
+    if there == 1 and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        return 0  # srun --gpus-per-task=1 shows each task its own alone
+    if number >= there:
+        raise UsageError(
+            f"process {number} of this machine has no GPU, there are {there}; start at most {there} "
+            "processes (--nproc), or give engine.device=cpu"
+        )
+    return number
+
+
+def slurm_environment(environment: Any) -> dict[str, str]:
+    """Return torchrun's variables for a task of an `srun` step, {} outside one or with one task.
+
+    SLURM_STEP_NUM_TASKS exists in steps only; SLURM_NTASKS is also there in a batch script, where
+    nobody else would come to the meeting.
+    """
+    tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
+    if tasks == 1 or "SLURM_PROCID" not in environment:
+        return {}
+    step = 100 * int(environment["SLURM_JOB_ID"]) + int(environment.get("SLURM_STEP_ID", "0"))
+    found = {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": str(tasks),
+        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
+        "MASTER_PORT": environment.get("MASTER_PORT", str(20000 + step % 12000)),
+    }
+    if "MASTER_ADDR" in environment:
+        return found
+    nodes = environment["SLURM_STEP_NODELIST"]
+    command = ["scontrol", "show", "hostnames", nodes]
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return found | {"MASTER_ADDR": names[0]}
+
+
+def finish() -> None:
+    """Leave the process group together, after a clean run only: after an error nobody else would come."""
+    faulthandler.cancel_dump_traceback_later()
+    if dist.is_initialized():
+        with _together():
+            dist.barrier()
+        dist.destroy_process_group()
+
+
+def fail(error: MetaseqError) -> None:
+    """Tell the other replicas why this one stops; marks the error as said if another has said it."""
+    if world_size() == 1 or isinstance(error, ReplicaLost):
+        return
+    with contextlib.suppress(RuntimeError):  # the store went with the replica that held it
+        assert _store is not None
+        error.said = _store.add(f"said/{error}", 1) > 1
+        _store.set(f"failed/{rank()}", str(error))
+
+
+def alive() -> None:
+    """Say that the main thread moves; if it does not for longer than the timeout, its stack is
+    printed and the process ends, which the other replicas notice."""
+    global _armed
+    if world_size() == 1:
+        return
+    now = time.monotonic()
+    if now - _armed > min(1.0, _timeout / 10):
+        faulthandler.dump_traceback_later(_timeout + 5, exit=True)
+        _armed = now
+
+
+def _wait(done: Callable[[], bool], seconds: float) -> bool:
+    """Return whether `done` comes true within `seconds`."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@contextlib.contextmanager
+def _together() -> Iterator[None]:
+    """Turn the failure of a collective into a ReplicaLost that names who did not come."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise _who_is_missing(str(error)) from error
+
+
+def _who_is_missing(reason: str) -> ReplicaLost:
+    """Ask the store which replicas failed, and which neither failed nor wait for the others."""
+    faulthandler.cancel_dump_traceback_later()  # it is not this one that hangs
+    others = [r for r in range(world_size()) if r != rank()]
+    again = "start the run again, it resumes from the last checkpoint"
+    words = {
+        "hung": f"hangs (nothing heard of it for {_timeout:.0f} s)",
+        "gone": "is gone (killed, or crashed)",
+    }
+    how = "hung" if "Timed out" in reason else "gone"
+    try:
+        assert _store is not None
+        store = _store
+        store.set(f"waiting/{rank()}", how)
+
+        def told(r: int) -> bool:
+            return store.check([f"waiting/{r}"]) or store.check([f"failed/{r}"])
+
+        _wait(lambda: all(map(told, others)), GRACE)
+        waiting = [r for r in others if store.check([f"waiting/{r}"])]
+        failed = [r for r in others if store.check([f"failed/{r}"])]
+        # One that waits no longer looks gone to those who waited a little later.
+        how = "hung" if any(store.get(f"waiting/{r}") == b"hung" for r in waiting) else how
+        parts = [f"replica {r} failed: {store.get(f'failed/{r}').decode()}" for r in failed]
+    except RuntimeError:
+        return ReplicaLost(f"replica 0 {words[how]}; {again}")
+    parts += [f"replica {r} {words[how]}" for r in others if r not in waiting + failed]
+    lost = ReplicaLost(f"{'; '.join(parts) or f'a collective failed ({reason})'}; {again}")
+    # One replica speaks for all that wait; one that failed speaks for itself.
+    lost.said = any(r < rank() for r in waiting) or len(failed) == len(parts) > 0
+    return lost
+
+
+# ---------------------------------------------------------------- collectives
+
+
+def start_sum(flat: Tensor) -> Callable[[], None]:
+    """Begin to sum a tensor over the replicas in place; call the result to wait for the sum."""
+    with _together():
+        work = dist.all_reduce(flat, async_op=True)
+
+    def wait() -> None:
+        with _together():
+            work.wait()
+
+    return wait
+
+
+def sum_(tensors: Sequence[Tensor]) -> None:
+    """Sum each tensor over the replicas, in place, in one collective per dtype."""
+    if world_size() == 1 or not tensors:
+        return
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        same = [t for t in tensors if t.dtype == dtype]
+        flat = torch.cat([t.reshape(-1) for t in same])
+        with _together():
+            dist.all_reduce(flat)
+        for tensor, piece in zip(same, flat.split([t.numel() for t in same])):
+            tensor.copy_(piece.view_as(tensor))
+
+
+def share(tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
+    """Give every replica each tensor as its owner has it, in place, in one collective per owner."""
+    for owner in sorted(set(owners)):
+        mine = [t for t, o in zip(tensors, owners, strict=True) if o == owner]
+        flat = torch.cat([t.reshape(-1) for t in mine])
+        with _together():
+            dist.broadcast(flat, owner)
+        if owner != rank():
+            for tensor, piece in zip(mine, flat.split([t.numel() for t in mine])):
+                tensor.copy_(piece.view_as(tensor))
+
+
+def gather_objects(value: T) -> list[T]:
+    """Return the values of all replicas, in the order of their ranks."""
+    if world_size() == 1:
+        return [value]
+    everyone: list = [None] * world_size()
+    with _together():
+        dist.all_gather_object(everyone, value)
+    return everyone
+
+
+def gather_to_first(value: T) -> list[T]:
+    """Return the values of all replicas on the first, [] on the others."""
+    if world_size() == 1:
+        return [value]
+    everyone: Optional[list] = [None] * world_size() if rank() == 0 else None
+    with _together():
+        dist.gather_object(value, everyone)
+    return everyone or []
+
+
+def from_first(value: T) -> T:
+    """Return the first replica's value on all of them."""
+    if world_size() == 1:
+        return value
+    box = [value]
+    with _together():
+        dist.broadcast_object_list(box, 0)
+    return box[0]
+
+
+def check_equal(tensors: dict[str, Tensor], update: int) -> None:
+    """Raise MetaseqError naming the tensors that are not bitwise equal on all replicas.
+
+    Compares the sums of their bits, which differ for any single difference.
+    """
+    if world_size() == 1:
+        return
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = torch.stack(
+        [
+            t.detach().reshape(-1).view(kinds[t.element_size()]).sum(dtype=torch.int64)
+            for t in tensors.values()
+        ]
+    )
+    least = sums.clone()
+    with _together():
+        dist.all_reduce(sums, dist.ReduceOp.MAX)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+    unequal = [name for name, same in zip(tensors, (sums == least).tolist()) if not same]
+    if unequal:
+        raise MetaseqError(
+            f"after update {update} the replicas no longer agree on {', '.join(unequal[:4])}"
+            f"{' and others' if len(unequal) > 4 else ''}, so nothing is saved. Something in the method "
+            "depends on the replica (or a machine is faulty); resume from the last checkpoint"
+        )

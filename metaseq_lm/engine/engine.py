@@ -1,0 +1,393 @@
+"""The arithmetic of an update: every number that must be exact under accumulation, precision and replicas.
+
+Final: nothing subclasses it. A batch is a list of micro-batches, the part of the global batch that
+this replica holds; each has "sizes" (counts by name) and "rows" (identities for the random
+numbers). All verbs divide each term by its size summed over micro-batches and replicas first, so
+any way to cut the batch gives the same result up to the order of summation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional, TypeVar
+
+import torch
+from torch import Tensor
+
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.distributed import process_group
+from metaseq_lm.engine import vectors
+from metaseq_lm.engine.reduction import Reduction
+from metaseq_lm.engine.term_means import Logs, means, plain, weighted_loss
+from metaseq_lm.engine.vectors import Vector
+from metaseq_lm.optim import Optimizer
+
+LossFn = Callable[[Batch], Terms]
+T = TypeVar("T")
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+
+
+@dataclass
+class InnerGradient:
+    """The gradient of a loss that can itself be differentiated; made by `Engine.inner`."""
+
+    value: Vector
+    logs: Logs
+    loss_fn: LossFn
+    batches: list[Batch]
+    wrt: Sequence[Tensor]
+    draw: int | str
+    graph: Optional[list[Optional[Tensor]]] = field(default=None, repr=False)
+
+
+class Engine:
+    """Gradients, second derivatives, evaluation and steps; `optimizers` are stepped by name."""
+
+    def __init__(
+        self,
+        optimizers: dict[str, Optimizer],
+        seed: int = 1,
+        device: str = "cpu",
+        precision: str = "fp32",
+        shard_optimizer: bool = False,
+    ) -> None:
+        self.optimizers = optimizers
+        if shard_optimizer:
+            for optimizer in optimizers.values():
+                optimizer.shard()
+        self.seed = seed
+        self.device = torch.device(device)
+        self.precision = precision
+        self.norms: dict[str, float] = {}  # of the last step of each optimizer, before clipping
+        self.nonfinite: list[str] = []  # optimizers whose last step was refused
+        self.loss_terms: set[str] = set()  # parts of a loss: lower is better
+        self._update = 0
+        self._calls = 0
+        self._saved: dict[str, Optional[dict]] = {}
+        self._losses: Any = 0.0  # of this update, and what must be finite too: then their sum is
+        self._ahead = 0  # random words the last pass took
+
+    def begin(self, update: int) -> None:
+        """Start update number `update`; its random numbers depend on it and on the seed only."""
+        self._update, self._calls, self._losses = update, 0, 0.0
+        self.nonfinite = []
+
+    @contextlib.contextmanager
+    def outside_updates(self) -> Iterator[None]:
+        """Make the random numbers inside follow from the seed alone: validation, prediction."""
+        kept = self._update, self._calls
+        self._update, self._calls = -1, 0
+        try:
+            yield
+        finally:
+            self._update, self._calls = kept
+
+    # ---------------------------------------------------------------- verbs on batches
+
+    def gradients(
+        self,
+        loss_fn: LossFn,
+        batches: Sequence[Batch],
+        wrt: Sequence[Tensor],
+        draw: int | str | None = None,
+        full_precision: bool = False,
+    ) -> tuple[Vector, Logs]:
+        """Return the gradient of the global mean loss with respect to the leaves `wrt`, and the logs.
+
+        Leaves that no replica's loss reaches get None. Passes with equal `draw` in an update see
+        the same dropout masks and samples; without one each call draws afresh. `full_precision`
+        leaves autocast out, for a gradient that a second derivative is applied to.
+        """
+        draw = self._draw(draw)
+        totals = self._totals(batches)
+        logs: Logs = {}
+        reduction = Reduction(wrt) if process_group.world_size() > 1 else None
+        for number, batch in enumerate(batches):
+            with self._pass(batch, draw, full_precision=full_precision):
+                loss = weighted_loss(self._noted(loss_fn(batch)), totals, logs)
+            if loss.requires_grad:
+                last = number == len(batches) - 1
+                with reduction if reduction and last else contextlib.nullcontext():
+                    loss.backward(inputs=list(wrt))
+        return self._collect(wrt, logs, reduction), logs
+
+    def inner(
+        self,
+        loss_fn: LossFn,
+        batches: Sequence[Batch],
+        wrt: Sequence[Tensor],
+        draw: int | str | None = None,
+        replay: bool = False,
+    ) -> InnerGradient:
+        """Return the gradient like `gradients`, in a form that `hypergradients` can differentiate.
+
+        With one micro-batch its graph is kept; with more, or with `replay`, each graph is built
+        again when it is needed, so that memory stays that of one.
+        """
+        draw = self._draw(draw)
+        batches = list(batches)
+        if len(batches) != 1 or replay:
+            value, logs = self.gradients(loss_fn, batches, wrt, draw, full_precision=True)
+            return InnerGradient(value, logs, loss_fn, batches, wrt, draw)
+        logs = {}
+        graph = self._graph(loss_fn, batches[0], wrt, draw, self._totals(batches), logs)
+        for leaf, grad in zip(wrt, graph, strict=True):
+            leaf.grad = None if grad is None else grad.detach()
+        value = self._collect(wrt, logs)
+        return InnerGradient(value, logs, loss_fn, batches, wrt, draw, graph)
+
+    def hypergradients(
+        self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float = 0.0
+    ) -> Vector:
+        """Return d<vector, inner gradient>/d wrt, exact and over the global batch.
+
+        `step` > 0 takes central finite differences instead, with a displacement of `step` times the
+        norm of the inner parameters; it needs first derivatives only.
+        """
+        if step:
+            return self._differences(inner, vector, wrt, step)
+        totals = None if inner.graph is not None else self._totals(inner.batches)
+        for batch in inner.batches:
+            graph = inner.graph
+            if graph is None:
+                graph = self._graph(inner.loss_fn, batch, inner.wrt, inner.draw, totals, {})
+            product = sum(
+                (v * g).sum() for v, g in zip(vector, graph) if v is not None and g is not None
+            )
+            if isinstance(product, Tensor) and product.requires_grad:
+                product.backward(inputs=list(wrt))
+        inner.graph = None
+        return self._collect(wrt, {})
+
+    @torch.no_grad()
+    def evaluate(
+        self, loss_fn: LossFn, batches: Iterable[Batch], draw: int | str | None = None
+    ) -> Logs:
+        """Return the logs of the mean loss over all batches of all replicas, as numbers.
+
+        Unlike in an update the batches may come from an iterator, and a replica may have none.
+        """
+        draw = self._draw(draw)
+        parts: dict[str, list] = {}  # term: [sum, name of its size or None, weight]
+        sizes: dict[str, Any] = {}
+        for batch in batches:
+            with self._pass(batch, draw):
+                terms = self._noted(loss_fn(batch))
+            for name, size in batch["sizes"].items():
+                sizes[name] = sizes.get(name, 0) + size
+            for name, term in terms.items():
+                part = parts.setdefault(name, [0.0, term.per, term.weight])
+                part[0] = part[0] + term.sum.double()
+        return means(process_group.gather_objects(plain((parts, sizes))))
+
+    @torch.no_grad()
+    def map(
+        self,
+        function: Callable[[Batch], T],
+        batches: Sequence[Batch],
+        draw: int | str | None = None,
+    ) -> list[T]:
+        """Return `function` of each micro-batch, without gradients, with the random numbers of `draw`."""
+        draw = self._draw(draw)
+        results = []
+        for batch in batches:
+            with self._pass(batch, draw):
+                results.append(function(batch))
+        return results
+
+    def require_finite(self, values: Tensor) -> None:
+        """Refuse the steps left in this update unless all `values`, equal on all replicas, are finite.
+
+        For numbers that an update keeps besides its steps: like losses they are looked at by `step`.
+        """
+        self._losses = self._losses + values.detach().double().sum()
+
+    # ---------------------------------------------------------------- verbs on parameters
+
+    def parameters(self, name: str) -> Sequence[Tensor]:
+        """Return the parameters of one optimizer, in its order."""
+        return self.optimizers[name].parameters
+
+    def step(self, name: str, grads: Vector) -> bool:
+        """Clip the global gradient, in place, and take one scheduled step.
+
+        Returns False, and changes nothing, if the gradient, a loss of this update or what
+        `require_finite` was given is not finite.
+        """
+        optimizer = self.optimizers[name]
+        if self._saved.get(name, False) is None:
+            self._saved[name] = copied(optimizer.local_state())
+        if all(g is None for g in grads):
+            return True
+        before = vectors.norm(grads)
+        if not torch.isfinite(before + self._losses):
+            self.norms.pop(name, None)
+            self.nonfinite.append(name)
+            return False
+        self.norms[name] = before.item()
+        vectors.clip_(grads, before, optimizer.clip_norm)
+        for parameter, grad in zip(optimizer.parameters, grads, strict=True):
+            parameter.grad = grad
+        optimizer.step()
+        for parameter in optimizer.parameters:
+            parameter.grad = None
+        return True
+
+    @torch.no_grad()
+    def move(self, name: str, vector: Vector, scale: float) -> None:
+        """Add scale * vector to the parameters, inside `restoring` only: a virtual gradient step."""
+        assert name in self._saved, (
+            "move changes parameters for a while; use it inside restoring(name)"
+        )
+        pairs = [
+            (p, v) for p, v in zip(self.parameters(name), vector, strict=True) if v is not None
+        ]
+        torch._foreach_add_([p for p, _ in pairs], [v for _, v in pairs], alpha=scale)
+
+    @contextlib.contextmanager
+    def restoring(self, name: str) -> Iterator[None]:
+        """Undo on exit whatever is done inside to an optimizer's parameters, moments and schedule."""
+        optimizer = self.optimizers[name]
+        before = [p.detach().clone() for p in optimizer.parameters]
+        assert name not in self._saved, f"restoring('{name}') does not nest"
+        self._saved[name] = None  # the moments are copied only if a step is taken
+        try:
+            yield
+        finally:
+            state = self._saved.pop(name)
+            with torch.no_grad():
+                torch._foreach_copy_(list(optimizer.parameters), before)
+            if state is not None:
+                optimizer.load_state_dict(state)
+
+    # ---------------------------------------------------------------- parts
+
+    def to_device(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Return the micro-batches with their tensors on the engine's device, floats in its precision."""
+        dtype = PRECISIONS[self.precision]
+
+        def place(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.to(
+                self.device, dtype if value.is_floating_point() else None, non_blocking=True
+            )
+
+        return [
+            {
+                k: {n: place(s) for n, s in v.items()} if k == "sizes" else place(v)
+                for k, v in b.items()
+            }
+            for b in batches
+        ]
+
+    def _noted(self, terms: Terms) -> Terms:
+        self.loss_terms.update(name for name, term in terms.items() if term.is_loss)
+        return terms
+
+    def _draw(self, draw: int | str | None) -> int | str:
+        # Counted only where nothing is given: a verb that calls another must not shift later draws.
+        if draw is not None:
+            return draw
+        self._calls += 1
+        return self._calls
+
+    @contextlib.contextmanager
+    def _pass(
+        self,
+        batch: Batch,
+        draw: int | str,
+        double_backward: bool = False,
+        full_precision: bool = False,
+    ) -> Iterator[None]:
+        root = random_streams.key(self.seed, "noise", self._update, draw)
+        noise = random_streams.Noise(root, batch["rows"], self.device) if "rows" in batch else None
+        # Second derivatives and differences of gradients drown in bfloat16's rounding.
+        low = self.precision == "bf16" and not (double_backward or full_precision)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(
+                random_streams.entered(random_streams.Pass(noise, double_backward, self._ahead))
+            )
+            if low:
+                stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
+            yield
+        if noise is not None and noise.position:
+            self._ahead = noise.position
+
+    def _totals(self, batches: Sequence[Batch]) -> dict[str, Any]:
+        """Return every size summed over micro-batches and replicas: a number, or (C,) per copy."""
+        totals: dict[str, Any] = {}
+        for batch in batches:
+            for name, size in batch["sizes"].items():
+                totals[name] = totals[name] + size if name in totals else size
+        if process_group.world_size() > 1:
+            for name in sorted(totals):
+                totals[name] = torch.as_tensor(
+                    totals[name], dtype=torch.float64, device=self.device
+                ).clone()
+            process_group.sum_([totals[name] for name in sorted(totals)])
+        return totals
+
+    def _graph(
+        self,
+        loss_fn: LossFn,
+        batch: Batch,
+        wrt: Sequence[Tensor],
+        draw: Any,
+        totals: Any,
+        logs: Logs,
+    ) -> list[Optional[Tensor]]:
+        with self._pass(batch, draw, double_backward=True):
+            loss = weighted_loss(self._noted(loss_fn(batch)), totals, logs)
+        return list(torch.autograd.grad(loss, list(wrt), create_graph=True, allow_unused=True))
+
+    def _differences(
+        self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float
+    ) -> Vector:
+        inner.graph = None
+        reach = vectors.norm(vector)
+        if reach == 0:
+            return [None] * len(wrt)
+        length = vectors.norm([p.detach() for p in inner.wrt])
+        size = (step * length / reach).item()
+        sides = []
+        for sign in (1, -1):
+            kept = [p.detach().clone() for p in inner.wrt]
+            with torch.no_grad():
+                for p, v in zip(inner.wrt, vector, strict=True):
+                    if v is not None:
+                        p.add_(v, alpha=sign * size)
+            side, _ = self.gradients(
+                inner.loss_fn, inner.batches, wrt, inner.draw, full_precision=True
+            )
+            sides.append(side)
+            with torch.no_grad():
+                torch._foreach_copy_(list(inner.wrt), kept)
+        return vectors.scale(vectors.add(sides[0], sides[1], -1.0), 0.5 / size)
+
+    def _collect(
+        self, wrt: Sequence[Tensor], logs: Logs, reduction: Optional[Reduction] = None
+    ) -> Vector:
+        """Take the gradients of `wrt`, summed over replicas like the logs."""
+        if process_group.world_size() > 1:
+            grads = (reduction or Reduction(wrt)).finish(logs)
+        else:
+            grads = [p.grad for p in wrt]
+            for p in wrt:
+                p.grad = None
+        if "loss" in logs:
+            self._losses = self._losses + logs["loss"]
+        return grads
+
+
+def copied(state: Any) -> Any:
+    """Return a deep copy of nested dicts, lists and tensors."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {k: copied(v) for k, v in state.items()}
+    return [copied(v) for v in state] if isinstance(state, list) else state

@@ -1,0 +1,249 @@
+"""Transformer encoder with language-model heads, pre-LN (Xiong et al. 2020) or post-LN (Devlin et al. 2019).
+
+Shapes: B batch, S length, D width, E embedding width, V vocabulary, M selected positions; any
+leading axes before S.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_model
+from metaseq_lm.models.layers import Dropout, Embedding, LayerNorm, Linear, SelfAttention
+from metaseq_lm.models.transformer.heads import LMHead
+
+
+@dataclass
+class TransformerConfig:
+    """Sizes and dropout of an encoder; the defaults are a 12-layer, 256-wide one."""
+
+    encoder_layers: int = option(12, "layers")
+    encoder_embed_dim: int = option(256, "width of the hidden states")
+    encoder_ffn_embed_dim: int = option(1024, "width inside the feed-forward networks")
+    encoder_attention_heads: int = option(4, "attention heads")
+    encoder_normalize_before: bool = option(True, "pre-LN; false is BERT's post-LN")
+    token_embed_dim: int = option(0, "width of the embeddings (0 = encoder_embed_dim)")
+    segments: int = option(0, "kinds of segments that have an embedding")
+    max_positions: int = option(128, "longest row")
+    dropout: float = option(0.1, "after embeddings, attention and feed-forward networks")
+    attention_dropout: float = option(0.1, "of attention probabilities")
+    activation_dropout: float = option(0.0, "inside the feed-forward networks")
+    norm_eps: float = option(1e-5, "epsilon of the layer norms")
+    init: str = option("xavier_attention", "or truncated_normal (BERT, ELECTRA); see initialise")
+
+    @property
+    def embed_dim(self) -> int:
+        """The width of the embeddings."""
+        return self.token_embed_dim or self.encoder_embed_dim
+
+    @property
+    def width(self) -> int:
+        """The width of the states that a head sees."""
+        return self.encoder_embed_dim
+
+    def heads_for(self, width: int) -> int:
+        """Return how many heads of the same size a net of another width has, at least 1."""
+        return max(1, width * self.encoder_attention_heads // self.encoder_embed_dim)
+
+
+class Layer(nn.Module):
+    """One encoder layer: attention, then a two-layer GELU network, each with a residual connection."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        width = config.encoder_embed_dim
+        self.normalize_before = config.encoder_normalize_before
+        self.attention = SelfAttention(
+            width, config.encoder_attention_heads, config.attention_dropout
+        )
+        self.attention_norm = LayerNorm(width, config.norm_eps)
+        self.fc1 = Linear(width, config.encoder_ffn_embed_dim)
+        self.fc2 = Linear(config.encoder_ffn_embed_dim, width)
+        self.ffn_norm = LayerNorm(width, config.norm_eps)
+        self.dropout = Dropout(config.dropout)
+        self.activation_dropout = Dropout(config.activation_dropout)
+
+    def ffn(self, x: Tensor) -> Tensor:
+        return self.fc2(self.activation_dropout(F.gelu(self.fc1(x))))
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if self.normalize_before:
+            x = x + self.dropout(self.attention(self.attention_norm(x), mask))
+            return x + self.dropout(self.ffn(self.ffn_norm(x)))
+        x = self.attention_norm(x + self.dropout(self.attention(x, mask)))
+        return self.ffn_norm(x + self.dropout(self.ffn(x)))
+
+
+class Embeddings(nn.Module):
+    """The sum of token, learned position and segment embeddings, normalised in a post-LN encoder."""
+
+    def __init__(self, config: TransformerConfig, vocab_size: int, padding_idx: int = 0) -> None:
+        super().__init__()
+        width = config.embed_dim
+        self.max_positions = config.max_positions
+        self.tokens = Embedding(vocab_size, width, padding_idx=padding_idx)
+        self.positions = nn.Embedding(config.max_positions, width)
+        self.segments = Embedding(config.segments, width) if config.segments else None
+        post = not config.encoder_normalize_before
+        self.norm = LayerNorm(width, config.norm_eps) if post else None
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Return (..., S, E) of ids (..., S) or probabilities (..., S, V).
+
+        `segments` (..., S) is 0 throughout if not given. Raises ValueError for S > max_positions.
+        """
+        x = self.tokens(tokens)
+        length = x.shape[-2]
+        if length > self.max_positions:
+            raise ValueError(
+                f"a sequence of {length} tokens is longer than the model's {self.max_positions} positions; "
+                "raise model.max_positions or cut the text with task.tokens_per_sample"
+            )
+        positions = self.positions.weight[..., :length, :]
+        x = x + (positions if positions.dim() == 2 else positions.unsqueeze(1))
+        if self.segments is not None:
+            if segments is None:
+                segments = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
+            x = x + self.segments(segments)
+        return self.dropout(x if self.norm is None else self.norm(x))
+
+
+class Stack(nn.Module):
+    """A projection if the embeddings have another width, the layers, the final norm if pre-LN."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        width, before = config.encoder_embed_dim, config.encoder_normalize_before
+        other = config.embed_dim != width
+        self.project = Linear(config.embed_dim, width) if other else None
+        self.glorot = [self.project] if self.project is not None else []
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.encoder_layers))
+        self.norm = LayerNorm(width, config.norm_eps) if before else None
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Return hidden states (..., S, D) of embeddings (..., S, E); `mask` as in SelfAttention."""
+        if self.project is not None:
+            x = self.project(x)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x if self.norm is None else self.norm(x)
+
+
+class Encoder(nn.Module):
+    """Embeddings and a stack of layers."""
+
+    def __init__(self, config: TransformerConfig, vocab_size: int, padding_idx: int = 0) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config, vocab_size, padding_idx)
+        self.stack = Stack(config)
+
+    def forward(
+        self, tokens: Tensor, padding: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
+        """Return hidden states (..., S, D) of ids (..., S) or probabilities (..., S, V).
+
+        `padding` is boolean (..., S), true at padding; `segments` (..., S) numbers the segments.
+        """
+        return self.stack(self.embeddings(tokens, segments), attention_mask(padding))
+
+
+def attention_mask(padding: Tensor | None) -> Tensor | None:
+    """Return which keys may be seen, boolean (N, 1, 1, S), or None without padding.
+
+    A row that is padding throughout sees everything: softmax over nothing is NaN.
+    """
+    if padding is None:
+        return None
+    padding = padding.reshape(-1, padding.shape[-1])
+    seen = ~padding | padding.all(-1, keepdim=True)
+    return seen[:, None, None]
+
+
+def initialise(model: nn.Module, how: str) -> None:
+    """Draw all linear and embedding weights of `model` afresh and zero the biases.
+
+    "xavier_attention": N(0, 0.02), but Xavier uniform for the attention input projection, as in
+    torch's attention. "truncated_normal": N(0, 0.02) cut at two standard deviations (Devlin et al.
+    2019), but Glorot uniform for the layers a module lists as `glorot`, as ELECTRA's code has it.
+    """
+    if how not in ("xavier_attention", "truncated_normal"):
+        raise UsageError(f"model.init is '{how}'; xavier_attention or truncated_normal")
+    draw = nn.init.normal_ if how == "xavier_attention" else truncated_normal
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            draw(module.weight, std=0.02)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+        if isinstance(module, LMHead) and module.weight is not None:
+            draw(module.weight, std=0.02)
+    # After the loop: modules() visits an attention before its projections.
+    for module in model.modules():
+        if isinstance(module, SelfAttention) and how == "xavier_attention":
+            nn.init.xavier_uniform_(module.in_proj.weight)
+        if how == "truncated_normal":
+            for layer in getattr(module, "glorot", []):
+                nn.init.xavier_uniform_(layer.weight)
+
+
+def truncated_normal(weight: Tensor, std: float) -> None:
+    """Fill `weight` from N(0, std) cut at two standard deviations."""
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+@register_model("transformer", dataclass=TransformerConfig)
+class TransformerLM(nn.Module):
+    """An encoder with one or more named language-model heads.
+
+    `heads` names the heads; with `tied` they share the input embedding as output weights.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        vocab_size: int,
+        padding_idx: int = 0,
+        heads: tuple[str, ...] = ("lm",),
+        tied: bool = True,
+    ) -> None:
+        super().__init__()
+        self.encoder = Encoder(config, vocab_size, padding_idx)
+        sizes = (config.encoder_embed_dim, config.embed_dim, vocab_size)
+        self.heads = nn.ModuleDict({name: LMHead(*sizes, tied, config.norm_eps) for name in heads})
+        initialise(self, config.init)
+        if not tied:
+            # A tied padding row is an output weight too and keeps its random start.
+            with torch.no_grad():
+                self.encoder.embeddings.tokens.weight[padding_idx].zero_()
+
+    def forward(
+        self,
+        tokens: Tensor,
+        padding: Tensor | None = None,
+        positions: Tensor | None = None,
+        head: str | None = None,
+        segments: Tensor | None = None,
+    ) -> Tensor:
+        """Return logits (..., S, V), or (..., M, V) of the selected `positions` (..., M) only.
+
+        `head` may be left out when there is just one.
+        """
+        return self.predict(self.encoder(tokens, padding, segments), positions, head)
+
+    def predict(
+        self, x: Tensor, positions: Tensor | None = None, head: str | None = None
+    ) -> Tensor:
+        """Return the logits of one head for hidden states (..., S, D)."""
+        if positions is not None:
+            x = select(x, positions)
+        name = head if head is not None else next(iter(self.heads))
+        return self.heads[name](x, self.encoder.embeddings.tokens.weight)
+
+
+def select(x: Tensor, positions: Tensor) -> Tensor:
+    """Return the states (..., M, D) of x (..., S, D) at `positions` (..., M)."""
+    return x.gather(-2, positions.unsqueeze(-1).expand(*positions.shape, x.shape[-1]))

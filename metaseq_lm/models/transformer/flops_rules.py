@@ -1,0 +1,100 @@
+"""FLOPs by the counting rules of the ELECTRA paper, beside the FLOPs that are measured (flops.py).
+
+One operation is one FLOP (an exponential counts as an addition), a matrix-vector product of m x n
+counts 2 m n, a backward pass as much as a forward pass (so training is twice the forward pass, where
+the measured count has three times), embedding look-ups count as dense products. The constants are
+per element: dropout 4, layer norm 5, GELU 8, softmax 5. Clark et al. 2020, section 3.1 and code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from metaseq_lm.models.transformer.encoder import TransformerConfig
+
+DROPOUT, NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
+# 20 of 128: the share of positions with an output softmax that the authors' script takes.
+OUTPUT_SHARE = 20 / 128
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What decides the FLOPs of a Transformer on one row of `length` tokens."""
+
+    layers: int
+    width: int
+    ffn: int
+    heads: int
+    embed: int
+    vocab: int
+    length: int
+
+    @classmethod
+    def of(cls, config: TransformerConfig, vocab: int, length: int) -> "Sizes":
+        """Return the sizes of an encoder."""
+        return cls(
+            config.encoder_layers,
+            config.encoder_embed_dim,
+            config.encoder_ffn_embed_dim,
+            config.encoder_attention_heads,
+            config.embed_dim,
+            vocab,
+            length,
+        )
+
+    def blocks(self) -> int:
+        """Return the forward FLOPs of all layers on one row."""
+        h, i, s = self.width, self.ffn, self.length
+        attention = 6 * h * h + 3 * h + 4 * h * s + (SOFTMAX + DROPOUT + 1) * s * self.heads
+        # The script counts one norm of each layer as 5, not 5 h; kept, so that its totals come out.
+        output = 2 * h * h + h + DROPOUT * h + h + NORM
+        network = 4 * h * i + (ACTIVATION + 1) * i + h + DROPOUT * h + h + NORM * h
+        return self.layers * s * (attention + output + network)
+
+    def inputs(self) -> int:
+        """Return the forward FLOPs of the embeddings of one row, and of their projection."""
+        e, s = self.embed, self.length
+        per_token = 2 * e * self.vocab + 2 * e * (s + 2) + 2 * e + (DROPOUT + NORM) * e
+        return s * per_token + self.projection()
+
+    def projection(self) -> int:
+        """Return the forward FLOPs of projecting the embeddings of one row, if they are."""
+        e, h = self.embed, self.width
+        return self.length * (2 * h * e + h) if e != h else 0
+
+    def softmax_head(self, share: float = OUTPUT_SHARE) -> float:
+        """Return the forward FLOPs of a language-model head on `share` of one row's positions."""
+        e, v = self.embed, self.vocab
+        per_token = 2 * e * v + 2 * self.width * e + e + (ACTIVATION + NORM) * e
+        return share * self.length * (per_token + (SOFTMAX + 2) * v)
+
+    def binary_head(self) -> int:
+        """Return the forward FLOPs of a discriminator's head on one row."""
+        h = self.width
+        return self.length * (2 * h * h + (ACTIVATION + 3) * h)
+
+
+def masked_lm(sizes: Sizes, share: float = OUTPUT_SHARE) -> float:
+    """Return the training FLOPs of one row of a masked LM that predicts a `share` of its tokens."""
+    return 2 * (sizes.blocks() + sizes.inputs() + sizes.softmax_head(share))
+
+
+def classifier(sizes: Sizes) -> float:
+    """Return the forward FLOPs of one row with a binary head: the paper's cost of inference."""
+    return sizes.blocks() + sizes.inputs() + sizes.binary_head()
+
+
+def electra(discriminator: Sizes, generator: Sizes) -> float:
+    """Return the training FLOPs of one row of ELECTRA."""
+    return 2 * classifier(discriminator) + masked_lm(generator)
+
+
+def two_towers(tower: Sizes) -> float:
+    """Return the training FLOPs of one row of two causal towers with a softmax at every position.
+
+    The authors' script does not model them; the embeddings are read once, projected twice.
+    """
+    joined = Sizes(
+        0, 2 * tower.width, 0, tower.heads, tower.embed, tower.vocab, tower.length
+    ).softmax_head(1.0)
+    return 2 * (2 * tower.blocks() + tower.inputs() + tower.projection() + joined)

@@ -1,0 +1,149 @@
+"""Wide residual networks (Zagoruyko and Komodakis 2016) for small images.
+
+Shapes: B images, C channels, H height, W width.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import register_model
+from metaseq_lm.distributed import process_group
+from metaseq_lm.models.layers import Dropout
+
+NORMS = ("batch", "group")
+
+
+@dataclass
+class WideResNetConfig:
+    """Sizes of the network; the defaults are WRN-16-2 with the dropout of Dery et al. 2021."""
+
+    depth: int = option(16, "layers with weights, 6 n + 4")
+    width: int = option(2, "factor of the channels 16, 32 and 64")
+    channels: int = option(3, "channels of the images")
+    dropout: float = option(0.1, "between the convolutions of a block")
+    norm: str = option(
+        "batch", "batch: needs whole batches in one process; group: each image by itself"
+    )
+    groups: int = option(8, "parts of the channels that norm=group normalises: 1, 2, 4, 8, 16")
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """Batch normalisation whose running statistics can be left alone for a while.
+
+    While `frozen`, training uses the statistics of the batch as ever but does not remember them.
+    """
+
+    frozen = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.frozen:
+            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        return super().forward(x)
+
+
+@contextlib.contextmanager
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Keep all running statistics of `model` inside the block, which is no training of it."""
+    layers = [m for m in model.modules() if isinstance(m, BatchNorm)]
+    for layer in layers:
+        layer.frozen = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.frozen = False
+
+
+def norm_of(config: WideResNetConfig, channels: int) -> nn.Module:
+    """Return the normalisation of a layer; UsageError for an unknown one, or groups that do not fit."""
+    if config.norm not in NORMS:
+        raise UsageError(f"model.norm is '{config.norm}'; one of {', '.join(NORMS)}")
+    if config.norm == "group":
+        if config.groups < 1 or channels % config.groups:
+            raise UsageError(
+                f"model.groups is {config.groups}, but a layer has {channels} channels; the groups must "
+                "divide them"
+            )
+        return nn.GroupNorm(config.groups, channels)
+    return BatchNorm(channels)
+
+
+def check_whole_batches(
+    norm: str, largest: int, micro_batch_size: int, other: str = "group"
+) -> None:
+    """Raise UsageError where batch normalisation would see parts of a batch of `largest` rows.
+
+    `other` is the normalisation that the message names instead.
+    """
+    if norm == "batch" and (0 < micro_batch_size < largest or process_group.world_size() > 1):
+        raise UsageError(
+            "batch normalisation takes its statistics from a whole batch, so micro-batches and "
+            "several processes would change the results; use one process with "
+            f"engine.micro_batch_size=0, or model.norm={other}"
+        )
+
+
+class Block(nn.Module):
+    """Norm, ReLU, convolution, twice, with dropout between, and a residual connection."""
+
+    def __init__(self, config: WideResNetConfig, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.norm1 = norm_of(config, inputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm2 = norm_of(config, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.dropout = Dropout(config.dropout)
+        other = inputs != outputs or stride > 1
+        self.project = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if other else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = F.relu(self.norm1(x))
+        # A block that changes the size normalises both its ways.
+        kept = x if self.project is None else self.project(first)
+        second = F.relu(self.norm2(self.conv1(first)))
+        return kept + self.conv2(self.dropout(second))
+
+
+@register_model("wide_resnet", dataclass=WideResNetConfig)
+class WideResNet(nn.Module):
+    """Three groups of (depth - 4) / 6 blocks, then the mean over all places.
+
+    Convolutions start from a normal distribution by their outputs (He et al. 2015). Raises
+    UsageError for a depth that is not 6 n + 4, an unknown norm, and other sizes that do not fit.
+    """
+
+    def __init__(self, config: WideResNetConfig) -> None:
+        super().__init__()
+        blocks, rest = divmod(config.depth - 4, 6)
+        if rest or blocks < 1:
+            raise UsageError(f"model.depth is {config.depth}; it must be 10, 16, 22, ... (6 n + 4)")
+        if min(config.width, config.channels) < 1:
+            raise UsageError(
+                f"model.width and model.channels are {config.width} and {config.channels}; both must be "
+                "at least 1"
+            )
+        self.stem = nn.Conv2d(config.channels, 16, 3, padding=1, bias=False)
+        layers, inputs = [], 16
+        for group, outputs in enumerate(16 * config.width * 2**i for i in range(3)):
+            for block in range(blocks):
+                stride = 2 if group and not block else 1
+                layers.append(Block(config, inputs, outputs, stride))
+                inputs = outputs
+        self.blocks = nn.Sequential(*layers)
+        self.norm = norm_of(config, inputs)
+        self.outputs = inputs
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return features (B, 64 * width) of images (B, C, H, W)."""
+        x = F.relu(self.norm(self.blocks(self.stem(images))))
+        return torch.flatten(F.adaptive_avg_pool2d(x, 1), 1)

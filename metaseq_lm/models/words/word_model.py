@@ -1,0 +1,128 @@
+"""An encoder of words with the heads of one or several labelled sets, and their moving averages.
+
+Shapes: B rows, S positions, C classes, X width of the states of both directions of a language model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.models.averaged import AveragedWeights
+from metaseq_lm.models.bilstm import BiLSTM
+from metaseq_lm.models.layers import Dropout, ScalarMix
+from metaseq_lm.models.words.views import Views, ViewsEncoder
+
+
+class WordNet(nn.Module):
+    """`encoder`, and `heads` by the name of the set, each of them modules by name.
+
+    `mixes`, by the name of the set, are what its heads get of the layers of a language model.
+    """
+
+    def __init__(
+        self,
+        encoder: ViewsEncoder,
+        heads: Mapping[str, nn.ModuleDict],
+        mixes: Mapping[str, ScalarMix] | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.heads = nn.ModuleDict(heads)
+        self.mixes = nn.ModuleDict(mixes)
+
+    def views(self, batch: dict, shift: Tensor | None = None) -> Views:
+        """Return the views of the rows of a batch; `shift` is added to the embeddings of words.
+
+        batch["layers"], if it is there, are the states of a language model.
+        """
+        encoder: ViewsEncoder = self.encoder  # type: ignore[assignment]
+        layers = batch.get("layers", ())
+        views = encoder(batch["tokens"], batch["characters"], batch["padding"], shift, layers)
+        return views._replace(layers=layers)
+
+    def scores(self, views: Views, scored: Tensor, name: str, module: str) -> Tensor:
+        """Return the scores (B, S, C) of a module of the set `name`."""
+        if name in self.mixes:
+            views = views._replace(extra=self.mixes[name](views.layers))
+        return self.module(name, module)(views, scored)
+
+    def module(self, name: str, module: str) -> nn.Module:
+        """Return a module of the set `name`."""
+        return cast(nn.ModuleDict, self.heads[name])[module]
+
+    def modules_of(self, name: str) -> list[str]:
+        """Return the names of the auxiliary modules of a set."""
+        return list(cast(nn.ModuleDict, self.heads[name]))[1:]
+
+    def label(self, name: str, what: str) -> str:
+        """Return what something of a set is called in the log: with the set's name if there are more."""
+        return what if len(self.heads) == 1 else f"{name}_{what}"
+
+    def shift_of(self, name: str, module: str) -> int:
+        """Return whose class a module predicts at t: that of t + shift."""
+        return getattr(self.module(name, module), "shift")
+
+
+class WordModel(WordNet):
+    """A WordNet, and with a `decay` above 0 the moving average of its weights, `average`.
+
+    A `language_model` is a part of the model, and so of its checkpoints, but neither trained nor
+    averaged: both nets read the same states of it.
+    """
+
+    def __init__(
+        self,
+        encoder: ViewsEncoder,
+        heads: Mapping[str, nn.ModuleDict],
+        decay: float = 0.0,
+        mixes: Mapping[str, ScalarMix] | None = None,
+        language_model: BiLSTM | None = None,
+    ) -> None:
+        super().__init__(encoder, heads, mixes)
+        self.average = None
+        if decay:
+            self.average = AveragedWeights(WordNet(encoder, heads, mixes), decay)
+        self.language_model = language_model
+        if language_model is not None:
+            language_model.requires_grad_(False)
+
+    @torch.no_grad()
+    def read(self, batch: dict) -> dict:
+        """Return the batch with "layers", the states (B, S, X) of each layer of the language model.
+
+        Without a language model, and if they are there already, the batch as it is. A net of
+        averaged weights needs such a batch; `views` of this one reads by itself.
+        """
+        if self.language_model is None or "layers" in batch:
+            return batch
+        states = self.language_model.states(batch["tokens"], batch["padding"])
+        return {**batch, "layers": [torch.cat(pair, -1) for pair in zip(*states)]}
+
+    def views(self, batch: dict, shift: Tensor | None = None) -> Views:
+        return super().views(self.read(batch), shift)
+
+    @property
+    def averaged(self) -> WordNet:
+        """The net of averaged weights, or this one if there are none."""
+        if self.average is None:
+            return self
+        return self.average.net  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def dropout_at(net: nn.Module, rate: float | None) -> Iterator[None]:
+    """Give every dropout of `net` this rate inside the block; 0 is none, None changes nothing."""
+    layers = [m for m in net.modules() if isinstance(m, Dropout)] if rate is not None else []
+    before = [layer.p for layer in layers]
+    for layer in layers:
+        layer.p = rate  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer, p in zip(layers, before):
+            layer.p = p

@@ -1,0 +1,363 @@
+"""Checkpoints: folders that are complete, verified, or not there at all.
+
+A checkpoint is written under a temporary name, every file and the folder are fsynced, then it is
+renamed. It holds model.safetensors, state.pt (plain data, loaded with weights_only) and
+manifest.json with the checksum of both. "best" and "last" beside the checkpoints are links to them.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.files import read_json, sync_folder
+from metaseq_lm.runs.safe_load import check_archive, check_header
+
+FORMAT = 2
+PREFIX = "update_"
+TEMPORARY = ".tmp-"
+REPLACED = ".old-"  # in the moment in which a checkpoint is written again
+
+
+class CheckpointError(MetaseqError):
+    """A checkpoint that cannot be used; the message says which and why."""
+
+
+@dataclass
+class Checkpoint:
+    """What a verified checkpoint holds."""
+
+    path: Path
+    weights: dict[str, Tensor]
+    state: dict[str, Any]
+    manifest: dict[str, Any]
+
+
+def save(
+    folder: Path,
+    update: int,
+    weights: dict[str, Tensor],
+    state: dict[str, Any],
+    about: dict[str, Any],
+) -> Path:
+    """Write checkpoint `update` under `folder` and return its path.
+
+    `about` goes into the manifest. Raises CheckpointError with the bytes needed and free if it
+    cannot be written; earlier checkpoints are then untouched.
+    """
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    try:
+        check_archive(stream.getvalue())
+    except ValueError as error:  # better now than when it is to be loaded
+        raise CheckpointError(f"the state of the run cannot be saved: {error}") from error
+    about = {"state": structure(state), **about}
+    weights = apart({name: tensor.detach().cpu() for name, tensor in weights.items()})
+    files = {"model.safetensors": safetensors.torch.save(weights), "state.pt": stream.getvalue()}
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    manifest = {"format": FORMAT, "update": update, "sha256": sums, **about}
+    files["manifest.json"] = json.dumps(manifest, indent=1).encode()
+    final = folder_of(folder, update)
+    temporary = folder / f"{TEMPORARY}{final.name}"
+    needed = sum(map(len, files.values()))
+    try:
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            sync_folder(folder.parent)
+        shutil.rmtree(temporary, ignore_errors=True)
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise OSError(28, "No space left on device")
+        temporary.mkdir()
+        for name, data in files.items():
+            _write(temporary / name, data)
+        sync_folder(temporary)
+        # Written again, with the validation that it lacked, or after a fallback from a damaged one.
+        old = folder / f"{REPLACED}{final.name}"
+        if os.path.lexists(final):
+            os.rename(final, old)
+        os.rename(temporary, final)
+        sync_folder(folder)
+        if os.path.lexists(old):
+            _remove(old)
+        link(folder, "last", final)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        free = shutil.disk_usage(folder).free if folder.exists() else 0
+        raise CheckpointError(
+            f"cannot write checkpoint {final}: {error.strerror} ({needed:,} bytes needed, {free:,} free). "
+            "Earlier checkpoints are intact; make room and start the run again to resume"
+        ) from error
+    return final
+
+
+def apart(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors without common memory, of which safetensors takes none.
+
+    A model that shares a tensor under two names loads it from either.
+    """
+    seen: set[int] = set()
+    for name, tensor in weights.items():
+        own = tensor.contiguous()
+        place = own.untyped_storage().data_ptr()
+        weights[name] = own.clone() if place in seen else own
+        seen.add(place)
+    return weights
+
+
+def folder_of(folder: Path, update: int) -> Path:
+    """Return where checkpoint `update` is."""
+    return folder / f"{PREFIX}{update:09d}"
+
+
+def structure(state: Any, most: float = math.inf) -> str:
+    """Return a hash of the keys and shapes in nested containers, by which a lacking part is noticed.
+
+    ValueError if there are more than `most` values: containers inside each other many times over.
+    """
+    count = 0
+
+    def outline(value: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > most:
+            raise ValueError(f"more than {most:,} values")
+        if isinstance(value, dict):
+            return sorted((str(k), outline(v)) for k, v in value.items())
+        if isinstance(value, (list, tuple)):
+            return [outline(v) for v in value]
+        return list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+    return hashlib.sha256(json.dumps(outline(state)).encode()).hexdigest()[:16]
+
+
+def nonfinite(weights: dict[str, Tensor]) -> list[str]:
+    """Return the names of the weights that hold NaN or infinity: such a state is no good."""
+    return [n for n, w in weights.items() if w.is_floating_point() and not w.isfinite().all()]
+
+
+def link(folder: Path, name: str, target: Path) -> None:
+    """Point the link `name` at a checkpoint, atomically."""
+    temporary = folder / f"{TEMPORARY}{name}"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target.name)
+    os.replace(temporary, folder / name)
+
+
+def relink(folder: Path, newest: Path, best: int | None) -> None:
+    """Make "last" and "best" true again: a kill may have come between a checkpoint and its links.
+
+    `best` is the update of the best one, None where there is none.
+    """
+    link(folder, "last", newest)
+    if best is None:
+        (folder / "best").unlink(missing_ok=True)
+    elif folder_of(folder, best).is_dir():
+        link(folder, "best", folder_of(folder, best))
+
+
+def load(path: Path) -> Checkpoint:
+    """Read and verify one checkpoint folder; raises CheckpointError naming the file and the fault."""
+    manifest = read_manifest(path)
+    contents = {}
+    for name in ("model.safetensors", "state.pt"):
+        if not (path / name).is_file():  # a device or a pipe would be read without an end
+            raise CheckpointError(f"{path / name}: {os.strerror(errno.ENOENT)}")
+        try:
+            contents[name] = (path / name).read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{path / name}: {error.strerror}") from error
+        if hashlib.sha256(contents[name]).hexdigest() != manifest["sha256"].get(name):
+            raise CheckpointError(
+                f"{path / name} is damaged: its checksum differs from the manifest's"
+            )
+    try:
+        weights = safetensors.torch.load(contents["model.safetensors"])
+        check_header(contents["model.safetensors"])
+        check_archive(contents["state.pt"])
+        state = torch.load(io.BytesIO(contents["state.pt"]), weights_only=True, map_location="cpu")
+        found = structure(state, most=len(contents["state.pt"]))
+    except Exception as error:  # whatever the two libraries raise for a file that is not theirs
+        reason = str(error).split("\n")[0]
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {reason}") from error
+    if not isinstance(state, dict) or found != manifest.get("state"):
+        raise CheckpointError(
+            f"{path / 'state.pt'} lacks a part that was saved, or has one more than was saved"
+        )
+    if nonfinite(weights):
+        raise CheckpointError(f"{path}: {', '.join(nonfinite(weights)[:4])} is not finite")
+    return Checkpoint(path, weights, state, manifest)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint folder; CheckpointError if there is none or it is damaged."""
+    file = path / "manifest.json"
+    try:
+        if not file.is_file():
+            raise CheckpointError(f"{path} is not a checkpoint: it has no manifest.json")
+        manifest = read_json(file)
+        if "splits" in manifest and "sha256" not in manifest:
+            raise CheckpointError(f"{path} is a data folder; name a run, or a checkpoint of one")
+        version, sums = manifest["format"], manifest["sha256"]
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}") from error
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"{file} is damaged: {error!r}") from error
+    if version != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {str(version)[:20]}; this version reads format {FORMAT}"
+        )
+    if not isinstance(sums, dict):
+        raise CheckpointError(f"{file} is damaged: it has no checksums")
+    return manifest
+
+
+def labels_of(facts: Any, source: object) -> dict[str, list[str]]:
+    """Return the classes of each set of a checkpoint; CheckpointError if it does not say them."""
+    labels = facts.get("labels") if isinstance(facts, dict) else None
+    if not isinstance(labels, dict) or not all(isinstance(v, list) for v in labels.values()):
+        raise CheckpointError(
+            f"{source} does not say which classes its heads are for; train it anew with this version"
+        )
+    return labels
+
+
+def check_facts(then: Any, now: dict[str, Any], path: Path) -> None:
+    """Raise CheckpointError if a checkpoint does not have the facts of the run that would go on.
+
+    What it does not say is not compared.
+    """
+    then = then if isinstance(then, dict) else {}
+    differing = [key for key in now if key in then and then[key] != now[key]]
+    if differing:
+        key = differing[0]
+        raise CheckpointError(
+            f"{path} was trained with other {key} than there are now ({str(then[key])[:200]} then, "
+            f"{str(now[key])[:200]} now); choose another --save-dir"
+        )
+
+
+def all_updates(folder: Path) -> list[Path]:
+    """Return what has the name of a checkpoint, oldest first; a link to nothing too."""
+    return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
+
+
+def newest(
+    folder: Path, check: Callable[[Checkpoint], None] = lambda found: None
+) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest checkpoint that verifies and passes `check`, and why newer ones were skipped.
+
+    Leftovers of an interrupted save are removed. Raises CheckpointError if there are checkpoints
+    but none that can be used: starting anew would lose the run without a word.
+    """
+    skipped: list[str] = []
+    for old in folder.glob(f"{REPLACED}*") if folder.is_dir() else ():
+        final = folder / old.name.removeprefix(REPLACED)
+        if not os.path.lexists(final):
+            os.rename(old, final)
+        else:
+            _remove(old)
+    for leftover in folder.glob(f"{TEMPORARY}*") if folder.is_dir() else ():
+        _remove(leftover)
+    for path in reversed(all_updates(folder)):
+        try:
+            found = load(path)
+            check(found)
+            return found, skipped
+        except CheckpointError as error:
+            skipped.append(str(error))
+    if skipped:
+        raise CheckpointError(
+            f"no checkpoint in {folder} can be used: {'; '.join(skipped)}. Move the folder away to start "
+            "the run anew"
+        )
+    return None, skipped
+
+
+def prune(folder: Path, keep_last: int, update: int) -> None:
+    """Remove all but the `keep_last` newest checkpoints up to `update`, at least one, and the best.
+
+    Later ones were found damaged when the run went on from an earlier one; it comes to them again.
+    """
+    own = folder_of(folder, update).name
+    known = [path for path in all_updates(folder) if path.name <= own]
+    kept = {path.name for path in known[-max(keep_last, 1) :]}
+    best = folder / "best"
+    if best.is_symlink():
+        kept.add(os.readlink(best))
+    for path in known:
+        if path.name not in kept:
+            # Renamed first: a kill in the middle must not leave a folder that looks like a
+            # checkpoint.
+            doomed = path.with_name(f"{TEMPORARY}{path.name}")
+            os.rename(path, doomed)
+            _remove(doomed)
+
+
+def resolve(path: str, prefer: str = "last") -> Path:
+    """Return the checkpoint folder that `path` means: itself, or the `prefer`red one of a run folder."""
+    given = Path(path)
+    if not given.exists():
+        raise CheckpointError(f"{path}: there is no such checkpoint or run folder")
+    if (given / "manifest.json").is_file():
+        return given.resolve()
+    for folder in (given / "checkpoints", given):
+        for name in (prefer, "last"):
+            if (folder / name / "manifest.json").is_file():
+                return (folder / name).resolve()
+    raise CheckpointError(
+        f"{path} holds no checkpoint (no manifest.json in it or its checkpoints/)"
+    )
+
+
+def load_into(module: torch.nn.Module, weights: dict[str, Tensor], source: object) -> None:
+    """Copy `weights` into `module`; raises CheckpointError if they do not fit."""
+    check_fit(module, weights, source)
+    module.load_state_dict(weights)
+
+
+def check_fit(module: torch.nn.Module, weights: dict[str, Tensor], source: object) -> None:
+    """Raise CheckpointError that names the weights that are missing, extra or misshapen."""
+    own = module.state_dict()
+    missing = sorted(own.keys() - weights.keys())
+    extra = sorted(weights.keys() - own.keys())
+    wrong = [
+        f"{n}: {tuple(weights[n].shape)} there, {tuple(own[n].shape)} in the model"
+        for n in sorted(own.keys() & weights.keys())
+        if own[n].shape != weights[n].shape
+    ]
+    if missing or extra or wrong:
+        parts = [("missing", missing), ("unexpected", extra), ("of another shape", wrong)]
+        text = "; ".join(f"{what}: {', '.join(names[:4])}" for what, names in parts if names)
+        raise CheckpointError(
+            f"{source} does not fit the model ({text}); use the same model and vocabulary"
+        )
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, a file or a link; never what a link points at."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,117 @@
+"""FLOPs of a run: each shape of batch is counted once, then looked up."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from metaseq_lm.core.random_streams import key
+from metaseq_lm.distributed import process_group
+
+
+def signature(value: Any) -> Any:
+    """Return the shapes of all tensors in nested containers; equal signatures cost equal FLOPs."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    if isinstance(value, dict):
+        return tuple((k, signature(v)) for k, v in value.items() if k not in ("rows", "sizes"))
+    if isinstance(value, (list, tuple)):
+        return tuple(signature(v) for v in value)
+    return None
+
+
+def _matrices(inputs: Sequence[int], weights: Sequence[Sequence[int]]) -> int:
+    return 2 * prod(inputs[:-1]) * sum(prod(w) for w in weights if len(w) == 2)
+
+
+def _fused(
+    inputs: Sequence[int], first: Any, second: Any, *rest: Any, out_shape: Any = None
+) -> int:
+    return _matrices(inputs, (first, second))
+
+
+def _cudnn(inputs: Sequence[int], weights: Any, *rest: Any, out_shape: Any = None) -> int:
+    return _matrices(inputs, weights)
+
+
+# LSTMs that are one operation, of which torch's counter knows nothing; backward is twice forward.
+LSTMS = {
+    torch.ops.aten.mkldnn_rnn_layer: _fused,
+    torch.ops.aten.mkldnn_rnn_layer_backward: lambda *a, **k: 2 * _fused(*a, **k),
+    torch.ops.aten._cudnn_rnn: _cudnn,
+    torch.ops.aten._cudnn_rnn_backward: lambda *a, **k: 2 * _cudnn(*a, **k),
+}
+
+
+class Counter(TorchDispatchMode):
+    """Adds up the FLOPs of operations by the rules of torch's FlopCounterMode.
+
+    That one asks of every operation whether it can be taken apart, and for whom it is: a fifth of
+    the time of a small model whose batches differ in length, so that many shapes are new.
+    """
+
+    supports_higher_order_operators = True
+    whole: ClassVar[set[Any]] = set()  # operations that are known not to come apart
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rules = FlopCounterMode(display=False, custom_mapping=LSTMS).flop_registry
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Carry out an operation, or its parts, and count it."""
+        kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            with FlopCounterMode(display=False, custom_mapping=LSTMS) as theirs:
+                result = func(*args, **kwargs)
+            self.total += theirs.get_total_flops()
+            return result
+        if func not in self.whole:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+            self.whole.add(func)
+        result = func(*args, **kwargs)
+        rule = self.rules.get(func.overloadpacket)
+        if rule is not None:
+            self.total += rule(*args, **kwargs, out_val=result)
+        return result
+
+
+class FlopMeter:
+    """Adds up the FLOPs (2 per multiply-add, matrix products and attention) of repeated work."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.known: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def count(self, work: Any) -> Iterator[None]:
+        """Add the FLOPs of the with block, whose cost is a function of the shapes in `work`."""
+        name = f"{key(repr(signature(work))):016x}"
+        if name not in self.known:
+            with Counter() as counter:
+                yield
+            self.known[name] = float(counter.total)
+        else:
+            yield
+        self.total += self.known[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return total and table; the table keeps a resumed run from counting a shape again."""
+        return {"total": self.total, "known": dict(self.known)}
+
+    def of_all(self) -> dict[str, Any]:
+        """Return the total of all replicas and this one's table; a call of all of them."""
+        return {**self.state_dict(), "total": sum(process_group.gather_objects(self.total))}
+
+    def load_state_dict(self, state: dict[str, Any], share: bool = True) -> None:
+        """Take a saved table, and its total or, without a `share` in it, none."""
+        self.total, self.known = state["total"] * share, dict(state["known"])

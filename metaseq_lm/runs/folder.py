@@ -1,0 +1,233 @@
+"""The folder of a run: config, command, log, TensorBoard, checkpoints, results."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.files import FULL_DISK, read_json, write_atomic
+from metaseq_lm.core.registry import ALL
+
+# What may change between the parts of one run: how it is computed, how long, how often it is looked
+# at, where things are (which teachers they are is a fact of the checkpoints).
+FREE = ("engine.", "trainer.", "save_dir", "user_dir", "label", "data", "task.teachers")
+# Options that name other runs, which a run starts from or asks.
+SOURCES = ("init_from", "task.elmo", "task.teachers")
+LARGEST_CONFIG = 1 << 20
+# What resuming and starting from a run ask its results.json for.
+NEEDED = ("status", "updates", "max_update", "seconds", "flops", "stopped_by", "pretraining")
+
+
+class RunFolder:
+    """Opens or continues a run folder; raises UsageError if it holds a different run."""
+
+    def __init__(self, config: DictConfig) -> None:
+        if not config.save_dir.isprintable():
+            raise UsageError(f"--save-dir {config.save_dir!r}: a character of it cannot be printed")
+        self.path = Path(config.save_dir)
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"--save-dir {self.path} is a file; name a folder")
+        self.checkpoints = self.path / "checkpoints"
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._waiting: list[str] = []
+        commands = self._held = held(self.path / "command.txt")
+        file = self.path / "config.yaml"
+        if file.exists():
+            try:
+                check_same(read_config(file), config, self.path)
+            except UsageError:
+                if begun(self.path):
+                    raise
+                # Nothing was trained: another config may take the folder.
+                (self.path / "log.jsonl").unlink(missing_ok=True)
+        write_atomic(file, OmegaConf.to_yaml(config).encode())
+        cut_torn_line(self.path / "log.jsonl")
+        commands.write(shlex.join(sys.argv) + "\n")
+        commands.flush()
+
+    def log(self, kind: str, update: int, seconds: float, values: dict[str, Any]) -> None:
+        """Append one line to log.jsonl; on a full disk it waits, with others, until there is room."""
+        line = {"kind": kind, "update": update, "seconds": round(seconds, 3), **values}
+        self._waiting.append(json.dumps(line) + "\n")
+        path = self.path / "log.jsonl"
+        before = path.stat().st_size if path.exists() else 0
+        try:
+            with open(path, "a", encoding="utf-8") as log:
+                log.write("".join(self._waiting))
+            self._waiting.clear()
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            if path.exists():  # without a part of a line
+                os.truncate(path, before)
+            if len(self._waiting) == 1:
+                say(f"{path}: {error.strerror}; lines wait until there is room")
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        """Write results.json in one piece."""
+        write_atomic(self.path / "results.json", (json.dumps(results, indent=1) + "\n").encode())
+
+    def is_finished(self) -> bool:
+        """Return whether results.json says that the run has come to its end."""
+        try:
+            return (read_results(self.path) or {}).get("status") == "finished"
+        except MetaseqError:  # damaged: no loss
+            return False
+
+    def forget_results(self) -> None:
+        """Remove results.json: the run goes on, and what it says is no longer so."""
+        (self.path / "results.json").unlink(missing_ok=True)
+
+
+def begun(folder: Path) -> bool:
+    """Return whether a run folder has a checkpoint, or a number of the run in its log."""
+    if any((folder / "checkpoints").glob("update_*")):
+        return True
+    log = folder / "log.jsonl"
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    return any(line.startswith(('{"kind": "train"', '{"kind": "valid"')) for line in lines)
+
+
+def held(path: Path) -> IO[str]:
+    """Return a file of a run folder, open at its end, that no other process has until this one ends.
+
+    Raises MetaseqError if another one has it, which trains the run.
+    """
+    file = open(path, "a", encoding="utf-8")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise MetaseqError(
+            f"{path.parent}: another process trains this run; wait for it, or choose another --save-dir"
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+    return file
+
+
+def read_config(file: Path) -> DictConfig:
+    """Return the config.yaml of a run as it stands; MetaseqError if it is none that a run writes.
+
+    An alias is none: a few of them, inside each other, make a small file a large config.
+    """
+    try:
+        size = file.stat().st_size
+        if not file.is_file() or size > LARGEST_CONFIG:
+            raise ValueError(f"not a file of at most {LARGEST_CONFIG:,} bytes ({size:,})")
+        text = file.read_text(encoding="utf-8")
+        if re.search(r"(?<!\S)\*\w|[\[{,]\*\w", text) and has_alias(text):
+            raise ValueError("it has aliases (*name)")
+        # OmegaConf's reader, because plain YAML 1.1 takes 1e-3 for a string.
+        config = OmegaConf.load(io.StringIO(text))
+        if not isinstance(config, DictConfig):
+            raise ValueError("not a mapping of keys to values")
+    except (ValueError, OSError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+        reason = str(error).split("\n")[0]
+        raise MetaseqError(f"{file}: not a readable config: {reason}") from error
+    return config
+
+
+def has_alias(text: str) -> bool:
+    """Return whether a YAML text refers to a part of itself."""
+    return any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
+
+
+def read_results(path: Path) -> dict[str, Any] | None:
+    """Return the results.json of a run folder, or None if there is none; MetaseqError if damaged."""
+    file = path / "results.json"
+    if not file.is_file():
+        return None
+    try:
+        results = read_json(file)
+        lacking = [key for key in NEEDED if key not in results]
+        if lacking:
+            raise ValueError(f"it has no {lacking[0]}")
+        if not isinstance(results.get("metrics") or {}, dict):
+            raise ValueError("its metrics are no mapping")
+    except ValueError as error:
+        raise MetaseqError(
+            f"{file} is damaged ({error}); delete it, the run then writes it anew"
+        ) from error
+    return results
+
+
+def cut_torn_line(file: Path) -> None:
+    """Drop a last line without its end, which a killed process left; the next would be glued to it."""
+    if file.is_file():
+        data = file.read_bytes()
+        if data and not data.endswith(b"\n"):
+            write_atomic(file, data[: data.rfind(b"\n") + 1])
+
+
+def check_same(old: Any, new: DictConfig, path: Path) -> None:
+    """Raise UsageError naming the keys in which two configs ask for different results.
+
+    An option that the old one lacks, since it is from before there was that option, had its default.
+    """
+    before, after = flatten(OmegaConf.to_container(old)), flatten(OmegaConf.to_container(new))
+    before |= {key: default_of(new, key) for key in after.keys() - before.keys()}
+    keys = [
+        key
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and not key.startswith(FREE)
+    ]
+    if keys:
+        shown = [f"{k} is {before.get(k)!r} there, {after.get(k)!r} here" for k in keys[:5]]
+        longer = (
+            f". What ends with the run (total_updates) follows trainer.max_update; a new run that goes on "
+            f"from its weights is init_from={path}"
+        )
+        raise UsageError(
+            f"{path} holds another run ({'; '.join(shown)}); choose another --save-dir, or the same options "
+            f"to resume it{longer if any(k.endswith('.total_updates') for k in keys) else ''}"
+        )
+
+
+def default_of(config: DictConfig, key: str) -> Any:
+    """Return the default of a task's, criterion's or other registered thing's option; None for others."""
+    group, _, name = key.partition(".")
+    entry = ALL[group].entries.get(config[group]._name) if group in ALL else None
+    if entry is None or entry.dataclass is None:
+        return None
+    return flatten(OmegaConf.to_container(OmegaConf.structured(entry.dataclass))).get(name)
+
+
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one with dotted keys."""
+    if not isinstance(node, dict):
+        return {prefix[:-1]: node}
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        flat |= flatten(value, f"{prefix}{key}.")
+    return flat
+
+
+def code_hash(user_dir: str | None) -> str:
+    """Return a short hash of the source of this package and of the plug-in in use."""
+    digest = hashlib.sha256()
+    roots = [Path(__file__).parents[1]] + ([Path(user_dir)] if user_dir else [])
+    for root in roots:
+        files = [root] if root.is_file() else sorted(root.rglob("*.py"))
+        for file in files:
+            digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def finite(values: dict[str, float]) -> bool:
+    """Return whether all values are finite."""
+    return all(math.isfinite(v) for v in values.values())

@@ -1,0 +1,299 @@
+"""The inside of a sweep's job: the snapshot of the code it runs from, and what submitit calls there.
+
+submitit calls a `Job`; that runs `metaseq-lm train` from the snapshot as a child process, one stage
+after the other, hands every signal on to the child, waits until it has saved, and only then asks
+submitit to requeue. How a job ended is left in a small file beside submitit's logs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Optional
+
+from submitit import JobEnvironment
+from submitit.core.utils import UncompletedJobError
+from submitit.helpers import DelayedSubmission
+
+from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError
+from metaseq_lm.core.files import write_atomic
+from metaseq_lm.distributed import signals
+from metaseq_lm.distributed.launcher import program
+from metaseq_lm.distributed.signals import SIGNALS
+
+START = "metaseq-lm: starts"
+
+# ---------------------------------------------------------------- the snapshot
+
+
+@dataclass(frozen=True)
+class Code:
+    """A copy of the package, of the plug-in and of the configs, named by its content."""
+
+    folder: Path
+    user_dir: Optional[str]
+    config_dir: Optional[str]
+
+    def arguments(self) -> list[str]:
+        """Return the options of `train` that name the copies."""
+        config = ["--config-dir", self.config_dir] if self.config_dir else []
+        return config + (["--user-dir", self.user_dir] if self.user_dir else [])
+
+
+class Snapshot:
+    """The files that a sweep's runs are made of, as they are now."""
+
+    def __init__(self, out: Path, user_dir: Optional[str], config_dir: Optional[str]) -> None:
+        self.out, self.user_dir, self.config_dir = out, user_dir, config_dir
+        package = Path(__file__).parents[1]
+        self.files = {f"metaseq_lm/{n}": p for n, p in sources(package, (".py", ".yaml"), out)}
+        plugin = Path(user_dir) if user_dir else None
+        # It can also be the name of an installed module, which is not ours to copy.
+        if plugin is not None and plugin.is_file():
+            self.files[f"plugin/{plugin.name}"] = plugin
+        elif plugin is not None and plugin.is_dir():
+            kinds = (".py", ".yaml", ".yml", ".json")
+            found = sources(plugin, kinds, out)
+            self.files |= {f"plugin/{plugin.name}/{name}": path for name, path in found}
+        if config_dir:
+            found = sources(Path(config_dir), (".yaml", ".yml"), out)
+            self.files |= {f"config/{name}": path for name, path in found}
+        digest = hashlib.sha256()
+        for name, path in sorted(self.files.items()):
+            content = path.read_bytes()
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+        self.hash = digest.hexdigest()[:16]
+
+    def take(self) -> Code:
+        """Copy the files to OUT/code/<hash>, unless that is there, and return the copy."""
+        folder = self.out / "code" / self.hash
+        if not folder.is_dir():
+            temporary = folder.with_name(f".{self.hash}.{os.getpid()}")
+            for name, path in self.files.items():
+                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, temporary / name)
+            temporary.rename(folder)
+        return code_at(folder, self.user_dir, self.config_dir)
+
+
+def code_at(folder: Path, user_dir: Optional[str], config_dir: Optional[str]) -> Code:
+    """Return the copy that was made in `folder`; raises MetaseqError if it is gone."""
+    if not (folder / "metaseq_lm").is_dir():
+        raise MetaseqError(f"{folder}: the snapshot of the code is gone; use --new-code")
+    plugin = folder / "plugin" / Path(user_dir).name if user_dir else None
+    copied = str(plugin) if plugin is not None and plugin.exists() else user_dir
+    return Code(folder, copied, str(folder / "config") if config_dir else None)
+
+
+def sources(root: Path, kinds: tuple[str, ...], out: Path) -> Iterator[tuple[str, Path]]:
+    """Yield (relative name, path) of the files below `root` of these kinds, but none below `out`."""
+    if not root.is_dir():
+        raise UsageError(f"{root}: there is no such folder")
+    for place, below, names in os.walk(root):
+        folder = Path(place)
+        below[:] = sorted(d for d in below if d[0] != "." and (folder / d).resolve() != out)
+        for name in sorted(names):
+            if name[0] != "." and name.endswith(kinds):
+                yield str((folder / name).relative_to(root)), folder / name
+
+
+# ---------------------------------------------------------------- the job
+
+
+@dataclass
+class Job:
+    """What one run does: stages of (name, run folder, arguments of `train`). Plain data, pickled.
+
+    `threads` is OMP_NUM_THREADS of each process; the job ends when another process lets go of the
+    file `lock` (the waiting `sweep` command of the local executor).
+    """
+
+    name: str
+    stages: list[tuple[str, str, list[str]]]
+    code: str
+    threads: int = 1
+    lock: Optional[str] = None
+
+    def __call__(self) -> None:
+        """Run the stages; raises MetaseqError if one fails, and requeues if one is preempted."""
+        Runner(self).run()
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Return what submitit is to requeue: the same again, since `train` resumes by itself."""
+        return DelayedSubmission(self)
+
+
+class Runner:
+    """Runs a job inside submitit's process.
+
+    Signal handlers run in the main thread, in the middle of whatever it does there. So they only
+    note the signal and pass it on; all waiting and deciding is done in `run`.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.environment = JobEnvironment()
+        self.on_slurm = self.environment.name() == "slurm"
+        self.signals: list[int] = []
+        self.child = 0
+
+    def run(self) -> None:
+        """Run the stages; see `Job`."""
+        requeue = signal.getsignal(getattr(signal, f"SIG{JobEnvironment.USR_SIG}"))
+        for number in signals.heard():
+            signal.signal(number, self.on_signal)
+        if self.job.lock is not None:  # Slurm cleans up after a dead step by itself
+            signals.follow_parent()
+            threading.Thread(target=stop_without, args=(self.job.lock,), daemon=True).start()
+        paths = self.environment.paths
+        outcome_file(paths.folder, str(paths.job_id)).unlink(missing_ok=True)  # of an earlier life
+        print(f"{START} {self.job.name}", flush=True)
+        for stage, folder, arguments in self.job.stages:
+            # A signal between two stages: as if the next one had been interrupted at once.
+            code, results = self.train(Path(folder), arguments) if not self.signals else (75, {})
+            if code == Interrupted.exit_code or -code in SIGNALS:
+                self.interrupted(stage, code, results.get("signal"), requeue)
+            if code:
+                state = "diverged" if code == DivergedError.exit_code else "failed"
+                message = str(results["message"])
+                self.record(state, stage, code, message)
+                raise MetaseqError(f"stage {stage or 'train'}: {ending(code)}\n{message}")
+        self.record("finished", "", 0, "")
+
+    def on_signal(self, number: int, frame: Optional[FrameType]) -> None:
+        """Note a signal and pass it on, once."""
+        fresh = number not in self.signals
+        self.signals.append(number)
+        if self.child and fresh:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.child, number)
+
+    def train(self, folder: Path, arguments: list[str]) -> tuple[int, dict[str, Any]]:
+        """Train one stage in a child process; return its exit code (-signal) and its results."""
+        link_code(folder, Path(self.job.code))
+        environment = os.environ | {
+            signals.PARENT_DIES: str(os.getpid()),
+            "OMP_NUM_THREADS": str(self.job.threads),
+        }
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (self.job.code, os.environ.get("PYTHONPATH")))
+        )
+        log = self.environment.paths.stderr
+        before = log.stat().st_size if log.exists() else 0
+        started = time.time()
+        command = [*program(Path(self.job.code)), "train", *arguments]
+        child = subprocess.Popen(command, env=environment)
+        self.child = child.pid
+        for number in dict.fromkeys(self.signals):  # those that came while it was being started
+            os.kill(child.pid, number)
+        # Not child.wait(): until the child is reaped below, its number belongs to no other process.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        self.child = 0
+        code = child.wait()
+        results = read_json(folder / "results.json", since=started)
+        if code not in (0, Interrupted.exit_code) and not results.get("message"):
+            results["message"] = last_lines(log, before)
+        return code, results
+
+    def interrupted(self, stage: str, code: int, told: Optional[int], requeue: Any) -> None:
+        """Ask submitit to requeue if this was a preemption or time-out; else raises MetaseqError.
+
+        `told` is the signal by which the training says that it was stopped.
+        """
+        numbers = {-code} if code < 0 else {told} if told else set()
+        deadline = time.monotonic() + signals.SECOND_SIGNAL
+        while self.on_slurm and time.monotonic() < deadline:
+            if (numbers | set(self.signals)) != {signal.SIGTERM}:
+                break
+            time.sleep(0.1)
+        numbers |= set(self.signals)
+        names = " and ".join(signal_name(n) for n in sorted(numbers)) or "a signal"
+        message = f"interrupted by {names}"
+        self.record("interrupted", stage, code, message)
+        ends = {signal.SIGTERM, signal.SIGINT}
+        preempted = bool(numbers - {signal.SIGTERM}) or not numbers
+        if callable(requeue) and (preempted if self.on_slurm else numbers and not numbers & ends):
+            try:
+                requeue(signal.SIGUSR2, None)  # does not return: the process ends
+            except UncompletedJobError as error:
+                self.record("timeout", stage, code, str(error))
+                raise
+        raise MetaseqError(f"stage {stage or 'train'}: {message}, and not requeued")
+
+    def record(self, state: str, stage: str, code: int, message: str) -> None:
+        """Leave how this life of the job ended where `sweep status` finds it."""
+        paths = self.environment.paths
+        how = {"state": state, "stage": stage, "exit_code": code, "message": message}
+        write_atomic(outcome_file(paths.folder, str(paths.job_id)), json.dumps(how).encode())
+
+
+def outcome_file(folder: Path, job_id: str) -> Path:
+    """Return the file in which a job leaves how it ended."""
+    return folder / f"{job_id}_outcome.json"
+
+
+def read_json(file: Path, since: float = 0.0) -> dict[str, Any]:
+    """Return a JSON object, or {} if the file is missing, older than `since` or damaged."""
+    try:
+        if file.stat().st_mtime < since - 1:
+            return {}
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def last_lines(log: Path, start: int, count: int = 5) -> str:
+    """Return the last lines of a log after byte `start`; srun writes them a moment later."""
+    text = ""
+    for _ in range(10):
+        if log.exists():
+            text = log.read_bytes()[start:].decode(errors="replace").strip()
+        if text:
+            break
+        time.sleep(0.2)
+    lines = text.splitlines()
+    # Our own messages say it all; anything else ends with the error.
+    return "\n".join([x for x in lines if x.startswith("metaseq-lm: ")] or lines[-count:])
+
+
+def link_code(folder: Path, code: Path) -> None:
+    """Make `folder`, and in it the link `code` to the snapshot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "code"
+    target = os.path.relpath(code, folder)
+    if not (link.is_symlink() and os.readlink(link) == target):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+
+
+def signal_name(number: int) -> str:
+    """Return SIGKILL for 9."""
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def ending(code: int) -> str:
+    """Return what a process ended with, in words."""
+    return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+
+
+def stop_without(lock: str) -> None:
+    """Wait until the holder of a lock is gone, then stop this process. For a thread."""
+    with open(lock, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1e6)  # keeps the lock: a new `sweep` must not start before this run has saved

@@ -1,0 +1,102 @@
+"""Batches of update after update, prepared ahead by threads."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotReady
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.streams import Shard, Stream
+from metaseq_lm.tasks import Batches, Task
+
+Plan = list[tuple[str, int]]
+
+
+class Fetcher:
+    """Gives the batches of update after update, prepared ahead by threads if `workers` > 0.
+
+    `positions` says how many global batches each stream has given; it is all there is to save. A
+    batch that takes longer than `timeout` seconds is a MetaseqError that says where it hangs.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        streams: dict[str, Stream],
+        positions: dict[str, int],
+        shard: Shard,
+        workers: int = 0,
+        timeout: float = 600.0,
+    ) -> None:
+        self.task = task
+        self.streams = streams
+        self.positions = {name: positions.get(name, 0) for name in streams}
+        self.shard = shard
+        self.workers = workers
+        self.timeout = timeout
+        self.threads: dict[int, int] = {}  # update: the thread that prepares it
+
+    def _plan(self, update: int, positions: dict[str, int]) -> Plan:
+        plan = []
+        for name, count in self.task.planned(update).items():
+            plan += [(name, positions[name] + i) for i in range(count)]
+            positions[name] += count
+        return plan
+
+    def _make(self, update: int, plan: Plan) -> Batches:
+        self.threads[update] = threading.get_ident()
+        batches: Batches = {}
+        for name, number in plan:
+            made = self.streams[name].micro_batches(number, self.shard)
+            batches.setdefault(name, []).append(made)
+        del self.threads[update]
+        return batches
+
+    def updates(self, start: int, stop: int) -> Iterator[tuple[int, Batches]]:
+        """Yield (update, batches); `positions` counts what has been yielded."""
+        if not self.workers:
+            for update in range(start, stop):
+                yield update, self._make(update, self._plan(update, self.positions))
+            return
+        pool = ThreadPoolExecutor(self.workers, "worker")
+        planned = dict(self.positions)
+        queue: deque[tuple[int, Future[Batches]]] = deque()
+        following = start
+        try:
+            while queue or following < stop:
+                while following < stop and len(queue) <= 2 * self.workers:
+                    plan = self._plan(following, planned)
+                    queue.append((following, pool.submit(self._make, following, plan)))
+                    following += 1
+                update, made = queue.popleft()
+                batches = self._wait(update, made)
+                self._plan(update, self.positions)
+                yield update, batches
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _wait(self, update: int, made: Future[Batches]) -> Batches:
+        try:
+            return made.result(self.timeout)
+        except NotReady:
+            thread = self.threads.get(update, 0)
+            names = {t.ident: t.name for t in threading.enumerate()}
+            frame = sys._current_frames().get(thread)
+            where = "".join(traceback.format_stack(frame)) if frame else "it has not begun\n"
+            raise MetaseqError(
+                f"replica {self.shard.rank}: {names.get(thread, 'no thread')} has not prepared the batch "
+                f"of update {update} within {self.timeout:.0f} s (engine.timeout). It is at\n{where}"
+            ) from None
+
+
+def sample_numbers(batches: Batches) -> dict[str, list]:
+    """Return the numbers of the samples in an update, by stream."""
+    return {
+        name: [micro["samples"].tolist() for batch in stream for micro in batch]
+        for name, stream in batches.items()
+    }

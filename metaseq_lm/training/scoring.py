@@ -1,0 +1,188 @@
+"""Pseudo-log-likelihoods of sentences: the sum over a sentence's tokens of log p(token | the others).
+
+The tokens are the tokenizer's, without [CLS] and [SEP] (Salazar et al. 2020). A sentence is a row
+`[CLSn] x [SEP]`; what the sum costs is up to the criterion: one pass a token for a masked LM, one a
+sentence for Electric.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.criterions import Criterion
+from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
+from metaseq_lm.data.corpus.encode import encode_texts
+from metaseq_lm.data.corpus.rows import padding_of
+from metaseq_lm.data.labelled.sentences import Sentence
+from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.models.transformer.encoder import Stack
+from metaseq_lm.tasks import Task
+from metaseq_lm.training.run import Run
+
+TOO_LONG = ("fail", "skip", "cut")
+
+
+@dataclass(frozen=True)
+class Score:
+    """The tokens of a sentence, ids (n,), and the log-probability of each given the others, (n,)."""
+
+    tokens: np.ndarray
+    log_probs: np.ndarray
+
+    @property
+    def pll(self) -> float:
+        """The pseudo-log-likelihood in nats; 0 for a sentence without tokens."""
+        return float(self.log_probs.sum())
+
+
+@dataclass
+class Cost:
+    """What scoring took: seconds, different sentences, their tokens, tokens through the encoder."""
+
+    seconds: float = 0.0
+    sentences: int = 0
+    tokens: int = 0
+    row_tokens: int = field(default=0, repr=False)  # with [CLS] and [SEP]
+    forward_tokens: int = 0  # with padding, in all passes
+
+    def __str__(self) -> str:
+        seconds = max(self.seconds, 1e-9)
+        passes = self.forward_tokens / max(self.row_tokens, 1)
+        return (
+            f"{self.sentences:,} different sentences of {self.tokens:,} tokens in {seconds:.2f} s: "
+            f"{self.sentences / seconds:,.1f} sentences/s; {self.forward_tokens:,} tokens went through "
+            f"the encoder, {passes:.2f} times each with padding"
+        )
+
+
+class SentenceScorer:
+    """Scores sentences with an opened run; `batch_tokens` bounds what a pass takes, not the result.
+
+    `too_long` says what becomes of a sentence that is longer than the rows of the run: fail, skip,
+    or cut to the first tokens. `cost` adds up over calls.
+    """
+
+    def __init__(
+        self, run: Run, batch_tokens: int = TOKENS_PER_PASS, too_long: str = "fail"
+    ) -> None:
+        if batch_tokens < 1:
+            raise UsageError(f"--batch-tokens {batch_tokens}: at least 1")
+        if too_long not in TOO_LONG:
+            raise UsageError(f"--too-long {too_long}: choose one of {', '.join(TOO_LONG)}")
+        own = type(run.task).token_log_probs, type(run.task.criterion).token_log_probs
+        if own == (Task.token_log_probs, Criterion.token_log_probs):
+            run.task.token_log_probs(run.model, {})  # says which can, before its data are read
+        self.run = run
+        self.batch_tokens, self.too_long = batch_tokens, too_long
+        self.tokenizer = load_tokenizer(run.config.data)
+        self.vocabulary = self.tokenizer.vocabulary
+        # Positions beyond the rows of the training were never trained.
+        sizes = [run.config.task.get("tokens_per_sample"), run.config.model.get("max_positions")]
+        self.room = min((n for n in sizes if n), default=1 << 30) - 2
+        self.cost = Cost()
+
+    def score(self, sentences: Sequence[Sentence]) -> list[Score | None]:
+        """Return the score of each sentence, None for one that is skipped.
+
+        Raises MetaseqError that names the place of a sentence that is too long, and UsageError if
+        the run's criterion gives no probabilities of tokens.
+        """
+        started = time.perf_counter()
+        first = {sentence.text: sentence for sentence in reversed(sentences)}
+        texts = list(dict.fromkeys(sentence.text for sentence in sentences))
+        values, sizes = encode_texts(self.tokenizer, texts)
+        ids = np.split(values.astype(np.int64), np.cumsum(sizes)[:-1]) if texts else []
+        rows = [self._fit(tokens, first[text]) for tokens, text in zip(ids, texts)]
+        # Equal rows go once: in another batch a tie could come out a rounding error apart. Nothing
+        # is asked of the model for a sentence without tokens.
+        unique = {row.tobytes(): Score(row, np.zeros(len(row))) for row in rows if row is not None}
+        asked = [score for score in unique.values() if len(score.tokens)]
+        lengths = np.array([len(score.tokens) + 2 for score in asked], dtype=np.int64)
+        self._counted(lengths)
+        with tqdm(total=len(asked), unit="sent", desc="scoring", disable=None) as bar:
+            for chosen in batches_by_length(lengths, self.batch_tokens):
+                log_probs = self._log_probs([asked[i].tokens for i in chosen], lengths[chosen])
+                for i, row in zip(chosen, log_probs):
+                    asked[i].log_probs[:] = row[1 : lengths[i] - 1]
+                bar.update(len(chosen))
+        self.cost.seconds += time.perf_counter() - started
+        by_text = {t: None if r is None else unique[r.tobytes()] for t, r in zip(texts, rows)}
+        return [by_text[sentence.text] for sentence in sentences]
+
+    def _counted(self, lengths: np.ndarray) -> None:
+        self.cost.sentences += len(lengths)
+        self.cost.row_tokens += int(lengths.sum())
+        self.cost.tokens += int(lengths.sum()) - 2 * len(lengths)
+
+    def _fit(self, tokens: np.ndarray, sentence: Sentence) -> np.ndarray | None:
+        """Return the tokens that are scored, None for a sentence to skip."""
+        if len(tokens) <= self.room:
+            return tokens
+        if self.too_long == "fail":
+            raise MetaseqError(
+                f"{sentence.place}: {len(tokens)} tokens, but a row of this run has room for "
+                f"{self.room} beside [CLS] and [SEP]; --too-long cut scores its first ones"
+            )
+        return tokens[: self.room] if self.too_long == "cut" else None
+
+    def _log_probs(self, sentences: list[np.ndarray], lengths: np.ndarray) -> np.ndarray:
+        """Return the log-probabilities (B, S) of a batch of rows, float64, 0 outside the sentences."""
+        task, engine, model = self.run.task, self.run.trainer.engine, self.run.model
+        batch = self.batch(sentences, lengths)
+        model.eval()
+        hooks = [
+            module.register_forward_hook(self._count_tokens)
+            for module in model.modules()
+            if isinstance(module, Stack)
+        ]
+        try:
+            found = engine.map(
+                lambda batch: task.token_log_probs(model, batch),
+                engine.to_device([batch]),
+                draw="score",
+            )[0]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found.double().cpu().numpy()
+
+    def batch(self, sentences: list[np.ndarray], lengths: np.ndarray) -> Batch:
+        """Return the micro-batch of rows `[CLSn] x [SEP]`, (B, S), for Criterion.token_log_probs."""
+        width = int(lengths.max())
+        rows = np.full((len(sentences), width), self.vocabulary.pad, dtype=np.int64)
+        rows[:, 0] = self.vocabulary.cls(self.run.task.text_token)
+        for row, tokens in zip(rows, sentences):
+            row[1 : len(tokens) + 2] = [*tokens, self.vocabulary.sep]
+        at = np.arange(width)
+        padding = padding_of(lengths, width)
+        return {
+            "tokens": torch.from_numpy(rows),
+            "padding": None if padding is None else torch.from_numpy(padding),
+            "scored": torch.from_numpy((at > 0) & (at < lengths[:, None] - 1)),
+            "mask_id": self.vocabulary.mask,
+            "batch_tokens": self.batch_tokens,
+        }
+
+    def _count_tokens(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self.cost.forward_tokens += output.shape[:-1].numel()
+
+
+def batches_by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
+    """Yield the numbers of the rows of each batch: all rows once, those of like length together.
+
+    The longest come first, so that a lack of memory shows at once. A batch has one row, or at most
+    `batch_tokens` tokens with its padding.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        count = max(1, batch_tokens // int(lengths[order[start]]))
+        yield order[start : start + count]
+        start += count
