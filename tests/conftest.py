@@ -1,25 +1,29 @@
-"""Fixtures shared by all tests: one thread, the registered methods, a small Two Moons folder."""
+"""Fixtures that tests of several folders share: one thread, the registered methods, small data."""
 
 import random
 import subprocess
 import sys
 from pathlib import Path
 
+import bam_bench
 import bam_data
 import battery
 import image_data
 import parallel_data
 import pytest
 import squad_data
+import tartan_bench
 import torch
 import wnli_data
 import word_data
 from hypothesis import settings
+from meta_pseudo_data import make_even, make_ragged
+from superglue_data import make_superglue
 
 from metaseq_lm.cli import main
 from metaseq_lm.core import plugins
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 # A busy machine is no failure: no test has a time limit of its own.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
@@ -84,6 +88,46 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sentences")
     word_data.binarise(folder, folder / "data")
     return folder / "data"
+
+
+@pytest.fixture(scope="session")
+def bam_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with three small labelled sets."""
+    return bam_bench.make_data(tmp_path_factory.mktemp("bam") / "data")
+
+
+@pytest.fixture(scope="session")
+def teacher_runs(bam_sets: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The run folders of a teacher of two sets and of one of the third."""
+    place = tmp_path_factory.mktemp("teachers")
+    return [
+        bam_bench.teacher(place, bam_sets, "words", "values"),
+        bam_bench.teacher(place, bam_sets, "few"),
+    ]
+
+
+@pytest.fixture(scope="session")
+def even(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data like Two Moons: every line has 34 tokens."""
+    return make_even(tmp_path_factory.mktemp("even"))
+
+
+@pytest.fixture(scope="session")
+def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data with lines of 6 to 34 tokens, so that batches are padded."""
+    return make_ragged(tmp_path_factory.mktemp("ragged"))
+
+
+@pytest.fixture(scope="session")
+def superglue(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of sentences, and MultiRC, ReCoRD and CB as text."""
+    return make_superglue(tmp_path_factory.mktemp("superglue"))
+
+
+@pytest.fixture(scope="session")
+def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with a labelled set "topic" and the splits "train" and "long" of its domain."""
+    return tartan_bench.make_data(tmp_path_factory.mktemp("topics"))
 
 
 def binarise_documents(text: Path, data: Path) -> None:

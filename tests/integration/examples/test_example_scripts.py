@@ -1,0 +1,78 @@
+"""The scripts of the examples run to their end, and every command in them has options that go together.
+
+But those that make data. In place of `python` stands a program that writes down its arguments. What the
+scripts find is empty.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from metaseq_lm.cli import main
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+PYTHON = '#!/usr/bin/env bash\nprintf "%s\\0" "$@" $\'\\036\' >> "$CALLS"\n'
+# What the scripts ask the environment for.
+ASKED = ("SHARES", "STAGES", "ENCODER", "FLOPS", "SIZES", "OBJECTIVES", "UPDATES", "JOBS")
+DATA = {
+    "bam": ["data"],
+    "cvt": [f"data/{name}" for name in ("general", "ncbi", "multi30k", "iwslt", "cifar")],
+    "meta_pretrain": ["data"],
+    "meta_pseudo_label": ["data"],
+    "tartan": ["data"],
+}
+# How a command ends whose files are not there.
+MISSING = ("no such", "no runs found")
+
+
+def calls_of(script: Path, out: Path) -> list[list[str]]:
+    """Return the arguments of each call of python by a script, all of which "succeed"."""
+    programs, record = out / "programs", out / "calls"
+    programs.mkdir(parents=True)
+    (programs / "python").write_text(PYTHON)
+    (programs / "python").chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    others = {key: value for key, value in os.environ.items() if key not in ASKED}
+    given = {"PATH": path, "CALLS": str(record), "METASEQ_LM_DATA": str(out), "SEEDS": "1"}
+    # Of BAM all stages, of which it would find the folders.
+    stages = yaml.safe_load((EXAMPLES / "bam" / "sweep.yaml").read_text())["stages"]
+    for stage in stages:
+        (out / "runs" / stage["name"].replace("{set}", "RTE")).mkdir(parents=True)
+    done = subprocess.run(
+        ["bash", str(script), str(out)], env=others | given, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    calls = record.read_text().split("\036\0")[:-1]
+    return [call.split("\0")[:-1] for call in calls]
+
+
+@pytest.mark.parametrize("name", sorted(DATA))
+def test_each_command_is_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Sweeps compose; of the others the files alone are missing."""
+    for folder in DATA[name]:
+        (tmp_path / "out" / folder).mkdir(parents=True)
+    calls = calls_of(EXAMPLES / name / "run.sh", tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    kinds = set()
+    for call in calls:
+        if call[:2] != ["-m", "metaseq_lm"]:
+            assert Path(call[0]).is_file(), call
+            continue
+        kinds.add(call[2])
+        more = ["--dry-run"] if call[2] in ("sweep", "train") else []
+        code = main([*call[2:], *more])
+        shown = capsys.readouterr()
+        if call[2] == "sweep":
+            assert code == 0 and "metaseq-lm train" in shown.out, (call, shown.err)
+        else:
+            assert code in (1, 2) and any(word in shown.err for word in MISSING), (call, shown.err)
+    assert {"report"} <= kinds and kinds & {"sweep", "train"}
+
+
+def test_these_are_all() -> None:
+    assert {path.parent.name for path in EXAMPLES.glob("*/run.sh")} == set(DATA)

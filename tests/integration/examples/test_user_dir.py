@@ -1,0 +1,100 @@
+"""The example plug-in trains, and its spans are what it says."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from battery import TINY
+
+from metaseq_lm.cli import main
+from metaseq_lm.core.random_streams import key, row_keys
+
+ROOT = Path(__file__).resolve().parents[3]
+CHOICE = ["--user-dir", str(ROOT / "user_dir"), "--task", "span_masking"]
+ROWS = ["task.sample_break_mode=eos", "task.tokens_per_sample=34"]
+
+
+def test_the_example_learns(moons: Path, tmp_path: Path) -> None:
+    options = ["--criterion", "span_boundary", "--save-dir", str(tmp_path), *TINY, *ROWS]
+    steps = ["--max-update", "150", "--lr", "0.01", "--warmup-updates", "20"]
+    assert main(["train", str(moons), *CHOICE, *options, *steps]) == 0
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    for name in ("mlm", "boundary"):
+        losses = [line[name] for line in log if line["kind"] == "train"]
+        assert losses[0] > 4 and np.mean(losses[-10:]) < 0.9 * losses[0]
+
+
+def test_it_starts_from_a_masked_lm(moons: Path, tmp_path: Path) -> None:
+    first, short = tmp_path / "mlm", ["--max-update", "1", *TINY, *ROWS]
+    assert main(["train", str(moons), "--save-dir", str(first), *short]) == 0
+    second = tmp_path / "spans"
+    more = ["--criterion", "span_boundary", "--init-from", str(first), "--save-dir", str(second)]
+    assert main(["train", str(moons), *CHOICE, *more, *short]) == 0
+    said = json.loads((second / "log.jsonl").read_text().splitlines()[0])["message"]
+    assert said.startswith("starts from") and "; fresh: heads.boundary." in said
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        ("task.mask_rounding=nearest", "mask_rounding=random"),
+        ("task.mean_span=0.5", "task.mean_span must be at least 1"),
+        ("criterion.boundary_weight=-1", "criterion.boundary_weight must be at least 0"),
+    ],
+)
+def test_wrong_options(moons: Path, tmp_path: Path, more: str, words: str, capsys) -> None:
+    options = ["--criterion", "span_boundary", "--save-dir", str(tmp_path), *TINY, *ROWS]
+    assert main(["train", str(moons), *CHOICE, *options, more]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_spans_have_their_number_and_length() -> None:
+    from user_dir.spans import Spans, draw_spans
+
+    candidates = np.ones((2000, 100), bool)
+    candidates[:, [0, 60, 99]] = False
+    counts = np.full(2000, 15)
+    found = draw_spans(candidates, counts, Spans(5.0, 10), row_keys(key("spans"), np.arange(2000)))
+    assert found["counted"].all() and found["positions"].shape == (2000, 15)
+    rows = np.arange(2000)[:, None]
+    assert candidates[rows, found["positions"]].all()
+    assert all(len(set(row)) == 15 for row in found["positions"].tolist())
+    assert (found["positions"] == found["left"] + 1 + found["offset"]).all()
+    assert (found["right"] > found["positions"]).all() and (found["right"] <= 99).all()
+    sizes = (found["right"] - found["left"] - 1)[found["offset"] == 0]
+    assert sizes.sum() == 2000 * 15 and sizes.max() <= 10
+    # The paper's mean is 3.8; the end of the budget, other spans and ends of rows cut some.
+    assert 2.9 < sizes.mean() < 3.7
+    lengths = Spans(5.0, 10).lengths(row_keys(key("lengths"), np.arange(2000)), 100)
+    assert lengths.mean() == pytest.approx(3.797, abs=0.02) and lengths.max() == 10
+    hidden = np.zeros((2000, 100), bool)
+    hidden[rows, found["positions"]] = True
+    assert not hidden[rows, found["left"]].any() and not hidden[rows, found["right"]].any()
+
+
+def test_spans_do_not_depend_on_the_width() -> None:
+    from user_dir.spans import Spans, draw_spans
+
+    candidates = np.random.default_rng(1).random((50, 40)) < 0.9
+    keys, counts = row_keys(key("spans"), np.arange(50)), np.full(50, 7)
+    wide = np.pad(candidates, ((0, 0), (0, 30)))
+    one, other = (draw_spans(c, counts, Spans(3.0, 10), keys) for c in (candidates, wide))
+    assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_the_boundary_head_does_not_see_the_span() -> None:
+    """Its logits follow the states outside of the span and the offset, nothing else."""
+    from metaseq_lm.models.transformer.encoder import TransformerConfig
+    from user_dir.model import BoundaryHead
+
+    torch.manual_seed(1)
+    config = TransformerConfig(encoder_embed_dim=6, encoder_ffn_embed_dim=8)
+    head = BoundaryHead(config, 11, 4)
+    x = torch.randn(1, 7, 6, requires_grad=True)
+    spans = {"left": [[1, 1]], "right": [[4, 4]], "offset": [[0, 1]]}
+    logits = head(x, {k: torch.tensor(v) for k, v in spans.items()}, torch.randn(11, 6))
+    assert logits.shape == (1, 2, 11) and not torch.equal(logits[0, 0], logits[0, 1])
+    (grad,) = torch.autograd.grad(logits.square().sum(), x)
+    assert grad.abs().sum(-1)[0].bool().tolist() == [False, True, False, False, True, False, False]

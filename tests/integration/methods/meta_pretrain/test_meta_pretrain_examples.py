@@ -1,0 +1,44 @@
+"""The configs of examples/meta_pretrain make an update each, at a tiny size."""
+
+from pathlib import Path
+
+import battery
+import pytest
+
+from metaseq_lm.core.config import load_config
+from metaseq_lm.training.run import Run
+
+CONFIG = Path(__file__).resolve().parents[4] / "examples" / "meta_pretrain" / "config"
+TRANSFORMER = ["model=transformer", *(o for o in battery.TINY if o.startswith("model."))]
+ROWS = ["task.tokens_per_sample=34", "engine.threads=1", "engine.tensorboard=false"]
+# Which data, and what besides: sizes of the model, the sets that stand for the example's.
+PAIRS = [*TRANSFORMER, "model.segments=2", "task.labelled=[pairs,which_moon_20]"]
+SETTINGS = {
+    "text": ("documents", [*TRANSFORMER, "model.segments=2"]),
+    "small": ("documents", [*TRANSFORMER, "model.segments=2"]),
+    "pairs": ("moons", PAIRS),
+    "small_pairs": ("moons", PAIRS),
+    "lstm": ("moons", battery.LSTM),
+    "small_lstm": ("moons", battery.LSTM),
+    "finetune": ("moons", [*TRANSFORMER, "model.segments=2", "task.labelled=pairs"]),
+    "small_finetune": ("moons", [*TRANSFORMER, "model.segments=2", "task.labelled=pairs"]),
+}
+
+
+def test_every_config_has_a_setting() -> None:
+    assert {path.stem for path in CONFIG.glob("*.yaml")} == SETTINGS.keys()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_config_makes_an_update(name: str, moons: Path, tmp_path: Path) -> None:
+    """A dry run: one update with the config's inner steps, and a validation."""
+    data, more = SETTINGS[name]
+    places = [f"data={moons if data == 'moons' else moons.parent / data}", f"save_dir={tmp_path}"]
+    run = Run(load_config([*more, *ROWS, *places], str(CONFIG), name), dry_run=True)
+    before = {n: w.clone() for n, w in run.model.state_dict().items()}
+    run.train()
+    assert run.trainer.update == 1
+    moved = [n for n, w in run.model.state_dict().items() if (w != before[n]).any()]
+    assert len(moved) > len(before) / 2
+    if "finetune" not in name:
+        assert run.task.how.inner_steps == run.config.task.inner_steps > 0

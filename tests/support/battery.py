@@ -1,0 +1,317 @@
+"""The cases of the battery: one small run per registered criterion, and how to train it.
+
+As a program (under torchrun): trains cases on all replicas and saves the weights.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from metaseq_lm.core import plugins
+from metaseq_lm.core.config import load_config
+from metaseq_lm.distributed import process_group
+from metaseq_lm.training.run import Run
+
+Case = tuple[str, int]
+Weights = dict[Case, dict[str, Tensor]]
+ROOT = Path(__file__).resolve().parents[2]
+TINY = [
+    "model.encoder_layers=2",
+    "model.encoder_embed_dim=8",
+    "model.encoder_ffn_embed_dim=16",
+    "model.encoder_attention_heads=2",
+    "model.max_positions=34",
+    "schedule.warmup_updates=4",
+    "optimizer.lr=0.005",
+    "trainer.log_interval=1",
+    "engine.tensorboard=false",
+    "engine.threads=1",
+]
+META = ["task=meta_pseudo_label", "task.labelled=[which_moon_20]", "task.valid_size=16"]
+CUT = ["task.tokens_per_sample=5", "task.stride=0"]  # rows of "pairs" are windows
+TEXT = ["task.sample_break_mode=eos", "task.tokens_per_sample=34", "task.batch_size=16"]
+PACKED = ["task.tokens_per_sample=34", "task.batch_size=16", "model.segments=2"]
+ROUNDED = ["task.sample_break_mode=segments", "task.mask_rounding=nearest"]
+SENTENCES = ["task=sentence_prediction", "task.batch_size=10", "task.tokens_per_sample=12"]
+ELECTRA = ["task=electra", "model=electra", "model.generator_size=0.5", *TEXT]
+TOWERS = [*ELECTRA, "model.noise=two_tower"]
+# Instead of the sizes above.
+LSTM = ["model=bilstm_lm", "model.encoder_embed_dim=8", "model.encoder_hidden_dim=12"]
+TWO_STEPS = ["task.inner_steps=2"]
+SGD_STEPS = [*TWO_STEPS, "task.inner_optim=sgd", "task.inner_lr=0.1"]
+EXACT_STEPS = [*SGD_STEPS, "task.second_order=exact"]
+LABELLED_SETS = [
+    "task=meta_pretrain_pairs",
+    "task.labelled=[pairs,which_moon_20]",
+    "task.tokens_per_sample=12",
+    "model.segments=2",
+]
+TARTAN = [
+    "task=tartan",
+    "task.labelled=which_moon_20",
+    "task.tokens_per_sample=34",
+    "task.batch_size=8",
+    "task.meta_head_batch_size=4",
+]
+IMAGES = [
+    "task=tartan_vision",
+    "task.target=[a,b]",
+    "task.batch_size=8",
+    "task.dev_batch_size=8",
+    "task.meta_head_batch_size=4",
+    "model=wide_resnet",
+    "model.depth=10",
+    "model.width=1",
+    "model.norm=group",
+]
+BAM = [
+    "task=bam",
+    "task.labelled=[pairs,scores]",
+    "task.batch_size=8",
+    "task.tokens_per_sample=12",
+    "model.segments=2",
+    "criterion.total_updates=20",
+]
+# The folder of stored outputs is beside the data.
+TAUGHT = [*BAM, "task.teachers=[]"]
+QUESTIONS = [
+    "task=squad",
+    "task.labelled=squad",
+    "task.tokens_per_sample=34",
+    "task.doc_stride=9",
+    "task.beam=4",
+    "task.batch_size=8",
+]
+TRANSLATION = [
+    "model=lstm_encoder_decoder",
+    "model.layers=1",
+    "model.embed_dim=4",
+    "model.hidden_dim=8",
+    "model.output_dim=6",
+    "task.batch_size=8",
+    "task.bleu=false",
+]
+CVT_TRANSLATION = ["task=cvt_translation", "task.beam_size=2", *TRANSLATION]
+LARGER_IMAGES = [
+    "task=cvt_vision",
+    "task.labelled=40",
+    "task.valid_count=20",
+    "task.batch_size=8",
+    "task.unlabelled_batch_size=8",
+    "model=conv_large",
+    "model.width=0.01",
+]
+MOVED = ["task.joint=true", "task.translate=2", "task.flip=true"]
+WORDS = [
+    "model=cnn_bilstm",
+    "model.word_embed_dim=6",
+    "model.char_embed_dim=3",
+    "model.char_filters=2",
+    "model.encoder_hidden_dim=6",
+    "model.second_hidden_dim=4",
+    "model.projection_dim=4",
+    "task.hidden_dim=6",
+    "task.batch_size=8",
+]
+CVT = ["task=cvt", "task.labelled=[chunk,dep]", "task.parser_dim=4", *WORDS]
+# The checkpoint is beside the data.
+ELMO = ["task.elmo=", "task.elmo_dropout=0.3"]
+WORD_LM = ["task=word_language_modeling", "task.batch_size=8", *LSTM]
+ABLATIONS = [
+    "criterion.all_sets=false",
+    "criterion.mean_teacher=true",
+    "criterion.gold_auxiliaries=true",
+    "criterion.hard_targets=true",
+    "criterion.confidence=0.0105",  # about the median of trees: one class in a hundred
+]
+UNDIVIDED = "criterion.divide_virtual=false"
+# Displaced so far that rounding errors are not enlarged.
+DIFFERENCES = ["criterion.hypergradient=finite_difference", "criterion.difference_step=0.1"]
+# A registered criterion that has no case here fails test_battery.
+CASES: dict[str, list[list[str]]] = {
+    "masked_lm": [
+        ["task=masked_lm", *TEXT],
+        [*META, "task.reward_interval=16"],
+        ["task=masked_lm", *PACKED, *ROUNDED],
+        ["task=meta_pretrain", *PACKED, *SGD_STEPS],
+        [*TARTAN, "task.auxiliary=[train,tapt]", "task.lines_per_example=2"],
+    ],
+    "bert_pretraining": [
+        ["task=sentence_pairs", *PACKED],
+        ["task=meta_pretrain", *PACKED, *TWO_STEPS],
+        ["task=meta_pretrain", *PACKED, *EXACT_STEPS],
+    ],
+    "language_modeling": [
+        ["task=language_modeling", *TEXT, *LSTM],
+        WORD_LM,
+        ["task=meta_pretrain_lstm", *TEXT, *LSTM, *TWO_STEPS],
+    ],
+    "meta_pretrain_pairs": [
+        [*LABELLED_SETS, "task.batch_size=8", *TWO_STEPS],
+        [*LABELLED_SETS, "task.batch_size=8", *SGD_STEPS],
+    ],
+    "meta_pseudo_label_hard": [
+        META,
+        [*META, "criterion.reward=dot", "criterion.inner_steps=0", "task.include_mlm_task=true"],
+        [*META, "criterion.reward=neg_loss"],
+        [*META, "criterion.accumulate_student=true", "criterion.reward_decay=false"],
+    ],
+    "meta_pseudo_label_soft": [
+        META,
+        [*META, "criterion.fixed_y=true", "criterion.pretrain_step=sgd", UNDIVIDED],
+        [*META, "criterion.finetune_step=adamw", "task.mlm_label_mask=x"],
+        [*META, "criterion.inner_steps=0"],
+        [*META, *DIFFERENCES],
+        [*META, "task.labelled=[which_moon_20,pairs]", *CUT],
+    ],
+    "token_labels": [
+        ["task=token_labels", "task.labelled=which_moon_20"],
+        ["task=token_labels", "task.labelled=pairs", *CUT],
+    ],
+    "sentence_prediction": [
+        [*SENTENCES, "task.labelled=which_moon_20"],
+        [*SENTENCES, "task.labelled=pairs", "model.segments=2", "optimizer.layer_decay=0.8"],
+        [*SENTENCES, "task.labelled=scores", "optimizer.decay_norms_and_biases=false"],
+        [*SENTENCES, "task.labelled=pairs", "criterion.batch_sum=false", "task.pooled=true"],
+        [*SENTENCES, "task.labelled=pairs", *LSTM],
+    ],
+    "bam_distill": [
+        [*TAUGHT, "task.pooled=false", "criterion.temperature=2"],
+        [*BAM, "task.sampling=legacy_copies", "criterion.batch_sum=false"],
+    ],
+    "squad": [
+        [*QUESTIONS, "optimizer.clip_norm=1"],
+        [*QUESTIONS, "task.joint=false", "task.answerability=false", "criterion.batch_sum=false"],
+    ],
+    "tartan_mt": [
+        TARTAN,
+        [*TARTAN, "task.auxiliary=[train,tapt]", "criterion.weights=[1,2,3]"],
+        [*TARTAN, "task.auxiliary=[train,tapt]", "task.own_lm_heads=false"],
+        IMAGES,
+    ],
+    "tartan_meta": [
+        TARTAN,
+        [*TARTAN, "task.auxiliary=[train,tapt]", "criterion.same_head=true"],
+        [*TARTAN, "criterion.meta_head_split=dev", "criterion.meta_head_reset=false"],
+        [*TARTAN, "criterion.similarity=dot", "criterion.similarity_over=body"],
+        [*TARTAN, "criterion.weight_update=before", "criterion.scale_heads=false"],
+        [*IMAGES, "criterion.meta_head_split=dev"],
+    ],
+    "translation": [["task=translation", *TRANSLATION]],
+    "cvt_translation": [CVT_TRANSLATION],
+    "word_dropout_translation": [CVT_TRANSLATION],
+    "image_classification": [LARGER_IMAGES],
+    "cvt_vision": [[*LARGER_IMAGES, *MOVED, "criterion.perturbation=adversarial"]],
+    "vat_vision": [[*LARGER_IMAGES, "criterion.xi=1", "criterion.radius=1"]],
+    "tagging": [["task=tagging", "task.labelled=chunk", *WORDS], [*CVT, *ELMO]],
+    "parsing": [["task=parsing", "task.labelled=dep", "task.parser_dim=4", *WORDS]],
+    "cvt_aux": [CVT, [*CVT, "task.root=vector", *ABLATIONS]],
+    "word_dropout": [[*CVT, "task.label_fraction=0.5"]],
+    "vat": [[*CVT, "model.normalize_words=true", "criterion.xi=1"]],
+    "wnli": [
+        ["task=wnli", "task.labelled=WNLI", "task.tokens_per_sample=34", "task.batch_size=8"],
+    ],
+    "electra_rtd": [
+        ELECTRA,
+        TOWERS,
+        [*ELECTRA, "criterion.contrast=0.3", "criterion.disc_positions=random"],
+        [*ELECTRA, "model.sharing=none"],
+        [*ELECTRA, "model.sharing=all", "model.generator_size=1"],
+    ],
+    "electric_nce": [TOWERS, [*ELECTRA, "model.noise=unigram", "criterion.exact_counts=true"]],
+    "two_tower_cloze": [TOWERS],
+    "replace_mlm": [ELECTRA],
+    "all_tokens_mlm": [ELECTRA],
+    "electra_adversarial": [ELECTRA],
+    "span_boundary": [
+        ["task=span_masking", *TEXT, "criterion.boundary_weight=0.5", "task.mean_span=3"]
+    ],
+}
+ALL = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]
+FIRST = [(name, 0) for name in CASES]
+# Of each kind of update one: how moments are sharded is the engine's business.
+SHARDED = (
+    "masked_lm",
+    "meta_pseudo_label_hard",
+    "meta_pseudo_label_soft",
+    "tartan_meta",
+    "cvt_aux",
+)
+# By number of processes, the cases and whether the optimizer is sharded.
+REPLICATED = {
+    2: [(case, False) for case in ALL] + [((name, 0), True) for name in SHARDED],
+    4: [(case, False) for case in FIRST],
+}
+
+
+def configure(data: Path, save: Path, case: Case, *more: str) -> DictConfig:
+    """Return the configuration of a case; `more` comes last and wins.
+
+    `data` is the Two Moons folder; cases that need documents find theirs beside it.
+    """
+    name, number = case
+    own = CASES[name][number]
+    options = [*TINY, *more]
+    if set(TAUGHT) <= set(own):
+        own = [*own, f"task.teachers=[{data.parent / 'teacher'}]"]
+    if set(PACKED) <= set(own):
+        data = data.parent / "documents"
+    if set(IMAGES) <= set(own):
+        data = data.parent / "images"
+    if set(TRANSLATION) <= set(own):
+        data = data.parent / "parallel"
+    if set(LARGER_IMAGES) <= set(own):
+        data = data.parent / "larger_images"
+    if set(ELMO) <= set(own):
+        own = [*own, f"task.elmo={data.parent / 'elmo' / 'last'}"]
+    if set(WORDS) <= set(own) or set(WORD_LM) <= set(own):
+        data = data.parent / "words"
+    if any(set(sizes) <= set(own) for sizes in (IMAGES, LSTM, TRANSLATION, LARGER_IMAGES, WORDS)):
+        # Of a Transformer's options these have only the dropout.
+        options = [o for o in options if not o.startswith("model.") or "model.dropout" in o]
+    places = [f"data={data}", f"save_dir={save}", f"criterion={name}"]
+    return load_config([*own, *places, *options])
+
+
+def exact(*more: str) -> list[str]:
+    """Return overrides for runs whose results must agree to 1e-12: float64, no dropout.
+
+    Rate and eps keep the training from growing a rounding error of 1e-16 beyond that: the
+    derivative of an AdamW step at a tiny second moment is as large as 1 / eps.
+    """
+    off = ["model.dropout=0", "model.attention_dropout=0", "engine.precision=fp64"]
+    calm = ["optimizer.lr=0.002", "optimizer.eps=1e-4"]
+    return [*off, *calm, "trainer.max_update=10", *more]
+
+
+def train(config: DictConfig) -> dict[str, Tensor]:
+    """Train a run and return its weights."""
+    run = Run(config)
+    run.train()
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Return the largest absolute difference between two sets of weights."""
+    assert a.keys() == b.keys()
+    return max((a[n] - b[n]).abs().max().item() for n in a)
+
+
+def main(data: str, out: str) -> None:
+    """Train what REPLICATED says; replica r saves OUT/weights.r.pt, keyed by (case, sharded)."""
+    plugins.load_all(str(ROOT / "user_dir"))
+    weights = {}
+    for case, sharded in REPLICATED[int(os.environ["WORLD_SIZE"])]:
+        save = Path(out) / f"{case[0]}-{case[1]}-{sharded}"
+        more = exact("engine.micro_batch_size=2", f"engine.shard_optimizer={sharded}")
+        weights[case, sharded] = train(configure(Path(data), save, case, *more))
+    torch.save(weights, Path(out) / f"weights.{process_group.rank()}.pt")
+    process_group.finish()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,73 @@
+"""What the tests of Cross-View Training share: runs in double precision, their batches and scores."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from battery import CVT
+from torch import Tensor
+
+from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.config import load_config
+from metaseq_lm.data.streams import Shard
+from metaseq_lm.models.words.word_model import dropout_at
+from metaseq_lm.training.run import Run
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "cvt" / "config"
+SGD = [
+    "optimizer=sgd",
+    "optimizer.momentum=0.9",
+    "optimizer.lr=0.5",
+    "engine.tensorboard=false",
+    "engine.threads=1",
+]
+BOTH = ["chunk", "dep"]
+NORMALISED = "model.normalize_words=true"
+
+
+def built(data: Path, *options: str) -> Run:
+    """Return a run in double precision that writes nothing."""
+    more = [f"data={data}", "save_dir=none", "engine.precision=fp64"]
+    run = Run(load_config([*more, *CVT, *SGD, *options]), dry_run=True)
+    run.model.train()
+    return run
+
+
+def batch_of(run: Run, stream: str = "unlabelled", number: int = 0) -> Batch:
+    """Return a global batch; an unlabelled one is for all sets."""
+    micro = run.task.build_streams("train")[stream].micro_batches(number, Shard())
+    found = run.trainer.engine.to_device(micro)[0]
+    return found | {"sets": run.task.names} if stream == "unlabelled" else found
+
+
+def scores(run: Run, batch: Batch, name: str, module: str) -> Tensor:
+    with torch.no_grad(), dropout_at(run.model, 0.0):
+        return run.model.scores(run.model.views(batch), batch["scored"], name, module)
+
+
+def gradients(run: Run, batch: Batch) -> tuple[dict[str, Any], Any]:
+    parameters = run.trainer.engine.parameters("main")
+    names = {id(p): name for name, p in run.model.named_parameters()}
+    grads, _ = run.trainer.engine.gradients(
+        lambda micro: run.task.criterion(run.model, micro), [batch], parameters
+    )
+    return {names[id(p)]: g for p, g in zip(parameters, grads)}, grads
+
+
+def average_moves_before_the_step(run: Run, batches: dict[str, list]) -> None:
+    """Assert that an update takes a tenth of the weights before it into an average of decay 0.9."""
+    model, engine = run.model, run.trainer.engine
+    with torch.no_grad():
+        for p in engine.parameters("main"):
+            p.add_(0.1)  # the average is not there yet
+    before, average = (
+        {name: p.detach().clone() for name, p in net.named_parameters()}
+        for net in (model.net, model.average.net)
+    )
+    engine.begin(1)
+    run.task.update(engine, model, batches)
+    for name, now in model.average.net.named_parameters():
+        torch.testing.assert_close(
+            now, 0.9 * average[name] + 0.1 * before[name], rtol=0, atol=1e-14
+        )
+    assert any(not torch.equal(p, before[name]) for name, p in model.net.named_parameters())

@@ -1,0 +1,106 @@
+"""What the tests of sweeps share: tiny runs, their states, and the processes they leave."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.cli import main
+from metaseq_lm.sweeps.folder import SweepFolder
+from metaseq_lm.sweeps.states import State, states
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = [
+    "task=masked_lm",
+    "task.sample_break_mode=eos",
+    "task.tokens_per_sample=34",
+    "task.batch_size=16",
+    "model.encoder_layers=1",
+    "model.encoder_embed_dim=8",
+    "model.encoder_ffn_embed_dim=16",
+    "model.encoder_attention_heads=2",
+    "model.max_positions=34",
+    "schedule.warmup_updates=4",
+    "engine.tensorboard=false",
+    "engine.threads=1",
+    "trainer.log_interval=1",
+]
+LONG = [*TINY, "trainer.max_update=800"]  # some seconds: time enough to be interrupted
+SHORT = [*TINY, "trainer.max_update=3"]
+
+
+def sweep(*arguments: str | Path) -> int:
+    """Run the command in this process."""
+    return main(["sweep", *map(str, arguments)])
+
+
+def start_sweep(*arguments: str | Path, **options: Any) -> subprocess.Popen:
+    """Run the command in a process group of its own, as a shell does."""
+    command = [sys.executable, "-m", "metaseq_lm", "sweep", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | options.pop("env", {})
+    return subprocess.Popen(
+        command,
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **options,
+    )
+
+
+def states_of(out: Path) -> dict[str, State]:
+    """Return the states of a sweep by run name."""
+    return {state.run: state for state in states(SweepFolder(out))}
+
+
+def submitted(out: Path) -> list[str]:
+    """Return the names of the runs that were submitted, in order, with repetitions."""
+    return [row["run"] for row in SweepFolder(out).rows() if row["kind"] == "submit"]
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    """Wait for a true value and return it; fails after `seconds`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds} s: {condition}")
+
+
+def updates(out: Path, run: str) -> int:
+    """Return the updates that a run has logged; 0 before the first."""
+    return states_of(out)[run].update if (out / "sweep.json").exists() else 0
+
+
+def processes(*words: str) -> list[int]:
+    """Return the processes, but this one, whose command line has all `words` in it (no `!word`)."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (place / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        fits = all(
+            (word[1:] not in command) if word[0] == "!" else word in command for word in words
+        )
+        if fits and int(place.name) != os.getpid():
+            found.append(int(place.name))
+    return found
+
+
+def result_of(run: Path) -> tuple[bytes, list[str]]:
+    """Return the final weights of a run, byte for byte, and its logged values but for the seconds."""
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    kept = {
+        (line["kind"], line["update"]): {k: v for k, v in line.items() if k != "seconds"}
+        for line in lines
+        if line["kind"] != "event"
+    }
+    weights = (run / "checkpoints" / "last" / "model.safetensors").read_bytes()
+    return weights, [json.dumps(kept[key]) for key in sorted(kept)]

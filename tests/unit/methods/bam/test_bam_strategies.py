@@ -1,0 +1,112 @@
+"""examples/bam/strategies.py: table 3.1 of runs of one set and of several."""
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from imported import imported
+from synthetic import make_run
+
+from metaseq_lm.cli import main
+
+SCRIPT = Path(__file__).resolve().parents[4] / "examples" / "bam" / "strategies.py"
+
+
+@pytest.fixture
+def strategies() -> ModuleType:
+    return imported(SCRIPT)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Single runs of two sets, of which one seed lacks a set, and students of both."""
+    for seed, scores in (
+        (1, {"RTE": 0.5, "CoLA": 0.1}),
+        (2, {"RTE": 0.6, "CoLA": 0.3}),
+        (3, {"RTE": 0.7}),
+    ):
+        for name, value in scores.items():
+            metrics = {"valid": {"score": value, f"{name}_score": value, f"{name}_loss": 1.0}}
+            folder = tmp_path / f"single-{name}" / f"seed={seed}"
+            make_run(folder, seed=seed, label="Single", results={"metrics": metrics})
+    for seed in (1, 2):
+        both = {"RTE_score": 0.8, "CoLA_score": seed / 10, "score": 0.4 + seed / 20}
+        folder = tmp_path / "multi" / f"seed={seed}"
+        make_run(folder, seed=seed, label="Multi", results={"metrics": {"valid": both}})
+    return tmp_path
+
+
+def test_the_table(strategies: ModuleType, runs: Path, capsys: pytest.CaptureFixture) -> None:
+    """Medians over seeds of each set; the average of a seed's sets, where it has all."""
+    make_run(runs / "single-RTE" / "died", seed=4, label="Single", score=None)
+    strategies.main([str(runs / "single-CoLA"), str(runs / "single-RTE"), str(runs / "multi")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| | CoLA | RTE | average of CoLA, RTE |"
+    assert (
+        lines[4]
+        == "| Single | 20.0 [10.0, 30.0] (2) | 60.0 [50.0, 70.0] (3) | 37.5 [30.0, 45.0] (2) |"
+    )
+    assert (
+        lines[5]
+        == "| Multi | 15.0 [10.0, 20.0] (2) | 80.0 [80.0, 80.0] (2) | 47.5 [45.0, 50.0] (2) |"
+    )
+    assert "died" in lines[-1] and "not finished" in lines[-1]
+
+
+def test_the_table_of_an_archive(
+    strategies: ModuleType, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    strategies.main([str(runs)])
+    before = capsys.readouterr().out
+    file = tmp_path / "runs.jsonl"
+    assert main(["report", str(runs), "--metric", "valid.score", "--archive", str(file)]) == 0
+    capsys.readouterr()
+    strategies.main([str(file)])
+    assert capsys.readouterr().out == before
+
+
+def test_further_sets_leave_the_average_alone(
+    strategies: ModuleType, runs: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """A teacher of a set that no student has, and a student of one set only."""
+    for label, name in (("Single", "QQP"), ("RTE with QQP", "RTE")):
+        found = {"metrics": {"valid": {f"{name}_score": 0.9}}}
+        make_run(runs / f"z-{label}" / "seed=1", seed=1, label=label, results=found)
+    strategies.main([str(runs)])
+    table = capsys.readouterr().out
+    assert "average of CoLA, RTE |" in table and "| 37.5 [30.0, 45.0] (2) |" in table
+    assert "| 47.5 [45.0, 50.0] (2) |" in table and "| RTE with QQP |" in table
+
+
+def test_what_is_better_than_both_baselines(
+    strategies: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """p is the larger one of those against Single and Multi, corrected for the cells with a test."""
+    scores = {"Single": 0.5, "Multi": 0.6, "Single->Multi": 0.7, "Multi->Multi": 0.55}
+    for label, value in scores.items():
+        for seed in range(5):
+            found = {"valid": {"RTE_score": value + seed / 1000, "MNLI_score": seed / 10}}
+            folder = tmp_path / label / f"seed={seed}"
+            make_run(folder, seed=seed, label=label, results={"metrics": found})
+    cells = strategies.cells_of(strategies.collect(strategies.find_runs([str(tmp_path)])))
+    p = strategies.tested(cells)
+    average = "average of MNLI, RTE"
+    columns = ("MNLI", "RTE", average)
+    assert set(p) == {(label, c) for label in ("Multi->Multi", "Single->Multi") for c in columns}
+    # Above both in every seed: 1 of 10,001 resamples at the most, of six cells.
+    assert p["Single->Multi", "RTE"] == pytest.approx(6 / 10_001)
+    # Above Single in every seed, below Multi.
+    assert p["Multi->Multi", "RTE"] == 1.0
+    assert p["Single->Multi", "MNLI"] > 0.5
+    strategies.main([str(tmp_path)])
+    out = capsys.readouterr().out
+    assert "| 70.2 [70.0, 70.4] (5) p 0.0006 |" in out and "for the 6 cells" in out
+    assert "| 60.2 [60.0, 60.4] (5) |" in out
+
+
+def test_a_score_that_is_there_twice(strategies: ModuleType, runs: Path) -> None:
+    make_run(
+        runs / "again", seed=1, label="Multi", results={"metrics": {"valid": {"RTE_score": 0.9}}}
+    )
+    with pytest.raises(strategies.MetaseqError, match="Multi has RTE twice for seed 1"):
+        strategies.main([str(runs)])

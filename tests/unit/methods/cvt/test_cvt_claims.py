@@ -1,0 +1,159 @@
+"""examples/cvt/claims.py: runs of one set and of several, pairs over sets and seeds."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from imported import imported
+from synthetic import make_run
+
+SCRIPT = Path(__file__).resolve().parents[4] / "examples" / "cvt" / "claims.py"
+
+
+@pytest.fixture
+def claims() -> ModuleType:
+    return imported(SCRIPT)
+
+
+def write(
+    folder: Path, label: str, sets: list[str], share: float, seed: int, **test: float
+) -> None:
+    config = {"task.labelled": sets, "task.label_fraction": share}
+    place = folder / f"{label}-{len(sets)}-{sets[0]}-{share}-{seed}"
+    raw = test.pop("raw", None)
+    make_run(place, seed=seed, label=label, config=config, results={"metrics": {"test": test}})
+    if raw is not None:  # two validations, of which the last counts
+        with open(place / "log.jsonl", "a") as file:
+            for update, score in ((10, 0.1), (20, test["score"])):
+                line = {
+                    "kind": "valid",
+                    "update": update,
+                    "seconds": 1,
+                    "score": score,
+                    "raw_score": raw,
+                }
+                file.write(json.dumps(line) + "\n")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """CVT above supervised training in five of six pairs at 5 %, in all two at 100 %, of one set."""
+    for number, (name, seed) in enumerate((n, s) for n in ("chunk", "pos") for s in (1, 2, 3)):
+        base = 0.8 + seed / 100
+        for label, score in (
+            ("supervised", base),
+            ("CVT", base + (0.02 if number else -0.01)),
+        ):
+            write(tmp_path, label, [name], 0.05, seed, score=score, raw=score - 0.001)
+    for seed in (1, 2):
+        write(tmp_path, "supervised", ["chunk"], 1.0, seed, score=0.9)
+        write(tmp_path, "CVT", ["chunk"], 1.0, seed, score=0.91 + seed / 100)
+        several = {"score": 0.5, "chunk_f1": 0.95, "chunk_accuracy": 0.1, "pos_accuracy": 0.7}
+        write(
+            tmp_path, "CVT", ["chunk", "pos", "dep"], 1.0, seed, **several, dep_las=0.6, dep_uas=0.9
+        )
+    write(tmp_path, "CVT", ["chunk"], 0.25, 1, score=0.89)
+    return tmp_path
+
+
+def test_the_tables(claims: ModuleType, runs: Path, capsys: pytest.CaptureFixture) -> None:
+    make_run(runs / "died", label="CVT", score=None, config={"task.labelled": ["chunk"]})
+    claims.main([str(runs)])
+    out = capsys.readouterr().out
+    assert (
+        "| 5 % of the labels | chunk | pos |" in out
+        and "| 100 % of the labels | chunk | dep | pos |" in out
+    )
+    assert "| supervised | 82.00 ± 1.00 (3) | 82.00 ± 1.00 (3) |" in out
+    assert "| CVT, 3 sets | 95.00 ± 0.00 (2) | 60.00 ± 0.00 (2) | 70.00 ± 0.00 (2) |" in out
+    assert "| CVT | 92.50 ± 0.71 (2) | - | - |" in out
+    # Binomial: 7 of 64 for five or six heads of six, 1 of 4 for two of two, half for none of one.
+    assert "| 4.2 | CVT > supervised | 5 % | 6 | 5 | +1.50 | 0.109 | 0.547 |" in out
+    assert "| 4.2 | CVT > supervised | 100 % | 2 | 2 | +2.50 | 0.250 | 1.000 |" in out
+    assert "| 4.2 | CVT, 3 sets > CVT | 100 % | 2 | 2 | +2.50 | 0.250 | 1.000 |" in out
+    for last in (
+        "CVT with 25 % > supervised with all |  | 1 | 0 | -1.00",
+        "CVT - supervised, with 5 % > with all |  | 2 | 0 | -2.00",
+    ):
+        assert f"| fig. 4.5 | {last} | 1.000 | 1.000 |" in out
+    assert "| supervised | 6 | +0.10 | 6 | 1.00 | 1.00 |" in out
+    assert "left out" in out and "died" in out
+
+
+def test_a_model_of_several_sets_is_one_pair(claims: ModuleType, tmp_path: Path) -> None:
+    """With the mean of its differences; models of one set are a pair each."""
+    for seed in (1, 2):
+        for label, score in (("CVT", 0.5), ("supervised", 0.4)):
+            for name in ("chunk", "pos"):
+                write(tmp_path, label, [name], 0.05, seed, score=score)
+        several = {"chunk_f1": 0.53, "pos_accuracy": 0.49, "dep_las": 0.1}
+        write(tmp_path, "CVT", ["chunk", "pos", "dep"], 0.05, seed, **several)
+    scores, *_ = claims.collect(claims.read_runs([tmp_path]))
+    assert claims.pairs_of(scores, "CVT, 3 sets", "CVT") == {0.05: [pytest.approx(1.0)] * 2}
+    assert claims.pairs_of(scores, "CVT", "supervised") == {0.05: [pytest.approx(10.0)] * 4}
+
+
+def test_frozen_encoders_are_claimed_for_tags_alone(claims: ModuleType) -> None:
+    places = [claims.Place(1.0, name, 1) for name in ("chunk", "dep")]
+    rows = {claims.FROZEN: dict.fromkeys(places, 80.0), "CVT": dict.fromkeys(places, 70.0)}
+    rows["supervised"] = dict.fromkeys(places, 75.0)
+    assert claims.pairs_of(rows, claims.FROZEN, "supervised") == {1.0: [5.0]}
+    assert claims.pairs_of(rows, "CVT", "supervised") == {1.0: [-5.0, -5.0]}
+
+
+def test_the_stage_that_counts(
+    claims: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Of a sweep in stages the last one: encoders of the same sets for several probes do not collide."""
+    runs = []
+    for probed in ("chunk", "pos"):
+        stages = []
+        for stage, label, sets in (
+            ("multi", "CVT", ["dep", "tags"]),
+            ("probe", "frozen encoder", [probed]),
+        ):
+            found = {"metrics": {"test": {"score": 0.9, "dep_las": 0.8, "tags_accuracy": 0.7}}}
+            config = {"task.labelled": sets}
+            make_run(tmp_path / stage / probed, label=label, config=config, results=found)
+            stages.append({"name": stage, "folder": f"{stage}/{probed}", "arguments": []})
+        place = {"name": probed, "folder": f"probe/{probed}"}
+        runs.append({**place, "values": {}, "seed": 1, "stages": stages})
+    content = {"version": 1, "out": str(tmp_path), "launch": {}, "runs": runs}
+    content["definition"] = {"config_dir": None, "user_dir": None}
+    (tmp_path / "sweep.json").write_text(json.dumps(content))
+    claims.main([str(tmp_path)])
+    out = capsys.readouterr().out
+    assert "| frozen encoder | 90.00 (1) | 90.00 (1) |" in out and "2 sets" not in out
+
+
+def test_a_difference_of_nothing_is_no_sign(claims: ModuleType) -> None:
+    assert claims.sign_test([1.0, 0.0, 2.0]) == 0.25
+    assert claims.sign_test([0.0]) == 1.0
+
+
+def test_a_score_that_is_there_twice(claims: ModuleType, runs: Path) -> None:
+    config = {"task.labelled": ["chunk"], "task.label_fraction": 0.25}
+    found = {"metrics": {"test": {"score": 0.9}}}
+    make_run(runs / "again", label="CVT", seed=1, config=config, results=found)
+    with pytest.raises(
+        claims.MetaseqError, match="CVT has chunk with 25 % of the labels twice for seed 1"
+    ):
+        claims.main([str(runs)])
+
+
+def test_a_reader_that_leaves_is_no_error_and_a_mistake_is_one_line(
+    runs: Path, tmp_path: Path
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, str(SCRIPT)]
+    left = subprocess.run([*command, str(runs)], stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (left.returncode, left.stderr) == (0, b"")
+    wrong = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True)
+    assert wrong.returncode and wrong.stderr.startswith("claims.py: ")
+    assert len(wrong.stderr.splitlines()) == 1
