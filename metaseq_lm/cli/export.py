@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export, and compare if asked."""
-    from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+    from metaseq_lm.data.tokenizers.loading import load_tokenizer
     from metaseq_lm.interop.check import check, library
     from metaseq_lm.interop.exporting import export_checkpoint, export_part, tokenizer_folder
     from metaseq_lm.runs import checkpoint

@@ -285,7 +285,7 @@ def _run_labelled(args: argparse.Namespace, job: Any) -> None:
     from metaseq_lm.data.labelled.files import Columns, is_json
     from metaseq_lm.data.labelled.preprocess import preprocess_labelled
     from metaseq_lm.data.storage.manifest import classes_of
-    from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+    from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
     columns = Columns(
         names=_listed(args.columns),
@@ -310,7 +310,7 @@ def _run_benchmark(args: argparse.Namespace, job: Any) -> None:
     from dataclasses import replace
 
     from metaseq_lm.data.benchmarks import SQUAD
-    from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+    from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
     if args.benchmark in SQUAD:
         from metaseq_lm.data.squad.sets import preprocess_squad

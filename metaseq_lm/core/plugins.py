@@ -48,7 +48,7 @@ def load_all(user_dir: str | None = None) -> None:
     for package in CORE:
         _import_modules(f"metaseq_lm.{package}")
     importlib.import_module("metaseq_lm.optim")
-    importlib.import_module("metaseq_lm.data.tokenizers.tokenizer")
+    importlib.import_module("metaseq_lm.data.tokenizers.loading")
     for wing in wings():
         load(f"metaseq_lm.methods.{wing}")
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):

@@ -17,7 +17,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import json_object, text_field
-from metaseq_lm.data.storage.text import blocks, numbered_lines
+from metaseq_lm.data.storage.text_files import blocks, numbered_lines
 from metaseq_lm.evaluation.wer import edit_distances, word_count
 
 REFERENCE = "ref"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.tokenizers.base import DICT_FILE
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.configs import model_options, read_config, write_config
 from metaseq_lm.interop.folders import copy_tokenizer, new_folder, write_model

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.tokenizers.base import Tokenizer
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.interop.configs import read_config, run_config
 from metaseq_lm.interop.folders import (
     CONFIG_FILE,

@@ -19,7 +19,8 @@ from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.translation import Translation
-from metaseq_lm.data.parallel.sets import ParallelSet, TranslationRows, load_sides, shorter
+from metaseq_lm.data.parallel.rows import TranslationRows, shorter
+from metaseq_lm.data.parallel.sets import ParallelSet, load_sides
 from metaseq_lm.data.streams import Order, Sequential, Stream
 from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
 from metaseq_lm.engine.engine import Engine

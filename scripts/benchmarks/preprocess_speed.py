@@ -13,9 +13,9 @@ from text import lines
 from timing import Figure, Step, Variant, paired, speed
 
 from metaseq_lm.data.corpus.encode import encode_block
-from metaseq_lm.data.storage.text import blocks
+from metaseq_lm.data.storage.text_files import blocks
 from metaseq_lm.data.tokenizers.byte_bpe import ByteBpe
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 VOCAB = 30000
 TRAINED_ON = 4 << 20  # bytes of the text that the tokenizer learns from

@@ -3,7 +3,7 @@
 import json
 
 from metaseq_lm.data.benchmarks import GLUE
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 # Header rows as the official files have them, and the places that the fact sheet gives.
 HEADERS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from metaseq_lm.data.corpus.preprocess import Job
 from metaseq_lm.data.squad.sets import preprocess_squad
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 
 def paragraph(draw: random.Random, name: str, questions: int, impossible: bool) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from metaseq_lm.data.corpus.preprocess import Job
 from metaseq_lm.data.labelled.files import Columns, Row, RowReader, is_json, may_lack_labels
 from metaseq_lm.data.labelled.preprocess import LabelledKind, Rows, preprocess_rows
 from metaseq_lm.data.storage.manifest import Manifest
-from metaseq_lm.data.storage.text import OPENERS
+from metaseq_lm.data.storage.text_files import OPENERS
 from metaseq_lm.data.tokenizers.base import Tokenizer
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import Row, json_objects, label_word
-from metaseq_lm.data.storage.text import without_surrogates
+from metaseq_lm.data.storage.text_files import without_surrogates
 
 PLACEHOLDER = "@placeholder"
 # The wording of COPA's own questions (Roemmele et al. 2011).

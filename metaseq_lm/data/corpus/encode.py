@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text import PIECE, Block, decode, pieces
+from metaseq_lm.data.storage.text_files import PIECE, Block, decode, pieces
 from metaseq_lm.data.tokenizers.base import Tokenizer
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 
 @dataclass

@@ -19,7 +19,7 @@ from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import CORPUS, Manifest
 from metaseq_lm.data.storage.staging import publish, staging
-from metaseq_lm.data.storage.text import (
+from metaseq_lm.data.storage.text_files import (
     Block,
     blocks,
     check_policy,
@@ -27,7 +27,7 @@ from metaseq_lm.data.storage.text import (
     training_lines,
 )
 from metaseq_lm.data.tokenizers.base import Tokenizer
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer, tokenizer_class
+from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS
 
 PLAIN_PROGRESS_SECONDS = 30.0

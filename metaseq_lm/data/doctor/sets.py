@@ -28,7 +28,7 @@ from metaseq_lm.data.squad.sets import SQUAD, SquadSet
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import CORPUS, LABELLED, MANIFEST_FILE, Manifest, check_sizes
 from metaseq_lm.data.tokenizers.base import Tokenizer
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 # Kinds of manifests. The modules that write these need torch, and the doctor runs without it.
 WORDS = ("words", "tags", "trees")

@@ -11,7 +11,7 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.data.storage.text import OPENERS, numbered_lines, without_surrogates
+from metaseq_lm.data.storage.text_files import OPENERS, numbered_lines, without_surrogates
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 MALFORMED_NAMED = 3  # of a file; the others are only counted

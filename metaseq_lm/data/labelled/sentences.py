@@ -7,7 +7,7 @@ from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import json_object, text_field
-from metaseq_lm.data.storage.text import BOM, decode, numbered_lines
+from metaseq_lm.data.storage.text_files import BOM, decode, numbered_lines
 
 STANDARD_INPUT = "-"
 

@@ -16,7 +16,7 @@ import numpy as np
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, require_sizes
-from metaseq_lm.data.storage.text import numbered_lines
+from metaseq_lm.data.storage.text_files import numbered_lines
 
 # The least and the greatest number of text columns of each form.
 FORMS = {

@@ -24,7 +24,7 @@ from metaseq_lm.data.parallel.sets import (
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.storage.staging import publish, staging
-from metaseq_lm.data.storage.text import OPENERS, numbered_lines
+from metaseq_lm.data.storage.text_files import OPENERS, numbered_lines
 from metaseq_lm.data.tokenizers.base import Tokenizer
 
 BATCH = 1024

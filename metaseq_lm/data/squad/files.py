@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text import numbered_lines, without_surrogates
+from metaseq_lm.data.storage.text_files import numbered_lines, without_surrogates
 
 VERSIONS = ("v1.1", "v2.0", "mrqa")
 KINDS = {

@@ -25,7 +25,7 @@ from metaseq_lm.data.squad.files import VERSIONS, Paragraph, Question, SquadRead
 from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter, prefix_path
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
 from metaseq_lm.data.storage.staging import publish, staging
-from metaseq_lm.data.storage.text import numbered_lines
+from metaseq_lm.data.storage.text_files import numbered_lines
 from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 

@@ -25,7 +25,7 @@ class Source:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def foreign_source(folder: Path) -> Source:
+def transformers_source(folder: Path) -> Source:
     """Return the tokenizer of a folder without our options file; MetaseqError if it has none.
 
     `tokenizer.json` comes first, then `vocab.txt` (BERT), `vocab.json` and `merges.txt` (RoBERTa),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text import OPENERS, numbered_lines
+from metaseq_lm.data.storage.text_files import OPENERS, numbered_lines
 
 DOCUMENT = "-DOCSTART-"
 # Not Python's split: a no-break space may be a part of a word.

@@ -11,7 +11,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.preprocess import Job
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.storage.staging import publish, staging
-from metaseq_lm.data.storage.text import check_policy, check_text_file
+from metaseq_lm.data.storage.text_files import check_policy, check_text_file
 from metaseq_lm.data.words.columns import SentenceReader
 from metaseq_lm.data.words.overlap import Overlap, besides, evaluation_overlap, words_reader
 from metaseq_lm.data.words.running_text import SPLITTING, TextReader, count_forms

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metaseq_lm.data.storage.text import numbered_lines
+from metaseq_lm.data.storage.text_files import numbered_lines
 
 SPLITTING = ("lines", "sentences", "raw")
 _ENDS = frozenset((".", "!", "?", "...", "…"))

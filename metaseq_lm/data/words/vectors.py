@@ -7,7 +7,7 @@ import numpy as np
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text import numbered_lines
+from metaseq_lm.data.storage.text_files import numbered_lines
 from metaseq_lm.data.words.vocabulary import SPECIAL_WORDS, UNKNOWN, normalise
 
 

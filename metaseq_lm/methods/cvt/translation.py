@@ -17,7 +17,8 @@ from metaseq_lm.core.checks import check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
-from metaseq_lm.data.parallel.sets import IGNORE, UNLABELLED, ParallelSet, TranslationRows, shorter
+from metaseq_lm.data.parallel.rows import IGNORE, TranslationRows, shorter
+from metaseq_lm.data.parallel.sets import UNLABELLED, ParallelSet
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.distributed import process_group

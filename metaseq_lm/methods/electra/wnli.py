@@ -27,7 +27,7 @@ from metaseq_lm.criterions import Criterion
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.methods.electra.wnli_rows import CandidateRows
 from metaseq_lm.models.transformer.encoder import Encoder, TransformerConfig, initialise

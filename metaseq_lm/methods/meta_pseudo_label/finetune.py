@@ -26,7 +26,7 @@ from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.labelled.token_labels import STRIDE, TokenLabels
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream, sorted_pass
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.methods.meta_pseudo_label.answers import (

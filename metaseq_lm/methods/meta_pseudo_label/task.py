@@ -24,7 +24,7 @@ from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.data.streams import Sequential, Stream
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.engine import Engine, Logs

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.corpus import preprocess
-from metaseq_lm.data.storage import text
+from metaseq_lm.data.storage import text_files
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest, fingerprint, verify
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer, tokenizer_class
+from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 
 WORDS = "the of and to in it was that he's she'd 12 1984 café 漢字 ; \" -".split()
 
@@ -173,7 +173,7 @@ def test_bad_bytes_can_fail(run):
 
 def test_workers_give_identical_files(run, monkeypatch):
     content = corpus(3000).encode() + HOSTILE + corpus(3000, 1).encode()
-    monkeypatch.setattr(preprocess, "blocks", functools.partial(text.blocks, size=20_000))
+    monkeypatch.setattr(preprocess, "blocks", functools.partial(text_files.blocks, size=20_000))
     _, _, first = run(corpus(100), dest="first")
     digests = []
     for workers in (1, 2, 3):
@@ -185,7 +185,7 @@ def test_workers_give_identical_files(run, monkeypatch):
 
 
 def test_workers_report_what_fails(run, monkeypatch):
-    monkeypatch.setattr(preprocess, "blocks", functools.partial(text.blocks, size=1000))
+    monkeypatch.setattr(preprocess, "blocks", functools.partial(text_files.blocks, size=1000))
     content = corpus(300).encode() + b"\xff\n" + corpus(300).encode()
     options = ("--workers", "2", "--on-bad-utf8", "fail")
     tokenizer = ("--tokenizer", "char")
@@ -208,13 +208,15 @@ def test_workers_report_what_fails(run, monkeypatch):
 @example(b"abc abc \xff abc abc abc abc\nx\n", 1, "replace")
 @example(b"                              \nx\n", 1, "replace")
 def test_ids_do_not_depend_on_the_block_size(tmp_path, monkeypatch, content, size, policy):
-    monkeypatch.setattr(text, "PIECE", 4)
+    monkeypatch.setattr(text_files, "PIECE", 4)
     monkeypatch.setattr("metaseq_lm.data.corpus.encode.PIECE", 4)
     (tmp_path / "f").write_bytes(b"x\n" + content)
     tokenizer = tokenizer_class("char").train(["abcxé"], 50, 1)
     results = []
     for block_size in (size, 1000):
-        monkeypatch.setattr(preprocess, "blocks", functools.partial(text.blocks, size=block_size))
+        monkeypatch.setattr(
+            preprocess, "blocks", functools.partial(text_files.blocks, size=block_size)
+        )
         job = preprocess.Job(tmp_path, {"train": [tmp_path / "f"]}, policy)
         counts, frequencies = preprocess.binarise(job, "train", tokenizer, tmp_path)
         data = IndexedDataset(tmp_path / "train")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from metaseq_lm.cli import main
 from metaseq_lm.data.corpus import preprocess
 from metaseq_lm.data.doctor.corpus import document_hashes
-from metaseq_lm.data.storage import text
+from metaseq_lm.data.storage import text_files
 from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer, tokenizer_class
+from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 
 Documents = list[list[str]]
 
@@ -153,7 +153,7 @@ def expected(content: bytes, policy: str) -> Documents:
 def test_borders_do_not_depend_on_the_block_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contents: list[bytes], size: int, policy: str
 ) -> None:
-    monkeypatch.setattr(text, "PIECE", 4)
+    monkeypatch.setattr(text_files, "PIECE", 4)
     monkeypatch.setattr("metaseq_lm.data.corpus.encode.PIECE", 4)
     tokenizer = tokenizer_class("char").train(["abcxé\ufffd"], 50, 1)
     paths = [tmp_path / str(i) for i in range(len(contents))]
@@ -162,7 +162,9 @@ def test_borders_do_not_depend_on_the_block_size(
     wanted = [d for content in contents for d in expected(b"x\n" + content, policy)]
     job = preprocess.Job(tmp_path, {"train": paths}, policy, documents="blank")
     for block_size in (size, 1000):
-        monkeypatch.setattr(preprocess, "blocks", functools.partial(text.blocks, size=block_size))
+        monkeypatch.setattr(
+            preprocess, "blocks", functools.partial(text_files.blocks, size=block_size)
+        )
         counts, _ = preprocess.binarise(job, "train", tokenizer, tmp_path)
         data = IndexedDataset(tmp_path / "train")
         found = np.split(data.sizes, data.documents[1:-1])

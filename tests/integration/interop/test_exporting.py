@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import load_config
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer, tokenizer_class
+from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 from metaseq_lm.interop.names import GENERATOR, MAIN, mapping
 from metaseq_lm.interop.parts import assemble
 from metaseq_lm.models.transformer.encoder import TransformerConfig

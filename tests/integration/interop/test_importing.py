@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.interop.check import foreign_outputs, own_outputs, random_rows
 from metaseq_lm.interop.exporting import export_part
 from metaseq_lm.interop.parts import assemble

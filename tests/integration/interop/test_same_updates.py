@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import Run

@@ -14,7 +14,7 @@ from metaseq_lm.data.benchmarks.superglue import find_words
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.labelled.token_labels import TokenLabels
 from metaseq_lm.data.storage.manifest import Manifest
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 ANN = [{"start": 0, "end": 2}, {"start": 8, "end": 10}, {"start": 8, "end": 10}]

@@ -11,7 +11,7 @@ import pytest
 from metaseq_lm.cli import main
 from metaseq_lm.data.benchmarks import BENCHMARKS
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 HERE = os.environ.get("METASEQ_LM_DATA", "")
 # Rows of train, valid and test, None for a split that the folder lacks. MRPC's train file is one

@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.data.tokenizers.base import Tokenizer
-from metaseq_lm.data.tokenizers.tokenizer import tokenizer_class
+from metaseq_lm.data.tokenizers.loading import tokenizer_class
 
 KINDS = ["byte_bpe", "sentencepiece_bpe", "sentencepiece_unigram", "word", "word_pattern", "char"]
 TEXT = [

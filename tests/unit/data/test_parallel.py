@@ -11,7 +11,8 @@ import pytest
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.parallel.sets import ParallelSet, TranslationRows, load_sides, shorter
+from metaseq_lm.data.parallel.rows import TranslationRows, shorter
+from metaseq_lm.data.parallel.sets import ParallelSet, load_sides
 from metaseq_lm.data.storage.manifest import Manifest, verify
 
 

@@ -8,7 +8,7 @@ from benchmark_files import SUPERGLUE, lines
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 
 @pytest.mark.parametrize(

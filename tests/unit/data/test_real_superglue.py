@@ -18,7 +18,7 @@ from metaseq_lm.data.benchmarks.as_text import AS_TEXT
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.labelled.token_labels import TokenLabels
 from metaseq_lm.data.tokenizers.byte_bpe import byte_symbols
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 HERE = os.environ.get("METASEQ_LM_DATA", "")

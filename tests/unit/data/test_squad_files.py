@@ -15,7 +15,7 @@ from metaseq_lm.data.doctor.sets import examine
 from metaseq_lm.data.squad.files import SquadReader
 from metaseq_lm.data.squad.sets import SquadSet, answer_place, preprocess_squad
 from metaseq_lm.data.tokenizers.base import Tokenizer
-from metaseq_lm.data.tokenizers.tokenizer import tokenizer_class
+from metaseq_lm.data.tokenizers.loading import tokenizer_class
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
 
 CONTEXT = "The café's Owner, Zoë  Ray, paid $3.50 (in 1998) — naïve?"

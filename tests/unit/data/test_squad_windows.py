@@ -12,7 +12,7 @@ from metaseq_lm.data.corpus.preprocess import Job
 from metaseq_lm.data.squad.sets import SquadSet, preprocess_squad
 from metaseq_lm.data.squad.windows import SquadWindows, WindowOptions
 from metaseq_lm.data.tokenizers.base import Tokenizer
-from metaseq_lm.data.tokenizers.tokenizer import tokenizer_class
+from metaseq_lm.data.tokenizers.loading import tokenizer_class
 
 
 @pytest.fixture(scope="module")

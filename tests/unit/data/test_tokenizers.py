@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.tokenizers.byte_bpe import byte_symbols
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer, tokenizer_class
+from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 
 KINDS = ["byte_bpe", "sentencepiece_bpe", "sentencepiece_unigram", "word", "char"]
 TEXT = [

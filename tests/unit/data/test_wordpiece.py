@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer, tokenizer_class
+from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 
 TEXT = [
     "It was the best of times, it was the worst of times; it wasn't 1984 yet.",

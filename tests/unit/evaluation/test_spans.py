@@ -9,7 +9,7 @@ import squad_data
 from metaseq_lm.data.corpus.preprocess import Job
 from metaseq_lm.data.squad.sets import SquadSet, preprocess_squad
 from metaseq_lm.data.squad.windows import SquadWindows, WindowOptions
-from metaseq_lm.data.tokenizers.tokenizer import tokenizer_class
+from metaseq_lm.data.tokenizers.loading import tokenizer_class
 from metaseq_lm.evaluation.spans import Answers, WindowAnswers, merged, window_texts
 
 

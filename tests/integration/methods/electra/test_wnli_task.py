@@ -15,7 +15,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.methods.electra.wnli import Wnli, label_probabilities
 from metaseq_lm.methods.electra.wnli_rows import CandidateRows
 from metaseq_lm.training.run import Run

@@ -14,7 +14,7 @@ from superglue_data import MAKERS
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Logs
 from metaseq_lm.evaluation.squad import exact_match, token_f1
 from metaseq_lm.methods.meta_pseudo_label.answers import best_runs

@@ -15,7 +15,7 @@ from metaseq_lm.core import plugins
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.methods.meta_pseudo_label.model import build_pair
 from metaseq_lm.optim import build_optimizer

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage import text
-from metaseq_lm.data.storage.text import blocks, numbered_lines, pieces, training_lines
-from metaseq_lm.data.tokenizers.tokenizer import tokenizer_class
+from metaseq_lm.data.storage import text_files
+from metaseq_lm.data.storage.text_files import blocks, numbered_lines, pieces, training_lines
+from metaseq_lm.data.tokenizers.loading import tokenizer_class
 
 bytes_strategy = st.lists(
     st.sampled_from(
@@ -29,7 +29,7 @@ any_file = settings(
 @any_file
 @given(bytes_strategy.filter(len), st.integers(1, 9), st.integers(4, 9))
 def test_blocks_are_the_file(tmp_path, monkeypatch, content, size, piece):
-    monkeypatch.setattr(text, "PIECE", piece)
+    monkeypatch.setattr(text_files, "PIECE", piece)
     content = b"x" + content
     (tmp_path / "f").write_bytes(content)
     found = list(blocks(tmp_path / "f", size))
@@ -47,8 +47,8 @@ def test_blocks_are_the_file(tmp_path, monkeypatch, content, size, piece):
 @any_file
 @given(bytes_strategy, st.integers(1, 9))
 def test_lines_do_not_depend_on_the_block_size(tmp_path, monkeypatch, content, size):
-    monkeypatch.setattr(text, "PIECE", 4)
-    monkeypatch.setattr(text, "blocks", functools.partial(blocks, size=size))
+    monkeypatch.setattr(text_files, "PIECE", 4)
+    monkeypatch.setattr(text_files, "blocks", functools.partial(blocks, size=size))
     content = b"x" + content
     (tmp_path / "f").write_bytes(content)
     raw = content.removesuffix(b"\n").split(b"\n")
@@ -62,7 +62,7 @@ def test_lines_do_not_depend_on_the_block_size(tmp_path, monkeypatch, content, s
 @any_file
 @given(st.text("a é\u00a0\t1漢"))
 def test_pieces_join_to_the_line_and_keep_characters_whole(monkeypatch, line):
-    monkeypatch.setattr(text, "PIECE", 8)
+    monkeypatch.setattr(text_files, "PIECE", 8)
     cut = pieces(line.encode())
     assert all(0 < len(piece) <= 8 for piece in cut) or not line
     assert "".join(piece.decode() for piece in cut) == line
@@ -74,7 +74,7 @@ word = st.sampled_from(["a", "bc", "1", "'s", "-"])
 @any_file
 @given(st.lists(st.tuples(st.sampled_from([" ", "   ", "    ", "\t ", "\u00a0 "]), word)))
 def test_a_line_is_cut_where_tokens_start(monkeypatch, words):
-    monkeypatch.setattr(text, "PIECE", 8)
+    monkeypatch.setattr(text_files, "PIECE", 8)
     line = "".join(itertools.chain(*words))
     tokenizer = spaced_tokenizer()
     parts = [piece.decode() for piece in pieces(line.encode())]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors, trainers
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.tokenizers.tokenizer import load_tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 TEXT = ["It was the best of times, naïve café 漢字", "she'd said 12 or 130 <s> of them"] * 3
 LINES = [*TEXT, "  two  spaces\tand\r\ntabs", "😀 \x00\x7f", "", " ", "x" * 300, "e\u0301\u00a0b"]

@@ -12,7 +12,7 @@ from metaseq_lm.core.files import read_json
 from metaseq_lm.core.registry import TOKENIZERS
 from metaseq_lm.data.tokenizers import byte_bpe, plain, sentencepiece_models, wordpiece
 from metaseq_lm.data.tokenizers.base import DICT_FILE, OPTIONS_FILE, OPTIONS_VERSION, Tokenizer
-from metaseq_lm.data.tokenizers.from_transformers import Source, foreign_source
+from metaseq_lm.data.tokenizers.from_transformers import Source, transformers_source
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 BUILTIN = (byte_bpe, plain, sentencepiece_models, wordpiece)
@@ -52,7 +52,7 @@ def load_tokenizer(folder: str | Path, prefix: str = "") -> Tokenizer:
     """
     folder = Path(folder)
     own = bool(prefix) or (folder / OPTIONS_FILE).is_file()
-    source = _own_source(folder, prefix) if own else foreign_source(folder)
+    source = _own_source(folder, prefix) if own else transformers_source(folder)
     dictionary = folder / (prefix + DICT_FILE)
     vocabulary = Vocabulary.load(dictionary) if dictionary.is_file() else None
     kind = tokenizer_class(source.kind)
