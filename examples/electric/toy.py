@@ -65,7 +65,7 @@ from metaseq_lm.methods.electra.noise import (
     sample,  # noqa: E402
 )
 from metaseq_lm.models.transformer.encoder import select  # noqa: E402
-from metaseq_lm.training.run import Run  # noqa: E402
+from metaseq_lm.training.run import TrainingRun
 
 REPLACED = 2  # of the tokens of a row, and noise samples of the naive estimator
 BLUR = 0.3  # the share of the uniform distribution in the noise of (a) and (b)
@@ -182,7 +182,7 @@ def binarise(chain: Chain, folder: Path, count: int) -> Path:
 
 
 @torch.no_grad()
-def energies(run: Run, chain: Chain, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def energies(run: TrainingRun, chain: Chain, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return E (count, n, V) of every symbol at every position of clean rows, and the towers' log q."""
     vocabulary, model = run.task.vocabulary, run.model.eval()  # type: ignore[attr-defined]
     net: Any = model
@@ -205,13 +205,15 @@ def energies(run: Run, chain: Chain, rows: np.ndarray) -> tuple[np.ndarray, np.n
     return torch.stack(every).double().numpy(), torch.stack(log_q).double().numpy()
 
 
-def train(name: str, data: Path, save: Path, seed: int, length: int, options: list[str]) -> Run:
+def train(
+    name: str, data: Path, save: Path, seed: int, length: int, options: list[str]
+) -> TrainingRun:
     """Train one Transformer and return its run."""
     rate = f"task.mask_prob={REPLACED / length}"
     sizes = [f"task.tokens_per_sample={length + 2}", f"model.max_positions={length + 2}", rate]
     places = [f"data={data}", f"save_dir={save}", f"seed={seed}"]
     names = ["task=electra", "model=electra", f"criterion={name}"]
-    run = Run(load_config([*names, *MODEL, *TRAINING, *sizes, *places, *options]))
+    run = TrainingRun(load_config([*names, *MODEL, *TRAINING, *sizes, *places, *options]))
     run.train()
     return run
 

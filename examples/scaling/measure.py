@@ -31,8 +31,8 @@ from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine import reduction
-from metaseq_lm.training.prefetch import Fetcher
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.parts import build_parts
+from metaseq_lm.training.prefetch import Preprefetcher
 
 VOCAB, LENGTH = 30522, 128
 
@@ -90,16 +90,16 @@ def updates(data: Path, rows: int, precision: str, count: int) -> dict[str, Any]
     options += [f"task.batch_size={rows * world}"]
     options += [f"task.tokens_per_sample={LENGTH}", "trainer.valid_split=''"]
     options += [f"engine.precision={precision}", "engine.threads=1", "engine.tensorboard=false"]
-    run = Run(load_config(options), dry_run=True)
+    run = build_parts(load_config(options))
     waiting = Waiting()
-    fetcher = Fetcher(run.task, run.task.build_streams("train"), {}, run.trainer.shard)
+    prefetcher = Preprefetcher(run.task.needs, run.task.build_streams("train"), {}, run.shard)
     run.model.train()
     seconds, waits = [], []
-    for update, batches in fetcher.updates(0, count + 2):
+    for update, batches in prefetcher.updates(0, count + 2):
         waiting.seconds, began = 0.0, time.perf_counter()
-        placed = {n: [run.trainer.engine.to_device(b) for b in s] for n, s in batches.items()}
-        run.trainer.engine.begin(update)
-        run.task.update(run.trainer.engine, run.model, placed)
+        placed = {n: [run.engine.to_device(b) for b in s] for n, s in batches.items()}
+        run.engine.begin(update)
+        run.task.update(run.engine, run.model, placed)
         seconds.append(time.perf_counter() - began)
         waits.append(waiting.seconds)
     parameters = sum(p.numel() for p in run.model.parameters())

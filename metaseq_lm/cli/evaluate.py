@@ -20,7 +20,7 @@ from metaseq_lm.cli.score import take_apart
 from metaseq_lm.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from metaseq_lm.training.run import Run
+    from metaseq_lm.training.restore import RestoredRun
 
 HELP = "score a checkpoint, or several as an ensemble, on a split; writes predictions"
 OVERRIDES = True
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 def report(
     args: argparse.Namespace,
-    scorer: "Run",
+    scorer: "RestoredRun",
     split: str,
     about: dict[str, Any],
     metrics: dict[str, float],

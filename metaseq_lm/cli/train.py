@@ -139,12 +139,16 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
     import torch
 
     from metaseq_lm.distributed import process_group
-    from metaseq_lm.training.run import Run, prepared
+    from metaseq_lm.training import price
+    from metaseq_lm.training.run import TrainingRun
 
     run = None
     try:
-        run = Run(prepared(config) if dry_run else config, dry_run)
-        run.train()
+        if dry_run:
+            price.dry_run(config)
+        else:
+            run = TrainingRun(config)
+            run.train()
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError):
             error = MetaseqError(f"{OUT_OF_MEMORY} {str(error).splitlines()[0]}")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metaseq_lm.core.errors import Interrupted, MetaseqError
-from metaseq_lm.distributed.signals import PARENT_DIES, heard, received
+from metaseq_lm.distributed.signals import PARENT_DIES, handled, received
 
 HOST = "127.0.0.1"
 PATIENCE = 15.0  # seconds in which the others can end by themselves when one has failed
@@ -50,7 +50,7 @@ def run(count: int, arguments: Sequence[str]) -> int:
         signals.append(number)
         send(children, number)
 
-    before = {number: signal.signal(number, forward) for number in heard()}
+    before = {number: signal.signal(number, forward) for number in handled()}
     signals += filter(None, [received()])  # while this process read its configuration
     from torch.distributed import TCPStore  # the wrapper of a job starts without torch
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from metaseq_lm.core.errors import MetaseqError, ReplicaLost, UsageError
+from metaseq_lm.distributed import signals
 
 T = TypeVar("T")
 
@@ -258,6 +259,12 @@ def from_first(value: T) -> T:
     with _together():
         dist.broadcast_object_list(box, 0)
     return box[0]
+
+
+def agreed_signal() -> int:
+    """Return a stop signal that any replica received, or 0; a call of all replicas."""
+    votes = gather_objects(signals.votes())
+    return signals.elected([sum(column) for column in zip(*votes)])
 
 
 def check_equal(tensors: dict[str, Tensor], update: int) -> None:

@@ -8,8 +8,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
+
+from metaseq_lm.core.errors import Interrupted
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 # scancel sends TERM alone; a preemption sends TERM and then submitit's signal, some seconds later.
@@ -26,12 +28,27 @@ def received() -> int:
     return _received[-1] if _received else 0
 
 
-def came(number: int) -> bool:
-    """Return whether this stop signal came while listening, be it before another."""
-    return number in _received
+def votes() -> list[float]:
+    """Return 1.0 for the last signal received and 0.0 for the others, to be summed over replicas."""
+    last = received()
+    return [float(last == number) for number in SIGNALS]
 
 
-def heard() -> list[signal.Signals]:
+def elected(votes: Sequence[float]) -> int:
+    """Return the signal that replicas voted for, the highest of several, or 0."""
+    return max((number for number, count in zip(SIGNALS, votes, strict=True) if count), default=0)
+
+
+def interruption(number: int, where: str) -> Interrupted:
+    """Return the error that ends a run for a signal; `where` says how far it has come."""
+    error = Interrupted(
+        f"stopped by {signal.Signals(number).name} {where}, start the same command again to go on"
+    )
+    error.signal = number
+    return error
+
+
+def handled() -> list[signal.Signals]:
     """Return the stop signals for this process: under nohup, which ignores it, a hang-up is none."""
     return [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
@@ -55,7 +72,7 @@ def listening() -> Iterator[None]:
     if _listening or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _remember) for number in heard()}
+    before = {number: signal.signal(number, _remember) for number in handled()}
     _listening = True
     try:
         yield

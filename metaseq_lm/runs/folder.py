@@ -159,6 +159,9 @@ def read_results(path: Path) -> dict[str, Any] | None:
             raise ValueError(f"it has no {lacking[0]}")
         if not isinstance(results.get("metrics") or {}, dict):
             raise ValueError("its metrics are no mapping")
+        pretraining = results["pretraining"] or {"runs": {}}
+        if not isinstance(pretraining, dict) or "runs" not in pretraining:
+            raise ValueError("its pretraining has no runs")
     except ValueError as error:
         raise MetaseqError(
             f"{file} is damaged ({error}); delete it, the run then writes it anew"

@@ -1,13 +1,13 @@
-"""What was spent before a run: on the run that it started from, on its teachers, on what made those.
+"""Cumulative cost (FLOPs, seconds, updates) of a run's ancestors.
 
-Costs are kept by the folder of the run (or the file of outputs) that they were spent on, so that
-what two of them share counts once. What is not on record makes the sum unknown, not smaller.
+Ancestors are the run that it started from, its teachers, and what those came from. Costs are kept
+by the folder of the run (or the file of outputs) that they were spent on, so that a shared ancestor
+counts once. A cost that is not on record makes the total unknown, not smaller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Optional
 
 from metaseq_lm.runs import checkpoint
@@ -18,31 +18,26 @@ KEYS = ("seconds", "flops", "updates")
 Costs = Optional[dict[str, dict[str, float]]]
 
 
-def behind(source: str, prefer: str = "last") -> Costs:
-    """Return the cost of the run of `source` (a checkpoint or run) and of all that it came from."""
+def ancestors(source: str, prefer: str = "last") -> Costs:
+    """Return the cost of the run `source` (a checkpoint or run folder) and of all its ancestors."""
     place = checkpoint.resolve(source, prefer)
     folder = place.parent.parent
     results = read_results(folder)
     if results is None:
         return None
     own = {str(folder): {key: results[key] for key in KEYS}}
-    before = results["pretraining"]
-    if not before:
-        return own
-    if "runs" not in before:  # of an earlier version, which kept the sum only
-        name = str(Path(before["run"]).resolve())
-        return {name: {key: before[key] for key in KEYS}} | own
-    return union([before["runs"], own])
+    pretraining = results["pretraining"]
+    return union([pretraining["runs"], own]) if pretraining else own
 
 
 def union(parts: Iterable[Costs]) -> Costs:
     """Return all costs, those of one folder once; None if one of the parts is not known."""
-    found: dict[str, dict[str, float]] = {}
+    every: dict[str, dict[str, float]] = {}
     for part in parts:
         if part is None:
             return None
-        found |= part
-    return found
+        every |= part
+    return every
 
 
 def checked(costs: Any) -> Costs:
@@ -56,14 +51,14 @@ def checked(costs: Any) -> Costs:
     return costs
 
 
-def summed(costs: Costs, source: str | None) -> Optional[dict[str, Any]]:
-    """Return the sums as results.json has them, with `source`, what the run started from, and "runs".
+def total(costs: Costs, source: str | None) -> Optional[dict[str, Any]]:
+    """Return the "pretraining" of results.json: the sums, `source` (init_from) and the costs by run.
 
-    None if there was nothing before the run; numbers that are not known are None.
+    None if the run has no ancestors; numbers that are not known are None.
     """
     if costs == {}:
         return None
-    totals = {
+    sums = {
         key: None if costs is None else sum(cost[key] for cost in costs.values()) for key in KEYS
     }
-    return totals | {"run": source, "runs": costs}
+    return sums | {"run": source, "runs": costs}

@@ -152,7 +152,7 @@ class Runner:
     def run(self) -> None:
         """Run the stages; see `Job`."""
         requeue = signal.getsignal(getattr(signal, f"SIG{JobEnvironment.USR_SIG}"))
-        for number in signals.heard():
+        for number in signals.handled():
             signal.signal(number, self.on_signal)
         if self.job.lock is not None:  # Slurm cleans up after a dead step by itself
             signals.follow_parent()

@@ -19,7 +19,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import launcher
-from metaseq_lm.distributed.signals import heard
+from metaseq_lm.distributed.signals import handled
 from metaseq_lm.sweeps import states as state_module
 from metaseq_lm.sweeps.expansion import Run
 from metaseq_lm.sweeps.folder import Submission, SweepFolder, process_start
@@ -104,7 +104,7 @@ class LocalRuns:
     def work(self, runs: list[Run], report: Callable[[Run], None]) -> int:
         """Run all; `report` is called for a run that started or ended. Returns a signal or 0."""
         waiting = list(runs)
-        ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(heard())
+        ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(handled())
         before = {n: signal.signal(n, lambda number, frame: self.stop.append(number)) for n in ends}
         told = 0.0
         try:

@@ -119,13 +119,6 @@ class Task:
         """
         return [(1.0, self.needs(0))]
 
-    def planned(self, update: int) -> dict[str, int]:
-        """Return what update number `update` takes: `needs`, in a dry run that of one kind after another."""
-        if not self.dry_run:
-            return self.needs(update)
-        kinds = self.kinds()
-        return kinds[update % len(kinds)][1]
-
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Do one update; the default is one gradient over all batches and one step of "main"."""
         everything = [micro for stream in batches.values() for batch in stream for micro in batch]

@@ -33,7 +33,7 @@ from metaseq_lm.models.words.parsing_heads import ParsingModule
 from metaseq_lm.models.words.prediction_modules import PRIMARY, TaggingModule
 from metaseq_lm.models.words.views import ViewsEncoder
 from metaseq_lm.models.words.word_model import WordModel, WordNet
-from metaseq_lm.runs.lineage_cost import Costs, behind
+from metaseq_lm.runs.lineage_cost import Costs, ancestors
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, options_of
 from metaseq_lm.tasks.elmo import (
     ElmoConfig,
@@ -178,7 +178,7 @@ class WordTask(Task):
 
     def further_costs(self) -> Costs:
         """Return what the language model of task.elmo has cost."""
-        return behind(self.options.elmo, prefer="best") if self.options.elmo else {}
+        return ancestors(self.options.elmo, prefer="best") if self.options.elmo else {}
 
     def build_heads(self, name: str, encoder: ViewsEncoder) -> nn.ModuleDict:
         """Return the modules of a set: the primary one, first; methods add others."""

@@ -6,34 +6,42 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotReady
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.streams import Shard, Stream
-from metaseq_lm.tasks import Batches, Task
+from metaseq_lm.tasks import Batches
 
-Plan = list[tuple[str, int]]
+Plan = list[tuple[str, int]]  # stream and number of each global batch of an update
 
 
-class Fetcher:
-    """Gives the batches of update after update, prepared ahead by threads if `workers` > 0.
+class Prefetcher:
+    """Prepares the batches of update after update, ahead of time by threads if `workers` > 0.
 
-    `positions` says how many global batches each stream has given; it is all there is to save. A
-    batch that takes longer than `timeout` seconds is a MetaseqError that says where it hangs.
+    `positions` counts the global batches that each stream has given; it is all there is to save.
+
+    Args:
+        needs: returns how many global batches an update takes from each stream.
+        streams: the sources by name.
+        positions: where to start in each stream.
+        shard: this replica's share of each batch.
+        workers: number of threads.
+        timeout: seconds after which a batch that is not ready is a MetaseqError that says where
+            its thread hangs.
     """
 
     def __init__(
         self,
-        task: Task,
+        needs: Callable[[int], dict[str, int]],
         streams: dict[str, Stream],
         positions: dict[str, int],
         shard: Shard,
         workers: int = 0,
         timeout: float = 600.0,
     ) -> None:
-        self.task = task
+        self.needs = needs
         self.streams = streams
         self.positions = {name: positions.get(name, 0) for name in streams}
         self.shard = shard
@@ -42,18 +50,19 @@ class Fetcher:
         self.threads: dict[int, int] = {}  # update: the thread that prepares it
 
     def _plan(self, update: int, positions: dict[str, int]) -> Plan:
+        """Return the batches of an update, and advance `positions` past them."""
         plan = []
-        for name, count in self.task.planned(update).items():
+        for name, count in self.needs(update).items():
             plan += [(name, positions[name] + i) for i in range(count)]
             positions[name] += count
         return plan
 
-    def _make(self, update: int, plan: Plan) -> Batches:
+    def _prepare(self, update: int, plan: Plan) -> Batches:
         self.threads[update] = threading.get_ident()
         batches: Batches = {}
         for name, number in plan:
-            made = self.streams[name].micro_batches(number, self.shard)
-            batches.setdefault(name, []).append(made)
+            micro_batches = self.streams[name].micro_batches(number, self.shard)
+            batches.setdefault(name, []).append(micro_batches)
         del self.threads[update]
         return batches
 
@@ -61,7 +70,7 @@ class Fetcher:
         """Yield (update, batches); `positions` counts what has been yielded."""
         if not self.workers:
             for update in range(start, stop):
-                yield update, self._make(update, self._plan(update, self.positions))
+                yield update, self._prepare(update, self._plan(update, self.positions))
             return
         pool = ThreadPoolExecutor(self.workers, "worker")
         planned = dict(self.positions)
@@ -71,18 +80,18 @@ class Fetcher:
             while queue or following < stop:
                 while following < stop and len(queue) <= 2 * self.workers:
                     plan = self._plan(following, planned)
-                    queue.append((following, pool.submit(self._make, following, plan)))
+                    queue.append((following, pool.submit(self._prepare, following, plan)))
                     following += 1
-                update, made = queue.popleft()
-                batches = self._wait(update, made)
+                update, future = queue.popleft()
+                batches = self._wait(update, future)
                 self._plan(update, self.positions)
                 yield update, batches
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _wait(self, update: int, made: Future[Batches]) -> Batches:
+    def _wait(self, update: int, future: Future[Batches]) -> Batches:
         try:
-            return made.result(self.timeout)
+            return future.result(self.timeout)
         except NotReady:
             thread = self.threads.get(update, 0)
             names = {t.ident: t.name for t in threading.enumerate()}

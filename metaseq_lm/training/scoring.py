@@ -24,7 +24,7 @@ from metaseq_lm.data.labelled.sentences import Sentence
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.models.transformer.encoder import Stack
 from metaseq_lm.tasks import Task
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.restore import RestoredRun
 
 TOO_LONG = ("fail", "skip", "cut")
 
@@ -70,7 +70,7 @@ class SentenceScorer:
     """
 
     def __init__(
-        self, run: Run, batch_tokens: int = TOKENS_PER_PASS, too_long: str = "fail"
+        self, run: RestoredRun, batch_tokens: int = TOKENS_PER_PASS, too_long: str = "fail"
     ) -> None:
         if batch_tokens < 1:
             raise UsageError(f"--batch-tokens {batch_tokens}: at least 1")
@@ -134,7 +134,7 @@ class SentenceScorer:
 
     def _log_probs(self, sentences: list[np.ndarray], lengths: np.ndarray) -> np.ndarray:
         """Return the log-probabilities (B, S) of a batch of rows, float64, 0 outside the sentences."""
-        task, engine, model = self.run.task, self.run.trainer.engine, self.run.model
+        task, engine, model = self.run.task, self.run.engine, self.run.model
         batch = self.batch(sentences, lengths)
         model.eval()
         hooks = [

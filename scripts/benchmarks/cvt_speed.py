@@ -19,7 +19,7 @@ from training import build, configured, train
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.training.run import build_task
+from metaseq_lm.training.parts import build_task
 
 OPTIONS = ["task=cvt", "criterion=cvt_aux", "optimizer=sgd", "optimizer.momentum=0.9"]
 OPTIONS += ["optimizer.lr=0.5", "optimizer.clip_norm=1", "schedule=damped_inverse_sqrt"]
@@ -79,7 +79,7 @@ def our_step(data: Path, size: str, sets: tuple[str, ...], rows: int, kind: str)
     """Make our updates of one kind, "labelled" or "unlabelled", data included; a word is the unit."""
     run = build(data, options_for(size, sets, rows))
     run.model.train()
-    trainer, streams = run.trainer, run.task.build_streams("train")
+    streams = run.task.build_streams("train")
     given, work = dict.fromkeys(streams, 0), 0.0
     # Batches of the other kind are not even made.
     wanted = (u for u in itertools.count() if (u % 2 == 1) == (kind == "unlabelled"))
@@ -87,14 +87,14 @@ def our_step(data: Path, size: str, sets: tuple[str, ...], rows: int, kind: str)
     def step() -> dict[str, Any]:
         nonlocal work
         update = next(wanted)
-        (name,) = trainer.task.needs(update)
-        micro = streams[name].micro_batches(given[name], trainer.shard)
+        (name,) = run.task.needs(update)
+        micro = streams[name].micro_batches(given[name], run.shard)
         given[name] += 1
-        batch = trainer.engine.to_device(micro)
+        batch = run.engine.to_device(micro)
         words = sum(m["sizes"]["words"] for m in batch)
         # FLOPs of the first step alone, which warms up: to count takes time.
         logs = train(run, update, {name: [batch]}, count=not work)
-        work = work or trainer.flops.total / words
+        work = work or run.flops.total / words
         return {"amount": words, "loss": float(logs["loss"]), "flops_per_word": work}
 
     return step

@@ -73,16 +73,16 @@ def measured(folder: Path, overrides: list[str], rounds: int, updates: int) -> l
     source = fetched(run)
     found = []
     for number in range(rounds + 1):
-        synchronise(run.device)
-        counted, tokens, began = run.trainer.flops.total, 0, time.perf_counter()
+        synchronise(run.engine.device.type)
+        counted, tokens, began = run.flops.total, 0, time.perf_counter()
         for _ in range(updates if number else 2):
             update, batches = next(source)
             train(run, update, batches)
             every = (micro for stream in batches.values() for batch in stream for micro in batch)
             tokens += sum(real_tokens(micro) for micro in every)
-        synchronise(run.device)
+        synchronise(run.engine.device.type)
         seconds = time.perf_counter() - began
-        found.append(Round(int(tokens), run.trainer.flops.total - counted, seconds))
+        found.append(Round(int(tokens), run.flops.total - counted, seconds))
     return found[1:]
 
 

@@ -14,10 +14,9 @@ from plain_encoder import PAD, Encoder, Student, Teacher
 from plain_loop import MicroStep, PlainLoop
 from timing import Figure, Measured, Step, Variant, paired, speed
 from torch import Tensor
-from training import build, fetched, train
+from training import MeteredParts, build, fetched, train
 
 from metaseq_lm import cli
-from metaseq_lm.training.run import Run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "meta_pseudo_label"
 CONFIG = EXAMPLE / "config"
@@ -84,7 +83,7 @@ def plain_updates(data: Path, config: str, updates: int, loaded: int = 64) -> St
     return step
 
 
-def plain_loop(run: Run) -> PlainLoop:
+def plain_loop(run: MeteredParts) -> PlainLoop:
     """Return the plain loop with the sizes, rates and weights of a run."""
     options, model = run.config, run.config.model
     dtype = torch.float64 if options.engine.precision == "fp64" else torch.float32
@@ -177,7 +176,7 @@ def difference(data: Path, config: str, updates: int = 3) -> dict[str, float]:
     interval = ["task.reward_interval=1"] if config == "mlm" else []
     run = build(data, FIXED + interval, CONFIG, config)
     plain, source = plain_loop(run), fetched(run)
-    engine, name = run.trainer.engine, "student" if config == "mlm" else "teacher"
+    engine, name = run.engine, "student" if config == "mlm" else "teacher"
     gradients, pairs = recorded(engine)
     seen: list[list[Tensor]] = []
     trained = getattr(plain, name)

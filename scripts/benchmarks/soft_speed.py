@@ -39,10 +39,10 @@ def soft_update(folder: Path, rows: int, hypergradient: str, labelled: bool) -> 
 
     def step() -> dict[str, Any]:
         nonlocal update
-        counted = run.trainer.flops.total
+        counted = run.flops.total
         logs = train(run, update, batches)
         update += 1
-        flops = run.trainer.flops.total - counted
+        flops = run.flops.total - counted
         return {"amount": 1, "loss": float(logs["teacher_mlm"]), "flops": flops}
 
     return step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
@@ -19,8 +20,9 @@ from metaseq_lm.data.storage.manifest import LABELLED, Manifest
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.engine.engine import Logs
-from metaseq_lm.training.prefetch import Fetcher
-from metaseq_lm.training.run import Run, build_task
+from metaseq_lm.runs.flops import FlopMeter
+from metaseq_lm.training.parts import Parts, build_parts, build_task
+from metaseq_lm.training.prefetch import Prefetcher
 
 ALWAYS = ("engine.device=cpu", "engine.threads=1", "engine.tensorboard=false")
 
@@ -34,11 +36,23 @@ def configured(
     return load_config(options, str(folder) if folder else None, config)
 
 
+@dataclass
+class MeteredParts:
+    """What a run is built of, and a meter of the FLOPs of its updates."""
+
+    parts: Parts
+    flops: FlopMeter = field(default_factory=FlopMeter)
+
+    def __getattr__(self, name: str) -> Any:
+        """Pass on config, task, model and engine."""
+        return getattr(self.parts, name)
+
+
 def build(
     data: Path, overrides: list[str], folder: Optional[Path] = None, config: Optional[str] = None
-) -> Run:
+) -> MeteredParts:
     """Return a run that writes nothing."""
-    return Run(configured(data, overrides, folder, config), dry_run=True)
+    return MeteredParts(build_parts(configured(data, overrides, folder, config)))
 
 
 def first_batches(data: Path, overrides: list[str], count: int) -> list[dict[str, Any]]:
@@ -48,26 +62,24 @@ def first_batches(data: Path, overrides: list[str], count: int) -> list[dict[str
     return [stream.micro_batches(number, Shard())[0] for number in range(count)]
 
 
-def fetched(run: Run) -> Iterator[tuple[int, dict]]:
+def fetched(run: MeteredParts) -> Iterator[tuple[int, dict]]:
     """Yield the batches of update after update, as the trainer gets them."""
-    trainer = run.trainer
-    streams = trainer.task.build_streams("train")
-    for update, batches in Fetcher(trainer.task, streams, {}, trainer.shard, 0).updates(0, 1 << 40):
+    streams = run.task.build_streams("train")
+    for update, batches in Prefetcher(run.task.needs, streams, {}, run.shard).updates(0, 1 << 40):
         yield (
             update,
             {
-                name: [trainer.engine.to_device(batch) for batch in stream]
+                name: [run.engine.to_device(batch) for batch in stream]
                 for name, stream in batches.items()
             },
         )
 
 
-def train(run: Run, update: int, batches: dict[str, Any], count: bool = True) -> Logs:
+def train(run: MeteredParts, update: int, batches: dict[str, Any], count: bool = True) -> Logs:
     """Make one update like the trainer; with `count` its FLOPs are counted too."""
-    trainer = run.trainer
-    trainer.engine.begin(update)
-    with trainer.flops.count(batches) if count else contextlib.nullcontext():
-        return trainer.task.update(trainer.engine, trainer.model, batches)
+    run.engine.begin(update)
+    with run.flops.count(batches) if count else contextlib.nullcontext():
+        return run.task.update(run.engine, run.model, batches)
 
 
 def updates(data: Path, overrides: list[str], rows: int) -> Step:
@@ -77,9 +89,9 @@ def updates(data: Path, overrides: list[str], rows: int) -> Step:
     source = fetched(run)
 
     def step() -> dict[str, Any]:
-        counted = run.trainer.flops.total
+        counted = run.flops.total
         logs = train(run, *next(source))
-        flops = run.trainer.flops.total - counted
+        flops = run.flops.total - counted
         return {"amount": 1, "loss": float(logs["loss"]), "flops": flops}
 
     return step

@@ -16,7 +16,7 @@ from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.distributed import process_group
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.training.restore import open_run
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 cases = pytest.mark.parametrize("case", battery.ALL, ids=lambda c: f"{c[0]}-{c[1]}")
 
@@ -96,7 +96,9 @@ def test_the_update_moves_the_weights(
     case: battery.Case, moons: Path, whole: battery.Weights, tmp_path: Path
 ) -> None:
     """A battery of runs that do nothing would pass everything else."""
-    start = Run(battery.configure(moons, tmp_path, case, *battery.exact())).model.state_dict()
+    start = TrainingRun(
+        battery.configure(moons, tmp_path, case, *battery.exact())
+    ).model.state_dict()
     assert battery.difference(whole[case], start) > 1e-3
 
 

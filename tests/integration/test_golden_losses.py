@@ -20,7 +20,7 @@ import battery
 import pytest
 
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 FILE = Path(__file__).with_name("golden_losses.json")
 WRITE = "METASEQ_LM_WRITE_GOLDEN"
@@ -47,7 +47,7 @@ LOSS, OTHERS = 1e-7, 1e-4
 def numbers(case: battery.Case, data: Path, save: Path) -> dict[str, Any]:
     """Return a hash of the first batch of each stream, and what three updates log."""
     more = battery.exact(*DROPOUT, "trainer.max_update=3", "trainer.valid_split=''")
-    run = Run(battery.configure(data, save, case, *more))
+    run = TrainingRun(battery.configure(data, save, case, *more))
     batches = {}
     for name, stream in run.task.build_streams("train").items():
         micro = stream.micro_batches(0, Shard())

@@ -6,7 +6,7 @@ import battery
 import pytest
 import torch
 
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.parts import build_parts, evaluate_split
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,6 +41,6 @@ def test_bf16_is_near_fp32(case: battery.Case, moons: Path, tmp_path: Path) -> N
     found = []
     for precision in ("fp32", "bf16"):
         more = ["engine.device=cuda", f"engine.precision={precision}"]
-        run = Run(battery.configure(moons, tmp_path / precision, case, *more), dry_run=True)
-        found.append(run.trainer.evaluate("valid").metrics)
+        run = build_parts(battery.configure(moons, tmp_path / precision, case, *more))
+        found.append(evaluate_split(run, "valid").metrics)
     assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=0.02)

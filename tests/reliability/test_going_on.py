@@ -17,11 +17,13 @@ from metaseq_lm.cli import main
 from metaseq_lm.cli.train import train as command
 from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.data.storage.manifest import fingerprint, fingerprint_of_run
+from metaseq_lm.distributed import signals
 from metaseq_lm.engine.engine import copied
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.folder import read_results
-from metaseq_lm.training.run import Run
+from metaseq_lm.training import price
+from metaseq_lm.training.run import TrainingRun
 
 CASE = ("masked_lm", 0)
 LINEAR = ["schedule=linear", "schedule.warmup_updates=0"]
@@ -34,7 +36,7 @@ def results(save: Path) -> dict[str, Any]:
     return found
 
 
-def interrupt(run: Run, update: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupt(run: TrainingRun, update: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send a signal to the run while it makes its update number `update`."""
     inner, made = run.task.update, []
 
@@ -51,21 +53,23 @@ def test_a_start_that_failed_does_not_bind_the_next(moons: Path, tmp_path: Path)
     """Nothing was trained: what was wrong may be corrected in the same folder."""
     wrong = [*OFTEN, "trainer.max_update=2", "task.tokens_per_sample=1"]
     with pytest.raises(UsageError, match="tokens_per_sample"):
-        Run(configure(moons, tmp_path, CASE, *wrong)).train()
+        TrainingRun(configure(moons, tmp_path, CASE, *wrong)).train()
     assert (tmp_path / "config.yaml").is_file()
     right = [*OFTEN, "trainer.max_update=2", "task.tokens_per_sample=34"]
     train(configure(moons, tmp_path, CASE, *right))
     assert results(tmp_path)["updates"] == 2
     with pytest.raises(UsageError, match="task.tokens_per_sample is 34 there, 30 here"):
-        Run(configure(moons, tmp_path, CASE, *right, "task.tokens_per_sample=30"))
+        TrainingRun(configure(moons, tmp_path, CASE, *right, "task.tokens_per_sample=30"))
 
 
 def test_a_start_that_failed_does_not_fix_the_number_of_updates(
     moons: Path, tmp_path: Path
 ) -> None:
     paid = ["trainer.max_update=0", "trainer.max_flops=3e8", "task.valid_size=2"]
-    first = Run(configure(moons, tmp_path, CASE, *paid, "task.batch_size=8"))  # and goes no further
-    second = Run(configure(moons, tmp_path, CASE, *paid, "task.batch_size=2"))
+    first = TrainingRun(
+        configure(moons, tmp_path, CASE, *paid, "task.batch_size=8")
+    )  # and goes no further
+    second = TrainingRun(configure(moons, tmp_path, CASE, *paid, "task.batch_size=2"))
     assert second.config.trainer.max_update > first.config.trainer.max_update
 
 
@@ -78,7 +82,7 @@ def test_a_run_from_before_an_option_had_its_default(moons: Path, tmp_path: Path
     kept = [line for line in lines if "random_token_prob" not in line]
     file.write_text("".join(kept))
     with pytest.raises(UsageError, match="task.random_token_prob is 0.1 there, 0.2 here"):
-        Run(configure(moons, tmp_path, CASE, *more, "task.random_token_prob=0.2"))
+        TrainingRun(configure(moons, tmp_path, CASE, *more, "task.random_token_prob=0.2"))
     train(configure(moons, tmp_path, CASE, *OFTEN, "trainer.max_update=4"))
     assert results(tmp_path)["updates"] == 4 and len(kept) == len(lines) - 1
     assert file.read_text().count("random_token_prob: 0.1") == 1
@@ -87,7 +91,7 @@ def test_a_run_from_before_an_option_had_its_default(moons: Path, tmp_path: Path
 def test_a_longer_run_of_a_schedule_that_ends_is_another(moons: Path, tmp_path: Path) -> None:
     train(configure(moons, tmp_path, CASE, *LINEAR, "trainer.max_update=2"))
     with pytest.raises(UsageError, match="total_updates is 2 there, 4 here.*init_from="):
-        Run(configure(moons, tmp_path, CASE, *LINEAR, "trainer.max_update=4"))
+        TrainingRun(configure(moons, tmp_path, CASE, *LINEAR, "trainer.max_update=4"))
 
 
 def test_the_rate_in_the_log_is_that_of_the_step(moons: Path, tmp_path: Path) -> None:
@@ -106,7 +110,7 @@ def test_a_signal_in_an_update_that_is_validated(
     more = [*OFTEN, "trainer.max_update=6", "trainer.final_splits=[valid]"]
     train(configure(moons, tmp_path / "whole", CASE, *more))
     config = configure(moons, tmp_path / "parts", CASE, *more)
-    run = Run(config)
+    run = TrainingRun(config)
     interrupt(run, update, monkeypatch)
     with pytest.raises(Interrupted, match="a checkpoint is saved"):
         run.train()
@@ -123,7 +127,7 @@ def test_what_is_due_is_saved_before_a_long_validation(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that is killed in the middle of one loses the validation alone."""
-    run = Run(configure(moons, tmp_path, CASE, *OFTEN))
+    run = TrainingRun(configure(moons, tmp_path, CASE, *OFTEN))
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -153,9 +157,9 @@ def test_a_run_does_not_need_its_screen(stream: str, moons: Path, tmp_path: Path
 
 
 def test_a_signal_before_the_first_update_says_so(moons: Path, tmp_path: Path) -> None:
-    run = Run(configure(moons, tmp_path, CASE))
+    run = TrainingRun(configure(moons, tmp_path, CASE))
     with pytest.raises(Interrupted, match="before the first update, start"):
-        run.trainer.raise_interrupted(signal.SIGTERM)
+        raise signals.interruption(signal.SIGTERM, run.trainer.progress_text())
 
 
 def test_a_checkpoint_that_is_written_again_is_never_gone(
@@ -244,7 +248,7 @@ def test_the_best_of_another_metric_is_not_compared(moons: Path, tmp_path: Path)
     train(configure(moons, tmp_path, CASE, *OFTEN, "trainer.max_update=2"))
     more = ["trainer.best_checkpoint_metric=accuracy"]
     more += ["trainer.maximize_best_checkpoint_metric=true", "trainer.max_update=4"]
-    run = Run(configure(moons, tmp_path, CASE, *OFTEN, *more))
+    run = TrainingRun(configure(moons, tmp_path, CASE, *OFTEN, *more))
     run.train()
     assert run.trainer.best.update == 4 and run.trainer.best.value < 1
 
@@ -304,14 +308,14 @@ def test_nothing_stays_of_a_refused_update(
     case: tuple[str, int], moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in averages of the weights either, nor in running statistics."""
-    run = Run(configure(moons, tmp_path, case, "trainer.on_nonfinite=skip"))
-    trainer, engine = run.trainer, run.trainer.engine
+    run = TrainingRun(configure(moons, tmp_path, case, "trainer.on_nonfinite=skip"))
+    trainer, engine = run.trainer, run.engine
     run.model.train()
     with torch.no_grad():  # away from the average, which starts at the weights
         for parameter in engine.parameters("main"):
             parameter.add_(0.1)
     streams = run.task.build_streams("train")
-    batches = {n: [streams[n].micro_batches(0, trainer.shard)] for n in run.task.needs(0)}
+    batches = {n: [streams[n].micro_batches(0, run.parts.shard)] for n in run.task.needs(0)}
     before = copied(run.model.state_dict())
     moved = []
 
@@ -334,8 +338,8 @@ def test_the_number_of_updates_that_flops_pay_for_stays(
     more = ["trainer.max_update=0", "trainer.max_flops=3e7", "trainer.valid_split=''"]
     train(configure(moons, tmp_path, CASE, *more))
     updates = results(tmp_path)["updates"]
-    monkeypatch.setattr(Run, "price", lambda run: 1.0)
-    run = Run(configure(moons, tmp_path, CASE, *more, "engine.micro_batch_size=2"))
+    monkeypatch.setattr(price, "estimate_price", lambda config: 1 / 0)
+    run = TrainingRun(configure(moons, tmp_path, CASE, *more, "engine.micro_batch_size=2"))
     assert run.config.trainer.max_update == updates > 2
 
 
@@ -363,7 +367,7 @@ def test_one_process_at_a_time(moons: Path, tmp_path: Path) -> None:
     try:
         assert first.stdout is not None and first.stdout.readline() == b"held\n"
         with pytest.raises(MetaseqError, match="another process trains this run"):
-            Run(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
+            TrainingRun(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
     finally:
         first.kill()
         first.wait()

@@ -8,7 +8,7 @@ import torch
 from battery import configure
 from real_runs import REPEATS, Started, command, final, records, rows
 
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 RECORD = {"METASEQ_LM_RECORD": "1"}
 FP64 = ["engine.precision=fp64", "model.dropout=0", "model.attention_dropout=0"]
@@ -122,7 +122,9 @@ def test_a_count_that_cannot_be_is_refused(count: int, moons: Path, tmp_path: Pa
 
 def test_flops_stop_the_same_update_on_one_and_two_processes(moons: Path, tmp_path: Path) -> None:
     """The limit holds for the sum over the processes."""
-    probe = Run(configure(moons, tmp_path / "probe", ("masked_lm", 0), "trainer.max_update=1"))
+    probe = TrainingRun(
+        configure(moons, tmp_path / "probe", ("masked_lm", 0), "trainer.max_update=1")
+    )
     probe.train()
     limit = 6.5 * probe.trainer.flops.total
     for count in (1, 2):
@@ -146,7 +148,7 @@ def test_a_raised_limit_goes_on(
 ) -> None:
     def train(limit: float, last: int) -> dict:
         more = [f"trainer.{name}={limit}", f"trainer.max_update={last}", "trainer.valid_split=''"]
-        run = Run(configure(moons, tmp_path, ("masked_lm", 0), *more))
+        run = TrainingRun(configure(moons, tmp_path, ("masked_lm", 0), *more))
         run.train()
         return json.loads((tmp_path / "results.json").read_text())
 

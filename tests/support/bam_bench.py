@@ -21,7 +21,9 @@ from metaseq_lm.core import plugins
 from metaseq_lm.core.config import load_config
 from metaseq_lm.distributed import process_group
 from metaseq_lm.methods.bam import teachers
-from metaseq_lm.training.run import Run, prepared
+from metaseq_lm.training.initialise import initialise_from
+from metaseq_lm.training.parts import Parts, build_parts, prepare_config
+from metaseq_lm.training.run import TrainingRun
 
 HERE = Path(__file__).resolve().parent
 SETS = {"words": ("single", 96), "few": ("pair", 24), "values": ("regression", 40)}
@@ -64,19 +66,23 @@ def configure(data: Path, save: Path, *more: str) -> DictConfig:
     return load_config([*OPTIONS, ALL, f"data={data}", f"save_dir={save}", *more])
 
 
-def train(data: Path, save: Path, *more: str) -> Run:
+def train(data: Path, save: Path, *more: str) -> TrainingRun:
     """Train a run and return it."""
-    run = Run(configure(data, save, *more))
+    run = TrainingRun(configure(data, save, *more))
     run.train()
     return run
 
 
-def dry(data: Path, *more: str) -> Run:
+def dry(data: Path, *more: str) -> Parts:
     """Return a run that writes nothing."""
-    return Run(prepared(configure(data, Path("nowhere"), *more)), dry_run=True)
+    config = prepare_config(configure(data, Path("nowhere"), *more))
+    parts = build_parts(config, dry_run=True)
+    if config.init_from:
+        initialise_from(parts, config.init_from)
+    return parts
 
 
-def weights(run: Run) -> dict[str, Tensor]:
+def weights(run: TrainingRun | Parts) -> dict[str, Tensor]:
     """Return a copy of a run's weights."""
     return {name: w.clone() for name, w in run.model.state_dict().items()}
 

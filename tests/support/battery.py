@@ -14,7 +14,7 @@ from torch import Tensor
 from metaseq_lm.core import plugins
 from metaseq_lm.core.config import load_config
 from metaseq_lm.distributed import process_group
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 Case = tuple[str, int]
 Weights = dict[Case, dict[str, Tensor]]
@@ -290,7 +290,7 @@ def exact(*more: str) -> list[str]:
 
 def train(config: DictConfig) -> dict[str, Tensor]:
     """Train a run and return its weights."""
-    run = Run(config)
+    run = TrainingRun(config)
     run.train()
     return {name: value.clone() for name, value in run.model.state_dict().items()}
 

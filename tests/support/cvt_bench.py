@@ -5,13 +5,14 @@ from typing import Any
 
 import torch
 from battery import CVT
+from omegaconf import DictConfig
 from torch import Tensor
 
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.models.words.word_model import dropout_at
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.parts import Parts, build_parts
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "cvt" / "config"
 SGD = [
@@ -25,38 +26,43 @@ BOTH = ["chunk", "dep"]
 NORMALISED = "model.normalize_words=true"
 
 
-def built(data: Path, *options: str) -> Run:
-    """Return a run in double precision that writes nothing."""
+def configure(data: Path, *options: str) -> DictConfig:
+    """Return the configuration of a run in double precision."""
     more = [f"data={data}", "save_dir=none", "engine.precision=fp64"]
-    run = Run(load_config([*more, *CVT, *SGD, *options]), dry_run=True)
+    return load_config([*more, *CVT, *SGD, *options])
+
+
+def built(data: Path, *options: str) -> Parts:
+    """Return a run in double precision that writes nothing."""
+    run = build_parts(configure(data, *options))
     run.model.train()
     return run
 
 
-def batch_of(run: Run, stream: str = "unlabelled", number: int = 0) -> Batch:
+def batch_of(run: Parts, stream: str = "unlabelled", number: int = 0) -> Batch:
     """Return a global batch; an unlabelled one is for all sets."""
     micro = run.task.build_streams("train")[stream].micro_batches(number, Shard())
-    found = run.trainer.engine.to_device(micro)[0]
+    found = run.engine.to_device(micro)[0]
     return found | {"sets": run.task.names} if stream == "unlabelled" else found
 
 
-def scores(run: Run, batch: Batch, name: str, module: str) -> Tensor:
+def scores(run: Parts, batch: Batch, name: str, module: str) -> Tensor:
     with torch.no_grad(), dropout_at(run.model, 0.0):
         return run.model.scores(run.model.views(batch), batch["scored"], name, module)
 
 
-def gradients(run: Run, batch: Batch) -> tuple[dict[str, Any], Any]:
-    parameters = run.trainer.engine.parameters("main")
+def gradients(run: Parts, batch: Batch) -> tuple[dict[str, Any], Any]:
+    parameters = run.engine.parameters("main")
     names = {id(p): name for name, p in run.model.named_parameters()}
-    grads, _ = run.trainer.engine.gradients(
+    grads, _ = run.engine.gradients(
         lambda micro: run.task.criterion(run.model, micro), [batch], parameters
     )
     return {names[id(p)]: g for p, g in zip(parameters, grads)}, grads
 
 
-def average_moves_before_the_step(run: Run, batches: dict[str, list]) -> None:
+def average_moves_before_the_step(run: Parts, batches: dict[str, list]) -> None:
     """Assert that an update takes a tenth of the weights before it into an average of decay 0.9."""
-    model, engine = run.model, run.trainer.engine
+    model, engine = run.model, run.engine
     with torch.no_grad():
         for p in engine.parameters("main"):
             p.add_(0.1)  # the average is not there yet

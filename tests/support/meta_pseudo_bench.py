@@ -16,7 +16,7 @@ from metaseq_lm.core.config import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.tasks import Batches
-from metaseq_lm.training.run import build_model, build_task
+from metaseq_lm.training.parts import build_model, build_task
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "meta_pseudo_label" / "config"
 Grads = Sequence[Optional[Tensor]]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import load_config
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 TOPICS = {"animal": ["cat", "dog", "bird", "cow"], "tool": ["saw", "axe", "drill", "file"]}
 WORDS = ["the", "a", "big", "small", "is", "was", "here", "there"]
@@ -75,27 +75,27 @@ def configure(data: Path, save: Path, criterion: str, *more: str) -> DictConfig:
     )
 
 
-def build(data: Path, save: Path, criterion: str, *more: str) -> Run:
-    return Run(configure(data, save, criterion, *more))
+def build(data: Path, save: Path, criterion: str, *more: str) -> TrainingRun:
+    return TrainingRun(configure(data, save, criterion, *more))
 
 
-def batches_of(run: Run, number: int = 0) -> dict[str, list[list[dict]]]:
+def batches_of(run: TrainingRun, number: int = 0) -> dict[str, list[list[dict]]]:
     """Return what update `number` gets, if every update takes one batch of each stream."""
     streams = run.task.build_streams("train")
     wanted = run.task.needs(number)
-    found = {n: [streams[n].micro_batches(number, run.trainer.shard)] for n in wanted}
-    return {n: [run.trainer.engine.to_device(b) for b in parts] for n, parts in found.items()}
+    found = {n: [streams[n].micro_batches(number, run.parts.shard)] for n in wanted}
+    return {n: [run.engine.to_device(b) for b in parts] for n, parts in found.items()}
 
 
-def one_update(run: Run, number: int = 0) -> dict[str, float]:
+def one_update(run: TrainingRun, number: int = 0) -> dict[str, float]:
     """Make one update by hand and return its log."""
     run.model.train()
-    run.trainer.engine.begin(number)
-    logs = run.task.update(run.trainer.engine, run.model, batches_of(run, number))
+    run.engine.begin(number)
+    logs = run.task.update(run.engine, run.model, batches_of(run, number))
     return {name: float(value) for name, value in logs.items()}
 
 
-def weights(run: Run) -> dict[str, Tensor]:
+def weights(run: TrainingRun) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in run.model.state_dict().items()}
 
 

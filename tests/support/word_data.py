@@ -10,7 +10,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.storage.manifest import tokenizer_hash
 from metaseq_lm.runs import checkpoint
-from metaseq_lm.training.run import build_model, build_task
+from metaseq_lm.training.parts import build_model, build_task
 
 NOUNS = ["cat", "dog", "tree", "car", "bird", "House"]
 RELATIONS = {"D": "det", "A": "amod"}

@@ -15,13 +15,12 @@ import hashlib
 import json
 import math
 import os
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -29,20 +28,18 @@ from omegaconf import DictConfig
 
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.checks import check_classes
-from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, fingerprint
-from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.runs import checkpoint, lineage_cost
+from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.runs.lineage_cost import Costs
 from metaseq_lm.runs.safe_load import check_header
 from metaseq_lm.tasks.finetuning import Outputs, listed
-from metaseq_lm.training.restore import open_run
-
-if TYPE_CHECKING:
-    from metaseq_lm.training.run import Run
+from metaseq_lm.training.restore import RestoredRun, open_run
 
 FORMAT = 3
 SUFFIX = ".train.safetensors"
@@ -160,7 +157,7 @@ def outputs_of(
             if process_group.rank() == 0:
                 file = teacher.file(name)
                 own = {str(file.resolve()): spent}
-                costs = lineage_cost.union([lineage_cost.behind(str(teacher.checkpoint)), own])
+                costs = lineage_cost.union([lineage_cost.ancestors(str(teacher.checkpoint)), own])
                 about = describe(Path(config.data) / name, sets[name], teacher.weights)
                 store(file, outputs, about | {"checkpoint": str(teacher.checkpoint), "cost": costs})
             process_group.from_first(None)  # nobody reads before it is written
@@ -188,7 +185,7 @@ def missing(teachers: Mapping[str, Teacher]) -> list[tuple[Teacher, list[str]]]:
     return found
 
 
-def opened(config: DictConfig, teacher: Teacher) -> Run:
+def opened(config: DictConfig, teacher: Teacher) -> RestoredRun:
     """Return the run of a teacher on the student's data, to be asked in full precision.
 
     Raises MetaseqError if it cannot be: a model has all its heads, so DATA must have all its sets.
@@ -205,14 +202,14 @@ def opened(config: DictConfig, teacher: Teacher) -> Run:
     return open_run(str(teacher.checkpoint), config.data, config.user_dir, overrides)
 
 
-def computed(run: Run, teacher: Teacher, name: str) -> tuple[np.ndarray, dict[str, float]]:
+def computed(run: RestoredRun, teacher: Teacher, name: str) -> tuple[np.ndarray, dict[str, float]]:
     """Return a teacher's outputs (rows, K) on a set's training rows, without dropout, and their cost.
 
     A call of all replicas, each of which takes its share of each batch. Raises Interrupted.
     """
     task: Any = run.task  # a BamTask, which imports this module
-    meter, engine, model = run.trainer.flops, run.trainer.engine, run.model
-    started, before = time.monotonic(), meter.total
+    meter, engine, model = FlopMeter(), run.engine, run.model
+    started = time.monotonic()
     rows = len(task.labelled(name, "train"))
     show = Rows(f"{teacher.name}: its outputs on {name}", rows)
 
@@ -222,15 +219,15 @@ def computed(run: Run, teacher: Teacher, name: str) -> tuple[np.ndarray, dict[st
     mine: Outputs = []
     model.eval()
     with engine.outside_updates():
-        for number, batch in enumerate(task.once(name, "train").once(run.trainer.shard)):
+        for number, batch in enumerate(task.once(name, "train").once(run.parts.shard)):
             process_group.alive()
-            stop_if_asked(run, teacher)
+            stop_if_asked(teacher)
             show(number * task.options.batch_size)
             placed = engine.to_device(batch)
             with meter.count(placed):
                 parts = engine.map(find, placed)
             mine += [row for part in parts for row in part]
-    flops = sum(process_group.gather_objects(meter.total - before))
+    flops = sum(process_group.gather_objects(meter.total))
     every = [row for part in process_group.gather_objects(mine) for row in part]
     # What nobody has computed must not pass for an output.
     outputs = np.full((rows, task.outputs[name]), np.nan, np.float32)
@@ -251,16 +248,13 @@ class Rows:
             self.shown = time.monotonic()
 
 
-def stop_if_asked(run: Run, teacher: Teacher) -> None:
+def stop_if_asked(teacher: Teacher) -> None:
     """Raise Interrupted on all replicas if a signal asked one of them to stop."""
-    asked = run.trainer.agree()
-    if asked:
-        error = Interrupted(
-            f"stopped by {signal.Signals(asked).name} while the outputs of {teacher.name} were computed; "
-            "those of whole sets are stored, start the same command again to go on"
+    if number := process_group.agreed_signal():
+        raise signals.interruption(
+            number,
+            f"while the outputs of {teacher.name} were computed; those of whole sets are stored",
         )
-        error.signal = asked
-        raise error
 
 
 # ---------------------------------------------------------------- storing

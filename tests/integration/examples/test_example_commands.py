@@ -10,7 +10,8 @@ from battery import WORDS
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import load_config
-from metaseq_lm.training.run import Run, prepared
+from metaseq_lm.training.parts import prepare_config
+from metaseq_lm.training.price import estimate_price
 
 CVT = Path(__file__).resolve().parents[3] / "examples" / "cvt"
 CONFIGS = str(CVT / "config")
@@ -70,8 +71,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scored(data: Path, name: str, *options: str) -> None:
     """Make an update of each kind and open all splits that a config scores."""
     config = load_config([f"data={data}", *options, *QUIET], CONFIGS, name)
-    Run(prepared(config), dry_run=True).train()
-    task = Run(prepared(config), dry_run=True).task
+    task = estimate_price(prepare_config(config)).parts.task
     for split in config.trainer.final_splits:
         task.build_streams(split)
 

@@ -8,7 +8,9 @@ import torch
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import load_config
 from metaseq_lm.runs import checkpoint
-from metaseq_lm.training.run import Run, prepared
+from metaseq_lm.training.initialise import initialise_from
+from metaseq_lm.training.parts import Parts, build_parts, prepare_config
+from metaseq_lm.training.price import estimate_price
 
 pytest.importorskip("transformers")
 from hf_folders import make  # noqa: E402
@@ -38,15 +40,17 @@ def imported(folder: Path, name: str) -> tuple[Path, Path]:
     return own, data
 
 
-def started(folder: Path, name: str, *options: str) -> tuple[Run, dict, dict]:
+def started(folder: Path, name: str, *options: str) -> tuple[Parts, dict, dict]:
     """Return a run from the folder, its weights before its one update, and those of the folder."""
     own, data = imported(folder, name)
     places = [f"data={data}", f"init_from={own}", f"save_dir={folder / 'run'}"]
-    run = Run(prepared(load_config([*RUN, *options, *places])), dry_run=True)
-    before = {n: w.clone() for n, w in run.model.state_dict().items()}
-    run.train()
-    assert run.trainer.update == 1
-    return run, before, checkpoint.load(checkpoint.resolve(str(own))).weights
+    config = prepare_config(load_config([*RUN, *options, *places]))
+    parts = build_parts(config, dry_run=True)
+    initialise_from(parts, config.init_from)
+    before = {n: w.clone() for n, w in parts.model.state_dict().items()}
+    estimate = estimate_price(config)
+    assert len(estimate.first_updates) == 1
+    return estimate.parts, before, checkpoint.load(checkpoint.resolve(str(own))).weights
 
 
 def check_taken(before: dict, known: dict, prefix: str, source: str = "") -> None:

@@ -14,7 +14,7 @@ from metaseq_lm.core.batch import Batch
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.training.restore import open_run
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 pytest.importorskip("transformers")
 from hf_folders import make  # noqa: E402
@@ -105,9 +105,9 @@ def labels_of(batch: Batch) -> Tensor:
     return labels
 
 
-def our_loss(run: Run, batch: Batch, step: bool) -> float:
+def our_loss(run: TrainingRun, batch: Batch, step: bool) -> float:
     """Return the loss of the run's criterion; with `step` the engine makes one update."""
-    engine, model = run.trainer.engine, run.model.train()
+    engine, model = run.engine, run.model.train()
     grads, logs = engine.gradients(
         lambda part: run.task.criterion(model, part), [batch], engine.parameters("main"), draw="one"
     )

@@ -17,7 +17,7 @@ from metaseq_lm.data.streams import Shard
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.training.restore import open_run
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 QUICK = [
     "criterion=tagging",
@@ -37,17 +37,17 @@ def reader(sentences: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return word_data.language_model(sentences, tmp_path_factory.mktemp("reader"))
 
 
-def build(data: Path, save: Path, reader: Path | str, *more: str) -> Run:
+def build(data: Path, save: Path, reader: Path | str, *more: str) -> TrainingRun:
     places = [f"data={data}", f"save_dir={save}", f"task.elmo={reader}"]
-    return Run(load_config([*battery.CVT, *QUICK, *places, *more]))
+    return TrainingRun(load_config([*battery.CVT, *QUICK, *places, *more]))
 
 
-def batch_of(run: Run, name: str) -> Batch:
+def batch_of(run: TrainingRun, name: str) -> Batch:
     micro = run.task.build_streams("train")[name].micro_batches(0, Shard())
-    return run.trainer.engine.to_device(micro)[0]
+    return run.engine.to_device(micro)[0]
 
 
-def scores(run: Run, batch: Batch, name: str) -> Tensor:
+def scores(run: TrainingRun, batch: Batch, name: str) -> Tensor:
     with torch.no_grad():
         return run.model.scores(run.model.views(batch), batch["scored"], name, "primary")
 
@@ -140,8 +140,10 @@ def test_another_run_takes_the_encoder_with_its_mix(
     options = [o for o in battery.CVT if not o.startswith("model") or model == "cnn_bilstm"]
     places = [f"data={sentences}", f"task.elmo={reader}", f"model={model}", *small]
 
-    def start(save: str, *more: str) -> Run:
-        return Run(load_config([*options, *QUICK, *places, f"save_dir={tmp_path / save}", *more]))
+    def start(save: str, *more: str) -> TrainingRun:
+        return TrainingRun(
+            load_config([*options, *QUICK, *places, f"save_dir={tmp_path / save}", *more])
+        )
 
     start("a", "trainer.max_update=2", "trainer.final_splits=[]").train()
     first = [f"init_from={tmp_path / 'a'}", "task.freeze_encoder=true", "task.labelled=[pos]"]
@@ -160,7 +162,7 @@ def test_another_run_takes_the_encoder_with_its_mix(
 def test_the_cost_is_counted(sentences: Path, tmp_path: Path) -> None:
     """Each pass of the language model by formula, and the run it was trained in."""
     names = [*battery.WORD_LM, *QUICK, "criterion=language_modeling", "trainer.final_splits=[]"]
-    Run(load_config([*names, f"data={sentences}", f"save_dir={tmp_path / 'lm'}"])).train()
+    TrainingRun(load_config([*names, f"data={sentences}", f"save_dir={tmp_path / 'lm'}"])).train()
     earlier = json.loads((tmp_path / "lm" / "results.json").read_text())
     run = build(sentences, tmp_path / "run", tmp_path / "lm")
     costs = run.task.further_costs()

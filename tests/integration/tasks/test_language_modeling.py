@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 TINY = [s for s in battery.TINY if not s.startswith("model.")]
 NAMES = ["task=language_modeling", "criterion=language_modeling", "task.batch_size=16"]
@@ -29,10 +29,10 @@ def configure(data: Path, save: Path, *more: str) -> DictConfig:
 def test_the_loss_is_the_mean_of_both_directions(mode: str, moons: Path, tmp_path: Path) -> None:
     """With torch's own cross-entropy, row by row: x and [SEP] forwards, x and [CLS] backwards."""
     more = [f"task.sample_break_mode={mode}", "task.tokens_per_sample=20"]
-    run = Run(configure(moons, tmp_path, *more, "engine.precision=fp64"))
+    run = TrainingRun(configure(moons, tmp_path, *more, "engine.precision=fp64"))
     stream = run.task.build_streams("valid")["valid"]
     last = list(stream.once(Shard()))[-1]  # the only one with padding in mode "none"
-    (batch,) = run.trainer.engine.to_device(last)
+    (batch,) = run.engine.to_device(last)
     tokens, padding = batch["tokens"], batch["padding"]
     assert padding is not None and padding.any()
     terms = run.task.criterion(run.model.eval(), batch)
@@ -54,7 +54,7 @@ def test_the_loss_is_the_mean_of_both_directions(mode: str, moons: Path, tmp_pat
 
 def test_perplexity_and_learning(moons: Path, tmp_path: Path) -> None:
     """From that of a uniform guess, the vocabulary's size, to less than half; exp of the mean loss."""
-    run = Run(configure(moons, tmp_path, "trainer.max_update=60", "optimizer.lr=0.02"))
+    run = TrainingRun(configure(moons, tmp_path, "trainer.max_update=60", "optimizer.lr=0.02"))
     start = run.trainer.evaluate("valid").metrics
     assert start["perplexity"] == pytest.approx(len(run.task.vocabulary), rel=0.25)
     run.train()
@@ -79,7 +79,7 @@ def test_mistakes(more: list[str], words: str, moons: Path, tmp_path: Path) -> N
     places = [f"data={moons}", f"save_dir={tmp_path}"]
     start = battery.LSTM if "model=transformer" not in more else []
     with pytest.raises(UsageError, match=words):
-        Run(load_config([*start, *NAMES, *TINY, *places, *more])).train()
+        TrainingRun(load_config([*start, *NAMES, *TINY, *places, *more])).train()
 
 
 # ---------------------------------------------------------------- fine-tuning
@@ -108,24 +108,24 @@ def tuning(data: Path, save: Path, *more: str) -> DictConfig:
 def test_sentences_and_pairs_are_learnt(form: str, sets: Path, tmp_path: Path) -> None:
     """The same head as a Transformer's, on the ends of both directions."""
     more = [f"task.labelled={form}", "optimizer.lr=0.01", "task.epochs=6", "task.batch_size=16"]
-    run = Run(tuning(sets, tmp_path, *more))
+    run = TrainingRun(tuning(sets, tmp_path, *more))
     run.train()
     assert run.trainer.last_valid["accuracy"] > 0.9
 
 
 @pytest.mark.parametrize("form", ["choices", "spans", "regression"])
 def test_other_forms_run(form: str, sets: Path, tmp_path: Path) -> None:
-    run = Run(tuning(sets, tmp_path, f"task.labelled={form}", "trainer.max_update=2"))
+    run = TrainingRun(tuning(sets, tmp_path, f"task.labelled={form}", "trainer.max_update=2"))
     run.train()
     assert np.isfinite(run.trainer.last_valid["loss"])
 
 
 def test_the_encoder_is_taken_over(moons: Path, tmp_path: Path) -> None:
-    before = Run(configure(moons, tmp_path / "lm", "trainer.max_update=2", *SMALL))
+    before = TrainingRun(configure(moons, tmp_path / "lm", "trainer.max_update=2", *SMALL))
     before.train()
     trained = before.model.state_dict()
     start = [f"init_from={tmp_path / 'lm'}", "task.labelled=which_moon_20"]
-    run = Run(tuning(moons, tmp_path / "tuned", *start))
+    run = TrainingRun(tuning(moons, tmp_path / "tuned", *start))
     own = run.model.state_dict()
     names = {n for n in own if n.startswith("encoder.")}
     assert len(names) == 1 + 2 * 2 * 5

@@ -12,7 +12,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.runs.checkpoint import read_manifest
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 from metaseq_lm.training.trainer import Trainer
 
 
@@ -33,7 +33,9 @@ def place(tmp_path: Path) -> Path:
 def test_another_set_is_scored_if_it_has_the_classes(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Run(configure(place, tmp_path / "run", "task.labelled=single", "trainer.max_update=1")).train()
+    TrainingRun(
+        configure(place, tmp_path / "run", "task.labelled=single", "trainer.max_update=1")
+    ).train()
     score = ["evaluate", str(tmp_path / "run"), "--split", "valid"]
     assert main([*score, "task.labelled=same"]) == 0
     capsys.readouterr()
@@ -42,11 +44,13 @@ def test_another_set_is_scored_if_it_has_the_classes(
 
 
 def test_a_kept_head_has_the_classes(place: Path, tmp_path: Path) -> None:
-    Run(configure(place, tmp_path / "run", "task.labelled=single", "trainer.max_update=1")).train()
+    TrainingRun(
+        configure(place, tmp_path / "run", "task.labelled=single", "trainer.max_update=1")
+    ).train()
     start = [f"init_from={tmp_path / 'run'}", "task.keep_head=true", "trainer.max_update=1"]
-    Run(configure(place, tmp_path / "on", "task.labelled=same", *start)).train()
+    TrainingRun(configure(place, tmp_path / "on", "task.labelled=same", *start)).train()
     with pytest.raises(UsageError, match="with the classes"):
-        Run(configure(place, tmp_path / "off", "task.labelled=turned", *start))
+        TrainingRun(configure(place, tmp_path / "off", "task.labelled=turned", *start))
 
 
 def test_the_classes_are_those_at_the_start(
@@ -61,7 +65,7 @@ def test_the_classes_are_those_at_the_start(
 
     monkeypatch.setattr(Trainer, "save", late)
     run = tmp_path / "run"
-    Run(configure(place, run, "task.labelled=same", "trainer.max_update=1")).train()
+    TrainingRun(configure(place, run, "task.labelled=same", "trainer.max_update=1")).train()
     found = read_manifest((run / "checkpoints" / "last").resolve())["facts"]["labels"]["same"]
     assert found == Manifest.load(place / "single").details["labels"]
     assert main(["evaluate", str(run), "--split", "valid"]) == 2

@@ -14,7 +14,7 @@ from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.models.transformer.flops_rules import Sizes
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 SIZE = ["task.tokens_per_sample=12", "task.batch_size=32", "model.segments=2"]
 
@@ -42,14 +42,14 @@ def configure(data: Path, save: Path, *more: str) -> DictConfig:
 def test_it_learns_which_sentence_follows(topics: Path, tmp_path: Path) -> None:
     size = ["model.encoder_embed_dim=32", "model.encoder_ffn_embed_dim=64", "optimizer.lr=0.003"]
     calm = ["trainer.log_interval=100", "schedule=constant", "model.dropout=0"]
-    run = Run(configure(topics, tmp_path, "trainer.max_update=200", *size, *calm))
+    run = TrainingRun(configure(topics, tmp_path, "trainer.max_update=200", *size, *calm))
     run.train()
     assert run.trainer.last_valid["next_sentence_accuracy"] > 0.9
 
 
 def test_the_loss_is_the_sum_of_two_means(topics: Path, tmp_path: Path) -> None:
     """Over masked tokens and over rows, computed with torch's own functions."""
-    run = Run(configure(topics, tmp_path, "trainer.max_update=1", "model.dropout=0"))
+    run = TrainingRun(configure(topics, tmp_path, "trainer.max_update=1", "model.dropout=0"))
     (batch,) = run.task.build_streams("train")["train"].micro_batches(0, Shard())
     model = run.model.eval()
     terms = run.task.criterion(model, batch)
@@ -71,7 +71,7 @@ def test_the_loss_is_the_sum_of_two_means(topics: Path, tmp_path: Path) -> None:
 
 
 def test_validation_is_the_same_each_time(topics: Path, tmp_path: Path) -> None:
-    stream = Run(configure(topics, tmp_path)).task.build_streams("valid")["valid"]
+    stream = TrainingRun(configure(topics, tmp_path)).task.build_streams("valid")["valid"]
     passes = [list(stream.once(Shard())) for _ in range(2)]
     for (one,), (other,) in zip(*passes):
         assert all((one[n] == other[n]).all() for n in ("tokens", "next_sentence", "targets"))
@@ -79,7 +79,7 @@ def test_validation_is_the_same_each_time(topics: Path, tmp_path: Path) -> None:
 
 def test_names_of_the_parameters(topics: Path, tmp_path: Path) -> None:
     """Those of masked_lm's model, and the head."""
-    pairs = Run(configure(topics, tmp_path, "trainer.max_update=1")).model.state_dict()
+    pairs = TrainingRun(configure(topics, tmp_path, "trainer.max_update=1")).model.state_dict()
     names = {n for n in pairs if not n.startswith("heads.next_sentence.")}
     assert names == {n for n in pairs if n.startswith(("encoder.", "heads.lm."))}
     head = {n.removeprefix("heads.next_sentence.") for n in set(pairs) - names}
@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_refused(
 
 def test_flops_by_rule_are_those_of_the_masked_lm(topics: Path, tmp_path: Path) -> None:
     """As the ELECTRA paper counts BERT: twice the forward pass, a softmax at 20 of 128 tokens."""
-    run = Run(configure(topics, tmp_path))
+    run = TrainingRun(configure(topics, tmp_path))
     vocab = len(run.task.vocabulary)  # type: ignore[attr-defined]
     row = Sizes(layers=2, width=8, ffn=16, heads=2, embed=8, vocab=vocab, length=12)
     wanted = 2 * (row.blocks() + row.inputs() + row.softmax_head(20 / 128))

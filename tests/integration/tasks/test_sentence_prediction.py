@@ -20,7 +20,7 @@ from metaseq_lm.data.streams import Shard
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.tasks.finetuning import encoder_sizes
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def weights(run: Run) -> dict[str, Tensor]:
+def weights(run: TrainingRun) -> dict[str, Tensor]:
     return {name: w.clone() for name, w in run.model.state_dict().items()}
 
 
@@ -44,7 +44,7 @@ def weights(run: Run) -> dict[str, Tensor]:
 def test_an_easy_rule_is_learnt(form: str, data: Path, tmp_path: Path) -> None:
     """Over 95 % on rows not seen in training, for every form, with the recipe of ELECTRA's code."""
     more = ["task.epochs=10", "task.batch_size=16", "trainer.final_splits=[test]"]
-    Run(configure(data, tmp_path, f"task.labelled={form}", *more)).train()
+    TrainingRun(configure(data, tmp_path, f"task.labelled={form}", *more)).train()
     results = json.loads((tmp_path / "results.json").read_text())
     metrics = results["metrics"]["test"]
     main = "pearson_spearman" if form == "regression" else "accuracy"
@@ -69,7 +69,7 @@ def test_micro_batches_change_nothing(form: str, data: Path, tmp_path: Path) -> 
     found = []
     for size in (0, 1, 4):
         options = [f"task.labelled={form}", f"engine.micro_batch_size={size}", *more]
-        run = Run(configure(data, tmp_path / str(size), *options))
+        run = TrainingRun(configure(data, tmp_path / str(size), *options))
         run.train()
         found.append((weights(run), run.trainer.last_valid))
     for other, valid in found[1:]:
@@ -80,27 +80,27 @@ def test_micro_batches_change_nothing(form: str, data: Path, tmp_path: Path) -> 
 # ---------------------------------------------------------------- starting from another run
 
 
-def finetune(data: Path, save: Path, *more: str) -> Run:
-    return Run(configure(data, save, "task.labelled=single", "trainer.max_update=2", *more))
+def finetune(data: Path, save: Path, *more: str) -> TrainingRun:
+    return TrainingRun(configure(data, save, "task.labelled=single", "trainer.max_update=2", *more))
 
 
-def same(run: Run, others: dict[str, Tensor], beginning: str) -> list[bool]:
+def same(run: TrainingRun, others: dict[str, Tensor], beginning: str) -> list[bool]:
     """Return whether each weight with this beginning is the other one, bit for bit."""
     own = run.model.state_dict()
     return [torch.equal(own[n], others[n]) for n in own if n.startswith(beginning)]
 
 
 @pytest.fixture(scope="module")
-def other(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def other(data: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
     """A fine-tuned run on the pairs, with another seed."""
     save = tmp_path_factory.mktemp("other")
-    run = Run(configure(data, save, "task.labelled=pair", "trainer.max_update=6", "seed=7"))
+    run = TrainingRun(configure(data, save, "task.labelled=pair", "trainer.max_update=6", "seed=7"))
     run.train()
     return run
 
 
 def test_an_intermediate_task_gives_its_encoder_only(
-    data: Path, other: Run, tmp_path: Path
+    data: Path, other: TrainingRun, tmp_path: Path
 ) -> None:
     before = finetune(data, tmp_path / "fresh")
     started = finetune(data, tmp_path / "started", f"init_from={other.config.save_dir}")
@@ -116,16 +116,18 @@ def test_an_intermediate_task_gives_its_encoder_only(
     assert all(same(kept, trained, ""))
 
 
-def inherit(data: Path, save: Path, *more: str) -> Run:
+def inherit(data: Path, save: Path, *more: str) -> TrainingRun:
     """Return a run that names no sizes of its own."""
     plain = [option for option in SMALL if not option.startswith("model.")]
     own = ["task.labelled=single", "trainer.max_update=2", "model=inherit"]
-    return Run(
+    return TrainingRun(
         load_config([*TASK, *plain, *ELECTRA, *own, f"data={data}", f"save_dir={save}", *more])
     )
 
 
-def test_the_model_of_init_from_can_be_inherited(data: Path, other: Run, tmp_path: Path) -> None:
+def test_the_model_of_init_from_can_be_inherited(
+    data: Path, other: TrainingRun, tmp_path: Path
+) -> None:
     """With another dropout if asked; config.yaml has the sizes, so that the run needs no inheritance."""
     start = f"init_from={other.folder.path}"
     run = inherit(data, tmp_path / "a", start, "model.changes=['dropout=0.25']")
@@ -143,7 +145,7 @@ def test_the_model_of_init_from_can_be_inherited(data: Path, other: Run, tmp_pat
     ],
 )
 def test_what_cannot_be_inherited(
-    options: list[str], words: str, data: Path, other: Run, tmp_path: Path
+    options: list[str], words: str, data: Path, other: TrainingRun, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=words):
         inherit(data, tmp_path, f"init_from={other.folder.path}", *options)
@@ -153,7 +155,9 @@ def pretrained_folder(place: Path, own: dict[str, Tensor]) -> str:
     return str(checkpoint.save(place, 1, own, {"update": 1}, {}))
 
 
-def test_other_models_give_what_they_call_encoder(data: Path, other: Run, tmp_path: Path) -> None:
+def test_other_models_give_what_they_call_encoder(
+    data: Path, other: TrainingRun, tmp_path: Path
+) -> None:
     """An ELECTRA has a generator beside its encoder, and heads of other names; they are left."""
     trained = weights(other)
     more = {f"generator.{n}": w + 1 for n, w in trained.items()}
@@ -172,14 +176,14 @@ def test_other_models_give_what_they_call_encoder(data: Path, other: Run, tmp_pa
     ],
 )
 def test_what_does_not_fit_is_refused(
-    change: object, words: str, data: Path, other: Run, tmp_path: Path
+    change: object, words: str, data: Path, other: TrainingRun, tmp_path: Path
 ) -> None:
     source = pretrained_folder(tmp_path / "there", change(weights(other)))  # type: ignore[operator]
     with pytest.raises(MetaseqError, match=words):
         finetune(data, tmp_path / "run", f"init_from={source}")
 
 
-def test_a_kept_head_must_be_there_and_fit(data: Path, other: Run, tmp_path: Path) -> None:
+def test_a_kept_head_must_be_there_and_fit(data: Path, other: TrainingRun, tmp_path: Path) -> None:
     own = weights(other)
     lacking = {n: w for n, w in own.items() if not n.startswith("heads.")}
     for name, changed in (("a", lacking), ("b", own | {"heads.sentence.out.bias": torch.ones(3)})):
@@ -189,13 +193,13 @@ def test_a_kept_head_must_be_there_and_fit(data: Path, other: Run, tmp_path: Pat
 
 
 def test_a_task_that_chooses_nothing_takes_all_or_fails(
-    moons: Path, data: Path, other: Run, tmp_path: Path
+    moons: Path, data: Path, other: TrainingRun, tmp_path: Path
 ) -> None:
     """The default of Task.pretrained is as strict as ever: no weight of masked_lm starts fresh."""
     source = pretrained_folder(tmp_path / "there", weights(other))
     options = ["task=masked_lm", *SMALL, f"data={moons}", f"save_dir={tmp_path / 'run'}"]
     with pytest.raises(MetaseqError, match="does not fit the model .missing: .*heads.lm"):
-        Run(load_config([*options, "task.tokens_per_sample=32", f"init_from={source}"]))
+        TrainingRun(load_config([*options, "task.tokens_per_sample=32", f"init_from={source}"]))
 
 
 # ---------------------------------------------------------------- epochs
@@ -213,30 +217,30 @@ def test_a_task_that_chooses_nothing_takes_all_or_fails(
 def test_epochs_give_the_updates(
     options: list[str], updates: int, data: Path, tmp_path: Path
 ) -> None:
-    run = Run(configure(data, tmp_path, "task.labelled=pair", *options))
+    run = TrainingRun(configure(data, tmp_path, "task.labelled=pair", *options))
     stored = OmegaConf.load(tmp_path / "config.yaml")
     for config in (run.config, stored):
         assert config.trainer.max_update == config.schedule.total_updates == updates
-    factor = run.trainer.engine.optimizers["main"].schedule
+    factor = run.engine.optimizers["main"].schedule
     assert factor(1) == 0 and factor(updates + 1) == 0 and (updates == 1 or factor(updates) > 0)
 
 
 def test_a_total_of_its_own_stays(data: Path, tmp_path: Path) -> None:
     more = ["task.labelled=pair", "task.epochs=1", "schedule.total_updates=50"]
-    run = Run(configure(data, tmp_path, *more))
+    run = TrainingRun(configure(data, tmp_path, *more))
     assert (run.config.trainer.max_update, run.config.schedule.total_updates) == (8, 50)
 
 
 def test_a_run_with_epochs_goes_on(data: Path, tmp_path: Path) -> None:
     """The same command again is the same run, and ends where the uninterrupted one does."""
     more = ["task.labelled=single", "task.epochs=1", "trainer.save_interval_updates=3"]
-    straight = Run(configure(data, tmp_path / "straight", *more))
+    straight = TrainingRun(configure(data, tmp_path / "straight", *more))
     straight.train()
-    part = Run(configure(data, tmp_path / "cut", *more))
+    part = TrainingRun(configure(data, tmp_path / "cut", *more))
     part.trainer.options.max_update = 5  # as if it had been stopped there
     part.train()
     (tmp_path / "cut" / "results.json").unlink()
-    resumed = Run(configure(data, tmp_path / "cut", *more))
+    resumed = TrainingRun(configure(data, tmp_path / "cut", *more))
     assert resumed.config.trainer.max_update == 8
     resumed.train()
     assert all(same(resumed, weights(straight), ""))
@@ -245,7 +249,7 @@ def test_a_run_with_epochs_goes_on(data: Path, tmp_path: Path) -> None:
 def test_too_few_epochs(data: Path, tmp_path: Path) -> None:
     for epochs, least in (("0.1", 1), ("-1", 0)):
         with pytest.raises(UsageError, match=f"at least {least}"):
-            Run(configure(data, tmp_path, "task.labelled=single", f"task.epochs={epochs}"))
+            TrainingRun(configure(data, tmp_path, "task.labelled=single", f"task.epochs={epochs}"))
 
 
 # ---------------------------------------------------------------- what is written
@@ -256,7 +260,7 @@ def hidden(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on a set whose test split has no labels."""
     save = tmp_path_factory.mktemp("hidden")
     more = ["task.labelled=hidden", "trainer.max_update=2", "trainer.final_splits=[valid,test]"]
-    Run(configure(data, save, *more)).train()
+    TrainingRun(configure(data, save, *more)).train()
     return save
 
 
@@ -277,7 +281,7 @@ def test_training_on_it_is_a_mistake(data: Path, tmp_path: Path) -> None:
     sentence_sets.write_set(tmp_path / "data" / "s", {"train": ([rows], None)}, ("no", "yes"))
     sentence_sets.write_corpus(tmp_path / "data")
     more = ["task.labelled=s", "trainer.valid_split=''"]
-    run = Run(configure(tmp_path / "data", tmp_path / "run", *more))
+    run = TrainingRun(configure(tmp_path / "data", tmp_path / "run", *more))
     with pytest.raises(MetaseqError, match="no labels to train on"):
         run.train()
 
@@ -305,7 +309,7 @@ def test_a_benchmark_scores_and_writes_its_file(
     place = tmp_path / "data" / "s"
     sentence_sets.write_set(place, splits, ("0", "1"), form="single", benchmark="glue/CoLA")
     more = ["task.labelled=s", "trainer.max_update=2", "trainer.final_splits=[valid,test]"]
-    Run(configure(tmp_path / "data", tmp_path / "run", *more)).train()
+    TrainingRun(configure(tmp_path / "data", tmp_path / "run", *more)).train()
     assert asked[-1] == ("glue/CoLA", gold, (6, 2), None, ["0", "1"])
     valid = json.loads((tmp_path / "run" / "results.json").read_text())["metrics"]["valid"]
     assert list(valid) == ["score", "matthews", "cross_entropy", "accuracy", "loss"]
@@ -315,7 +319,9 @@ def test_a_benchmark_scores_and_writes_its_file(
 
 def test_real_values_without_the_training_split(data: Path, tmp_path: Path) -> None:
     """The range of the training labels comes with the weights, so other data need not hold it."""
-    run = Run(configure(data, tmp_path / "run", "task.labelled=regression", "trainer.max_update=2"))
+    run = TrainingRun(
+        configure(data, tmp_path / "run", "task.labelled=regression", "trainer.max_update=2")
+    )
     run.train()
     metrics, rows = run.score("valid")
     sentence_sets.write_corpus(tmp_path / "other")
@@ -334,7 +340,7 @@ def test_batches_of_rows_of_one_length(data: Path, tmp_path: Path) -> None:
     places = {}
     for grouped in (False, True):
         words = ("task.labelled=single", f"task.group_by_length={grouped}")
-        run = Run(configure(data, tmp_path / str(grouped), *words))
+        run = TrainingRun(configure(data, tmp_path / str(grouped), *words))
         stream = run.task.build_streams("train")["train"]
         epoch = [stream.micro_batches(i, Shard())[0] for i in range(stream.order.per_epoch)]  # type: ignore
         samples = [sample for batch in epoch for sample in batch["samples"].tolist()]
@@ -345,7 +351,7 @@ def test_batches_of_rows_of_one_length(data: Path, tmp_path: Path) -> None:
 
 
 def test_valid_size_is_of_validation_only(data: Path, tmp_path: Path) -> None:
-    task = Run(configure(data, tmp_path, "task.labelled=single", "task.valid_size=40")).task
+    task = TrainingRun(configure(data, tmp_path, "task.labelled=single", "task.valid_size=40")).task
     lengths = {s: len(task.build_streams(s)[s].order) for s in ("valid", "test")}  # type: ignore
     assert lengths == {"valid": 2, "test": 8}
 
@@ -360,7 +366,7 @@ def test_valid_size_is_of_validation_only(data: Path, tmp_path: Path) -> None:
 )
 def test_mistakes(options: list[str], words: str, data: Path, tmp_path: Path) -> None:
     with pytest.raises(MetaseqError, match=words):
-        Run(configure(data, tmp_path, *options)).train()
+        TrainingRun(configure(data, tmp_path, *options)).train()
 
 
 def test_models_with_more_options_have_the_same_encoder(data: Path, tmp_path: Path) -> None:
@@ -381,7 +387,7 @@ def test_models_with_more_options_have_the_same_encoder(data: Path, tmp_path: Pa
 def test_low_precision(form: str, data: Path, tmp_path: Path) -> None:
     """bfloat16 changes numbers a little, nothing else: losses and scores stay in full precision."""
     more = [f"task.labelled={form}", "engine.precision=bf16", "trainer.max_update=3"]
-    run = Run(configure(data, tmp_path, *more))
+    run = TrainingRun(configure(data, tmp_path, *more))
     run.train()
     _, rows = run.score("valid")
     if form != "regression":

@@ -16,7 +16,9 @@ from metaseq_lm.data.streams import Shard, tensors
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
 from metaseq_lm.runs import checkpoint
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.initialise import initialise_from
+from metaseq_lm.training.parts import Parts, build_parts, evaluate_split
+from metaseq_lm.training.run import TrainingRun
 
 SIZES = [
     "model.encoder_layers=1",
@@ -64,7 +66,7 @@ def test_questions_learnt_by_heart(
     """EM 100 on the training questions; the files for the leaderboard say so too."""
     steps = ["trainer.max_update=250", "optimizer.lr=0.004", "task.batch_size=40"]
     final = ["trainer.final_splits=[valid]", "optimizer.clip_norm=1", *options]
-    run = Run(configure(data, tmp_path / "run", name, *steps, *final))
+    run = TrainingRun(configure(data, tmp_path / "run", name, *steps, *final))
     run.train()
     results = json.loads((tmp_path / "run" / "results.json").read_text())["metrics"]["valid"]
     assert results["exact"] == results["f1"] == results["score"] == 1 and results["missing"] == 0
@@ -94,15 +96,15 @@ def test_questions_learnt_by_heart(
 
 
 @pytest.fixture
-def run(data: Path, tmp_path: Path) -> Run:
+def run(data: Path, tmp_path: Path) -> Parts:
     """A run that is not trained yet."""
-    return Run(configure(data, tmp_path / "run", "v2"), dry_run=True)
+    return build_parts(configure(data, tmp_path / "run", "v2"))
 
 
-def test_replicas_and_micro_batches(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_and_micro_batches(run: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of a question on two replicas, three rows at a time, give the same answers."""
     task, model = run.task, run.model.eval()
-    engine = run.trainer.engine
+    engine = run.engine
     stream = task.build_streams("valid")["valid"]
 
     def answers(world: int) -> list[dict]:
@@ -132,11 +134,11 @@ def test_the_loss_of_a_batch_is_its_sum(data: Path, tmp_path: Path) -> None:
     grads = []
     for summed in (True, False):
         more = ["task.batch_size=16", f"criterion.batch_sum={summed}", "engine.precision=fp64"]
-        run = Run(configure(data, tmp_path, "v2", *more), dry_run=True)
+        run = build_parts(configure(data, tmp_path, "v2", *more))
         stream = run.task.build_streams("train")["train"]
-        batch = run.trainer.engine.to_device(stream.micro_batches(0, Shard(0, 1, 5)))
+        batch = run.engine.to_device(stream.micro_batches(0, Shard(0, 1, 5)))
         run.model.train()
-        loss, engine = run.task.criterion, run.trainer.engine
+        loss, engine = run.task.criterion, run.engine
         grad, logs = engine.gradients(
             lambda b: loss(run.model, b), batch, engine.parameters("main")
         )
@@ -145,8 +147,8 @@ def test_the_loss_of_a_batch_is_its_sum(data: Path, tmp_path: Path) -> None:
     assert torch.allclose(grads[0][0], 16 * grads[1][0], rtol=1e-10, atol=1e-12)
 
 
-def test_validation_is_the_mean_over_windows(run: Run) -> None:
-    metrics = run.trainer.evaluate("valid").metrics
+def test_validation_is_the_mean_over_windows(run: Parts) -> None:
+    metrics = evaluate_split(run, "valid").metrics
     wanted = {"span": 0.0, "answerability": 0.0}
     stream = run.task.build_streams("valid")["valid"]
     rows = 0
@@ -163,7 +165,7 @@ def test_validation_is_the_mean_over_windows(run: Run) -> None:
 
 
 @torch.no_grad()
-def test_padding_changes_no_prediction(run: Run) -> None:
+def test_padding_changes_no_prediction(run: Parts) -> None:
     """Rows are sorted by length, so each is padded in another way than alone."""
     task, model = run.task, run.model.eval()
     windows = task.windows("valid")
@@ -185,24 +187,29 @@ def test_start_from_a_pretrained_encoder(data: Path, tmp_path: Path) -> None:
     for room in (50, 34, 20):
         places = [f"data={data}", f"save_dir={tmp_path}/mlm{room}", "trainer.max_update=1"]
         task = ["task.tokens_per_sample=20", f"model.max_positions={room}"]
-        Run(load_config([*places, *SIZES, *task])).train()
+        TrainingRun(load_config([*places, *SIZES, *task])).train()
     for room in (50, 34):
         config = configure(data, tmp_path / "fine", "v2", f"init_from={tmp_path}/mlm{room}")
-        run = Run(config, dry_run=True)
-        fresh = Run(configure(data, tmp_path / "fine", "v2"), dry_run=True).model.state_dict()
+        run = build_parts(config)
+        initialise_from(run, config.init_from)
+        fresh = build_parts(
+            configure(data, tmp_path / "fine", "v2"), dry_run=True
+        ).model.state_dict()
         found = checkpoint.load(checkpoint.resolve(f"{tmp_path}/mlm{room}")).weights
         for name, value in run.model.state_dict().items():
             if name.startswith("heads."):
                 assert torch.equal(value, fresh[name])
             else:
                 assert torch.equal(value, found[name][: len(value)]), name
-    deeper = ["model.encoder_layers=2", f"init_from={tmp_path}/mlm34"]
+    shape = build_parts(configure(data, tmp_path / "x", "v2", "model.encoder_layers=2"))
     with pytest.raises(MetaseqError, match="missing: encoder.stack.layers.1"):
-        Run(configure(data, tmp_path / "x", "v2", *deeper), dry_run=True)
+        initialise_from(shape, f"{tmp_path}/mlm34")
+    run = build_parts(configure(data, tmp_path / "x", "v2"))
     with pytest.raises(UsageError, match="20 positions but task.tokens_per_sample is 34"):
-        Run(configure(data, tmp_path / "x", "v2", f"init_from={tmp_path}/mlm20"), dry_run=True)
-    longer = ["task.tokens_per_sample=20", f"init_from={tmp_path}/mlm20"]
-    table = Run(configure(data, tmp_path / "x", "v2", *longer), dry_run=True).model.state_dict()
+        initialise_from(run, f"{tmp_path}/mlm20")
+    run = build_parts(configure(data, tmp_path / "x", "v2", "task.tokens_per_sample=20"))
+    initialise_from(run, f"{tmp_path}/mlm20")
+    table = run.model.state_dict()
     assert (table["encoder.embeddings.positions.weight"][20:] == 0).all()
 
 
@@ -223,12 +230,14 @@ def test_what_cannot_be_run(data: Path, tmp_path: Path) -> None:
         ]
     ):
         with pytest.raises(MetaseqError, match=message):
-            Run(configure(data, tmp_path / str(number), "v2", *more)).train()
+            TrainingRun(configure(data, tmp_path / str(number), "v2", *more)).train()
         assert number == 3 or not (tmp_path / str(number)).exists()
 
 
 def test_epochs(data: Path, tmp_path: Path) -> None:
     """Updates follow from the number of training windows."""
-    run = Run(configure(data, tmp_path / "run", "v2", "task.epochs=2", "task.batch_size=16"))
+    run = TrainingRun(
+        configure(data, tmp_path / "run", "v2", "task.epochs=2", "task.batch_size=16")
+    )
     windows = len(run.task.windows("train"))
     assert run.config.trainer.max_update == 2 * -(-windows // 16)

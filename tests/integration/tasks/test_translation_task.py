@@ -14,7 +14,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.evaluation import bleu
 from metaseq_lm.tasks import translation
 from metaseq_lm.tasks.translation import TranslationTask
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 TINY = [
     "task=translation",
@@ -61,7 +61,7 @@ def test_a_few_pairs_are_learnt(
     monkeypatch.setattr(translation, "check_bleu", lambda tokenizer: None)
     more = ["trainer.max_update=160", "trainer.valid_split=''", "task.bleu=true"]
     more += ["optimizer.lr=0.03", "task.batch_size=48"]
-    run = Run(configure(pairs, tmp_path, *more))
+    run = TrainingRun(configure(pairs, tmp_path, *more))
     run.train()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line for line in lines if line["kind"] == "train"][-1]["accuracy"] > 0.95

@@ -9,7 +9,8 @@ import battery
 import pytest
 
 from metaseq_lm.core.config import load_config
-from metaseq_lm.training.run import Run, prepared
+from metaseq_lm.training.parts import prepare_config
+from metaseq_lm.training.run import TrainingRun
 
 EPOCHS = Path(__file__).resolve().parents[3] / "examples/meta_pretrain/epochs.py"
 TASK = ["task=sentence_prediction", "criterion=sentence_prediction", "model.segments=2"]
@@ -18,7 +19,7 @@ SET = ["task.labelled=pairs", "task.batch_size=8", "task.tokens_per_sample=12"]
 
 def values(data: Path, *more: str) -> tuple[int, int]:
     config = load_config([*battery.TINY, *TASK, *SET, f"data={data}", "save_dir=x", *more])
-    trainer = prepared(config).trainer
+    trainer = prepare_config(config).trainer
     return trainer.max_update, trainer.validate_interval_updates
 
 
@@ -44,7 +45,7 @@ def test_each_epoch_is_validated_and_comes_into_the_table(moons: Path, tmp_path:
         place = tmp_path / f"seed{seed}"
         more = [f"data={moons}", f"save_dir={place}", f"seed={seed}", "label=k5"]
         epochs = ["task.epochs=3", "task.validate_epochs=1", "optimizer.lr=0.02"]
-        Run(load_config([*battery.TINY, *TASK, *SET, *more, *epochs])).train()
+        TrainingRun(load_config([*battery.TINY, *TASK, *SET, *more, *epochs])).train()
         lines = [json.loads(row) for row in (place / "log.jsonl").read_text().splitlines()]
         valid = [line for line in lines if line["kind"] == "valid"]
         assert [line["update"] for line in valid] == [3, 6, 9]

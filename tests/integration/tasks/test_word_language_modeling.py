@@ -14,7 +14,8 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.words.vocabulary import SPECIAL_CHARACTERS, SPECIAL_WORDS, WordVocabulary
 from metaseq_lm.tasks.word_language_modeling import model_ids
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.parts import build_parts
+from metaseq_lm.training.run import TrainingRun
 
 NAMES = [*battery.WORD_LM, "criterion=language_modeling"]
 TINY = [s for s in battery.TINY if not s.startswith("model.")]
@@ -39,14 +40,14 @@ def test_frequent_words_are_known_and_others_are_unknown() -> None:
 def test_the_loss_is_the_mean_of_both_directions(sentences: Path, tmp_path: Path) -> None:
     """With torch's own cross-entropy, row by row, rare words being <unk> for both sides."""
     more = ["task.vocab_size=9", "engine.precision=fp64", "task.valid_size=11"]
-    run = Run(configure(sentences, tmp_path, *more), dry_run=True)
+    run = build_parts(configure(sentences, tmp_path, *more))
     model, vocabulary = run.model.eval(), run.task.words
     assert model.heads["lm"].weight.shape[0] == 5 + 9
     unknown = model.encoder.ids == vocabulary.UNKNOWN
     assert unknown.sum() == len(vocabulary) - 5 - 9 + 1
     stream = run.task.build_streams("valid")["valid"]
     assert sum(len(b["samples"]) for (b,) in stream.once(Shard())) == 11
-    (batch,) = run.trainer.engine.to_device(stream.micro_batches(0, Shard()))
+    (batch,) = run.engine.to_device(stream.micro_batches(0, Shard()))
     total = {"forward": 0.0, "backward": 0.0}
     count = 0
     plain = dict(model.encoder.named_buffers())["ids"]
@@ -65,7 +66,7 @@ def test_the_loss_is_the_mean_of_both_directions(sentences: Path, tmp_path: Path
 
 
 def test_unknown_words_are_one_word(sentences: Path, tmp_path: Path) -> None:
-    run = Run(configure(sentences, tmp_path, "task.vocab_size=9"), dry_run=True)
+    run = build_parts(configure(sentences, tmp_path, "task.vocab_size=9"))
     first, second = (run.model.encoder.ids == 1).nonzero().flatten()[1:3]
     rows = torch.tensor([[2, 7, first, 6, 3], [2, 7, second, 6, 3]])
     for states in run.model.eval().encoder.states(rows):
@@ -74,7 +75,7 @@ def test_unknown_words_are_one_word(sentences: Path, tmp_path: Path) -> None:
 
 def test_it_learns(sentences: Path, tmp_path: Path) -> None:
     """From the perplexity of a uniform guess to less than half of it."""
-    run = Run(configure(sentences, tmp_path, "trainer.max_update=40", "optimizer.lr=0.05"))
+    run = TrainingRun(configure(sentences, tmp_path, "trainer.max_update=40", "optimizer.lr=0.05"))
     start = run.trainer.evaluate("valid").metrics["perplexity"]
     assert start == pytest.approx(run.model.heads["lm"].weight.shape[0], rel=0.25)
     run.train()
@@ -82,7 +83,7 @@ def test_it_learns(sentences: Path, tmp_path: Path) -> None:
 
 
 def test_batches_hold_the_text_without_long_sentences(sentences: Path, tmp_path: Path) -> None:
-    run = Run(configure(sentences, tmp_path, "task.longest=12"), dry_run=True)
+    run = build_parts(configure(sentences, tmp_path, "task.longest=12"))
     stream = run.task.build_streams("train")["train"]
     seen = np.concatenate([stream.order.batch(i) for i in range(stream.order.per_epoch)])
     assert sorted(seen) == np.flatnonzero(stream.lengths < 12).tolist()
@@ -102,9 +103,9 @@ def test_batches_hold_the_text_without_long_sentences(sentences: Path, tmp_path:
 )
 def test_mistakes(more: list[str], words: str, sentences: Path, tmp_path: Path) -> None:
     with pytest.raises(MetaseqError, match=words):
-        Run(configure(sentences, tmp_path, *more)).train()
+        TrainingRun(configure(sentences, tmp_path, *more)).train()
 
 
 def test_other_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MetaseqError, match="'metaseq-lm preprocess --words' makes"):
-        Run(configure(tmp_path, tmp_path / "run"))
+        TrainingRun(configure(tmp_path, tmp_path / "run"))

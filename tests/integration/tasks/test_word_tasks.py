@@ -16,8 +16,9 @@ from metaseq_lm.evaluation.chunks import span_counts
 from metaseq_lm.evaluation.conlleval import conlleval_report, conlleval_spans
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.tasks.words import word_batch
-from metaseq_lm.training.restore import open_run
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.parts import build_parts
+from metaseq_lm.training.restore import RestoredRun, open_run
+from metaseq_lm.training.run import TrainingRun
 
 QUICK = [
     "optimizer=sgd",
@@ -36,14 +37,14 @@ TAGGING = ["task=tagging", "criterion=tagging"]
 PARSING = ["task=parsing", "criterion=parsing", "task.labelled=dep", "task.parser_dim=4"]
 
 
-def start(data: Path, save: Path, *options: str, dry_run: bool = False) -> Run:
+def start(data: Path, save: Path, *options: str) -> TrainingRun:
     places = [f"data={data}", f"save_dir={save}"]
-    return Run(load_config([*places, *WORDS, *QUICK, *options]), dry_run)
+    return TrainingRun(load_config([*places, *WORDS, *QUICK, *options]))
 
 
-def built(data: Path, *options: str) -> Run:
+def built(data: Path, *options: str) -> RestoredRun:
     """Return a run that writes nothing."""
-    return start(data, Path("none"), *options, dry_run=True)
+    return RestoredRun(build_parts(load_config([f"data={data}", *WORDS, *QUICK, *options])))
 
 
 def results(folder: Path) -> dict:
@@ -144,7 +145,7 @@ def test_label_smoothing_is_for_training_only(sentences: Path) -> None:
         run = built(sentences, *options, "model.dropout=0")
         name = run.task.names[0]
         data = run.task.labelled(name, "train")
-        batch = run.task.build_streams("train")[name].micro_batches(0, run.trainer.shard)[0]
+        batch = run.task.build_streams("train")[name].micro_batches(0, run.parts.shard)[0]
         scores = run.model.scores(run.model.views(batch), batch["scored"], name, "primary")
         logs = scores.log_softmax(-1)
         gold = targets_of(run.model, batch)
@@ -197,4 +198,4 @@ def test_scoring_the_training_split_is_told(sentences: Path) -> None:
 def test_another_kind_of_model_is_refused(sentences: Path) -> None:
     places = [f"data={sentences}", "save_dir=none", "model=transformer"]
     with pytest.raises(MetaseqError, match="choose --model cnn_bilstm or transformer_views"):
-        Run(load_config([*places, *TAGGING, "task.labelled=pos"]))
+        TrainingRun(load_config([*places, *TAGGING, "task.labelled=pos"]))

@@ -17,7 +17,7 @@ from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.labelled.sentences import Sentence, read_pairs
 from metaseq_lm.training.restore import open_run
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 from metaseq_lm.training.scoring import Score, SentenceScorer, batches_by_length
 
 TEXTS = [*sentences(12, 5), "cats", "the the the the the the the the", "an unknown dog runs"]
@@ -31,19 +31,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def opened(place: Path) -> Run:
+def opened(place: Path) -> TrainingRun:
     """The run in float64."""
     return open_run(str(place), overrides=["engine.precision=fp64"])
 
 
-def scored(run: Run, texts: list[str], *args: object) -> list[Score]:
+def scored(run: TrainingRun, texts: list[str], *args: object) -> list[Score]:
     """Return the scores of texts of which none is skipped."""
     given = [Sentence(text, f"here:{n}") for n, text in enumerate(texts, 1)]
     scores = SentenceScorer(run, *args).score(given)  # type: ignore[arg-type]
     return [score for score in scores if score is not None]
 
 
-def by_hand(run: Run, text: str) -> list[float]:
+def by_hand(run: TrainingRun, text: str) -> list[float]:
     """Hide one token after the other in a row of its own, and look its log-probability up."""
     symbols = {s: n for n, s in enumerate(SentenceScorer(run).vocabulary.symbols)}
     ids = [symbols["[CLS0]"], *(symbols.get(w, symbols["[UNK]"]) for w in text.split())]
@@ -57,7 +57,7 @@ def by_hand(run: Run, text: str) -> list[float]:
     return found
 
 
-def test_a_score_is_the_sum_over_hidden_tokens(opened: Run) -> None:
+def test_a_score_is_the_sum_over_hidden_tokens(opened: TrainingRun) -> None:
     opened.model.train()  # the scorer must switch dropout off itself
     for text, score in zip(TEXTS, scored(opened, TEXTS), strict=True):
         wanted = by_hand(opened, text)
@@ -67,7 +67,9 @@ def test_a_score_is_the_sum_over_hidden_tokens(opened: Run) -> None:
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 9, 40, 100, 100_000])
-def test_scores_do_not_depend_on_the_batch(place: Path, opened: Run, batch_tokens: int) -> None:
+def test_scores_do_not_depend_on_the_batch(
+    place: Path, opened: TrainingRun, batch_tokens: int
+) -> None:
     alone = [scored(opened, [text])[0].pll for text in TEXTS]
     assert [s.pll for s in scored(opened, TEXTS, batch_tokens)] == pytest.approx(alone, abs=1e-12)
     back = [s.pll for s in scored(opened, TEXTS[::-1], batch_tokens)]
@@ -76,7 +78,7 @@ def test_scores_do_not_depend_on_the_batch(place: Path, opened: Run, batch_token
     assert [s.pll for s in scored(single, TEXTS, batch_tokens)] == pytest.approx(alone, rel=1e-5)
 
 
-def test_low_precision_is_near(place: Path, opened: Run) -> None:
+def test_low_precision_is_near(place: Path, opened: TrainingRun) -> None:
     low = scored(open_run(str(place), overrides=["engine.precision=bf16"]), TEXTS)
     exact = [score.pll for score in scored(opened, TEXTS)]
     assert [score.pll for score in low] == pytest.approx(exact, rel=0.02)
@@ -114,7 +116,7 @@ def test_every_row_is_in_one_batch(lengths: list[int], batch_tokens: int) -> Non
     assert all(sizes[a].min() >= sizes[b].max() for a, b in zip(batches, batches[1:]))
 
 
-def test_equal_rows_and_empty_ones_cost_nothing(opened: Run) -> None:
+def test_equal_rows_and_empty_ones_cost_nothing(opened: TrainingRun) -> None:
     scorer = SentenceScorer(opened)
     texts = ["the zebra sleeps", "", "the yak sleeps", "cats"]  # two unknown words are one token
     scores = scorer.score([Sentence(text, "x") for text in texts])
@@ -126,7 +128,7 @@ def test_equal_rows_and_empty_ones_cost_nothing(opened: Run) -> None:
     assert scorer.score([]) == []
 
 
-def test_sentences_longer_than_the_rows(opened: Run) -> None:
+def test_sentences_longer_than_the_rows(opened: TrainingRun) -> None:
     long, short = " ".join(["cats"] * 11), "cats run"
     with pytest.raises(MetaseqError, match="here:2: 11 tokens.*room for 10"):
         scored(opened, [short, long])
@@ -142,7 +144,7 @@ def test_rows_end_where_the_training_rows_did(place: Path) -> None:
         scored(run, ["the old cats sleep here"])
 
 
-def test_what_cannot_score_says_so(opened: Run) -> None:
+def test_what_cannot_score_says_so(opened: TrainingRun) -> None:
     with pytest.raises(UsageError, match="meta_pseudo_label_hard.*runs of these can: .*masked_lm"):
         from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels
 
@@ -182,4 +184,4 @@ def test_a_run_on_words_says_that_it_cannot_score(moons: Path, tmp_path: Path) -
     """Its data have no tokenizer of texts; that is not the reason."""
     config = configure(moons, tmp_path, ("tagging", 0), "trainer.max_update=1")
     with pytest.raises(UsageError, match="the criterion tagging gives no probabilities of tokens"):
-        SentenceScorer(Run(config))
+        SentenceScorer(TrainingRun(config))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.runs import checkpoint, lineage_cost
 
 SPENT = {"seconds": 1.0, "flops": 10.0, "updates": 2}
@@ -21,28 +22,28 @@ def run(folder: Path, pretraining: object) -> str:
 def test_what_is_shared_counts_once(tmp_path: Path) -> None:
     """Two runs that started from one: three runs behind what came from both."""
     base = run(tmp_path / "base", None)
-    before = lineage_cost.summed(lineage_cost.behind(base), base)
+    before = lineage_cost.total(lineage_cost.ancestors(base), base)
     assert before == SPENT | {"run": base, "runs": {str(tmp_path / "base"): SPENT}}
-    parts = [lineage_cost.behind(run(tmp_path / name, before)) for name in ("one", "two")]
-    found = lineage_cost.summed(lineage_cost.union(parts), None)
+    parts = [lineage_cost.ancestors(run(tmp_path / name, before)) for name in ("one", "two")]
+    found = lineage_cost.total(lineage_cost.union(parts), None)
     assert found is not None and found["flops"] == 30 and found["updates"] == 6
     assert sorted(found["runs"]) == [str(tmp_path / name) for name in ("base", "one", "two")]
-    assert lineage_cost.summed({}, None) is None
+    assert lineage_cost.total({}, None) is None
 
 
-def test_sums_of_an_earlier_version_are_taken_as_one(tmp_path: Path) -> None:
-    old = SPENT | {"run": str(tmp_path / "old")}
-    found = lineage_cost.summed(lineage_cost.behind(run(tmp_path / "a", old)), None)
-    assert found is not None and found["flops"] == 20 and str(tmp_path / "old") in found["runs"]
+def test_ancestors_without_costs_by_run_are_refused(tmp_path: Path) -> None:
+    broken = run(tmp_path / "a", SPENT | {"run": str(tmp_path / "old")})
+    with pytest.raises(MetaseqError, match="results.json is damaged .its pretraining has no runs"):
+        lineage_cost.ancestors(broken)
 
 
 def test_what_is_not_on_record_stays_unknown(tmp_path: Path) -> None:
     """Not a smaller sum, also of what comes later."""
     lost = run(tmp_path / "lost", None)
     (tmp_path / "lost" / "results.json").unlink()
-    before = lineage_cost.summed(lineage_cost.behind(lost), lost)
+    before = lineage_cost.total(lineage_cost.ancestors(lost), lost)
     assert before is not None and before["flops"] is None and before["runs"] is None
-    assert lineage_cost.behind(run(tmp_path / "next", before)) is None
+    assert lineage_cost.ancestors(run(tmp_path / "next", before)) is None
     assert lineage_cost.union([{"a": SPENT}, None]) is None
 
 

@@ -21,8 +21,9 @@ from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.distributed import signals
 from metaseq_lm.methods.bam import teachers
 from metaseq_lm.reporting.folders import read_run
+from metaseq_lm.training.parts import prepare_config
+from metaseq_lm.training.price import resolve_flops_budget
 from metaseq_lm.training.restore import open_run
-from metaseq_lm.training.run import paid_for, prepared
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_each_row_meets_its_own_teacher(student: tuple[Path, list[Path]], bam_se
     files = stored(student[1])
     tables = {n: safetensors.numpy.load_file(files[n])["outputs"] for n in NAMES}
     run = bam_bench.dry(bam_sets, given(student[1]))
-    (batch,) = run.task.build_streams("train")["train"].micro_batches(3, run.trainer.shard)
+    (batch,) = run.task.build_streams("train")["train"].micro_batches(3, run.shard)
     first = np.cumsum([0, *(len(tables[n]) for n in NAMES)])
     for sample, number, output in zip(*(batch[k].tolist() for k in ("samples", "set", "teacher"))):
         own = tables[NAMES[number]][sample - first[number]]
@@ -191,7 +192,7 @@ def test_a_run_of_another_task_is_no_teacher(bam_sets: Path, tmp_path: Path) -> 
     config = bam_bench.load_config(
         [*more, *options, f"data={bam_sets}", f"save_dir={tmp_path / 'a'}"]
     )
-    bam_bench.Run(config).train()
+    bam_bench.TrainingRun(config).train()
     with pytest.raises(MetaseqError, match="is a run of task sentence_prediction"):
         bam_bench.train(bam_sets, tmp_path / "b", given([tmp_path / "a"]))
 
@@ -258,7 +259,9 @@ def test_a_trial_writes_no_outputs(
     command = ["train", str(bam_sets), *bam_bench.OPTIONS, bam_bench.ALL, given(copies)]
     assert main([*command, "--dry-run"]) == 0
     more = [given(copies), "trainer.max_update=0", "trainer.max_flops=1e9"]
-    config = paid_for(prepared(bam_bench.configure(bam_sets, tmp_path / "run", *more)))
+    config = resolve_flops_budget(
+        prepare_config(bam_bench.configure(bam_sets, tmp_path / "run", *more))
+    )
     assert config.trainer.max_update > 1
     assert config.criterion.total_updates == config.trainer.max_update
     assert not stored(copies)
@@ -286,7 +289,7 @@ def test_a_teacher_is_asked_in_full_precision(bam_sets: Path, tmp_path: Path) ->
     for own, wanted in (("bf16", "fp32"), ("fp32", "fp32"), ("fp64", "fp64")):
         config = bam_bench.configure(bam_sets, tmp_path / "run", f"engine.precision={own}")
         run = teachers.opened(config, teachers.resolve(str(low)))
-        assert run.trainer.engine.precision == wanted
+        assert run.engine.precision == wanted
 
 
 def test_the_data_must_have_all_sets_of_a_teacher(

@@ -15,7 +15,7 @@ from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.runs import checkpoint
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 WORDS = [f"w{i}" for i in range(12)]
 SIZES = [
@@ -57,11 +57,11 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
-def run_of(data: Path, place: Path, *options: str) -> Run:
-    return Run(load_config([*TASK, *options, f"data={data}", f"save_dir={place}"]))
+def run_of(data: Path, place: Path, *options: str) -> TrainingRun:
+    return TrainingRun(load_config([*TASK, *options, f"data={data}", f"save_dir={place}"]))
 
 
-def batches(run: Run, number: int = 0, rows: int = 0) -> list[Batch]:
+def batches(run: TrainingRun, number: int = 0, rows: int = 0) -> list[Batch]:
     stream = run.task.build_streams("train")["train"]
     return stream.micro_batches(number, Shard(0, 1, rows))
 
@@ -142,7 +142,7 @@ def test_cuts_of_ragged_rows(
     """Rows of other lengths have other numbers of chosen positions; no draw may notice."""
     more = [f"model.dropout={dropout}", f"model.attention_dropout={dropout}"]
     run = run_of(ragged, tmp_path, f"criterion={name}", *options, *more)
-    model, engine = run.model.train(), run.trainer.engine
+    model, engine = run.model.train(), run.engine
     gradients = []
     for rows in (0, 1, 3):
         engine.begin(0)
@@ -160,7 +160,9 @@ def test_cuts_of_ragged_rows(
 def stages(data: Path, place: Path, model: list[str], *more: str) -> tuple[Any, Any]:
     """Train a masked LM for two updates and start ELECTRA from it; return both models."""
     common = [*ROWS, *SIZES, *model, f"data={data}", "trainer.max_update=2", SILENT]
-    lm = Run(load_config(["task=masked_lm", "model=transformer", *common, f"save_dir={place}/lm"]))
+    lm = TrainingRun(
+        load_config(["task=masked_lm", "model=transformer", *common, f"save_dir={place}/lm"])
+    )
     lm.train()
     wanted = ["model.sharing=none", "model.generator_size=1", "model.freeze_generator=true"]
     second = ["criterion=electra_rtd", *model, *wanted, *more, f"init_from={place}/lm"]
@@ -227,7 +229,7 @@ def masked_lm_run(data: Path, place: Path) -> Any:
     """Train a masked LM for one update; return its model."""
     places = [f"data={data}", f"save_dir={place}", "trainer.max_update=1", SILENT]
     model = ["model=transformer", "model.encoder_attention_heads=1"]
-    run = Run(load_config(["task=masked_lm", *ROWS, *SIZES, *model, *places]))
+    run = TrainingRun(load_config(["task=masked_lm", *ROWS, *SIZES, *model, *places]))
     run.train()
     return run.model
 

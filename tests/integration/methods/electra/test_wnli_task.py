@@ -18,7 +18,7 @@ from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.methods.electra.wnli import Wnli, label_probabilities
 from metaseq_lm.methods.electra.wnli_rows import CandidateRows
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 SMALL = [
     "model.encoder_layers=1",
@@ -236,7 +236,7 @@ def test_entailment_exactly_if_the_query_scores_best() -> None:
 def learnt(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     save = tmp_path_factory.mktemp("runs") / "learnt"
     more = ["task.batch_size=8", "task.epochs=12", "trainer.log_interval=50"]
-    Run(configure(data, save, *more, "trainer.final_splits=[valid,test]")).train()
+    TrainingRun(configure(data, save, *more, "trainer.final_splits=[valid,test]")).train()
     return save
 
 
@@ -269,7 +269,9 @@ def test_ensembles(data: Path, tmp_path: Path) -> None:
     names = []
     for seed in (1, 2):
         names.append(str(tmp_path / str(seed)))
-        Run(configure(data, Path(names[-1]), f"seed={seed}", "trainer.max_update=2")).train()
+        TrainingRun(
+            configure(data, Path(names[-1]), f"seed={seed}", "trainer.max_update=2")
+        ).train()
     found = []
     for place, given in (("0", names[:1]), ("1", names[1:]), ("both", [*names, "--ensemble"])):
         assert main(["evaluate", *given, "--split", "valid", "--out", f"{tmp_path}/{place}"]) == 0
@@ -283,26 +285,28 @@ def test_ensembles(data: Path, tmp_path: Path) -> None:
 def test_encoder_and_head_start_from_the_pretrained_run(data: Path, tmp_path: Path) -> None:
     more = ["task=electra", "model=electra", "criterion=electra_rtd", "trainer.max_update=2"]
     places = [f"data={data}", "task.tokens_per_sample=24", "task.batch_size=16"]
-    before = Run(load_config([*more, *SMALL, *places, f"save_dir={tmp_path}/electra"]))
+    before = TrainingRun(load_config([*more, *SMALL, *places, f"save_dir={tmp_path}/electra"]))
     before.train()
     options = ["model=electra", f"init_from={tmp_path}/electra", "trainer.max_update=1"]
-    after = Run(configure(data, tmp_path / "wnli", *options))
+    after = TrainingRun(configure(data, tmp_path / "wnli", *options))
     old, new = before.model.state_dict(), after.model.state_dict()
     assert {name for name in new if name not in old} == {"prior"}
     assert all(torch.equal(new[name], old[name]) for name in new if name != "prior")
     assert [name for name in new if name.startswith("heads.rtd.")]
     after.train()
-    again = Run(configure(data, tmp_path / "more", f"init_from={tmp_path}/wnli", "model=electra"))
+    again = TrainingRun(
+        configure(data, tmp_path / "more", f"init_from={tmp_path}/wnli", "model=electra")
+    )
     trained = after.model.state_dict()
     assert all(torch.equal(w, trained[n]) for n, w in again.model.state_dict().items())
 
 
 def test_mistakes(data: Path, moons: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is for task sentence_prediction, not for wnli"):
-        Run(configure(data, tmp_path / "a", "criterion=sentence_prediction"))
+        TrainingRun(configure(data, tmp_path / "a", "criterion=sentence_prediction"))
     with pytest.raises(UsageError, match="is not glue/WNLI; make the set with"):
-        Run(configure(moons, tmp_path / "b", "task.labelled=pairs")).train()
+        TrainingRun(configure(moons, tmp_path / "b", "task.labelled=pairs")).train()
     mlm = [*CASES["masked_lm"][0], *TINY, "criterion=masked_lm", "trainer.max_update=1"]
-    Run(load_config([*mlm, f"data={moons}", f"save_dir={tmp_path}/mlm"])).train()
+    TrainingRun(load_config([*mlm, f"data={moons}", f"save_dir={tmp_path}/mlm"])).train()
     with pytest.raises(UsageError, match="no detection head"):
-        Run(configure(moons, tmp_path / "c", f"init_from={tmp_path}/mlm"))
+        TrainingRun(configure(moons, tmp_path / "c", f"init_from={tmp_path}/mlm"))

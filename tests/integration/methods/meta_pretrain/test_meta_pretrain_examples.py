@@ -6,7 +6,8 @@ import battery
 import pytest
 
 from metaseq_lm.core.config import load_config
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.parts import build_parts, evaluate_split
+from metaseq_lm.training.price import estimate_price
 
 CONFIG = Path(__file__).resolve().parents[4] / "examples" / "meta_pretrain" / "config"
 TRANSFORMER = ["model=transformer", *(o for o in battery.TINY if o.startswith("model."))]
@@ -34,10 +35,12 @@ def test_each_config_makes_an_update(name: str, moons: Path, tmp_path: Path) -> 
     """A dry run: one update with the config's inner steps, and a validation."""
     data, more = SETTINGS[name]
     places = [f"data={moons if data == 'moons' else moons.parent / data}", f"save_dir={tmp_path}"]
-    run = Run(load_config([*more, *ROWS, *places], str(CONFIG), name), dry_run=True)
-    before = {n: w.clone() for n, w in run.model.state_dict().items()}
-    run.train()
-    assert run.trainer.update == 1
+    config = load_config([*more, *ROWS, *places], str(CONFIG), name)
+    before = build_parts(config).model.state_dict()
+    estimate = estimate_price(config)
+    assert len(estimate.first_updates) == 1
+    run = estimate.parts
+    evaluate_split(run, "valid")
     moved = [n for n, w in run.model.state_dict().items() if (w != before[n]).any()]
     assert len(moved) > len(before) / 2
     if "finetune" not in name:

@@ -17,7 +17,7 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.tasks import Batches, Task
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 TEXT = ["task=meta_pretrain", "criterion=bert_pretraining", *battery.PACKED]
 PAIRS = [*battery.LABELLED_SETS, "criterion=meta_pretrain_pairs", "task.batch_size=8"]
@@ -33,15 +33,15 @@ def configure(moons: Path, save: Path, *more: str) -> DictConfig:
     return load_config([*sizes, f"data={data}", f"save_dir={save}", *more])
 
 
-def trained(config: DictConfig) -> Run:
-    run = Run(config)
+def trained(config: DictConfig) -> TrainingRun:
+    run = TrainingRun(config)
     run.train()
     return run
 
 
-def same(one: Run, other: Run) -> bool:
+def same(one: TrainingRun, other: TrainingRun) -> bool:
     """Return whether weights, moments and schedule of two runs are equal bit for bit."""
-    states = [run.trainer.engine.optimizers["main"].local_state() for run in (one, other)]
+    states = [run.engine.optimizers["main"].local_state() for run in (one, other)]
     weights = [run.model.state_dict() for run in (one, other)]
     numbers = [[w for s in state["state"].values() for w in s.values()] for state in states]
     return (
@@ -59,10 +59,12 @@ PLAIN = {
 
 def test_flops_by_rule_count_every_gradient(moons: Path, tmp_path: Path) -> None:
     tasks = {
-        k: Run(configure(moons, tmp_path / str(k), *TEXT, f"task.inner_steps={k}")).task
+        k: TrainingRun(configure(moons, tmp_path / str(k), *TEXT, f"task.inner_steps={k}")).task
         for k in (0, 3)
     }
-    plain = Run(configure(moons, tmp_path / "plain", *PLAIN["text"][1])).task.flops_by_rule()
+    plain = TrainingRun(
+        configure(moons, tmp_path / "plain", *PLAIN["text"][1])
+    ).task.flops_by_rule()
     assert plain and tasks[0].flops_by_rule() == plain
     assert tasks[3].flops_by_rule() == 4 * plain
 
@@ -96,9 +98,9 @@ def test_with_a_rate_of_zero_it_is_training_on_the_test_batches(
     assert same(one, other)
 
 
-def everything(run: Run) -> list[torch.Tensor]:
+def everything(run: TrainingRun) -> list[torch.Tensor]:
     """Return copies of all weights, moments and counters of a run."""
-    own = run.trainer.engine.optimizers["main"].local_state()
+    own = run.engine.optimizers["main"].local_state()
     moments = [w for state in own["state"].values() for w in state.values()]
     counter = torch.tensor(own["updates"])
     return [w.detach().clone() for w in (*run.model.state_dict().values(), *moments, counter)]
@@ -107,8 +109,8 @@ def everything(run: Run) -> list[torch.Tensor]:
 @pytest.mark.parametrize("setting", [TEXT, PAIRS], ids=["text", "pairs"])
 def test_moments_never_leak(setting: list[str], moons: Path, tmp_path: Path) -> None:
     """Inner steps of the fused Adam change weights and moments, and leave them to the last bit."""
-    run = Run(configure(moons, tmp_path, *setting, *DROPOUT, "task.inner_steps=2"))
-    engine, seen = run.trainer.engine, []
+    run = TrainingRun(configure(moons, tmp_path, *setting, *DROPOUT, "task.inner_steps=2"))
+    engine, seen = run.engine, []
     assert engine.optimizers["main"].inner.defaults["fused"]
     restoring = engine.restoring
 
@@ -135,7 +137,9 @@ def test_an_update_takes_k_plus_one_batches_of_each_stream(
 ) -> None:
     """In the order of the stream: inner ones first, then the test batch; all logged losses are there."""
     seen: list[list[tuple[str, list[int]]]] = []
-    run = Run(configure(moons, tmp_path, *PAIRS, f"task.inner_steps={k}", "trainer.max_update=3"))
+    run = TrainingRun(
+        configure(moons, tmp_path, *PAIRS, f"task.inner_steps={k}", "trainer.max_update=3")
+    )
     criterion = run.task.criterion
 
     def watched(model: torch.nn.Module, batch: Batch) -> object:
@@ -162,7 +166,7 @@ def test_the_loss_of_labelled_sets_is_the_sum_of_their_means(moons: Path, tmp_pa
     """With torch's own cross-entropy on each set's head, also over several micro-batches."""
     more = ["model.dropout=0", "model.attention_dropout=0", "trainer.max_update=1"]
     more.append("engine.micro_batch_size=3")
-    run = Run(configure(moons, tmp_path, *PAIRS, *more, "task.inner_steps=0"))
+    run = TrainingRun(configure(moons, tmp_path, *PAIRS, *more, "task.inner_steps=0"))
     wanted = 0.0
     for name, stream in run.task.build_streams("train").items():
         (batch,) = stream.micro_batches(0, Shard())
@@ -183,7 +187,7 @@ def test_the_loss_of_labelled_sets_is_the_sum_of_their_means(moons: Path, tmp_pa
 def test_labelled_sets_are_learnt(steps: list[str], moons: Path, tmp_path: Path) -> None:
     """Inner steps and all: the meta-learned weights fit the sets better than the first ones."""
     more = ["model.dropout=0", "optimizer.lr=0.01", "schedule=constant", "trainer.max_update=60"]
-    run = Run(configure(moons, tmp_path, *PAIRS, *more, *steps))
+    run = TrainingRun(configure(moons, tmp_path, *PAIRS, *more, *steps))
     run.train()
     lines = [json.loads(row) for row in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert lines[58]["loss"] < 0.7 * lines[0]["loss"]
@@ -193,11 +197,11 @@ def test_a_run_starts_from_plain_pretraining(moons: Path, tmp_path: Path) -> Non
     """From masked_lm or sentence_pairs on text; labelled sets take the encoder and fresh heads."""
     plain = ["task=masked_lm", "criterion=masked_lm", *battery.PACKED]
     data = f"data={moons.parent / 'documents'}"
-    before = Run(load_config([*battery.TINY, *plain, data, f"save_dir={tmp_path / 'lm'}"]))
+    before = TrainingRun(load_config([*battery.TINY, *plain, data, f"save_dir={tmp_path / 'lm'}"]))
     before.config.trainer.max_update = 2
     before.train()
     known = before.model.state_dict()
-    run = Run(configure(moons, tmp_path / "meta", *TEXT, f"init_from={tmp_path / 'lm'}"))
+    run = TrainingRun(configure(moons, tmp_path / "meta", *TEXT, f"init_from={tmp_path / 'lm'}"))
     own = run.model.state_dict()
     assert all(torch.equal(own[n], w) for n, w in known.items())
     assert {n for n in own if n not in known} == {
@@ -212,9 +216,11 @@ def test_the_encoder_of_labelled_sets_is_taken_over(moons: Path, tmp_path: Path)
     known = trained(config).model.state_dict()
     tuning = [*battery.SENTENCES, "criterion=sentence_prediction", "task.labelled=pairs"]
     start = [*tuning, "model.segments=2", f"init_from={tmp_path / 'sets'}"]
-    own = Run(configure(moons, tmp_path / "tuned", *start)).model.state_dict()
+    own = TrainingRun(configure(moons, tmp_path / "tuned", *start)).model.state_dict()
     assert all(torch.equal(w, known[n]) for n, w in own.items() if n.startswith("encoder."))
-    other = Run(configure(moons, tmp_path / "more", *PAIRS, f"init_from={tmp_path / 'sets'}"))
+    other = TrainingRun(
+        configure(moons, tmp_path / "more", *PAIRS, f"init_from={tmp_path / 'sets'}")
+    )
     mine = other.model.state_dict()
     assert all(
         torch.equal(w, known[n]) == n.startswith("encoder.") or "bias" in n for n, w in mine.items()
@@ -243,4 +249,4 @@ def test_the_encoder_of_labelled_sets_is_taken_over(moons: Path, tmp_path: Path)
 def test_mistakes(more: list[str], words: str, moons: Path, tmp_path: Path) -> None:
     more = [s for s in more if "hidden_dim" not in s] if "model=transformer" in more else more
     with pytest.raises(MetaseqError, match=words):
-        Run(configure(moons, tmp_path, *more)).train()
+        TrainingRun(configure(moons, tmp_path, *more)).train()

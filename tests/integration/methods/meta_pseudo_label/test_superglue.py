@@ -18,7 +18,8 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Logs
 from metaseq_lm.evaluation.squad import exact_match, token_f1
 from metaseq_lm.methods.meta_pseudo_label.answers import best_runs
-from metaseq_lm.training.run import Run, build_task
+from metaseq_lm.training.parts import build_task
+from metaseq_lm.training.run import TrainingRun
 
 LONG = "task.tokens_per_sample=20"
 
@@ -229,7 +230,7 @@ def test_a_whole_run(data: Path, tmp_path: Path) -> None:
     more = ["trainer.valid_split=mini", "trainer.final_splits=[valid,test]", "task.epochs=2"]
     more += ["task.valid_size=10", "trainer.best_checkpoint_metric=score", "engine.precision=fp32"]
     bench = bench_of(data, "CB", *more, f"save_dir={tmp_path}", "engine.tensorboard=false")
-    Run(bench.config).train()
+    TrainingRun(bench.config).train()
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["updates"] == 16, "two epochs of 30 rows by 4"
     assert {"score", "f1", "accuracy"} <= results["metrics"]["valid"].keys()

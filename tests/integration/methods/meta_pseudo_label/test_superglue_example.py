@@ -13,7 +13,9 @@ from meta_pseudo_bench import CONFIGS
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.benchmarks.as_text import AS_TEXT
-from metaseq_lm.training.run import Run, prepared
+from metaseq_lm.training.parts import build_parts, evaluate_split, prepare_config
+from metaseq_lm.training.price import estimate_price
+from metaseq_lm.training.run import TrainingRun
 
 PLACE: Path = CONFIGS.parent / "superglue"
 TINY = [
@@ -33,10 +35,13 @@ def test_each_config_makes_an_update(name: str, superglue: Path, tmp_path: Path)
     """A dry run: one update of each kind with the config's batches, and a validation."""
     more = ["task.tokens_per_sample=20", "model.max_positions=20", "trainer.log_interval=1", *SETS]
     places = [f"data={superglue}", f"save_dir={tmp_path}"]
-    run = Run(load_config([*TINY, *more, *places], str(PLACE / "config"), name), dry_run=True)
-    before = {n: w.clone() for n, w in run.model.state_dict().items()}
-    run.train()
-    assert run.trainer.update == (2 if name == "mlm" else 1), "of mlm one with its reward, too"
+    config = load_config([*TINY, *more, *places], str(PLACE / "config"), name)
+    before = build_parts(config).model.state_dict()
+    estimate = estimate_price(config)
+    kinds = len(estimate.first_updates)
+    assert kinds == (2 if name == "mlm" else 1), "of mlm one with its reward, too"
+    run = estimate.parts
+    evaluate_split(run, config.trainer.valid_split)
     moved = {n.split(".")[0] for n, w in run.model.state_dict().items() if (w != before[n]).any()}
     assert moved == ({"student"} if name == "mlm" else {"student", "teacher"})
 
@@ -48,13 +53,13 @@ def test_fine_tuning_makes_an_update(
     """From a run of the pre-training config, with the model that it had."""
     places = [f"data={superglue}", f"save_dir={tmp_path / 'first'}"]
     more = ["task.tokens_per_sample=20", "model.max_positions=20", "trainer.max_update=1", *SETS]
-    Run(load_config([*TINY, *more, *places], str(PLACE / "config"), "mlm")).train()
+    TrainingRun(load_config([*TINY, *more, *places], str(PLACE / "config"), "mlm")).train()
     given = [f"init_from={tmp_path / 'first'}", f"task.labelled={task}", f"task.task_token={token}"]
     given += [s for s in TINY if not s.startswith("model.")]
     given += [f"data={superglue}", f"save_dir={tmp_path / 'tuned'}", "task.tokens_per_sample=20"]
-    run = Run(prepared(load_config(given, str(PLACE / "config"), "finetune")), dry_run=True)
-    run.train()
-    assert run.trainer.update == 1 and run.config.model.encoder_embed_dim == 16
+    config = prepare_config(load_config(given, str(PLACE / "config"), "finetune"))
+    estimate = estimate_price(config)
+    assert len(estimate.first_updates) == 1 and config.model.encoder_embed_dim == 16
 
 
 # Stands for python: notes what it is asked for, and makes what preprocess would.

@@ -9,7 +9,7 @@ from meta_pseudo_bench import Bench
 
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.methods.meta_pseudo_label.pairs import pair_of, readable, texts_of
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 
 def test_text_of_tokens(even: Path) -> None:
@@ -63,7 +63,7 @@ def test_in_the_log(even: Path, tmp_path: Path) -> None:
         "engine.tensorboard=false",
     ]
     save = f"save_dir={tmp_path}/soft"
-    Run(Bench(even, "soft", *more, "task.pairs=2", save).config).train()
+    TrainingRun(Bench(even, "soft", *more, "task.pairs=2", save).config).train()
     log = [json.loads(line) for line in (tmp_path / "soft/log.jsonl").read_text().splitlines()]
     found = [line for line in log if line["kind"] == "samples"]
     assert [line["update"] for line in found] == [2, 4]

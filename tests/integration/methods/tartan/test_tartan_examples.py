@@ -15,7 +15,8 @@ from metaseq_lm.core.config import load_config
 from metaseq_lm.data.images import load_images
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.indexed import IndexedDataset
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.parts import evaluate_split
+from metaseq_lm.training.price import estimate_price
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "tartan"
 CONFIGS = sorted(p.stem for p in (EXAMPLE / "config").glob("*.yaml"))
@@ -40,9 +41,10 @@ def test_each_config_makes_an_update(name: str, topics: Path, tmp_path: Path) ->
     more += DOMAIN if name in ("dapt", "tapt", "mt", "meta", "meta_same_head") else []
     places = [f"data={topics}", f"save_dir={tmp_path}"]
     config = load_config([*TINY, *more, *places], str(EXAMPLE / "config"), name)
-    run = Run(config, dry_run=True)
-    run.train()
-    assert run.trainer.update == 1
+    estimate = estimate_price(config)
+    assert len(estimate.first_updates) == 1
+    run = estimate.parts
+    evaluate_split(run, "valid")
     if name in ("mt", "meta", "meta_same_head"):
         assert len(run.task.members) == 3
 
@@ -52,9 +54,10 @@ def test_each_config_of_images_makes_an_update(name: str, tmp_path: Path) -> Non
     data = image_data.write(tmp_path / "images")
     places = [f"data={data}", f"save_dir={tmp_path / 'run'}", "task.target=[a,b]"]
     sizes = ["model.depth=10", "model.width=1", "engine.threads=1"]
-    run = Run(load_config([*places, *sizes], str(EXAMPLE / "config"), name), dry_run=True)
-    run.train()
-    assert run.trainer.update == 1
+    config = load_config([*places, *sizes], str(EXAMPLE / "config"), name)
+    estimate = estimate_price(config)
+    assert len(estimate.first_updates) == 1
+    evaluate_split(estimate.parts, "valid")
 
 
 def test_image_folders_are_read(tmp_path: Path) -> None:

@@ -10,18 +10,18 @@ from tartan_bench import SIZES, build, configure, logged, same, weights
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.evaluation.classification import f1_macro
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 BEST = ["trainer.best_checkpoint_metric=f1_macro", "trainer.maximize_best_checkpoint_metric=true"]
 
 
-def fine_tuning(data: Path, save: Path, start: Path, *more: str) -> Run:
+def fine_tuning(data: Path, save: Path, start: Path, *more: str) -> TrainingRun:
     """Return the final fine-tuning of a run: its encoder and its head."""
     sizes = [s for s in SIZES if s.startswith(("model.", "engine.", "task.labelled", "task.tok"))]
     task = ["task=sentence_prediction", "criterion=sentence_prediction", "task.keep_head=true"]
     task += ["task.pooled=true", "task.pooler_dropout=true", "criterion.batch_sum=false"]
     places = [f"data={data}", f"save_dir={save}", f"init_from={start}"]
-    return Run(load_config([*task, *sizes, "schedule=constant", *places, *more]))
+    return TrainingRun(load_config([*task, *sizes, "schedule=constant", *places, *more]))
 
 
 @pytest.mark.parametrize("criterion", ["tartan_mt", "tartan_meta"])
@@ -101,11 +101,11 @@ def test_it_can_start_from_electra(topics: Path, tmp_path: Path) -> None:
     mine = [s for s in SIZES if s.startswith(("model.", "engine.", "trainer.", "task.tok"))]
     chosen = ["task=electra", "criterion=electra_rtd", "model=electra", "model.segments=1"]
     chosen += [f"data={topics}", f"save_dir={tmp_path / 'first'}", "trainer.valid_split=''"]
-    first = Run(load_config([*chosen, *mine, "task.batch_size=8"]))
+    first = TrainingRun(load_config([*chosen, *mine, "task.batch_size=8"]))
     first.train()
     own = [s for s in SIZES if not s.startswith("model.")]
     places = [f"data={topics}", f"init_from={tmp_path / 'first'}"]
-    second = Run(
+    second = TrainingRun(
         load_config(
             [*own, *places, f"save_dir={tmp_path / 'mt'}", "criterion=tartan_mt", "model=inherit"]
         )
@@ -152,7 +152,7 @@ def test_the_head_has_its_own_rate_and_decay(topics: Path, tmp_path: Path) -> No
         "optimizer.lr=1e-4",
         "optimizer.decay_norms_and_biases=false",
     )
-    body, head = (run.trainer.engine.optimizers[n] for n in ("body", "head"))
+    body, head = (run.engine.optimizers[n] for n in ("body", "head"))
     assert body.lr == 1e-4 and head.lr == 1e-3
     assert {g["weight_decay"] for g in body.inner.param_groups} == {0.0, 0.01}
     assert {g["weight_decay"] for g in head.inner.param_groups} == {0.1}
@@ -202,4 +202,4 @@ def test_a_domain_that_is_not_there(topics: Path, tmp_path: Path) -> None:
 def test_sets_of_other_forms_are_refused(moons: Path, tmp_path: Path) -> None:
     config = configure(moons, tmp_path, "tartan_mt", "task.labelled=scores")
     with pytest.raises(UsageError, match="real values"):
-        Run(config)
+        TrainingRun(config)

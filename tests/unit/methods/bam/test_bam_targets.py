@@ -143,8 +143,8 @@ def test_losses_of_a_model_are_those_of_its_rows_alone(bam_sets: Path) -> None:
     """The mixed batch equals each row by itself through its own head, and evaluation through `final`."""
     run = bam_bench.dry(bam_sets, "engine.precision=fp64")
     run.model.eval()
-    rows = run.task.build_streams("train")["train"].micro_batches(0, run.trainer.shard)
-    (batch,) = run.trainer.engine.to_device(rows)
+    rows = run.task.build_streams("train")["train"].micro_batches(0, run.shard)
+    (batch,) = run.engine.to_device(rows)
     terms = run.task.criterion(run.model, batch)
     assert batch["sizes"] == {"rows": 16, WITH_CLASSES: int((batch["set"] < 2).sum())}
     wanted = dict.fromkeys(("words", "few", "values"), 0.0)
@@ -178,5 +178,5 @@ def test_rates_by_layer(bam_sets: Path) -> None:
         (rate,) = {found[n] for n in names if f"layers.{layer}." in n}
         assert rate == pytest.approx(0.9 ** (3 + 1 - layer))
     assert found["encoder.embeddings.tokens.weight"] == pytest.approx(0.9 ** (3 + 2))
-    groups = run.trainer.engine.optimizers["main"].inner.param_groups
+    groups = run.engine.optimizers["main"].inner.param_groups
     assert {round(g["lr"] / 0.01, 6) for g in groups} == {round(0.9**k, 6) for k in range(6)}

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from battery import CVT
-from cvt_bench import BOTH, SGD, batch_of, built, gradients, scores
+from cvt_bench import BOTH, SGD, batch_of, built, configure, gradients, scores
 
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.methods.cvt.criterion import soft_cross_entropy
 from metaseq_lm.methods.cvt.model import PARSING, TAGGING
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.price import estimate_price
+from metaseq_lm.training.run import TrainingRun
 
 
 def with_another_word(batch: Batch, at: int) -> Batch:
@@ -77,7 +78,7 @@ def test_unlabelled_sentences_train_encoder_and_auxiliaries(
 def test_momentum_moves_no_module_without_gradient(sentences: Path) -> None:
     """A labelled step fills the momentum of the primary module; the unlabelled one leaves it alone."""
     run = built(sentences, "criterion=cvt_aux")
-    engine = run.trainer.engine
+    engine = run.engine
     engine.step("main", gradients(run, batch_of(run, "chunk"))[1])
     before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
     engine.step("main", gradients(run, batch_of(run))[1])
@@ -201,7 +202,7 @@ def test_one_set_at_a_time(sentences: Path) -> None:
     assert set(turns) == set(streams.values()) and turns[streams["dep"]] == pytest.approx(200, 0.2)
     made = run.task.build_streams("train")
     assert set(made) == {*BOTH, *streams.values()}
-    engine = run.trainer.engine
+    engine = run.engine
     for name, stream in streams.items():
         (batch,) = engine.to_device(made[stream].micro_batches(0, Shard()))
         engine.begin(1)
@@ -217,7 +218,7 @@ def test_one_set_at_a_time(sentences: Path) -> None:
 def spent(data: Path, folder: Path, *options: str) -> tuple[float, dict[str, int]]:
     """Train for 12 updates; return the FLOPs and how many updates each stream has had."""
     places = [f"data={data}", f"save_dir={folder}", "trainer.max_update=12"]
-    run = Run(load_config([*places, *CVT, *SGD, *options]))
+    run = TrainingRun(load_config([*places, *CVT, *SGD, *options]))
     run.train()
     return run.trainer.flops.total, run.trainer.positions
 
@@ -229,10 +230,9 @@ def test_flops_are_those_of_the_sets_that_learn(seed: int, sentences: Path, tmp_
     options += ["task.batch_size=8", "task.unlabelled_longest=12"]
     text = [*options, "task.label_fraction=0.02"]  # one sentence: all batches of a kind are alike
     total, made = spent(sentences, tmp_path / "run", *text)
-    run = built(sentences, *text)
-    run.train()
-    kinds = [next(iter(needs)) for _, needs in run.task.kinds()]
-    costs = dict(zip(kinds, run.trainer.flops.known.values(), strict=True))
+    estimate = estimate_price(configure(sentences, *text))
+    kinds = [next(iter(needs)) for _, needs in estimate.parts.task.kinds()]
+    costs = dict(zip(kinds, estimate.first_updates, strict=True))
     assert costs["unlabelled:chunk"] != costs["unlabelled:dep"]
     assert total == pytest.approx(sum(costs[name] * count for name, count in made.items()), 0.05)
 
@@ -247,20 +247,18 @@ def test_the_price_is_that_of_a_whole_cycle(sentences: Path, tmp_path: Path) -> 
     assert found == pytest.approx(
         {"chunk": 0.375, "dep": 0.125, "unlabelled:chunk": 0.25, "unlabelled:dep": 0.25}
     )
-    run = built(sentences, "criterion=cvt_aux")
-    run.train()
-    assert run.trainer.update == 3 and run.trainer.positions == dict.fromkeys(
-        ["chunk", "dep", "unlabelled"], 1
-    )
-    chunk, dep, unlabelled = run.trainer.flops.known.values()
-    assert run.price() == pytest.approx((chunk + dep) / 4 + unlabelled / 2)
+    estimate = estimate_price(configure(sentences, "criterion=cvt_aux"))
+    needs = [needs for _, needs in estimate.parts.task.kinds()]
+    assert needs == [{"chunk": 1}, {"dep": 1}, {"unlabelled": 1}]
+    chunk, dep, unlabelled = estimate.first_updates
+    assert estimate.flops == pytest.approx((chunk + dep) / 4 + unlabelled / 2)
     supervised = built(sentences, "criterion=tagging")
     assert [share for share, _ in supervised.task.kinds()] == pytest.approx([0.5, 0.5])
     # What a budget pays for: so many updates of both kinds spend it.
-    budget = [f"trainer.max_flops={12.5 * run.price()}", "engine.precision=fp64"]
+    budget = [f"trainer.max_flops={12.5 * estimate.flops}", "engine.precision=fp64"]
     budget += ["criterion=cvt_aux", "trainer.valid_split=''"]
     places = [f"data={sentences}", f"save_dir={tmp_path}", "trainer.max_update=0"]
-    paid = Run(load_config([*places, *CVT, *SGD, *budget]))
+    paid = TrainingRun(load_config([*places, *CVT, *SGD, *budget]))
     assert paid.config.trainer.max_update == 12
     paid.train()
     assert paid.trainer.update == pytest.approx(12, abs=2)

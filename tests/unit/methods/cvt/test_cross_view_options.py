@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cvt_bench import BOTH, EXAMPLES, NORMALISED, batch_of, built, gradients
+from cvt_bench import BOTH, EXAMPLES, NORMALISED, batch_of, built, configure, gradients
 from torch import Tensor
 
 from metaseq_lm.core.batch import Batch
@@ -14,7 +14,8 @@ from metaseq_lm.data.words.vocabulary import REMOVED
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.words.views import Views
 from metaseq_lm.models.words.word_model import dropout_at
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.price import estimate_price
+from metaseq_lm.training.run import TrainingRun
 
 
 def test_word_dropout_removes_words(sentences: Path) -> None:
@@ -104,7 +105,7 @@ def test_the_perturbation_is_adversarial_and_of_its_norm(sentences: Path) -> Non
 def test_each_weight_has_an_average_that_moves_before_the_step(sentences: Path) -> None:
     """In an unlabelled update too: by a tenth towards the weights as they were, trained in it or not."""
     run = built(sentences, "criterion=cvt_aux", "task.average_decay=0.9")
-    model, engine = run.model, run.trainer.engine
+    model, engine = run.model, run.engine
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained == {name for name, _ in model.average.net.named_parameters()}
     with torch.no_grad():
@@ -136,7 +137,7 @@ def test_the_encoder_can_be_a_transformer(more: list[str], sentences: Path, tmp_
     places = [f"data={sentences}", f"save_dir={tmp_path}", "task.labelled=[chunk,dep]"]
     places += ["trainer.max_update=2", "schedule.warmup_updates=0", "trainer.final_splits=[]"]
     options = [*places, *sizes, "engine.tensorboard=false", *more]
-    run = Run(load_config(options, str(EXAMPLES), "transformer"))
+    run = TrainingRun(load_config(options, str(EXAMPLES), "transformer"))
     rates: list[set[float]] = [set(), set()]
     for module in run.model.modules():
         if isinstance(module, Dropout):
@@ -180,7 +181,7 @@ def test_the_encoder_can_be_a_transformer(more: list[str], sentences: Path, tmp_
 )
 def test_mistakes_are_told(options: list[str], message: str, sentences: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        built(sentences, *options).train()
+        estimate_price(configure(sentences, *options))
 
 
 def test_auxiliaries_may_be_missing_where_nothing_learns_from_text(sentences: Path) -> None:

@@ -13,7 +13,9 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.parallel.sets import UNLABELLED
 from metaseq_lm.data.streams import Shard, mean_over_first
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.parts import build_parts
+from metaseq_lm.training.price import estimate_price
+from metaseq_lm.training.run import TrainingRun
 
 TINY = [
     "task=cvt_translation",
@@ -48,34 +50,34 @@ def configure(data: Path, save: Path, *more: str, criterion: str = "cvt_translat
     return load_config([*TINY, *places, *more])
 
 
-def build(data: Path, save: Path, *more: str, criterion: str = "cvt_translation") -> Run:
-    run = Run(configure(data, save, *more, criterion=criterion))
+def build(data: Path, save: Path, *more: str, criterion: str = "cvt_translation") -> TrainingRun:
+    run = TrainingRun(configure(data, save, *more, criterion=criterion))
     run.model.train()
     return run
 
 
-def scrambled(run: Run) -> Run:
+def scrambled(run: TrainingRun) -> TrainingRun:
     """Draw large weights, so that every input matters."""
     for parameter in run.model.net.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     return run
 
 
-def batches(run: Run, stream: str) -> list:
+def batches(run: TrainingRun, stream: str) -> list:
     return run.task.build_streams("train")[stream].micro_batches(0, Shard())
 
 
-def taught(run: Run, parts: list | None = None) -> list:
+def taught(run: TrainingRun, parts: list | None = None) -> list:
     """Return unlabelled micro-batches with the translations of the teacher."""
-    engine = run.trainer.engine
+    engine = run.engine
     engine.begin(1)
     parts = parts or engine.to_device(batches(run, UNLABELLED))
     return run.task.with_translations(engine, run.model, parts)
 
 
-def reached(run: Run, parts: list) -> set[str]:
+def reached(run: TrainingRun, parts: list) -> set[str]:
     """Return the names of the parameters that a gradient reaches."""
-    engine = run.trainer.engine
+    engine = run.engine
     grads, _ = engine.gradients(
         lambda batch: run.task.criterion(run.model, batch), parts, engine.parameters("main")
     )
@@ -106,7 +108,7 @@ def test_a_step_leaves_the_other_heads_where_they_are(pairs: Path, tmp_path: Pat
     """With momentum, too: a head without a gradient is not moved (trap 21)."""
     more = ["optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.1"]
     run = build(pairs, tmp_path, *more)
-    engine = run.trainer.engine
+    engine = run.engine
     streams = run.task.build_streams("train")
     for update in range(4):
         before = {n: w.clone() for n, w in run.model.state_dict().items()}
@@ -169,7 +171,7 @@ def test_the_losses_are_those_of_the_formula(pairs: Path, tmp_path: Path) -> Non
 def test_the_teacher_is_the_primary_head_without_dropout(pairs: Path, tmp_path: Path) -> None:
     """Its translations are those of evaluation mode, whatever the parts of the batch; dropout is back."""
     run = scrambled(build(pairs, tmp_path, *EXACT))
-    parts = run.trainer.engine.to_device(batches(run, UNLABELLED))
+    parts = run.engine.to_device(batches(run, UNLABELLED))
     (batch,) = taught(run, parts)
     assert run.model.net.dropout.p == 0.5 and run.model.training
     run.model.eval()
@@ -256,7 +258,7 @@ def test_the_average_is_scored_and_saved(pairs: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["train", UNLABELLED])
 def test_the_average_moves_once_and_before_the_step(kind: str, pairs: Path, tmp_path: Path) -> None:
     run = build(pairs, tmp_path, "task.average_decay=0.9", *EXACT)
-    parts = run.trainer.engine.to_device(batches(run, kind))
+    parts = run.engine.to_device(batches(run, kind))
     average_moves_before_the_step(run, {kind: [parts]})
 
 
@@ -283,20 +285,20 @@ def test_what_is_refused(more: list[str], words: str, pairs: Path, tmp_path: Pat
 
 def test_kinds(pairs: Path, tmp_path: Path) -> None:
     """Both kinds are priced, whenever the first unlabelled batch comes."""
-    run = Run(configure(pairs, tmp_path, "task.labelled_first=9"), dry_run=True)
-    run.train()
-    assert run.trainer.positions == {"train": 1, UNLABELLED: 1}
-    labelled, unlabelled = run.trainer.flops.known.values()
-    streams = run.task.build_streams("train")
+    estimate = estimate_price(configure(pairs, tmp_path, "task.labelled_first=9"))
+    task = estimate.parts.task
+    assert [needs for _, needs in task.kinds()] == [{"train": 1}, {UNLABELLED: 1}]
+    labelled, unlabelled = estimate.first_updates
+    streams = task.build_streams("train")
     scales = [mean_over_first(streams, {name: 1}) for name in ("train", UNLABELLED)]
-    assert run.price() == pytest.approx((labelled * scales[0] + unlabelled * scales[1]) / 2)
-    supervised = Run(configure(pairs, tmp_path, criterion="translation"), dry_run=True)
+    assert estimate.flops == pytest.approx((labelled * scales[0] + unlabelled * scales[1]) / 2)
+    supervised = build_parts(configure(pairs, tmp_path, criterion="translation"))
     assert supervised.task.kinds() == [(1.0, {"train": 1})]
 
 
 def test_a_refused_step_leaves_the_average_alone(pairs: Path, tmp_path: Path) -> None:
     run = build(pairs, tmp_path, "trainer.on_nonfinite=skip")
-    engine = run.trainer.engine
+    engine = run.engine
     with torch.no_grad():
         for parameter in run.model.net.parameters():
             parameter.add_(0.1)

@@ -17,7 +17,9 @@ from metaseq_lm.data.streams import Shard, mean_over_first
 from metaseq_lm.methods.cvt.perturbation import gaussian
 from metaseq_lm.methods.cvt.vision import balanced
 from metaseq_lm.methods.cvt.vision_losses import PLACES, UNLABELLED, PlaceHeads, divergence
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.parts import build_parts
+from metaseq_lm.training.price import estimate_price
+from metaseq_lm.training.run import TrainingRun
 
 TINY = [
     "task=cvt_vision",
@@ -46,20 +48,20 @@ def configure(data: Path, save: Path, *more: str, criterion: str = "cvt_vision")
     return load_config([*TINY, f"criterion={criterion}", f"data={data}", f"save_dir={save}", *more])
 
 
-def build(data: Path, save: Path, *more: str, criterion: str = "cvt_vision") -> Run:
-    run = Run(configure(data, save, *more, criterion=criterion))
+def build(data: Path, save: Path, *more: str, criterion: str = "cvt_vision") -> TrainingRun:
+    run = TrainingRun(configure(data, save, *more, criterion=criterion))
     run.model.train()
     return run
 
 
-def parts(run: Run, stream: str, **shard: int) -> list:
+def parts(run: TrainingRun, stream: str, **shard: int) -> list:
     made = run.task.build_streams("train")[stream].micro_batches(0, Shard(**shard))
-    return run.trainer.engine.to_device(made)
+    return run.engine.to_device(made)
 
 
-def gradients(run: Run, batches: list) -> dict[str, torch.Tensor]:
+def gradients(run: TrainingRun, batches: list) -> dict[str, torch.Tensor]:
     """Return the gradients that there are, by name."""
-    engine = run.trainer.engine
+    engine = run.engine
     engine.begin(1)
     grads, _ = engine.gradients(
         lambda batch: run.task.criterion(run.model, batch), batches, engine.parameters("main")
@@ -160,7 +162,7 @@ def test_the_teacher_does_not_depend_on_dropout(pictures: Path, tmp_path: Path) 
         plain(net, images, wanted),
     )[1]
     one, two = (gradients(run, parts(run, UNLABELLED)) for _ in range(2))
-    run.trainer.engine.begin(9)
+    run.engine.begin(9)
     (batch,) = parts(run, UNLABELLED)
     criterion(run.model, batch)
     assert torch.equal(seen[0], seen[1]) and torch.equal(seen[0], seen[2])
@@ -250,7 +252,7 @@ def test_batch_normalisation_remembers_labelled_images_only(pictures: Path, tmp_
     """Neither teacher nor student leaves a trace in the statistics (trap 24)."""
     more = ["model.norm=batch", "criterion.perturbation=adversarial"]
     run = build(pictures, tmp_path, *more)
-    engine = run.trainer.engine
+    engine = run.engine
     names = [n for n in run.model.net.state_dict() if "running" in n]
     for number, stream in enumerate((UNLABELLED, "train")):
         before = {n: run.model.net.state_dict()[n].clone() for n in names}
@@ -290,22 +292,24 @@ def test_turns(pictures: Path, tmp_path: Path) -> None:
 
 def test_kinds(pictures: Path, tmp_path: Path) -> None:
     """Both kinds are priced where they take turns."""
-    run = Run(configure(pictures, tmp_path, "trainer.valid_split=''"), dry_run=True)
-    run.train()
-    labelled, unlabelled = run.trainer.flops.known.values()
-    streams = run.task.build_streams("train")
-    scales = [mean_over_first(streams, needs) for _, needs in run.task.kinds()]
-    assert run.price() == pytest.approx((labelled * scales[0] + unlabelled * scales[1]) / 2)
+    estimate = estimate_price(configure(pictures, tmp_path, "trainer.valid_split=''"))
+    labelled, unlabelled = estimate.first_updates
+    task = estimate.parts.task
+    streams = task.build_streams("train")
+    scales = [mean_over_first(streams, needs) for _, needs in task.kinds()]
+    assert estimate.flops == pytest.approx((labelled * scales[0] + unlabelled * scales[1]) / 2)
     assert labelled != unlabelled
-    joint = Run(configure(pictures, tmp_path, "task.joint=true"), dry_run=True)
+    joint = build_parts(configure(pictures, tmp_path, "task.joint=true"))
     assert joint.task.kinds() == [(1.0, {"train": 1, UNLABELLED: 1})]
-    supervised = Run(configure(pictures, tmp_path, criterion="image_classification"), dry_run=True)
+    supervised = build_parts(
+        configure(pictures, tmp_path, criterion="image_classification"), dry_run=True
+    )
     assert supervised.task.kinds() == [(1.0, {"train": 1})]
 
 
 def test_a_refused_step_leaves_the_average_alone(pictures: Path, tmp_path: Path) -> None:
     run = build(pictures, tmp_path, "trainer.on_nonfinite=skip", "model.dropout=0")
-    engine, (batch,) = run.trainer.engine, parts(run, "train")
+    engine, (batch,) = run.engine, parts(run, "train")
     with torch.no_grad():
         for parameter in run.model.net.parameters():
             parameter.add_(0.1)

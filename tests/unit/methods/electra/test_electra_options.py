@@ -10,7 +10,7 @@ from electra_bench import Seen, build, criterion, make_batch, noise
 
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 TINY = [
     "task=electra",
@@ -100,7 +100,7 @@ def test_runs_that_cannot_be(number: int, moons: Path, tmp_path: Path) -> None:
     tiny = [o for o in TINY if o.partition("=")[0] not in {p.partition("=")[0] for p in options}]
     tiny = [o for o in tiny if not ("model=transformer" in options and "generator" in o)]
     with pytest.raises(UsageError, match=remedy):
-        Run(load_config([*tiny, *options, f"data={moons}", f"save_dir={tmp_path}/run"]))
+        TrainingRun(load_config([*tiny, *options, f"data={moons}", f"save_dir={tmp_path}/run"]))
     assert not (tmp_path / "run").exists()
 
 

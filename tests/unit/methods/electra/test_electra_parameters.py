@@ -13,7 +13,7 @@ from metaseq_lm.models.transformer import flops_rules
 from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
 from metaseq_lm.models.transformer.flops_rules import Sizes
 from metaseq_lm.tasks import options_of
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.parts import build_parts
 
 SYMBOLS = 30522
 # Computed from the shapes of the authors' code.
@@ -218,7 +218,7 @@ def test_flops_by_rule_of_a_run(
     """What results.json has beside the measured FLOPs."""
     options = ["task=electra", "model=electra_small", "model.encoder_layers=1", "task.batch_size=3"]
     options += [f"criterion={criterion}", *more, f"data={moons}", f"save_dir={tmp_path}"]
-    run = Run(load_config(options), dry_run=True)
+    run = build_parts(load_config(options))
     vocab = len(run.task.vocabulary)
     main = flops_rules.Sizes(1, 256, 1024, 4, 128, vocab, 128)
     generator = flops_rules.Sizes(1, 64, 256, 1, 128, vocab, 128)

@@ -15,7 +15,7 @@ from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label.episodes import Labelled, Unlabelled, check_options
 from metaseq_lm.tasks import Batches
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.price import estimate_price
 
 TWO = "task.labelled=[which_moon_10,which_moon_160]"
 CLS = {name: 3 + n for n, name in enumerate(("unlabelled", "mlm", "first", "second"))}
@@ -299,9 +299,7 @@ def test_the_price_of_masked_lm_counts_its_rewards(even: Path) -> None:
 def price(data: Path, interval: int) -> float:
     """Return the FLOPs of an update of masked_lm by a dry run."""
     given = [f"data={data}", f"task.reward_interval={interval}", "trainer.valid_split=''"]
-    run = Run(load_config(given, str(CONFIGS), "mlm"), dry_run=True)
-    run.train()
-    return run.price()
+    return estimate_price(load_config(given, str(CONFIGS), "mlm")).flops
 
 
 @pytest.mark.parametrize(

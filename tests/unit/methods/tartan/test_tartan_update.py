@@ -196,7 +196,7 @@ def test_fitting_the_meta_head_changes_nothing_else(topics: Path, tmp_path: Path
     run = build(topics, tmp_path, "tartan_meta")
     run.model.train()
     before = weights(run)
-    engine = run.trainer.engine
+    engine = run.engine
     engine.begin(0)
     (rows,) = batches_of(run)["head"]
     how = run.task.criterion.how
@@ -245,7 +245,7 @@ def test_states_without_dropout_are_computed_once(
 
 def test_states_with_dropout_are_computed_in_every_step(topics: Path, tmp_path: Path) -> None:
     run = build(topics, tmp_path, "tartan_meta", "model.dropout=0.1")
-    engine = run.trainer.engine
+    engine = run.engine
     seen: list[int] = []
     run.model.encoder.register_forward_hook(lambda *_: seen.append(0))
     engine.begin(0)
@@ -277,7 +277,7 @@ def test_the_meta_head_is_fitted_by_adam_with_its_own_decay(
     more = [f"criterion.meta_head_weight_decay={decay}", "criterion.meta_head_reset=false"]
     still = ["model.dropout=0", "model.attention_dropout=0", "criterion.meta_head_tolerance=0"]
     run = build(topics, tmp_path, "tartan_meta", *EXACT, *more, *still)
-    engine, how = run.trainer.engine, run.task.criterion.how
+    engine, how = run.engine, run.task.criterion.how
     engine.begin(0)
     (rows,) = batches_of(run)["head"]
     head = copy.deepcopy(run.model.heads["meta"])

@@ -12,7 +12,7 @@ from tartan_bench import logged, one_update, same, weights
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.tartan.vision import cut, only
-from metaseq_lm.training.run import Run
+from metaseq_lm.training.run import TrainingRun
 
 TINY = [
     "task=tartan_vision",
@@ -60,19 +60,21 @@ def test_target_images_are_split_once() -> None:
 
 def test_tasks_have_their_own_classes(pictures: Path, tmp_path: Path) -> None:
     """Targets b and d; the others, a and c, are numbered anew."""
-    task = Run(configure(pictures, tmp_path, "tartan_meta")).task
+    task = TrainingRun(configure(pictures, tmp_path, "tartan_meta")).task
     assert task.classes == ([1, 3], [0, 2])
     assert len(task.parts["other"].labels) == 80 and set(task.parts["other"].labels) == {0, 1}
     assert task.parts["other"].label_names == ["a", "c"]
     assert len(task.labelled("test").labels) == 40
-    some = Run(configure(pictures, tmp_path / "some", "tartan_meta", "task.test_limit=7")).task
+    some = TrainingRun(
+        configure(pictures, tmp_path / "some", "tartan_meta", "task.test_limit=7")
+    ).task
     assert some.labelled("test").labels.tolist() == task.labelled("test").labels[:7].tolist()
 
 
 @pytest.mark.parametrize("criterion", ["tartan_mt", "tartan_meta"])
 def test_stripes_are_learnt(criterion: str, pictures: Path, tmp_path: Path) -> None:
     more = ["trainer.max_update=40", "trainer.final_splits=[test]", "model.dropout=0"]
-    run = Run(configure(pictures, tmp_path, criterion, *more))
+    run = TrainingRun(configure(pictures, tmp_path, criterion, *more))
     run.train()
     metrics, rows = run.score("test")
     assert metrics["accuracy"] > 0.9 and len(rows) == 40
@@ -84,7 +86,7 @@ def test_meta_passes_leave_the_statistics_alone(pictures: Path, tmp_path: Path) 
     """With a rate of 0 running statistics and weights are those of MT, to the last bit."""
     found = []
     for criterion, more in (("tartan_mt", []), ("tartan_meta", ["criterion.weight_lr=0"])):
-        run = Run(configure(pictures, tmp_path / criterion, criterion, *more))
+        run = TrainingRun(configure(pictures, tmp_path / criterion, criterion, *more))
         start = weights(run)
         for number in range(3):
             one_update(run, number)
@@ -97,10 +99,10 @@ def test_meta_passes_leave_the_statistics_alone(pictures: Path, tmp_path: Path) 
 def test_pretraining_then_fine_tuning(pictures: Path, tmp_path: Path) -> None:
     """The task-agnostic baseline: the others first, then the target with a fresh head."""
     more = ["task.train_on=auxiliary", "trainer.valid_split=''", "trainer.max_update=3"]
-    first = Run(configure(pictures, tmp_path / "first", "tartan_mt", *more))
+    first = TrainingRun(configure(pictures, tmp_path / "first", "tartan_mt", *more))
     first.train()
     start = f"init_from={tmp_path / 'first'}"
-    second = Run(
+    second = TrainingRun(
         configure(pictures, tmp_path / "second", "tartan_mt", "task.train_on=target", start)
     )
     taken = {n: w for n, w in weights(first).items() if n.startswith("encoder.")}
@@ -138,4 +140,4 @@ def test_mistakes_are_named(
     mine = [o for o in TINY if not o.startswith("model.") or "model=transformer" not in more]
     places = [f"criterion={criterion}", f"data={pictures}", f"save_dir={tmp_path}"]
     with pytest.raises(UsageError, match=words):
-        Run(load_config([*mine, *places, *more]))
+        TrainingRun(load_config([*mine, *places, *more]))

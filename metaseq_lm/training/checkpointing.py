@@ -1,0 +1,145 @@
+"""Checkpoints of a training run: written, linked, pruned, and found again to resume from."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Optional
+
+from omegaconf import OmegaConf
+from torch import nn
+
+from metaseq_lm.core.errors import DivergedError, MetaseqError
+from metaseq_lm.core.files import free_bytes, human_bytes
+from metaseq_lm.data.storage.manifest import tokenizer_hash
+from metaseq_lm.distributed import process_group
+from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs.checkpoint import Checkpoint, CheckpointError
+from metaseq_lm.training.parts import Parts
+
+
+class Checkpointer:
+    """Saves and finds the checkpoints in `folder`. Its methods are calls of all replicas."""
+
+    def __init__(self, parts: Parts, folder: Path) -> None:
+        self.parts, self.folder = parts, folder
+        self.options = parts.config.trainer
+        self.saved_at = -1  # the update of a checkpoint that lacks nothing
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """What every checkpoint says of its run and its data, as they were at the start."""
+        config = self.parts.config
+        return {
+            "config": OmegaConf.to_container(config),
+            "data": self.parts.data_fingerprint,
+            "tokenizer": tokenizer_hash(config.data),
+            "facts": self.parts.task.facts(),
+        }
+
+    def check_weights(self, update: int) -> None:
+        """Raise DivergedError if a weight is not finite, MetaseqError if the replicas disagree."""
+        process_group.alive()
+        weights = self.parts.model.state_dict()
+        # A weight that is spoilt on one replica only must stop them all.
+        every = process_group.gather_objects(checkpoint.nonfinite(weights))
+        bad = [*dict.fromkeys(name for names in every for name in names)]
+        if bad:
+            raise DivergedError(
+                f"after update {update} {', '.join(bad[:4])} is not finite, so "
+                "nothing is saved. Resume from the last checkpoint with a lower optimizer.lr"
+            )
+        process_group.check_equal(weights, update)
+
+    def save(
+        self,
+        update: int,
+        state: dict[str, Any],
+        valid: dict[str, float],
+        is_best: bool,
+        required: bool,
+    ) -> str:
+        """Write a checkpoint from the first replica, link it, drop old ones; return what went wrong.
+
+        Args:
+            update: number of updates made.
+            state: all that is saved besides the weights.
+            valid: metrics of the last validation, for the manifest.
+            is_best: whether "best" is to point at it.
+            required: raise CheckpointError if it cannot be written, whatever
+                trainer.on_save_error says.
+        """
+        trouble = ""
+        if process_group.rank() == 0:
+            try:
+                self._write(update, state, valid, is_best)
+            except CheckpointError as error:
+                trouble = str(error)
+        trouble = process_group.from_first(trouble)
+        if trouble and (required or self.options.on_save_error == "stop"):
+            raise CheckpointError(trouble)
+        if not trouble:
+            self.saved_at = update
+        return trouble
+
+    def _write(
+        self, update: int, state: dict[str, Any], valid: dict[str, float], is_best: bool
+    ) -> None:
+        if self.saved_at != update:
+            weights = self.parts.model.state_dict()
+            manifest = {**self.description, "valid": valid}
+            checkpoint.save(self.folder, update, weights, state, manifest)
+        if is_best:
+            checkpoint.link(self.folder, "best", checkpoint.folder_of(self.folder, update))
+        checkpoint.prune(self.folder, self.options.keep_last, update)
+
+    def newest(self) -> tuple[Optional[Checkpoint], list[str]]:
+        """Return the newest checkpoint that verifies and fits, and why newer ones were skipped.
+
+        The first replica chooses for all. Raises CheckpointError if there are some and none fits.
+        """
+        stored: Optional[Checkpoint] = None
+        skipped: list[str] = []
+        if process_group.rank() == 0:
+            stored, skipped = checkpoint.newest(self.folder, self._check_fit)
+        path, skipped = process_group.from_first((stored.path if stored else None, skipped))
+        messages = [f"skipped a checkpoint that cannot be used: {reason}" for reason in skipped]
+        if path is not None and stored is None:
+            stored = checkpoint.load(path)
+        return stored, messages
+
+    def resumed(self, stored: Checkpoint, update: int, best: int | None) -> None:
+        """Note that the run went on from a checkpoint, and make the links true again."""
+        self.saved_at = update
+        if process_group.rank() == 0:
+            checkpoint.relink(self.folder, stored.path, best)
+
+    def _check_fit(self, stored: Checkpoint) -> None:
+        """Raise CheckpointError if the run cannot go on from a checkpoint."""
+        then, now = stored.manifest.get("data"), self.parts.data_fingerprint
+        if then != now:
+            raise CheckpointError(
+                f"{stored.path} was trained on other data than {self.parts.config.data} holds now "
+                f"({then} then, {now} now); choose another --save-dir"
+            )
+        facts = self.description["facts"]
+        checkpoint.check_facts(stored.manifest.get("facts"), facts, stored.path)
+        checkpoint.check_fit(self.parts.model, stored.weights, stored.path)
+        optimizers = self.parts.engine.optimizers.keys()
+        differing = optimizers ^ stored.state.get("optimizers", {}).keys()
+        if differing:
+            raise CheckpointError(f"{stored.path}: the optimizers {sorted(differing)} do not match")
+
+
+def check_room(folder: Path, model: nn.Module) -> None:
+    """Raise MetaseqError if the disk has no room for two checkpoints, before any work is done.
+
+    A checkpoint is taken as the weights and two moments of each.
+    """
+    size = 3 * sum(w.numel() * w.element_size() for w in model.state_dict().values())
+    needed, free = int(2.2 * size), free_bytes(folder)
+    if free < needed:
+        raise MetaseqError(
+            f"{folder}: there is no room for checkpoints: about {needed:,} bytes are needed and {free:,} "
+            f"are free ({human_bytes(free)}). Make room, or choose another --save-dir"
+        )

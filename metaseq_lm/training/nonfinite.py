@@ -1,0 +1,94 @@
+"""What becomes of an update whose loss or gradient is not finite: stop, skip it, or roll back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig
+from torch import nn
+
+from metaseq_lm.core.errors import DivergedError
+from metaseq_lm.engine.engine import Engine, copied
+
+
+class NonfinitePolicy:
+    """Counts refused updates and undoes what one may have changed.
+
+    The engine refuses a step whose gradient is not finite (`engine.nonfinite` then names its
+    optimizer). `trainer.on_nonfinite` says what follows: "stop" raises, "skip" undoes the update
+    and goes on, "rollback" returns to the last checkpoint. `trainer.max_nonfinite` limits the
+    updates skipped in a row, or the rollbacks to one checkpoint.
+    """
+
+    def __init__(self, options: DictConfig, model: nn.Module, engine: Engine) -> None:
+        self.policy: str = options.on_nonfinite
+        self.limit: int = options.max_nonfinite
+        self.model, self.engine = model, engine
+        self.refusals = 0
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """Return a copy of what the next update may change, None where nothing would be undone."""
+        return copied(self._changeable()) if self.policy == "skip" else None
+
+    def _changeable(self) -> dict[str, Any]:
+        """Return what an update may have changed before a step of it was refused.
+
+        With several optimizers an earlier one may have stepped. With one, its step is refused or
+        done; what no optimizer moves is left: running statistics, averages, frozen nets.
+        """
+        optimizers = self.engine.optimizers
+        if len(optimizers) > 1:
+            states = {name: o.local_state() for name, o in optimizers.items()}
+            return {"weights": self.model.state_dict(), "optimizers": states}
+        weights = self.model.state_dict(keep_vars=True)
+        moved = {id(p) for o in optimizers.values() for p in o.parameters}
+        return {
+            "weights": {n: w.detach() for n, w in weights.items() if id(w) not in moved},
+            "optimizers": {},
+        }
+
+    def undo(self, snapshot: dict[str, Any] | None) -> None:
+        """Put back what a snapshot holds."""
+        if snapshot is None:
+            return
+        self.model.load_state_dict(snapshot["weights"], strict=False)
+        for name, state in snapshot["optimizers"].items():
+            self.engine.optimizers[name].load_state_dict(state)
+
+    def accept(self) -> None:
+        """Note a finite update. With "rollback" only a save resets the count."""
+        if self.policy != "rollback":
+            self.refusals = 0
+
+    def saved(self) -> None:
+        """Note a checkpoint: a rollback can no longer come back to the one before."""
+        if not self.engine.nonfinite:
+            self.refusals = 0
+
+    def refuse(self, message: str) -> None:
+        """Count a refused update; DivergedError with `message` if the run has to stop."""
+        self.refusals += 1
+        if self.policy == "stop" or self.refusals > self.limit:
+            times = f" ({self.refusals} times in a row)" if self.refusals > 1 else ""
+            raise DivergedError(
+                f"{message}{times}; nothing was changed by it. Lower optimizer.lr or optimizer.clip_norm and "
+                "start anew, or resume with trainer.on_nonfinite=skip or rollback"
+            )
+
+
+def describe_refusal(update: int, optimizers: list[str]) -> str:
+    """Return a sentence on the update (counted from 1) that was refused."""
+    names = ", ".join(dict.fromkeys(optimizers))
+    return f"update {update}: the loss or the gradient of {names} is not finite"
+
+
+def check_finite(update: int, values: Mapping[str, float]) -> None:
+    """Raise DivergedError if a logged value of training is not finite."""
+    bad = [name for name, value in values.items() if not math.isfinite(value)]
+    if bad:
+        raise DivergedError(
+            f"update {update}: {', '.join(bad)} is not finite. Lower optimizer.lr, or resume from "
+            "the last checkpoint with another setting"
+        )

@@ -1,0 +1,167 @@
+"""What every use of a run needs: the task, its nets and the engine, built from a configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import resource
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import TASKS
+from metaseq_lm.data.storage.manifest import fingerprint_of_run
+from metaseq_lm.data.streams import Shard
+from metaseq_lm.distributed import process_group
+from metaseq_lm.engine.engine import PRECISIONS, Engine
+from metaseq_lm.models.inherit import inherited
+from metaseq_lm.tasks import Passes, Scored, Task
+
+
+@dataclass
+class Parts:
+    """The task, the nets and the engine of a run, on the device that its configuration asks for."""
+
+    config: DictConfig
+    task: Task
+    model: nn.Module
+    engine: Engine
+
+    @property
+    def shard(self) -> Shard:
+        """This replica's share of each batch."""
+        rows = self.config.engine.micro_batch_size
+        return Shard(process_group.rank(), process_group.world_size(), rows)
+
+    @cached_property
+    def data_fingerprint(self) -> str:
+        """The fingerprint of the data in use; MetaseqError if a file differs from the manifest."""
+        return fingerprint_of_run(self.config.data, OmegaConf.to_container(self.config.task))
+
+
+def prepare_config(config: DictConfig) -> DictConfig:
+    """Return the configuration as init_from and the task complete it; the data must be there."""
+    check_data_folder(config)
+    config = inherited(config)
+    return TASKS.entry(config.task._name).value.prepare(config)
+
+
+def build_parts(config: DictConfig, dry_run: bool = False) -> Parts:
+    """Join the process group and build task, nets, optimizers and engine.
+
+    In a `dry_run` the task must write nothing, not even what it would compute only once.
+    """
+    if config.engine.threads:
+        torch.set_num_threads(config.engine.threads)
+    if config.engine.keep_memory:
+        retain_heap()
+    device = choose_device(config.engine.device)
+    process_group.initialise(device, config.engine.timeout)
+    task = build_task(config)
+    task.dry_run = dry_run
+    model = build_model(task, config, device)
+    engine = Engine(
+        task.build_optimizers(model),
+        config.seed,
+        device,
+        config.engine.precision,
+        config.engine.shard_optimizer,
+    )
+    return Parts(config, task, model, engine)
+
+
+def build_task(config: DictConfig) -> Task:
+    """Build the configured task; the data folder must be there."""
+    check_data_folder(config)
+    return TASKS.build(config.task._name, config)
+
+
+def build_model(task: Task, config: DictConfig, device: str) -> nn.Module:
+    """Build the task's nets from the seed and move them to `device`."""
+    torch.manual_seed(config.seed)
+    model = task.build_model()
+    return model.to(device=device, dtype=PRECISIONS[config.engine.precision])
+
+
+def choose_device(name: str) -> str:
+    """Return cpu or cuda for engine.device; UsageError for a device that is not there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("engine.device is cuda but torch finds no GPU; use engine.device=cpu")
+    return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def retain_heap() -> None:
+    """Tell glibc to keep freed memory: faulting it in again costs a CPU step up to a quarter."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
+def check_data_folder(config: DictConfig) -> None:
+    """Raise UsageError if the data folder is not there."""
+    if not Path(config.data).is_dir():
+        raise UsageError(f"{config.data}: there is no such data folder; make it with 'preprocess'")
+
+
+def check_splits(parts: Parts) -> None:
+    """Open every split that will be scored, so that a missing one costs no training."""
+    options = parts.config.trainer
+    for split in sorted({options.valid_split, *options.final_splits} - {""}):
+        check_scored(split)
+        parts.task.build_streams(split)
+
+
+def check_scored(split: str) -> None:
+    """Raise UsageError for the split of training, which no task can score."""
+    if split == "train":
+        raise UsageError(
+            "the stream of 'train' is endless and cannot be scored; binarise its text as a further split "
+            "(preprocess --split NAME=FILE) and name that"
+        )
+
+
+def evaluate_split(parts: Parts, split: str) -> Scored:
+    """Return the task's metrics and predictions on a split, in evaluation mode.
+
+    A call of all replicas.
+    """
+    parts.model.eval()
+    with parts.engine.outside_updates():
+        logs, rows = parts.task.evaluate(parts.engine, parts.model, batches_of(parts, split))
+    parts.model.train()
+    return Scored({name: float(value) for name, value in logs.items()}, rows)
+
+
+def batches_of(parts: Parts, split: str) -> Passes:
+    """Return this replica's batches of a split, by stream, read as they are asked for."""
+    shard = parts.shard
+
+    def read(stream: Any) -> Any:
+        for batch in stream.once(shard):
+            process_group.alive()
+            yield parts.engine.to_device(batch)
+
+    return {name: read(stream) for name, stream in parts.task.build_streams(split).items()}
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the peak memory of this process in bytes: GPU memory on a GPU, resident size on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def count_parameters(model: nn.Module) -> dict[str, int]:
+    """Return the number of trained and of all parameters, a shared one counted once."""
+    every = list(model.parameters())
+    return {
+        "trained": sum(p.numel() for p in every if p.requires_grad),
+        "all": sum(p.numel() for p in every),
+    }
