@@ -1,3 +1,3 @@
 """A workbench for language-model pre-training objectives."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

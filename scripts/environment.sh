@@ -1,7 +1,15 @@
 # Sourced by the other scripts: makes .venv, installs the package into it once, and puts it on PATH.
 # PYTHON names the interpreter to use (3.10 to 3.13); EXTRAS the extra to install, such as [test].
+# In a copy made by 'metaseq-lm examples' the package is installed already.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
+if [ ! -f setup.cfg ]; then
+    ${PYTHON:-python} -c 'import metaseq_lm' || {
+        echo "activate the environment that metaseq-lm is installed in" >&2
+        exit 2
+    }
+    return
+fi
 python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || {
     echo "Python 3.10 to 3.13 is needed; $python is $("$python" --version). Set PYTHON=..." >&2

@@ -19,7 +19,7 @@ from metaseq_lm.core.registry import nearest
 
 COMMANDS = (
     *("preprocess", "train", "sweep", "evaluate", "score", "rerank", "report", "import", "export"),
-    *("doctor", "list"),
+    *("doctor", "list", "examples"),
 )
 
 

@@ -16,7 +16,7 @@ WINGS = plugins.wings()
 SOURCES = sorted(PACKAGE.rglob("*.py")) + sorted((ROOT / "user_dir").glob("*.py"))
 TOP = {
     "setup.cfg README.md metaseq_lm user_dir examples scripts tests pyproject.toml LICENSE",
-    "CHANGELOG.md constraints.txt",
+    "CHANGELOG.md constraints.txt setup.py MANIFEST.in CITATION.cff",
 }
 ONCE = {"pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle"}
 FORBIDDEN = {

@@ -200,7 +200,7 @@ def test_tokens_and_flops_of_updates(name: str, benchmarks: None, tmp_path: Path
     assert [done.tokens for done in found] == [4 * 16 * 3] * 2
     run = training.build(data, overrides)
     training.train(run, *next(training.fetched(run)))
-    assert [done.flops for done in found] == [3 * run.trainer.flops.total] * 2
+    assert [done.flops for done in found] == [3 * run.flops.total] * 2
     assert all(done.seconds > 0 for done in found)
 
 

@@ -1,0 +1,60 @@
+"""Copy the examples, the plug-in of user_dir and the scripts out of the package.
+
+examples:
+  metaseq-lm examples                 names the examples
+  metaseq-lm examples workbench       copies all to workbench/examples, workbench/user_dir, ...
+  cd workbench && scripts/quickstart  trains three objectives on Two Moons
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from metaseq_lm.core.errors import UsageError
+
+HELP = "copies examples, plug-in and scripts out of the package"
+FOLDERS = ("examples", "scripts", "user_dir")
+PACKAGE = Path(__file__).parents[1]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "folder", nargs="?", metavar="DIR", help="folder to copy to (default: only name them)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Name the examples, or copy all folders."""
+    root = source_folder()
+    if args.folder is None:
+        for folder in sorted((root / "examples").iterdir()):
+            print(f"{folder.name:<20}{title_of(folder / 'README.md')}")
+        return 0
+    target = Path(args.folder)
+    for name in FOLDERS:
+        if (target / name).exists():
+            raise UsageError(f"{target / name} exists already; choose another folder")
+    for name in FOLDERS:
+        shutil.copytree(
+            root / name, target / name, ignore=shutil.ignore_patterns("__pycache__", ".*")
+        )
+        print(f"copied {target / name}")
+    return 0
+
+
+def source_folder() -> Path:
+    """Return where the folders are: in an installed package, or at the top of a checkout."""
+    for root in (PACKAGE / "shipped", PACKAGE.parent):
+        if all((root / name).is_dir() for name in FOLDERS):
+            return root
+    raise UsageError(
+        f"{PACKAGE} has no examples beside it; install the package from its wheel, or use a checkout"
+    )
+
+
+def title_of(readme: Path) -> str:
+    """Return the heading of an example's README."""
+    if not readme.is_file():
+        return ""
+    return readme.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
