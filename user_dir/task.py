@@ -5,13 +5,12 @@ from functools import partial
 
 from torch import nn
 
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.corpus.packing import open_corpus
 from metaseq_lm.data.streams import Stream
-from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM, initialise
-from metaseq_lm.tasks import options_of
+from metaseq_lm.models.transformer.encoder import TransformerLM, initialise
 from metaseq_lm.tasks.masked_lm import MaskedLMConfig, MaskedLMTask, masking_of, text_stream
 
 from .model import BOUNDARY, BoundaryHead
@@ -37,7 +36,7 @@ class SpanMaskingTask(MaskedLMTask):
     fresh = (f"heads.{BOUNDARY}.",)  # not there in a masked_lm run to start from
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options, seed = self.options, self.config.seed
+        options, seed = self.config, self.run_config.seed
         if options.mask_rounding != "random" or options.legacy_duplicates:
             raise UsageError(
                 "task span_masking chooses spans, whose number of tokens is random: it has "
@@ -46,14 +45,14 @@ class SpanMaskingTask(MaskedLMTask):
         corpus = open_corpus(self.data, split, self.vocabulary, options, seed)
         spans = Spans(options.mean_span, options.longest_span)
         collate = partial(span_batch, corpus, masking_of(options, self.vocabulary), spans)
-        return {split: text_stream(self.config, split, corpus.row_lengths, collate)}
+        return {split: text_stream(self.run_config, split, corpus.row_lengths, collate)}
 
     def build_model(self) -> nn.Module:
-        model, options = super().build_model(), self.config.model
+        model, options = super().build_model(), self.run_config.model
         if not isinstance(model, TransformerLM):
             raise UsageError(f"task span_masking needs model transformer, got {options._name}")
-        sizes = TransformerConfig(**options_of(options))
-        head = BoundaryHead(sizes, len(self.vocabulary), self.options.longest_span)
+        sizes = typed_options("model", options)
+        head = BoundaryHead(sizes, len(self.vocabulary), self.config.longest_span)
         initialise(head, options.init)
         model.heads[BOUNDARY] = head
         return model

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass
 from functools import lru_cache
@@ -21,66 +23,115 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 from yaml import MarkedYAMLError, YAMLError
 
-from metaseq_lm.core.checks import check_least, check_numbers
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import ALL, nearest
 
 
-def option(default: Any, help: str) -> Any:
-    """A dataclass field with a line of help."""
-    return field(default=default, metadata={"help": help})
+def option(
+    default: Any,
+    help: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    choices: Sequence[Any] | None = None,
+    **metadata: Any,
+) -> Any:
+    """Declare an option: a dataclass field with its default, its line of help and its range.
+
+    `check_options` reads the range. Nothing else says what values an option may have, except where
+    that depends on other options or on the data.
+
+    Args:
+        default: The value if none is given; a list, which may be empty, stands for a copy of it.
+        help: One line for `--help` and the reference.
+        at_least: The smallest value allowed; of a list, of each of its numbers. None is never checked.
+        above: A bound that values must exceed.
+        at_most: The largest value allowed.
+        below: A bound that values must stay below.
+        choices: The values allowed; of a list, for each of its entries.
+        metadata: Further facts for those who look for them, such as `source=True` (see runs.folder).
+    """
+    bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    metadata |= {"help": help} | {k: v for k, v in bounds.items() if v is not None}
+    if choices is not None:
+        metadata["choices"] = tuple(choices)
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass
 class TrainerConfig:
     """The calendar of a run."""
 
-    max_update: int = option(1000, "updates to make (0 = as many as max_flops pays for)")
-    max_flops: float = option(0.0, "stop when this many FLOPs are spent (0 = no limit)")
-    max_seconds: float = option(0.0, "stop after so many seconds of training (0 = no limit)")
-    log_interval: int = option(50, "updates between lines of the log")
-    validate_interval_updates: int = option(
-        500, "updates between validations (0 = only at the end)"
+    max_update: int = option(
+        1000, "updates to make (0 = as many as max_flops pays for)", at_least=0
     )
-    save_interval_updates: int = option(500, "updates between checkpoints (0 = only at the end)")
-    keep_last: int = option(2, "checkpoints to keep besides the best one (0 counts as 1)")
+    max_flops: float = option(0.0, "stop when this many FLOPs are spent (0 = no limit)", at_least=0)
+    max_seconds: float = option(
+        0.0, "stop after so many seconds of training (0 = no limit)", at_least=0
+    )
+    log_interval: int = option(50, "updates between lines of the log", at_least=0)
+    validate_interval_updates: int = option(
+        500, "updates between validations (0 = only at the end)", at_least=0
+    )
+    save_interval_updates: int = option(
+        500, "updates between checkpoints (0 = only at the end)", at_least=0
+    )
+    keep_last: int = option(
+        2, "checkpoints to keep besides the best one (0 counts as 1)", at_least=0
+    )
     best_checkpoint_metric: str = option(
         "loss", "validation metric that chooses the best checkpoint ('' = none is kept)"
     )
     maximize_best_checkpoint_metric: bool = option(False, "whether a larger metric is better")
     ties: str = option(
-        "first", "of equally good validations the first counts as best; latest: the last of them"
+        "first",
+        "of equally good validations the first counts as best; latest: the last of them",
+        choices=("first", "latest"),
     )
     validate_first: bool = option(
         False, "validate before the first update too; what it starts from can then be the best"
     )
     patience: int = option(
-        0, "validations without a better metric before stopping (0 = never stop)"
+        0, "validations without a better metric before stopping (0 = never stop)", at_least=0
     )
     on_nonfinite: str = option(
-        "stop", "a loss or gradient that is not finite: stop, skip the update, or rollback"
+        "stop",
+        "a loss or gradient that is not finite: stop, skip the update, or rollback",
+        choices=("stop", "skip", "rollback"),
     )
     max_nonfinite: int = option(
-        5, "such updates in a row (or rollbacks to one place) before stopping"
+        5, "such updates in a row (or rollbacks to one place) before stopping", at_least=0
     )
-    on_save_error: str = option("stop", "a checkpoint that cannot be written: stop or continue")
+    on_save_error: str = option(
+        "stop",
+        "a checkpoint that cannot be written: stop or continue",
+        choices=("stop", "continue"),
+    )
     valid_split: str = option("valid", "split to validate on ('' = none)")
-    final_splits: list[str] = field(
-        default_factory=list, metadata={"help": "splits scored at the end with the best checkpoint"}
-    )
+    final_splits: list[str] = option([], "splits scored at the end with the best checkpoint")
 
 
 @dataclass
 class EngineConfig:
     """How a run is computed; nothing but the precision changes results beyond the order of sums."""
 
-    device: str = option("auto", "auto, cpu or cuda")
-    precision: str = option("fp32", "fp32, bf16 (autocast) or fp64")
-    micro_batch_size: int = option(0, "rows computed at a time in each process (0 = all)")
-    workers: int = option(0, "threads that prepare batches ahead")
-    threads: int = option(0, "torch threads in each process (0 = torch's own choice)")
+    device: str = option("auto", "auto, cpu or cuda", choices=("auto", "cpu", "cuda"))
+    precision: str = option(
+        "fp32", "fp32, bf16 (autocast) or fp64", choices=("fp32", "bf16", "fp64")
+    )
+    micro_batch_size: int = option(
+        0, "rows computed at a time in each process (0 = all)", at_least=0
+    )
+    workers: int = option(0, "threads that prepare batches ahead", at_least=0)
+    threads: int = option(0, "torch threads in each process (0 = torch's own choice)", at_least=0)
     shard_optimizer: bool = option(False, "each process keeps its share of the moments (ZeRO-1)")
-    timeout: float = option(600.0, "seconds before a process that does not answer counts as lost")
+    timeout: float = option(
+        600.0, "seconds before a process that does not answer counts as lost", at_least=1
+    )
     keep_memory: bool = option(
         True, "keep freed CPU memory for the next step: faster, a little more"
     )
@@ -110,56 +161,35 @@ class RunConfig:
 
 # A folder of YAML only: it has no __init__.py, so `metaseq_lm.core.config` is this module.
 FOLDER = Path(__file__).parents[1] / "config"
-CHOICES = {
-    "trainer.ties": ["first", "latest"],
-    "trainer.on_nonfinite": ["stop", "skip", "rollback"],
-    "trainer.on_save_error": ["stop", "continue"],
-    "engine.device": ["auto", "cpu", "cuda"],
-    "engine.precision": ["fp32", "bf16", "fp64"],
-}
-ENCODER = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "hidden_dim")
-# The least value of numbers that every run has, or that mean the same wherever they occur. Tasks,
-# criterions and models check the others, and those that depend on the data.
-LEAST: dict[str, float] = {
-    "trainer.max_update": 0,
-    "trainer.max_flops": 0,
-    "trainer.max_seconds": 0,
-    "trainer.log_interval": 0,
-    "trainer.validate_interval_updates": 0,
-    "trainer.save_interval_updates": 0,
-    "trainer.keep_last": 0,
-    "trainer.patience": 0,
-    "trainer.max_nonfinite": 0,
-    "engine.micro_batch_size": 0,
-    "engine.workers": 0,
-    "engine.threads": 0,
-    "engine.timeout": 1,
-    **{f"model.encoder_{size}": 1 for size in ENCODER},
-    "model.max_positions": 1,
-    "model.token_embed_dim": 0,
-    "model.segments": 0,
-    "task.batch_size": 1,
-    "task.valid_size": 0,
-    "task.epochs": 0,
-    "task.validate_epochs": 0,
-    "optimizer.lr": 0,
-    "optimizer.weight_decay": 0,
-    "optimizer.clip_norm": 0,
-    "optimizer.eps": 0,
-    "optimizer.momentum": 0,
-    "schedule.warmup_updates": 0,
-    "schedule.power": 0,
-    "schedule.end": 0,
-}
 GROUPS = ("task", "criterion", "model", "optimizer", "schedule")
+BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "at_least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "at_most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
 TOP = {item.name for item in fields(RunConfig)}
 # What a mistake in a config or in key=value raises, whatever reads it.
 MISTAKES = (HydraException, OmegaConfBaseException, YAMLError, RecursionError)
 
 
-@dataclass
-class Nothing:
-    """The options of something that has none."""
+def typed_options(group: str, node: Mapping) -> Any:
+    """Return a group's node as an instance of the dataclass of what it names.
+
+    Raises UsageError for a name that is not registered, or a value out of range.
+    """
+    entry = ALL[group].entry(node["_name"])
+    plain = isinstance(node, DictConfig)
+    values = OmegaConf.to_container(node, resolve=True) if plain else dict(node)
+    assert isinstance(values, dict)
+    options = entry.dataclass(**{str(k): v for k, v in values.items() if k != "_name"})
+    check_options(entry.dataclass, options, f"{group}.")
+    return options
+
+
+def build(group: str, node: Mapping, *args: Any, **kwargs: Any) -> Any:
+    """Build what a group's node names from its options and further arguments."""
+    return ALL[group].build(node["_name"], typed_options(group, node), *args, **kwargs)
 
 
 @lru_cache(maxsize=None)
@@ -174,7 +204,7 @@ def fill_store() -> None:
     store.store(name="run_schema", node=RunConfig)
     for group in GROUPS:
         for name, entry in ALL[group].entries.items():
-            options = named(entry.dataclass or Nothing, name)
+            options = named(entry.dataclass, name)
             there = store.repo.get(group, {}).get(f"{name}.yaml")
             if there is None or OmegaConf.get_type(there.node) is not options:
                 store.store(group=group, name=name, node=options)  # takes milliseconds
@@ -233,7 +263,7 @@ def overridden(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     schema = OmegaConf.structured(RunConfig)
     for group in GROUPS:
         name = config[group]._name
-        schema[group] = named(ALL[group].entry(name).dataclass or Nothing, name)
+        schema[group] = named(ALL[group].entry(name).dataclass, name)
     try:
         with without_environment():
             changed = OmegaConf.merge(config, given)
@@ -267,19 +297,50 @@ def without_environment() -> Iterator[None]:
 
 
 def check_values(config: DictConfig) -> None:
-    """Raise UsageError for a name that is not registered, or a value outside CHOICES and LEAST."""
+    """Raise UsageError for a name that is not registered, or a value outside its option's range."""
     check_names(config)
-    for key, choices in CHOICES.items():
-        value = OmegaConf.select(config, key)
-        if value not in choices:
-            raise UsageError(
-                f"{key} is '{value}'.{nearest(str(value), choices)} Choices: {', '.join(choices)}"
-            )
-    for key, least in LEAST.items():
-        value = OmegaConf.select(config, key)
-        if isinstance(value, (int, float)):  # not one that is null or that this run does not have
-            check_least({key: value}, least)
-    check_numbers({key: OmegaConf.select(config, key) for key in dotted(config)})
+    check_options(RunConfig, config)
+    check_options(TrainerConfig, config.trainer, "trainer.")
+    check_options(EngineConfig, config.engine, "engine.")
+    for group in GROUPS:
+        dataclass = ALL[group].entry(config[group]._name).dataclass
+        check_options(dataclass, config[group], f"{group}.")
+
+
+def check_options(dataclass: type, values: Any, prefix: str = "") -> None:
+    """Raise UsageError for the first value outside the range that its `option` declares.
+
+    Args:
+        dataclass: The class whose fields are options.
+        values: An instance of it, or a config node with its keys; what it lacks is not checked.
+        prefix: What stands before an option's name in messages, such as "task.".
+    """
+    for item in fields(dataclass):
+        value = getattr(values, item.name, None)
+        if isinstance(value, (list, tuple, ListConfig)):
+            entries = list(value)
+        else:
+            entries = [] if value is None else [value]
+        for entry in entries:
+            _check_entry(prefix + item.name, entry, value, item.metadata)
+
+
+def _check_entry(name: str, entry: Any, value: Any, allowed: Mapping[str, Any]) -> None:
+    choices = allowed.get("choices")
+    if choices is not None and entry not in choices:
+        names = [str(choice) for choice in choices]
+        raise UsageError(
+            f"{name} is '{value}'.{nearest(str(entry), names)} Choices: {', '.join(names)}"
+        )
+    if not isinstance(entry, (int, float)) or isinstance(entry, bool):
+        return
+    if isinstance(entry, float) and not math.isfinite(entry):
+        raise UsageError(f"{name} is {value}; give finite numbers")
+    if isinstance(entry, int) and not -(1 << 63) <= entry < 1 << 63:
+        raise UsageError(f"{name} is {value}; whole numbers have 64 bits")
+    for bound, (words, holds) in BOUNDS.items():
+        if bound in allowed and not holds(entry, allowed[bound]):
+            raise UsageError(f"{name} must be {words} {allowed[bound]}, got {value}")
 
 
 def check_names(config: DictConfig) -> None:
@@ -360,7 +421,7 @@ def known_keys(overrides: Sequence[str], folder: Path, name: str) -> list[str]:
     for part in parts:
         group, _, entry = (part.config_path or "").partition("/")
         if group in GROUPS and entry in ALL[group].entries:
-            options = ALL[group].entry(entry).dataclass or Nothing
+            options = ALL[group].entry(entry).dataclass
             keys += dotted(OmegaConf.structured(options), f"{group}.")
     return keys
 
@@ -382,7 +443,7 @@ def describe(config: DictConfig) -> str:
         for item in fields(schema):
             helps.setdefault(prefix + item.name, item.metadata.get("help", ""))
     for group in GROUPS:
-        for item in fields(ALL[group].entry(config[group]._name).dataclass or Nothing):
+        for item in fields(ALL[group].entry(config[group]._name).dataclass):
             helps[f"{group}.{item.name}"] = item.metadata.get("help", "")
     lines = []
     for key in sorted(dotted(config), key=lambda key: not key.endswith("._name")):  # choices first

@@ -12,12 +12,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """What a name stands for: the class or function, its config dataclass, who registered it."""
+    """What a name stands for: the class or function, the dataclass of its options, who registered it."""
 
     name: str
     value: T
-    dataclass: type | None
+    dataclass: type
     origin: str
+
+
+@dataclass
+class NoOptions:
+    """The options of something that has none."""
 
 
 def nearest(name: str, names: list[str]) -> str:
@@ -33,13 +38,18 @@ class Registry(Generic[T]):
         self.kind = kind
         self.entries: dict[str, Entry[T]] = {}
 
-    def register(self, name: str, dataclass: type | None = None) -> Callable[[T], T]:
+    def register(self, name: str, dataclass: type = NoOptions) -> Callable[[T], T]:
         """Register the decorated class or function under `name`.
 
-        `dataclass` holds its options and defaults; the fields become keyword arguments.
-        Raises UsageError if another module took the name already.
+        Args:
+            name: The name that a command line or config gives.
+            dataclass: The class of its options, fields made by `config.option`; an instance of it is
+                the first argument of what is decorated.
+
+        Raises:
+            UsageError: Another module has registered the name.
         """
-        if dataclass is not None and not is_dataclass(dataclass):
+        if not is_dataclass(dataclass):
             raise TypeError(f"{dataclass!r} is not a dataclass")
 
         def add(value: T) -> T:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Batch, Terms
@@ -16,6 +18,9 @@ class Criterion:
     """
 
     tasks: tuple[str, ...] = ()
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = config
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         """Return the terms of one micro-batch by name."""

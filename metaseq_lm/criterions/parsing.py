@@ -1,7 +1,7 @@
 """Cross-entropy of the head and the relation of every word (Clark et al. 2018)."""
 
 from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions.tagging import WordLabels
+from metaseq_lm.criterions.tagging import TaggingConfig, WordLabels
 
 
 @register_criterion("parsing")
@@ -10,5 +10,5 @@ class Parsing(WordLabels):
 
     tasks = ("parsing", "cvt")
 
-    def __init__(self) -> None:
-        super().__init__(label_smoothing=0.0)
+    def __init__(self, config: object = None) -> None:
+        super().__init__(TaggingConfig(label_smoothing=0.0))

@@ -35,8 +35,7 @@ class SentencePrediction(Criterion):
 
     tasks = ("sentence_prediction",)
 
-    def __init__(self, batch_sum: bool = True) -> None:
-        self.batch_sum = batch_sum
+    config: SentencePredictionConfig
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         return self.terms(model, self.scores(model, batch), batch["targets"])
@@ -50,7 +49,7 @@ class SentencePrediction(Criterion):
 
     def terms(self, model: nn.Module, scores: Tensor, targets: Tensor) -> Terms:
         """Return the terms of scores (B, K) and targets (B,): classes, or floats for regression."""
-        per = None if self.batch_sum and model.training else "rows"
+        per = None if self.config.batch_sum and model.training else "rows"
         if targets.is_floating_point():
             errors = (scores.squeeze(-1) - model.scaled(targets)) ** 2  # type: ignore[operator]
             return {"squared_error": Term(errors.sum(), per)}

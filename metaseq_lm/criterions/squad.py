@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Batch, Term, Terms
-from metaseq_lm.core.checks import check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
@@ -23,7 +22,9 @@ class SquadConfig:
     batch_sum: bool = option(
         True, "sum of the batch's losses, which clipping sees; false takes their mean"
     )
-    answerability_weight: float = option(0.5, "of the answerability head, if there is one")
+    answerability_weight: float = option(
+        0.5, "weight of the answerability head's loss, if there is one", at_least=0
+    )
 
 
 @register_criterion("squad", dataclass=SquadConfig)
@@ -36,10 +37,7 @@ class SquadCriterion(Criterion):
 
     tasks = ("squad",)
 
-    def __init__(self, batch_sum: bool = True, answerability_weight: float = 0.5) -> None:
-        check_least({"criterion.answerability_weight": answerability_weight}, 0)
-        self.batch_sum = batch_sum
-        self.answerability_weight = answerability_weight
+    config: SquadConfig
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         x = model(batch["tokens"], batch["padding"], batch["segments"])
@@ -47,7 +45,7 @@ class SquadCriterion(Criterion):
 
     def terms(self, model: nn.Module, x: Tensor, batch: Batch) -> Terms:
         """Return the terms for states x (B, S, D) of the rows of `batch`."""
-        per = None if self.batch_sum and model.training else "rows"
+        per = None if self.config.batch_sum and model.training else "rows"
         heads: nn.ModuleDict = model.heads  # type: ignore[assignment]
         starts, ends = heads["span"](x, batch["answer_mask"], batch["starts"])
         losses = cross_entropy(starts, batch["starts"]) + cross_entropy(ends, batch["ends"])
@@ -57,5 +55,5 @@ class SquadCriterion(Criterion):
             wrong = F.binary_cross_entropy_with_logits(
                 logits, batch["impossible"].to(logits.dtype), reduction="sum"
             )
-            terms["answerability"] = Term(wrong, per, self.answerability_weight)
+            terms["answerability"] = Term(wrong, per, self.config.answerability_weight)
         return terms

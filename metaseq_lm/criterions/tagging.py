@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Batch, Term, Terms
-from metaseq_lm.core.checks import check_share
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
@@ -25,7 +24,10 @@ class TaggingConfig:
     """The target of a word."""
 
     label_smoothing: float = option(
-        0.1, "in training share of the target of a tag that all classes get equally; never of trees"
+        0.1,
+        "share of a tag's target that is spread over all classes, in training; never of a tree's",
+        at_least=0,
+        below=1,
     )
 
 
@@ -38,9 +40,7 @@ class WordLabels(Criterion):
 
     tasks: tuple[str, ...] = ("tagging", "cvt")
 
-    def __init__(self, label_smoothing: float = 0.1) -> None:
-        check_share("criterion.label_smoothing", label_smoothing, whole=False)
-        self.label_smoothing = label_smoothing
+    config: TaggingConfig
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         assert isinstance(model, WordNet)
@@ -60,7 +60,7 @@ class WordLabels(Criterion):
         targets = targets_of(model, batch)
         if shift:
             targets = (next_to(targets - IGNORE, shift) + IGNORE).where(batch["scored"], IGNORE)
-        smoothing = 0.0 if "heads" in batch or not model.training else self.label_smoothing
+        smoothing = 0.0 if "heads" in batch or not model.training else self.config.label_smoothing
         loss = cross_entropy(scores, targets, smoothing).sum()
         terms = {model.label(name, module): Term(loss, "pairs" if shift else "words")}
         if module == PRIMARY:

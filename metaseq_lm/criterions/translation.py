@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Batch, Term, Terms
-from metaseq_lm.core.checks import check_share
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
@@ -17,7 +16,9 @@ from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
 class TranslationConfig:
     """How targets are smoothed."""
 
-    label_smoothing: float = option(0.0, "share of each target that is spread over the vocabulary")
+    label_smoothing: float = option(
+        0.0, "share of each target that is spread over the vocabulary", at_least=0, below=1
+    )
 
 
 def target_terms(logits: Tensor, targets: Tensor, label_smoothing: float) -> Terms:
@@ -40,11 +41,12 @@ class Translation(Criterion):
 
     tasks: tuple[str, ...] = ("translation", "cvt_translation")
 
-    def __init__(self, label_smoothing: float = 0.0) -> None:
-        check_share("criterion.label_smoothing", label_smoothing, whole=False)
-        self.label_smoothing = label_smoothing
+    @property
+    def gold_smoothing(self) -> float:
+        """The label smoothing of targets that are known."""
+        return self.config.label_smoothing
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
-        smoothing = self.label_smoothing if model.training else 0.0
+        smoothing = self.gold_smoothing if model.training else 0.0
         logits = model(batch["tokens"], batch["padding"], batch["inputs"])
         return target_terms(logits, batch["targets"], smoothing)

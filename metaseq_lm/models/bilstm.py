@@ -25,10 +25,12 @@ warnings.filterwarnings("ignore", "LSTM with projections is not supported with o
 class BiLSTMConfig:
     """Sizes and dropout; the defaults are ELMo's."""
 
-    encoder_layers: int = option(2, "LSTMs in the stack of each direction")
-    encoder_embed_dim: int = option(512, "width of embeddings and states of each direction")
+    encoder_layers: int = option(2, "LSTMs in the stack of each direction", at_least=1)
+    encoder_embed_dim: int = option(
+        512, "width of embeddings and states of each direction", at_least=1
+    )
     encoder_hidden_dim: int = option(
-        4096, "cells of each LSTM, which are projected to encoder_embed_dim"
+        4096, "cells of each LSTM, which are projected to encoder_embed_dim", at_least=1
     )
     dropout: float = option(0.1, "of what goes into each LSTM and into the heads")
 

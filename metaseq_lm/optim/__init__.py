@@ -8,13 +8,15 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.registry import OPTIMIZERS, SCHEDULES
+from metaseq_lm.core.config import build, typed_options
+from metaseq_lm.core.registry import OPTIMIZERS
 from metaseq_lm.distributed import process_group
 from metaseq_lm.optim import (
     optimizers,
     schedules,
 )
 from metaseq_lm.optim.layers import layer_multipliers
+from metaseq_lm.optim.optimizers import OptimizerConfig
 from metaseq_lm.optim.schedules import Schedule
 
 
@@ -159,21 +161,18 @@ def parameter_groups(
 def build_optimizer(
     parameters: Iterable[tuple[str, nn.Parameter]], optimizer: Mapping, schedule: Mapping
 ) -> Optimizer:
-    """Build from the config nodes `optimizer` and `schedule` (each with its `_name`)."""
-    options = {str(k): v for k, v in optimizer.items() if k != "_name"}
-    clip_norm = options.pop("clip_norm")
-    decay, everywhere = options.pop("weight_decay"), options.pop("decay_norms_and_biases")
-    # Runs from before these options have configs without them.
-    factor = options.pop("layer_decay", 1.0)
-    legacy = options.pop("layer_decay_legacy", True)
+    """Build an optimizer with its schedule from the config nodes `optimizer` and `schedule`.
+
+    Parameters that need no gradient are left out.
+    """
+    config: OptimizerConfig = typed_options("optimizer", optimizer)
     named = [(name, p) for name, p in parameters if p.requires_grad]
     rates = None
-    if factor != 1.0:
-        scales = layer_multipliers([name for name, _ in named], factor, legacy)
-        rates = {name: options["lr"] * scale for name, scale in scales.items()}
-    groups = parameter_groups(named, decay, everywhere, rates)
-    inner = OPTIMIZERS.build(optimizer["_name"], groups, **options)
-    shape = SCHEDULES.build(
-        schedule["_name"], **{k: v for k, v in schedule.items() if k != "_name"}
-    )
-    return Optimizer(inner, shape, [p for _, p in named], clip_norm)
+    if config.layer_decay != 1.0:
+        scales = layer_multipliers(
+            [name for name, _ in named], config.layer_decay, config.layer_decay_legacy
+        )
+        rates = {name: config.lr * scale for name, scale in scales.items()}
+    groups = parameter_groups(named, config.weight_decay, config.decay_norms_and_biases, rates)
+    inner = OPTIMIZERS.build(optimizer["_name"], config, groups)
+    return Optimizer(inner, build("schedule", schedule), [p for _, p in named], config.clip_norm)

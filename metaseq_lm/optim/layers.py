@@ -15,10 +15,8 @@ def layer_multipliers(names: Sequence[str], decay: float, legacy: bool) -> dict[
     that is not part of `encoder` depth L + 1: the top layer gets decay^1. With `legacy` the heads
     have depth L + 2, as in the code of ELECTRA and BAM: the top layer gets decay^2, the embeddings
     decay^(L + 2), and decay^1 is BERT's tanh pooler, if there is one. Raises UsageError for a
-    decay that is not in (0, 1] and for a model without such layers.
+    model without such layers.
     """
-    if not 0 < decay <= 1:
-        raise UsageError(f"optimizer.layer_decay must be above 0 and at most 1, got {decay}")
     numbers = [int(found[1]) for found in map(LAYER.match, names) if found]
     if not numbers:
         raise UsageError(

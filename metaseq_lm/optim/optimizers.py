@@ -1,12 +1,11 @@
 """The registered optimizers: torch's own where they exist, one class of ours."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.checks import check_share
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_optimizer
@@ -16,12 +15,17 @@ from metaseq_lm.core.registry import register_optimizer
 class OptimizerConfig:
     """What every optimizer has: rates, weight decay, and the norm its gradient is clipped to."""
 
-    lr: float = option(5e-4, "rate at the peak of the schedule; damped_inverse_sqrt stays below it")
-    weight_decay: float = option(0.01, "weight decay")
+    lr: float = option(
+        5e-4, "rate at the peak of the schedule; damped_inverse_sqrt stays below it", at_least=0
+    )
+    weight_decay: float = option(0.01, "weight decay", at_least=0)
     decay_norms_and_biases: bool = option(True, "false spares biases and layer norms the decay")
-    clip_norm: float = option(1.0, "global norm gradients are clipped to (0 = never)")
+    clip_norm: float = option(1.0, "global norm gradients are clipped to (0 = never)", at_least=0)
     layer_decay: float = option(
-        1.0, "rates fall by this factor from layer to layer, heads to embeddings"
+        1.0,
+        "rates fall by this factor from layer to layer, heads to embeddings",
+        above=0,
+        at_most=1,
     )
     layer_decay_legacy: bool = option(
         True, "as in ELECTRA's code, where the top layer has the square of the factor"
@@ -32,36 +36,36 @@ class OptimizerConfig:
 class AdamConfig(OptimizerConfig):
     """Adam's moments."""
 
-    betas: list[float] = field(
-        default_factory=lambda: [0.9, 0.98],
-        metadata={"help": "what stays of the moments in a step: of gradients, of their squares"},
+    betas: list[float] = option(
+        [0.9, 0.98],
+        "decay rates of the running averages of the gradient and of its square",
+        at_least=0,
+        below=1,
     )
-    eps: float = option(1e-6, "added to the root of the second moment")
+    eps: float = option(1e-6, "added to the root of the second moment", at_least=0)
 
 
 @dataclass
 class SGDConfig(OptimizerConfig):
     """Plain or heavy-ball gradient descent."""
 
-    weight_decay: float = option(0.0, "weight decay")
-    momentum: float = option(0.0, "what stays of the last steps in a step")
+    weight_decay: float = option(0.0, "weight decay", at_least=0)
+    momentum: float = option(0.0, "what stays of the last steps in a step", at_least=0, below=1)
 
 
 def both(betas: list[float]) -> tuple[float, float]:
-    """Return the two betas; UsageError unless there are two, from 0 to below 1."""
+    """Return the two betas; UsageError unless there are two."""
     if len(betas) != 2:
         raise UsageError(f"optimizer.betas must be two numbers, got {list(betas)}")
-    for beta in betas:
-        check_share("optimizer.betas", beta, whole=False)
     return betas[0], betas[1]
 
 
 @register_optimizer("adamw", dataclass=AdamConfig)
-def adamw(
-    groups: Iterable[dict], lr: float, betas: list[float], eps: float
-) -> torch.optim.Optimizer:
+def adamw(config: AdamConfig, groups: Iterable[dict]) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), torch's fused kernel."""
-    return torch.optim.AdamW(groups, lr=lr, betas=both(betas), eps=eps, fused=True)
+    return torch.optim.AdamW(
+        groups, lr=config.lr, betas=both(config.betas), eps=config.eps, fused=True
+    )
 
 
 class UncorrectedAdam(torch.optim.Optimizer):
@@ -108,11 +112,9 @@ class UncorrectedAdam(torch.optim.Optimizer):
 
 
 @register_optimizer("adam_uncorrected", dataclass=AdamConfig)
-def adam_uncorrected(
-    groups: Iterable[dict], lr: float, betas: list[float], eps: float
-) -> torch.optim.Optimizer:
+def adam_uncorrected(config: AdamConfig, groups: Iterable[dict]) -> torch.optim.Optimizer:
     """Adam without bias correction, decoupled decay (the BERT and ELECTRA optimizer)."""
-    return UncorrectedAdam(groups, lr=lr, betas=both(betas), eps=eps)
+    return UncorrectedAdam(groups, lr=config.lr, betas=both(config.betas), eps=config.eps)
 
 
 class FusedSGD(torch.optim.SGD):
@@ -132,7 +134,6 @@ class FusedSGD(torch.optim.SGD):
 
 
 @register_optimizer("sgd", dataclass=SGDConfig)
-def sgd(groups: Iterable[dict], lr: float, momentum: float) -> torch.optim.Optimizer:
+def sgd(config: SGDConfig, groups: Iterable[dict]) -> torch.optim.Optimizer:
     """Stochastic gradient descent, v <- momentum v + g, p <- p - lr v, torch's fused kernel."""
-    check_share("optimizer.momentum", momentum, whole=False)
-    return FusedSGD(groups, lr=lr, momentum=momentum, fused=True)
+    return FusedSGD(groups, lr=config.lr, momentum=config.momentum, fused=True)

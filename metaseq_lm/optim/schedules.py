@@ -18,12 +18,7 @@ def warmup(step: int, warmup_updates: float) -> float:
 
 
 def warmup_length(warmup_updates: int, warmup_ratio: float, total_updates: int) -> float:
-    """Return the longer of `warmup_updates` and that share of all updates, not rounded.
-
-    Raises UsageError for a share outside [0, 1].
-    """
-    if not 0 <= warmup_ratio <= 1:
-        raise UsageError(f"schedule.warmup_ratio must be from 0 to 1, got {warmup_ratio}")
+    """Return the longer of `warmup_updates` and that share of all updates, not rounded."""
     return max(warmup_updates, warmup_ratio * total_updates)
 
 
@@ -31,20 +26,20 @@ def warmup_length(warmup_updates: int, warmup_ratio: float, total_updates: int) 
 class ConstantConfig:
     """A constant rate after an optional warm-up."""
 
-    warmup_updates: int = option(0, "updates in which the rate rises to its peak")
+    warmup_updates: int = option(0, "updates in which the rate rises to its peak", at_least=0)
 
 
 @register_schedule("constant", dataclass=ConstantConfig)
-def constant(warmup_updates: int) -> Schedule:
+def constant(config: ConstantConfig) -> Schedule:
     """Return a schedule that warms up and stays at 1."""
-    return lambda step: warmup(step, warmup_updates)
+    return lambda step: warmup(step, config.warmup_updates)
 
 
 @dataclass
 class InverseSqrtConfig:
     """Linear warm-up, then a fall like 1/sqrt(step), for ever."""
 
-    warmup_updates: int = option(100, "updates in which the rate rises to its peak")
+    warmup_updates: int = option(100, "updates in which the rate rises to its peak", at_least=1)
     lr_is_peak: bool = option(
         True,
         "the peak is optimizer.lr; false: that divided by the root of warmup_updates (Vaswani et al. 2017)",
@@ -52,15 +47,10 @@ class InverseSqrtConfig:
 
 
 @register_schedule("inverse_sqrt", dataclass=InverseSqrtConfig)
-def inverse_sqrt(warmup_updates: int, lr_is_peak: bool = False) -> Schedule:
-    """Return step^-1/2 after the warm-up, times W^1/2 if the peak at step W is to be 1.
-
-    Runs from before `lr_is_peak` have configs without it; their peak is W^-1/2.
-    """
-    if warmup_updates < 1:
-        raise UsageError(f"schedule.warmup_updates must be at least 1, got {warmup_updates}")
-
-    scale = warmup_updates**0.5 if lr_is_peak else 1.0
+def inverse_sqrt(config: InverseSqrtConfig) -> Schedule:
+    """Return step^-1/2 after the warm-up, times W^1/2 if the peak at step W is to be 1."""
+    warmup_updates = config.warmup_updates
+    scale = warmup_updates**0.5 if config.lr_is_peak else 1.0
 
     def factor(step: int) -> float:
         return scale * warmup(step, warmup_updates) * max(step, warmup_updates) ** -0.5
@@ -72,27 +62,29 @@ def inverse_sqrt(warmup_updates: int, lr_is_peak: bool = False) -> Schedule:
 class DampedInverseSqrtConfig:
     """Linear warm-up, times 1 / (1 + damping sqrt(step)), for ever (Clark et al. 2018)."""
 
-    warmup_updates: int = option(5000, "updates to warm up (only in the authors' code)")
-    damping: float = option(0.005, "how fast the rate falls; 0 keeps it")
+    warmup_updates: int = option(5000, "updates to warm up (only in the authors' code)", at_least=0)
+    damping: float = option(0.005, "how fast the rate falls; 0 keeps it", at_least=0)
 
 
 @register_schedule("damped_inverse_sqrt", dataclass=DampedInverseSqrtConfig)
-def damped_inverse_sqrt(warmup_updates: int, damping: float) -> Schedule:
-    """Return min(1, step / W) / (1 + damping sqrt(step)); UsageError for a negative damping."""
-    if damping < 0:
-        raise UsageError(f"schedule.damping must not be negative, got {damping}")
-    return lambda step: warmup(step, warmup_updates) / (1.0 + damping * step**0.5)
+def damped_inverse_sqrt(config: DampedInverseSqrtConfig) -> Schedule:
+    """Return min(1, step / W) / (1 + damping sqrt(step))."""
+    return lambda step: warmup(step, config.warmup_updates) / (1.0 + config.damping * step**0.5)
 
 
 @dataclass
 class PolynomialConfig:
     """Polynomial decay to `end` over the whole run, multiplied by a linear warm-up (BERT, ELECTRA)."""
 
-    warmup_updates: int = option(0, "updates in which the rate rises to its peak")
-    warmup_ratio: float = option(0.0, "share of total_updates to warm up; the longer of the two")
-    total_updates: int = option(II("trainer.max_update"), "updates until the rate is at its end")
-    power: float = option(1.0, "of the decay; 1 is linear")
-    end: float = option(0.0, "share of the rate that is left at the end")
+    warmup_updates: int = option(0, "updates in which the rate rises to its peak", at_least=0)
+    warmup_ratio: float = option(
+        0.0, "share of total_updates to warm up; the longer of the two", at_least=0, at_most=1
+    )
+    total_updates: int = option(
+        II("trainer.max_update"), "updates until the rate is at its end", at_least=1
+    )
+    power: float = option(1.0, "of the decay; 1 is linear", at_least=0)
+    end: float = option(0.0, "share of the rate that is left at the end", at_least=0)
     zero_based: bool = option(False, "count steps from 0 as the authors' code: the first rate is 0")
     decay_in_warmup: bool = option(
         True, "the decay counts during the warm-up too; false: only after it (BERT's code)"
@@ -100,15 +92,7 @@ class PolynomialConfig:
 
 
 @register_schedule("polynomial", dataclass=PolynomialConfig)
-def polynomial(
-    warmup_updates: int,
-    total_updates: int,
-    power: float,
-    end: float,
-    warmup_ratio: float = 0.0,
-    zero_based: bool = False,
-    decay_in_warmup: bool = True,
-) -> Schedule:
+def polynomial(config: PolynomialConfig) -> Schedule:
     """Return warm-up(step) * (end + (1 - end) * (1 - step / total)^power), `end` after the last step.
 
     With `zero_based` the first step is number 0, the form of ELECTRA's code. Without
@@ -116,18 +100,17 @@ def polynomial(
     rate falls to 1 - W / total at once: the form of BERT's and BAM's code, where W is a whole
     number, rounded down.
     """
-    if total_updates < 1:
-        raise UsageError(f"schedule.total_updates must be at least 1, got {total_updates}")
-    rising = warmup_length(warmup_updates, warmup_ratio, total_updates)
-    if not decay_in_warmup:
+    total, end = config.total_updates, config.end
+    rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
+    if not config.decay_in_warmup:
         rising = int(rising)
 
     def factor(step: int) -> float:
-        step -= zero_based
-        if step < rising and not decay_in_warmup:
+        step -= config.zero_based
+        if step < rising and not config.decay_in_warmup:
             return warmup(step, rising)
-        left = max(0.0, 1.0 - step / total_updates)
-        return warmup(step, rising) * (end + (1.0 - end) * left**power)
+        left = max(0.0, 1.0 - step / total)
+        return warmup(step, rising) * (end + (1.0 - end) * left**config.power)
 
     return factor
 
@@ -136,22 +119,25 @@ def polynomial(
 class LinearConfig:
     """Linear warm-up to 1, then linear decay to 0 at the last update."""
 
-    warmup_updates: int = option(0, "updates in which the rate rises to its peak")
-    warmup_ratio: float = option(0.0, "share of total_updates to warm up; the longer of the two")
+    warmup_updates: int = option(0, "updates in which the rate rises to its peak", at_least=0)
+    warmup_ratio: float = option(
+        0.0, "share of total_updates to warm up; the longer of the two", at_least=0, at_most=1
+    )
     total_updates: int = option(II("trainer.max_update"), "updates until the rate is at its end")
 
 
 @register_schedule("linear", dataclass=LinearConfig)
-def linear(warmup_updates: int, total_updates: int, warmup_ratio: float = 0.0) -> Schedule:
+def linear(config: LinearConfig) -> Schedule:
     """Return min(step / W, (total - step) / (total - W)), not below 0."""
-    rising = warmup_length(warmup_updates, warmup_ratio, total_updates)
-    if total_updates <= rising:
+    total = config.total_updates
+    rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
+    if total <= rising:
         raise UsageError(
-            f"schedule.total_updates ({total_updates}) must exceed warmup_updates ({rising:g})"
+            f"schedule.total_updates ({total}) must exceed warmup_updates ({rising:g})"
         )
 
     def factor(step: int) -> float:
-        left = (total_updates - step) / (total_updates - rising)
+        left = (total - step) / (total - rising)
         return max(0.0, min(warmup(step, rising), left))
 
     return factor

@@ -7,10 +7,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import II, DictConfig, OmegaConf
+from omegaconf import II, DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS, SCHEDULES
 from metaseq_lm.criterions import Criterion
@@ -41,7 +42,7 @@ class Scored(NamedTuple):
 class Task:
     """Base class; a method overrides what differs.
 
-    `config` is the whole resolved config of the run, `self.options` its task node. `fresh` are
+    `config` is the whole resolved config of the run, `self.config` its task node. `fresh` are
     beginnings of the names of weights that start fresh where `pretrained` has none for them; all
     others must be there. Before an unlabelled text stands [CLSn], n being `text_token`. In a
     `dry_run` nothing may be written, and one update of each of the `kinds` is made. A criterion is
@@ -53,16 +54,20 @@ class Task:
     text_token = 0
     dry_run = False
 
-    def __init__(self, config: DictConfig) -> None:
+    def __init__(self, config: Any, run_config: DictConfig) -> None:
         self.config = config
-        self.options = config.task
-        self.data = Path(config.data)
+        self.run_config = run_config
+        self.data = Path(run_config.data)
         self.criterion = self.build_criterion()
         self._check_criterion()
 
     def _check_criterion(self) -> None:
         """Raise UsageError unless task and criterion belong together."""
-        task, given, known = self.options._name, self.config.criterion._name, self.criterion.tasks
+        task, given, known = (
+            self.run_config.task._name,
+            self.run_config.criterion._name,
+            self.criterion.tasks,
+        )
         if known and task not in known:
             raise UsageError(
                 f"criterion {given} is for task {' or '.join(known)}, not for {task}; give --task and "
@@ -90,21 +95,21 @@ class Task:
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         """Return the named streams of "train" (endless) or of another split (one pass)."""
-        raise NotImplementedError(f"task '{self.options._name}' must define build_streams")
+        raise NotImplementedError(f"task '{self.run_config.task._name}' must define build_streams")
 
     def build_model(self) -> nn.Module:
         """Return every net, trained and frozen; several are one ModuleDict."""
-        raise NotImplementedError(f"task '{self.options._name}' must define build_model")
+        raise NotImplementedError(f"task '{self.run_config.task._name}' must define build_model")
 
     def build_criterion(self) -> Criterion:
         """Return the criterion that the config names, given its options as keyword arguments."""
-        return CRITERIONS.build(self.config.criterion._name, **options_of(self.config.criterion))
+        return build("criterion", self.run_config.criterion)
 
     def build_optimizers(self, model: nn.Module) -> dict[str, Optimizer]:
         """Return the optimizers by name; the default is one, "main", of all trained parameters."""
         return {
             "main": build_optimizer(
-                model.named_parameters(), self.config.optimizer, self.config.schedule
+                model.named_parameters(), self.run_config.optimizer, self.run_config.schedule
             )
         }
 
@@ -164,7 +169,9 @@ class Task:
 
         Raises UsageError if the task has no way to put predictions together.
         """
-        raise UsageError(f"task '{self.options._name}' cannot put predictions of runs together")
+        raise UsageError(
+            f"task '{self.run_config.task._name}' cannot put predictions of runs together"
+        )
 
     def start(self, model: nn.Module) -> None:
         """Fill in frozen weights of another run, before a run begins and before those of init_from.
@@ -179,7 +186,7 @@ class Task:
         A run that goes on must have the same facts. "labels" are the classes of each set that the
         options name, without which a head's outputs mean nothing.
         """
-        names = [HERE, *sets_named(self.data, options_of(self.options))]
+        names = [HERE, *sets_named(self.data, vars(self.config))]
         return {"labels": labels_in(self.data, names)}
 
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
@@ -230,17 +237,9 @@ def with_updates(config: DictConfig, updates: int) -> DictConfig:
     """
     config = config.copy()
     for registry, node in ((SCHEDULES, config.schedule), (CRITERIONS, config.criterion)):
-        options = registry.entry(node._name).dataclass
-        defaults = {f.name: f.default for f in fields(options)} if options else {}
+        defaults = {f.name: f.default for f in fields(registry.entry(node._name).dataclass)}
         follows = defaults.get("total_updates") == II("trainer.max_update")
         if follows and node.total_updates == config.trainer.max_update:
             node.total_updates = updates
     config.trainer.max_update = updates
     return config
-
-
-def options_of(node: DictConfig) -> dict[str, Any]:
-    """Return a config node as plain keyword arguments, without its `_name`."""
-    options = OmegaConf.to_container(node, resolve=True)
-    assert isinstance(options, dict)
-    return {str(k): v for k, v in options.items() if k != "_name"}

@@ -70,7 +70,7 @@ def with_sizes(config: DictConfig) -> DictConfig:
 
 def language_model(options: DictConfig, vocabulary: WordVocabulary) -> BiLSTM | None:
     """Return the net for the language model, whose weights are still to come, or None without one."""
-    if not options.get("elmo_sizes"):
+    if not getattr(options, "elmo_sizes", None):
         return None
     words, layers, width, cells = options.elmo_sizes
     ids = torch.zeros(len(vocabulary), dtype=torch.long)
@@ -79,7 +79,7 @@ def language_model(options: DictConfig, vocabulary: WordVocabulary) -> BiLSTM | 
 
 def scalar_mix(options: DictConfig) -> ScalarMix | None:
     """Return a mix of the layers of the language model, or None without one."""
-    if not options.get("elmo_sizes"):
+    if not getattr(options, "elmo_sizes", None):
         return None
     _, layers, width, _ = options.elmo_sizes
     return ScalarMix(layers + 1, 2 * width, options.elmo_dropout)
@@ -87,7 +87,7 @@ def scalar_mix(options: DictConfig) -> ScalarMix | None:
 
 def head_mixes(options: DictConfig, names: Sequence[str]) -> dict[str, ScalarMix]:
     """Return a mix for the heads of each of the sets `names`, none without task.elmo_heads."""
-    found = {name: scalar_mix(options) for name in names if options.get("elmo_heads")}
+    found = {name: scalar_mix(options) for name in names if getattr(options, "elmo_heads", None)}
     return {name: mix for name, mix in found.items() if mix is not None}
 
 

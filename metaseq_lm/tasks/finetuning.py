@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import MODELS
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -24,7 +25,7 @@ from metaseq_lm.evaluation import classification
 from metaseq_lm.evaluation.ensemble import mean_scores
 from metaseq_lm.models.bilstm import BiLSTMConfig
 from metaseq_lm.models.transformer.encoder import TransformerConfig
-from metaseq_lm.tasks import Scored, options_of
+from metaseq_lm.tasks import Scored
 from metaseq_lm.tasks.masked_lm import check_rows
 
 ENCODER = "encoder."
@@ -55,7 +56,7 @@ def row_encoder_sizes(config: DictConfig) -> TransformerConfig | BiLSTMConfig:
     That is a Transformer's, as `encoder_sizes` has it, or those of model bilstm_lm.
     """
     if MODELS.entry(config.model._name).dataclass is BiLSTMConfig:
-        return BiLSTMConfig(**options_of(config.model))
+        return typed_options("model", config.model)
     return encoder_sizes(config)
 
 

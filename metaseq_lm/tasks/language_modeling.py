@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import MODELS, register_task
 from metaseq_lm.criterions.language_modeling import LanguageModeling
@@ -17,7 +17,7 @@ from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.bilstm import BiLSTMLM
-from metaseq_lm.tasks import Passes, Scored, Task, options_of
+from metaseq_lm.tasks import Passes, Scored, Task
 from metaseq_lm.tasks.masked_lm import text_stream
 
 
@@ -25,12 +25,12 @@ from metaseq_lm.tasks.masked_lm import text_stream
 class LanguageModelingConfig:
     """How the corpus is cut into rows."""
 
-    batch_size: int = option(32, "rows of an update")
+    batch_size: int = option(32, "rows of an update", at_least=1)
     tokens_per_sample: int = option(128, "longest row, with [CLS] and [SEP]")
     sample_break_mode: str = option(
         "none", "eos: a line is a row; none: windows of the stream, across documents"
     )
-    valid_size: int = option(0, "rows of the validation split that are used (0 = all)")
+    valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
 
 @register_task("language_modeling", dataclass=LanguageModelingConfig)
@@ -45,7 +45,7 @@ class LanguageModelingTask(Task):
         return Vocabulary.load(self.data / "dict.txt")
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options = self.options
+        options = self.config
         longest, mode = options.tokens_per_sample, options.sample_break_mode
         corpus = Corpus(self.data, split, self.vocabulary, longest, mode)
         corpus.check_vocabulary()
@@ -53,19 +53,19 @@ class LanguageModelingTask(Task):
         def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
             return language_batch(corpus, samples, width)
 
-        return {split: text_stream(self.config, split, corpus.row_lengths, collate)}
+        return {split: text_stream(self.run_config, split, corpus.row_lengths, collate)}
 
     def build_model(self) -> nn.Module:
         return self.language_model(len(self.vocabulary), self.vocabulary.pad)
 
     def language_model(self, *vocabulary: Any) -> nn.Module:
         """Return the configured model; `vocabulary` are its size, the padding, and ids if any."""
-        entry = MODELS.entry(self.config.model._name)
+        entry = MODELS.entry(self.run_config.model._name)
         if not issubclass(entry.value, BiLSTMLM) or entry.dataclass is None:
             raise UsageError(
-                f"task {self.options._name} needs --model bilstm_lm, got {self.config.model._name}"
+                f"task {self.run_config.task._name} needs --model bilstm_lm, got {self.run_config.model._name}"
             )
-        sizes = entry.dataclass(**options_of(self.config.model))
+        sizes = typed_options("model", self.run_config.model)
         return entry.value(sizes, *vocabulary)
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:

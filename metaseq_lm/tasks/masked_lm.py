@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core.checks import check_least
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import MODELS, register_task
 from metaseq_lm.data.corpus.masking import Masking
@@ -17,16 +17,15 @@ from metaseq_lm.data.corpus.packing import SEGMENTS, open_corpus
 from metaseq_lm.data.corpus.rows import masked_batch
 from metaseq_lm.data.streams import Collate, Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.models.transformer.flops_rules import Sizes, masked_lm
-from metaseq_lm.tasks import Task, options_of
+from metaseq_lm.tasks import Task
 
 
 @dataclass
 class MaskedLMConfig:
     """Corpus and masks: 15 % of the tokens, 10 % of those random and 10 % kept (Devlin et al. 2019)."""
 
-    batch_size: int = option(32, "rows of an update")
+    batch_size: int = option(32, "rows of an update", at_least=1)
     tokens_per_sample: int = option(128, "longest row, with its special tokens")
     sample_break_mode: str = option(
         "none",
@@ -40,7 +39,7 @@ class MaskedLMConfig:
     legacy_duplicates: bool = option(False, "draw targets with replacement (ELECTRA's code)")
     random_token_prob: float = option(0.1, "share of the targets that become a random token")
     leave_unmasked_prob: float = option(0.1, "share of the targets that stay")
-    valid_size: int = option(0, "rows of the validation split that are used (0 = all)")
+    valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
 
 def check_rows(config: DictConfig) -> None:
@@ -70,7 +69,7 @@ def build_transformer(config: DictConfig, vocabulary: Vocabulary, **kwargs: obje
             f"model {config.model._name} is for other tasks; choose another --model for task "
             f"{config.task._name}, such as transformer"
         )
-    given = entry.dataclass(**options_of(config.model)), len(vocabulary)
+    given = typed_options("model", config.model), len(vocabulary)
     kwargs["padding_idx"] = vocabulary.pad
     try:
         signature(entry.value).bind(*given, **kwargs)
@@ -127,7 +126,7 @@ def masked_lm_flops(config: DictConfig, vocabulary: Vocabulary) -> float | None:
     """Return the FLOPs of an update by the rules of flops_rules.py; None for another model."""
     if config.model._name != "transformer":
         return None
-    sizes = TransformerConfig(**options_of(config.model))
+    sizes = typed_options("model", config.model)
     row = Sizes.of(sizes, len(vocabulary), config.task.tokens_per_sample)
     return config.task.batch_size * masked_lm(row)
 
@@ -136,18 +135,18 @@ def masked_lm_flops(config: DictConfig, vocabulary: Vocabulary) -> float | None:
 class MaskedLMTask(Task):
     """One stream of masked samples, one model, the default update."""
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: MaskedLMConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        corpus = open_corpus(self.data, split, self.vocabulary, self.options, self.config.seed)
-        masking = masking_of(self.options, self.vocabulary)
+        corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
+        masking = masking_of(self.config, self.vocabulary)
         collate = partial(masked_batch, corpus, masking)
-        return {split: text_stream(self.config, split, corpus.row_lengths, collate)}
+        return {split: text_stream(self.run_config, split, corpus.row_lengths, collate)}
 
     def build_model(self) -> nn.Module:
-        return build_transformer(self.config, self.vocabulary)
+        return build_transformer(self.run_config, self.vocabulary)
 
     def flops_by_rule(self) -> float | None:
-        return masked_lm_flops(self.config, self.vocabulary)
+        return masked_lm_flops(self.run_config, self.vocabulary)

@@ -24,7 +24,7 @@ class ParsingTask(WordTask):
 
     @property
     def names(self) -> list[str]:
-        return [self.options.labelled]
+        return [self.config.labelled]
 
     def _labelled(self, name: str, split: str) -> WordSet:
-        return of_form(super()._labelled(name, split), TREES, self.config)
+        return of_form(super()._labelled(name, split), TREES, self.run_config)

@@ -44,12 +44,12 @@ class SentencePairsTask(Task):
     same rows without next-sentence prediction.
     """
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: SentencePairsConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options, seed = self.options, self.config.seed
+        options, seed = self.config, self.run_config.seed
         if options.sample_break_mode != SEGMENTS:
             raise UsageError(
                 f"task sentence_pairs has task.sample_break_mode={SEGMENTS} only, got "
@@ -58,10 +58,10 @@ class SentencePairsTask(Task):
         pairs = Pairs(self.data, split, self.vocabulary, options.tokens_per_sample, seed)
         pairs.check_vocabulary()
         collate = partial(pair_batch, pairs, masking_of(options, self.vocabulary))
-        return {split: text_stream(self.config, split, pairs.row_lengths, collate)}
+        return {split: text_stream(self.run_config, split, pairs.row_lengths, collate)}
 
     def build_model(self) -> nn.Module:
-        model, options = build_transformer(self.config, self.vocabulary), self.config.model
+        model, options = build_transformer(self.run_config, self.vocabulary), self.run_config.model
         if not isinstance(model, TransformerLM):
             raise UsageError(f"task sentence_pairs needs model transformer, got {options._name}")
         head = SentenceHead(options.encoder_embed_dim, 2, options.dropout, pooled=True)
@@ -71,4 +71,4 @@ class SentencePairsTask(Task):
 
     def flops_by_rule(self) -> float | None:
         """Return those of masked_lm: the rules count no next-sentence head, one vector a row."""
-        return masked_lm_flops(self.config, self.vocabulary)
+        return masked_lm_flops(self.run_config, self.vocabulary)

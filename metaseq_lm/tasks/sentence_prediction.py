@@ -50,10 +50,12 @@ class SentencePredictionConfig:
     """Which labelled set, how it is batched, and the head (defaults: Clark et al. 2020)."""
 
     labelled: str = option("", "labelled set in DATA")
-    batch_size: int = option(32, "samples of a batch")
-    epochs: float = option(0.0, "sets trainer.max_update from the training set (0 = it is given)")
+    batch_size: int = option(32, "samples of a batch", at_least=1)
+    epochs: float = option(
+        0.0, "sets trainer.max_update from the training set (0 = it is given)", at_least=0
+    )
     validate_epochs: float = option(
-        0.0, "epochs between validations (0 = trainer.validate_interval_updates counts)"
+        0.0, "epochs between validations (0 = trainer.validate_interval_updates counts)", at_least=0
     )
     tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
     group_by_length: bool = option(
@@ -63,7 +65,7 @@ class SentencePredictionConfig:
     head_dropout: float = option(0.1, "dropout before the linear layer")
     pooler_dropout: bool = option(False, "dropout before the tanh layer too (RoBERTa)")
     keep_head: bool = option(False, "start from the head of init_from too, not from a fresh one")
-    valid_size: int = option(0, "rows of the validation split that are used (0 = all)")
+    valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
 
 @register_task("sentence_prediction", dataclass=SentencePredictionConfig)
@@ -77,17 +79,17 @@ class SentencePredictionTask(Task):
     criterion: SentencePrediction
     criterions = (SentencePrediction,)
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: SentencePredictionConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
-        self.fresh = ("label_range",) if self.options.keep_head else ("heads.", "label_range")
+        self.fresh = ("label_range",) if self.config.keep_head else ("heads.", "label_range")
         self._splits: dict[str, SentenceRows] = {}
 
     @classmethod
     def prepare(cls, config: DictConfig) -> DictConfig:
         options = config.task
         # Runs from before this option have configs without it.
-        between = options.get("validate_epochs", 0.0)
+        between = options.validate_epochs
         if not (options.epochs or between):
             return config
         examples = len(LabelledSet(labelled_folder(config), "train"))
@@ -96,33 +98,33 @@ class SentencePredictionTask(Task):
     def labelled(self, split: str) -> SentenceRows:
         """Return the rows of a split, read once."""
         if split not in self._splits:
-            data = LabelledSet(labelled_folder(self.config), split)
+            data = LabelledSet(labelled_folder(self.run_config), split)
             require_tokenizer(data.folder, data.tokenizer_hash)
-            room = self.options.tokens_per_sample
+            room = self.config.tokens_per_sample
             self._splits[split] = SentenceRows(data, self.vocabulary, room)
         return self._splits[split]
 
     # ---------------------------------------------------------------- data and model
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options, seed = self.options, self.config.seed
+        options, seed = self.config, self.run_config.seed
         rows = self.labelled(split)
         if split != "train":
-            most = options.valid_size if split == self.config.trainer.valid_split else 0
+            most = options.valid_size if split == self.run_config.trainer.valid_split else 0
             kept = np.arange(first(len(rows), most))
             about = (rows.lengths, rows.batch, options.batch_size, seed)
             return {split: sorted_pass(split, kept, *about)}
         if rows.data.labels is None:
             raise MetaseqError(f"{rows.data.folder}: '{split}' has no labels to train on")
         # Runs from before this option have configs without it.
-        lengths = rows.lengths if options.get("group_by_length", False) else None
+        lengths = rows.lengths if options.group_by_length else None
         order = Shuffled(len(rows), options.batch_size, seed, "train", lengths)
         return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
 
     def build_model(self) -> nn.Module:
-        sizes, options = row_encoder_sizes(self.config), self.options
-        about = Manifest.load(labelled_folder(self.config))
-        some = LabelledSet(labelled_folder(self.config), sorted(about.splits)[0])
+        sizes, options = row_encoder_sizes(self.run_config), self.config
+        about = Manifest.load(labelled_folder(self.run_config))
+        some = LabelledSet(labelled_folder(self.run_config), sorted(about.splits)[0])
         width, dropout = sizes.width, options.head_dropout
         outputs = 1 if some.regression or some.form == "choices" else len(some.label_names)
         head: nn.Module
@@ -130,21 +132,21 @@ class SentencePredictionTask(Task):
             head = SpanPairHead(width, outputs, dropout)
         else:
             # Runs from before this option have configs without it.
-            twice = options.get("pooler_dropout", False)
+            twice = options.pooler_dropout
             head = SentenceHead(width, outputs, dropout, options.pooled, twice)
-        known = label_range(labelled_folder(self.config)) if some.regression else None
+        known = label_range(labelled_folder(self.run_config)) if some.regression else None
         return SentencePredictor(sizes, len(self.vocabulary), self.vocabulary.pad, head, known)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the encoder of any model that calls it so, and with task.keep_head the head."""
-        chosen = encoder_weights(weights, self.config)
-        if self.options.keep_head:
+        chosen = encoder_weights(weights, self.run_config)
+        if self.config.keep_head:
             chosen |= {name: weight for name, weight in weights.items() if name.startswith(HEAD)}
         return chosen
 
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
         """Raise UsageError if a kept head is for other classes or another order."""
-        if self.options.keep_head and "labels" in facts:
+        if self.config.keep_head and "labels" in facts:
             check_heads(source, checkpoint.labels_of(facts, source), self.facts()["labels"])
 
     # ---------------------------------------------------------------- scores

@@ -46,8 +46,10 @@ class SquadConfig:
     """Windows, head and decoding (defaults: Clark et al. 2020, code)."""
 
     labelled: str = option("", "SQuAD set in DATA")
-    batch_size: int = option(32, "windows of a batch")
-    epochs: float = option(0.0, "sets trainer.max_update from the training set (0 = it is given)")
+    batch_size: int = option(32, "windows of a batch", at_least=1)
+    epochs: float = option(
+        0.0, "sets trainer.max_update from the training set (0 = it is given)", at_least=0
+    )
     tokens_per_sample: int = option(512, "longest row, with its special tokens; longer are windows")
     max_query_length: int = option(64, "tokens of a question; longer ones are cut")
     doc_stride: int = option(128, "tokens from the start of a window to that of the next")
@@ -74,14 +76,14 @@ class SquadTask(Task):
     criterions = (SquadCriterion,)
     fresh = ("heads.",)
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: SquadConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
         numbers = ("beam", "n_best", "max_answer_length")
-        check_least({f"task.{name}": self.options[name] for name in numbers}, 1)
-        squad_manifest(squad_folder(config))
+        check_least({f"task.{name}": getattr(self.config, name) for name in numbers}, 1)
+        squad_manifest(squad_folder(run_config))
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         # Every evaluation, and the files of predictions, ask for the same split.
-        self.windows = lru_cache(maxsize=4)(lambda split: windows_of(config, split))
+        self.windows = lru_cache(maxsize=4)(lambda split: windows_of(run_config, split))
 
     @classmethod
     def prepare(cls, config: DictConfig) -> DictConfig:
@@ -94,7 +96,7 @@ class SquadTask(Task):
     # ---------------------------------------------------------------- data and model
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        seed, size = self.config.seed, self.options.batch_size
+        seed, size = self.run_config.seed, self.config.batch_size
         windows = self.windows(split)
         if split == "train":
             order = Shuffled(len(windows), size, seed, "train")
@@ -103,14 +105,14 @@ class SquadTask(Task):
         return {split: sorted_pass(split, every, windows.lengths, windows.batch, size, seed)}
 
     def build_model(self) -> nn.Module:
-        vocabulary, options = self.vocabulary, self.options
-        sizes = encoder_sizes(self.config)
+        vocabulary, options = self.vocabulary, self.config
+        sizes = encoder_sizes(self.run_config)
         flags = (options.joint, options.answerability)
         return SpanModel(sizes, len(vocabulary), vocabulary.pad, *flags)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the encoder of any model that calls it so."""
-        return encoder_weights(weights, self.config)
+        return encoder_weights(weights, self.run_config)
 
     # ---------------------------------------------------------------- scores
 
@@ -134,7 +136,7 @@ class SquadTask(Task):
         self, split: str, members: Sequence[Sequence[dict]]
     ) -> tuple[Logs, Sequence[dict]]:
         """Return official scores and rows of the mean of the runs' probabilities: `mean_answers`."""
-        rows = mean_answers(members, self.options.n_best)
+        rows = mean_answers(members, self.config.n_best)
         rows = [row | {"predicted": self._predicted(split, row)} for row in rows]
         texts = {row["id"]: best_text(row) for row in rows}
         odds = {row["id"]: row["null_odds"] for row in rows}
@@ -157,7 +159,7 @@ class SquadTask(Task):
     def _decode(self, split: str, model: nn.Module, x: Tensor, batch: Batch) -> list[WindowAnswers]:
         """Return what each window of a batch says, given its states x (B, S, D)."""
         assert isinstance(model, SpanModel)
-        options, windows = self.options, self.windows(split)
+        options, windows = self.config, self.windows(split)
         beam = model.best_spans(x, batch["answer_mask"], options.beam)
         scores = beam.start_scores.double().unsqueeze(-1) + beam.end_scores.double()
         arrays = [t.cpu().numpy() for t in (beam.starts, beam.ends, scores)]
@@ -172,11 +174,11 @@ class SquadTask(Task):
 
     def _together(self, split: str, found: list[WindowAnswers]) -> dict[int, Answers]:
         """Return the answers of all questions from those of all windows."""
-        return merged(self.windows(split), found, self.options.n_best)
+        return merged(self.windows(split), found, self.config.n_best)
 
     def _odds(self, answers: Answers) -> float:
         """Return the odds of no answer: its logit, or (BERT) its score less that of the best span."""
-        return answers.null - (0.0 if self.options.answerability else answers.best_score)
+        return answers.null - (0.0 if self.config.answerability else answers.best_score)
 
     def _scores(self, split: str, answers: dict[int, Answers]) -> Logs:
         ids = [row["id"] for row in self.windows(split).data.texts[1]]
@@ -190,7 +192,7 @@ class SquadTask(Task):
         if data.answerable_only:
             found = squad_v1(data.golds(), texts)
         else:
-            found = squad_v2(data.golds(), texts, odds, self.options.null_threshold)
+            found = squad_v2(data.golds(), texts, odds, self.config.null_threshold)
         # The official scripts give per cent; in one report with other tasks they are shares.
         shares = {n: v / 100 if PER_CENT.fullmatch(n) else v for n, v in found.items()}
         return {"score": shares["f1"], **shares}
@@ -213,7 +215,7 @@ class SquadTask(Task):
     def _predicted(self, split: str, row: dict[str, Any]) -> str:
         """Return the best text of a row, "" if its odds of no answer are above the threshold."""
         answerable = self.windows(split).data.answerable_only
-        empty = not answerable and row["null_odds"] > self.options.null_threshold
+        empty = not answerable and row["null_odds"] > self.config.null_threshold
         return "" if empty else best_text(row)
 
 

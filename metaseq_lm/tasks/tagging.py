@@ -28,10 +28,10 @@ class TaggingTask(WordTask):
 
     @property
     def names(self) -> list[str]:
-        return [self.options.labelled]
+        return [self.config.labelled]
 
     def _labelled(self, name: str, split: str) -> WordSet:
-        return of_form(super()._labelled(name, split), self.form, self.config)
+        return of_form(super()._labelled(name, split), self.form, self.run_config)
 
 
 def of_form(data: WordSet, form: str, config: DictConfig) -> WordSet:

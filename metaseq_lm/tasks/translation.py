@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Terms
 from metaseq_lm.core.checks import check_least
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.translation import Translation
@@ -26,8 +26,8 @@ from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.bleu import check_bleu, corpus_bleu
 from metaseq_lm.models.seq2seq.beam_search import Beam
-from metaseq_lm.models.seq2seq.lstm_encoder_decoder import EncoderDecoderConfig, LSTMEncoderDecoder
-from metaseq_lm.tasks import Passes, Scored, Task, options_of
+from metaseq_lm.models.seq2seq.lstm_encoder_decoder import LSTMEncoderDecoder
+from metaseq_lm.tasks import Passes, Scored, Task
 from metaseq_lm.tasks.finetuning import judged
 from metaseq_lm.tasks.masked_lm import first
 
@@ -39,7 +39,9 @@ LONGER = 10  # tokens that a translation of an empty source might have
 class TranslationConfig(BucketsConfig):
     """Batches, how much of the labels is used, and how translations are searched and scored."""
 
-    batch_size: int = option(64, "sentence pairs of a batch, on average: fewer if they are long")
+    batch_size: int = option(
+        64, "sentence pairs of a batch, on average: fewer if they are long", at_least=1
+    )
     max_length: int = option(
         100, "longest sentence of training, in tokens of either side (0 = any)"
     )
@@ -58,7 +60,9 @@ class TranslationConfig(BucketsConfig):
     bleu_tokenizer: str = option(
         "none", "sacrebleu's: none for text that is tokenised already, 13a, intl, char"
     )
-    valid_size: int = option(0, "sentences of the validation split that are used (0 = all)")
+    valid_size: int = option(
+        0, "sentences of the validation split that are used (0 = all)", at_least=0
+    )
 
 
 @register_task("translation", dataclass=TranslationConfig)
@@ -67,16 +71,16 @@ class TranslationTask(Task):
 
     criterions = (Translation,)
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
-        options = self.options
-        if config.model._name != "lstm_encoder_decoder":
+    def __init__(self, config: TranslationConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
+        options = self.config
+        if run_config.model._name != "lstm_encoder_decoder":
             raise UsageError(
-                f"task {options._name} needs --model lstm_encoder_decoder, got {config.model._name}"
+                f"task {options._name} needs --model lstm_encoder_decoder, got {run_config.model._name}"
             )
         check_least({"task.beam_size": options.beam_size}, 1)
         factors = ("max_length", "length_penalty", "length_factor")
-        check_least({f"task.{name}": options[name] for name in factors}, 0)
+        check_least({f"task.{name}": getattr(options, name) for name in factors}, 0)
         if not 0 < options.labelled_share <= 1:
             raise UsageError(
                 f"task.labelled_share must be above 0 and at most 1, got {options.labelled_share}"
@@ -92,7 +96,7 @@ class TranslationTask(Task):
 
         A seeded share of those that are not too long, at least one; others are within the limit too.
         """
-        options = self.options
+        options = self.config
         usable = shorter(ParallelSet(self.data, "train"), options.max_length)
         generator = random_streams.generator(options.share_seed, "labelled pairs")
         order = generator.permutation(usable)
@@ -106,18 +110,18 @@ class TranslationTask(Task):
         return TranslationRows(data, self.tokenizers, chosen)
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options, seed = self.options, self.config.seed
+        options, seed = self.config, self.run_config.seed
         rows = self.rows(split)
         order: Order
         if split == "train":
             order = Bucketed(rows.lengths, options.batch_size, seed, split, buckets=options.buckets)
         else:
-            most = options.valid_size if split == self.config.trainer.valid_split else 0
+            most = options.valid_size if split == self.run_config.trainer.valid_split else 0
             order = Sequential(first(len(rows), most), options.batch_size)
         return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
 
     def build_model(self) -> nn.Module:
-        sizes = EncoderDecoderConfig(**options_of(self.config.model))
+        sizes = typed_options("model", self.run_config.model)
         source, target = (tokenizer.vocabulary for tokenizer in self.tokenizers)
         return LSTMEncoderDecoder(sizes, (len(source), len(target)), source.pad)
 
@@ -128,11 +132,11 @@ class TranslationTask(Task):
         vocabulary = self.tokenizers[1].vocabulary
         banned = vocabulary.unwritten - {vocabulary.sep}
         return Beam(
-            size or self.options.beam_size,
+            size or self.config.beam_size,
             start=vocabulary.cls(),
             end=vocabulary.sep,
             pad=vocabulary.pad,
-            length_penalty=self.options.length_penalty,
+            length_penalty=self.config.length_penalty,
             banned=tuple(sorted(banned)),
         )
 
@@ -142,7 +146,7 @@ class TranslationTask(Task):
         Its length is bounded by the row's own source, so what it is depends on no other row.
         """
         lengths = (~batch["padding"]).sum(-1) - 1
-        limits = (lengths * self.options.length_factor).long() + LONGER
+        limits = (lengths * self.config.length_factor).long() + LONGER
         how = self.beam()
         return model.translate(batch["tokens"], batch["padding"], limits, how)[0]  # type: ignore[operator]
 
@@ -159,7 +163,7 @@ class TranslationTask(Task):
         Then BLEU comes first, and rows have "index", "gold" (the reference) and "predicted".
         """
         ((split, batches),) = passes.items()
-        bleu = self.options.bleu
+        bleu = self.config.bleu
 
         def judge(batch: Batch) -> tuple[Terms, Found]:
             return self.criterion(model, batch), self.translations(model, batch) if bleu else []
@@ -171,7 +175,7 @@ class TranslationTask(Task):
             return Scored(logs)
         references = ParallelSet(self.data, split).references
         gold = [references[number] for number, _ in found]
-        score = corpus_bleu(gold, [text for _, text in found], self.options.bleu_tokenizer)
+        score = corpus_bleu(gold, [text for _, text in found], self.config.bleu_tokenizer)
 
         def rows() -> list[dict]:
             return [{"index": n, "gold": references[n], "predicted": text} for n, text in found]

@@ -25,7 +25,9 @@ from metaseq_lm.tasks.masked_lm import first
 class WordLanguageModelingConfig(BucketsConfig):
     """Batches, and the words that the model knows: its softmax over them is most of the cost."""
 
-    batch_size: int = option(64, "sentences of a batch, on average: of long ones it has fewer")
+    batch_size: int = option(
+        64, "sentences of a batch, on average: of long ones it has fewer", at_least=1
+    )
     min_frequency: int = option(
         2, "words that the text has less often are <unk>, which so has a meaning for unknown ones"
     )
@@ -36,7 +38,9 @@ class WordLanguageModelingConfig(BucketsConfig):
     longest: int = option(
         LONGEST, "training sentences with so many words or more are left out (0 = none)"
     )
-    valid_size: int = option(0, "sentences of the validation split that are used (0 = all)")
+    valid_size: int = option(
+        0, "sentences of the validation split that are used (0 = all)", at_least=0
+    )
 
 
 @register_task("word_language_modeling", dataclass=WordLanguageModelingConfig)
@@ -52,7 +56,7 @@ class WordLanguageModelingTask(LanguageModelingTask):
         return WordVocabulary.load(self.data)
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options, seed = self.options, self.config.seed
+        options, seed = self.config, self.run_config.seed
         check_least({"task.chunk": options.chunk, "task.longest": options.longest}, 0)
         data = WordSet(self.data, split, self.words)
         collate = partial(sentence_batch, data)
@@ -72,7 +76,7 @@ class WordLanguageModelingTask(LanguageModelingTask):
         return {split: sorted_pass(split, kept, data.lengths, collate, size, seed)}
 
     def build_model(self) -> nn.Module:
-        options = self.options
+        options = self.config
         ids = model_ids(self.words, options.min_frequency, options.vocab_size)
         return self.language_model(int(ids.max()) + 1, self.words.PAD, torch.from_numpy(ids))
 

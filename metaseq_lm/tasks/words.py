@@ -17,7 +17,7 @@ from torch import nn
 
 from metaseq_lm.core.batch import Batch, Terms
 from metaseq_lm.core.checks import check_least
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import MODELS
 from metaseq_lm.criterions.tagging import WordLabels
@@ -34,7 +34,7 @@ from metaseq_lm.models.words.prediction_modules import PRIMARY, TaggingModule
 from metaseq_lm.models.words.views import ViewsEncoder
 from metaseq_lm.models.words.word_model import WordModel, WordNet
 from metaseq_lm.runs.lineage_cost import Costs, ancestors
-from metaseq_lm.tasks import Batches, Passes, Scored, Task, options_of
+from metaseq_lm.tasks import Batches, Passes, Scored, Task
 from metaseq_lm.tasks.elmo import (
     ElmoConfig,
     head_mixes,
@@ -61,7 +61,9 @@ AT = ":"  # between the name of a set and that of a split
 class WordTaskConfig(BucketsConfig, ElmoConfig):
     """Batches, heads, averaged weights (defaults: Clark et al. 2018), a language model's states."""
 
-    batch_size: int = option(64, "sentences of a batch, on average: of long ones it has fewer")
+    batch_size: int = option(
+        64, "sentences of a batch, on average: of long ones it has fewer", at_least=1
+    )
     label_fraction: float = option(1.0, "share of the training sentences that is used")
     fraction_seed: Optional[int] = option(
         1, "seed of that share, the same for all runs (null = the run's)"
@@ -72,7 +74,9 @@ class WordTaskConfig(BucketsConfig, ElmoConfig):
     )
     score_raw: bool = option(False, "log the scores of the weights themselves too")
     freeze_encoder: bool = option(False, "train the heads only, on the encoder of init_from")
-    valid_size: int = option(0, "sentences of the validation split that are used (0 = all)")
+    valid_size: int = option(
+        0, "sentences of the validation split that are used (0 = all)", at_least=0
+    )
 
 
 @dataclass
@@ -95,10 +99,10 @@ class WordTask(Task):
     criterions = (WordLabels,)
     fresh = ("heads.", "mixes.", f"{AVERAGE}heads.", f"{AVERAGE}mixes.", "language_model.")
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: Any, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
         sizes = ("batch_size", "hidden_dim", "parser_dim")
-        check_least({f"task.{name}": self.options.get(name, 1) for name in sizes}, 1)
+        check_least({f"task.{name}": getattr(self.config, name, 1) for name in sizes}, 1)
         self.vocabulary = WordVocabulary.load(self.data)
         # Every evaluation, and the files of predictions, ask for the same split.
         self.labelled = lru_cache(maxsize=None)(self._labelled)
@@ -118,7 +122,7 @@ class WordTask(Task):
     @property
     def names(self) -> list[str]:
         """The labelled sets, folders in DATA."""
-        raise NotImplementedError(f"task '{self.options._name}' must define names")
+        raise NotImplementedError(f"task '{self.run_config.task._name}' must define names")
 
     def _labelled(self, name: str, split: str) -> WordSet:
         data = WordSet(self.data / name, split, self.vocabulary)
@@ -128,10 +132,10 @@ class WordTask(Task):
 
     def chosen(self, name: str) -> np.ndarray:
         """Return the training sentences of a set that are used: a seeded share of them."""
-        seed = self.options.fraction_seed
+        seed = self.config.fraction_seed
         data = self.labelled(name, "train")
         return data.fraction(
-            self.options.label_fraction, self.config.seed if seed is None else seed
+            self.config.label_fraction, self.run_config.seed if seed is None else seed
         )
 
     # ---------------------------------------------------------------- data and model
@@ -144,7 +148,7 @@ class WordTask(Task):
 
     def labelled_stream(self, name: str, split: str) -> Stream:
         """Return the batches of a split of a set, buckets of like lengths in training."""
-        options, seed = self.options, self.config.seed
+        options, seed = self.config, self.run_config.seed
         data = self.labelled(name, split)
         if split == "train":
             order: Order = Bucketed(
@@ -156,14 +160,14 @@ class WordTask(Task):
                 buckets=options.buckets,
             )
             return Stream(name, order, partial(word_batch, data, name), seed, data.lengths)
-        most = options.valid_size if split == self.config.trainer.valid_split else 0
+        most = options.valid_size if split == self.run_config.trainer.valid_split else 0
         kept = np.arange(first(len(data), most))
         collate = partial(word_batch, data, name)
         return sorted_pass(name, kept, data.lengths, collate, options.batch_size, seed)
 
     def build_model(self) -> nn.Module:
-        options = self.options
-        encoder = build_encoder(self.config, self.vocabulary)
+        options = self.config
+        encoder = build_encoder(self.run_config, self.vocabulary)
         encoder.requires_grad_(not options.freeze_encoder)
         mixes = head_mixes(options, self.names)
         heads = {name: self.build_heads(name, encoder) for name in self.names}
@@ -174,11 +178,11 @@ class WordTask(Task):
         """Fill in the language model of task.elmo."""
         assert isinstance(model, WordModel)
         if model.language_model is not None:
-            load_language_model(model.language_model, self.options.elmo)
+            load_language_model(model.language_model, self.config.elmo)
 
     def further_costs(self) -> Costs:
         """Return what the language model of task.elmo has cost."""
-        return ancestors(self.options.elmo, prefer="best") if self.options.elmo else {}
+        return ancestors(self.config.elmo, prefer="best") if self.config.elmo else {}
 
     def build_heads(self, name: str, encoder: ViewsEncoder) -> nn.ModuleDict:
         """Return the modules of a set: the primary one, first; methods add others."""
@@ -186,7 +190,7 @@ class WordTask(Task):
 
     def build_module(self, data: WordSet, encoder: ViewsEncoder, **view: Any) -> nn.Module:
         """Return a module for the classes of a set; `view` are options of a module, what it sees."""
-        options, classes = self.options, len(data.label_names)
+        options, classes = self.config, len(data.label_names)
         if data.form != TREES:
             return TaggingModule(encoder, classes, options.hidden_dim, **view)
         sizes = (options.hidden_dim, options.parser_dim, options.root)
@@ -201,7 +205,7 @@ class WordTask(Task):
         averaged = AVERAGE + ENCODER
         prefix = averaged if any(name.startswith(averaged) for name in weights) else ENCODER
         found = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-        own = [ENCODER] if not self.options.average_decay else [ENCODER, averaged]
+        own = [ENCODER] if not self.config.average_decay else [ENCODER, averaged]
         return {start + name: weight for start in own for name, weight in found.items()}
 
     # ---------------------------------------------------------------- updates and scores
@@ -229,7 +233,7 @@ class WordTask(Task):
         """
         assert isinstance(model, WordModel)
         nets: dict[str, WordNet] = {"": model.averaged}
-        if self.options.score_raw and model.average is not None:
+        if self.config.score_raw and model.average is not None:
             nets[RAW] = model
         logs: Logs = {}
         found: dict[str, list[float]] = {f"{prefix}score": [] for prefix in nets}
@@ -314,7 +318,7 @@ def build_encoder(config: DictConfig, vocabulary: WordVocabulary) -> ViewsEncode
     assert entry.dataclass is not None
     mix = scalar_mix(config.task)
     encoder = entry.value(
-        entry.dataclass(**options_of(config.model)),
+        typed_options("model", config.model),
         len(vocabulary),
         len(vocabulary.characters),
         vocabulary.vectors if config.model.word_vectors else None,

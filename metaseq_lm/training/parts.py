@@ -14,6 +14,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.storage.manifest import fingerprint_of_run
@@ -79,7 +80,7 @@ def build_parts(config: DictConfig, dry_run: bool = False) -> Parts:
 def build_task(config: DictConfig) -> Task:
     """Build the configured task; the data folder must be there."""
     check_data_folder(config)
-    return TASKS.build(config.task._name, config)
+    return build("task", config.task, config)
 
 
 def build_model(task: Task, config: DictConfig, device: str) -> nn.Module:

@@ -50,7 +50,7 @@ def our_updates(data: Path, config: str, overrides: list[str], updates: int) -> 
     run = build(data, overrides, CONFIG, config)
     source = fetched(run)
     run.model.train()
-    copies = run.task.options.batches_per_update
+    copies = run.task.config.batches_per_update
 
     def step() -> dict[str, Any]:
         loss = 0.0

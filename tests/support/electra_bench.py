@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any, Optional
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from metaseq_lm.core import config as configuration
 from metaseq_lm.core.batch import Batch, Terms
 from metaseq_lm.core.random_streams import Noise, Pass, entered
 from metaseq_lm.core.registry import CRITERIONS
@@ -49,13 +50,9 @@ def build(heads: tuple[str, ...] = ("rtd",), large: float = 0.5, **options: Any)
 def criterion(name: str, **options: Any) -> Any:
     """Return a criterion with its defaults, a noise rate of RATE, and `options`."""
     made: dict[str, Any] = {"noise_rate": RATE}
-    entry = CRITERIONS.entry(name).dataclass
-    if entry is None:
-        return CRITERIONS.build(name)
-    for one in fields(entry):
-        if one.name not in made:
-            made[one.name] = one.default if one.default is not MISSING else None
-    return CRITERIONS.build(name, **(made | options))
+    names = {field.name for field in fields(CRITERIONS.entry(name).dataclass)}
+    chosen = {key: value for key, value in (made | options).items() if key in names}
+    return configuration.build("criterion", {"_name": name, **chosen})
 
 
 def make_batch(

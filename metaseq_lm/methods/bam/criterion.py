@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Batch, Term, Terms
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.methods.bam.data import WITH_CLASSES
@@ -27,9 +26,11 @@ class BamDistillConfig:
     annealing: bool = option(
         True, "teacher annealing: the gold label's share of the target grows from 0 to 1"
     )
-    total_updates: int = option(II("trainer.max_update"), "updates over which it grows")
-    distill_weight: float = option(0.5, "without annealing: the teacher's share of the target")
-    temperature: float = option(1.0, "what the teacher's logits are divided by")
+    total_updates: int = option(II("trainer.max_update"), "updates over which it grows", at_least=1)
+    distill_weight: float = option(
+        0.5, "without annealing: the teacher's share of the target", at_least=0, at_most=1
+    )
+    temperature: float = option(1.0, "what the teacher's logits are divided by", above=0)
     sigmoid: bool = option(
         False, "real values through a sigmoid, as the dissertation says (its code has none)"
     )
@@ -50,35 +51,16 @@ class BamDistill(Criterion):
 
     tasks = ("bam",)
 
-    def __init__(
-        self,
-        annealing: bool = True,
-        total_updates: int = 1000,
-        distill_weight: float = 0.5,
-        temperature: float = 1.0,
-        sigmoid: bool = False,
-        batch_sum: bool = True,
-    ) -> None:
-        if not 0 <= distill_weight <= 1:
-            raise UsageError(
-                f"criterion.distill_weight is a share from 0 to 1, got {distill_weight}"
-            )
-        if temperature <= 0:
-            raise UsageError(f"criterion.temperature must be above 0, got {temperature}")
-        if total_updates < 1:
-            raise UsageError(f"criterion.total_updates must be at least 1, got {total_updates}")
-        self.annealing, self.total_updates = annealing, total_updates
-        self.distill_weight, self.temperature = distill_weight, temperature
-        self.sigmoid, self.batch_sum = sigmoid, batch_sum
+    config: BamDistillConfig
 
     def gold_share(self, updates: int) -> float:
         """Return the gold label's share of the target after `updates` updates."""
-        if not self.annealing:
-            return 1.0 - self.distill_weight
-        return min(1.0, updates / self.total_updates)
+        if not self.config.annealing:
+            return 1.0 - self.config.distill_weight
+        return min(1.0, updates / self.config.total_updates)
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
-        per = None if self.batch_sum else "rows"
+        per = None if self.config.batch_sum else "rows"
         terms: Terms = {}
         right = []
         for number, (name, scores) in enumerate(self.scores(model, batch).items()):
@@ -104,7 +86,7 @@ class BamDistill(Criterion):
         """
         found = model(batch["tokens"], batch["padding"], batch["segments"], names)
         found = {name: full_precision(scores) for name, scores in found.items()}
-        if self.sigmoid:
+        if self.config.sigmoid:
             return {n: s.sigmoid() if s.shape[-1] == 1 else s for n, s in found.items()}
         return found
 
@@ -125,7 +107,7 @@ class BamDistill(Criterion):
         gold = targets.long().clamp(0, classes - 1)
         losses = -logs.gather(-1, gold[:, None]).squeeze(-1)
         if teacher is not None:
-            soft = (teacher[:, :classes] / self.temperature).softmax(-1)
+            soft = (teacher[:, :classes] / self.config.temperature).softmax(-1)
             losses = share * losses - (1 - share) * (soft * logs).sum(-1)
         return losses
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.checks import check_classes
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest, register_task
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
@@ -71,10 +71,12 @@ class BamConfig:
         default_factory=list,
         metadata={"help": "runs of this task, or folders of their outputs; each set needs one"},
     )
-    batch_size: int = option(32, "rows of a batch, of all sets mixed")
-    epochs: float = option(0.0, "sets trainer.max_update from the training sets (0 = it is given)")
+    batch_size: int = option(32, "rows of a batch, of all sets mixed", at_least=1)
+    epochs: float = option(
+        0.0, "sets trainer.max_update from the training sets (0 = it is given)", at_least=0
+    )
     validate_epochs: float = option(
-        0.0, "epochs between validations (0 = trainer.validate_interval_updates counts)"
+        0.0, "epochs between validations (0 = trainer.validate_interval_updates counts)", at_least=0
     )
     sampling: str = option(
         "sampler",
@@ -98,7 +100,7 @@ class BamConfig:
     score: str = option(
         "dev", "of each set in the average: dev (Matthews, Spearman, else accuracy) or official"
     )
-    valid_size: int = option(0, "rows of each validation split that are used (0 = all)")
+    valid_size: int = option(0, "rows of each validation split that are used (0 = all)", at_least=0)
 
 
 @register_task("bam", dataclass=BamConfig)
@@ -112,14 +114,14 @@ class BamTask(Task):
     criterion: BamDistill
     criterions = (BamDistill,)
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
-        options = self.options
+    def __init__(self, config: BamConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
+        options = self.config
         self.names = different_sets(options.labelled)
         for key, choices in CHOICES.items():
-            if options[key] not in choices:
+            if getattr(options, key) not in choices:
                 raise UsageError(
-                    f"task.{key} is '{options[key]}'.{nearest(options[key], choices)} Choices: "
+                    f"task.{key} is '{getattr(options, key)}'.{nearest(getattr(options, key), choices)} Choices: "
                     f"{', '.join(choices)}"
                 )
         if not 0 <= options.exponent <= 1:
@@ -138,7 +140,8 @@ class BamTask(Task):
         # The run may go on from another folder.
         options.teachers = [os.path.abspath(path) if path else path for path in options.teachers]
         # How many updates trainer.max_flops pays for is not known yet.
-        task = cls(config if config.trainer.max_update else with_updates(config, 1))
+        priced = config if config.trainer.max_update else with_updates(config, 1)
+        task = cls(typed_options("task", config.task), priced)
         done = read_results(Path(config.save_dir)) if config.save_dir else None
         if done is None or done["status"] != "finished":
             _ = task.teachers  # so that what is wrong with them is said before anything is written
@@ -158,7 +161,7 @@ class BamTask(Task):
     @cached_property
     def teachers(self) -> dict[str, Teacher]:
         """The teacher of each set, or nothing."""
-        named = self.options.teachers
+        named = self.config.teachers
         return teaching.assigned(named, self.labels) if named else {}
 
     def facts(self) -> dict[str, Any]:
@@ -168,7 +171,7 @@ class BamTask(Task):
 
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
         """Raise UsageError if kept heads are not there, or for other classes or another order."""
-        if not self.options.keep_head:
+        if not self.config.keep_head:
             return
         labels = checkpoint.labels_of(facts, source)
         for name, own in self.labels.items():
@@ -181,7 +184,7 @@ class BamTask(Task):
 
     def further_costs(self) -> Costs:
         """Return what the teachers have cost, and computing their outputs."""
-        return self._teachers_cost if self.options.teachers else {}
+        return self._teachers_cost if self.config.teachers else {}
 
     # ---------------------------------------------------------------- data
 
@@ -195,7 +198,7 @@ class BamTask(Task):
                     f"{data.folder}: task bam needs single texts or pairs; this set has the form "
                     f"{data.form}"
                 )
-            room = self.options.tokens_per_sample
+            room = self.config.tokens_per_sample
             self._splits[name, split] = SentenceRows(data, self.vocabulary, room)
         return self._splits[name, split]
 
@@ -204,7 +207,7 @@ class BamTask(Task):
 
         A set alone has its rows once and the weight 1, whatever the sampling.
         """
-        options = self.options
+        options = self.config
         sizes = {name: len(self.labelled(name, "train")) for name in self.names}
         empty = [name for name, size in sizes.items() if not size]
         if empty:
@@ -225,7 +228,7 @@ class BamTask(Task):
         if split == "train":
             return {split: self._mixed()}
         names = self.names
-        if split != self.config.trainer.valid_split:
+        if split != self.run_config.trainer.valid_split:
             names = [n for n in names if split in Manifest.load(self.data / n).splits]
         if not names:
             raise MetaseqError(
@@ -234,7 +237,7 @@ class BamTask(Task):
         return {f"{split}/{name}": self.once(name, split) for name in names}
 
     def _mixed(self) -> Stream:
-        options, seed = self.options, self.config.seed
+        options, seed = self.config, self.run_config.seed
         rows = {name: self.labelled(name, "train") for name in self.names}
         for found in rows.values():
             if found.data.labels is None:
@@ -252,17 +255,17 @@ class BamTask(Task):
         if not self.teachers:
             return None
         found, self._teachers_cost = teaching.outputs_of(
-            self.config, data, self.teachers, self.dry_run
+            self.run_config, data, self.teachers, self.dry_run
         )
         return found
 
     def once(self, name: str, split: str) -> Stream:
         """Return one pass over a split of a set."""
-        rows, options = self.labelled(name, split), self.options
-        most = options.valid_size if split == self.config.trainer.valid_split else 0
+        rows, options = self.labelled(name, split), self.config
+        most = options.valid_size if split == self.run_config.trainer.valid_split else 0
         order = Sequential(first(len(rows), most), options.batch_size)
         collate = partial(one_set, rows, self.names.index(name))
-        return Stream(f"{split}/{name}", order, collate, self.config.seed, rows.lengths)
+        return Stream(f"{split}/{name}", order, collate, self.run_config.seed, rows.lengths)
 
     # ---------------------------------------------------------------- model
 
@@ -279,14 +282,14 @@ class BamTask(Task):
         return counts
 
     def build_model(self) -> nn.Module:
-        sizes, options, vocabulary = encoder_sizes(self.config), self.options, self.vocabulary
+        sizes, options, vocabulary = encoder_sizes(self.run_config), self.config, self.vocabulary
         if options.teachers:
-            torch.manual_seed(random_streams.key(self.config.seed, TAUGHT))
+            torch.manual_seed(random_streams.key(self.run_config.seed, TAUGHT))
         heads = SetHeads(sizes.width, self.outputs, options.head_dropout, options.pooled)
         real = [name for name, count in self.outputs.items() if count == 1]
         ranges = {name: label_range(self.data / name) for name in real}
         for name, (least, _) in ranges.items():
-            if least < 0 and self.config.criterion.get("sigmoid"):
+            if least < 0 and self.run_config.criterion.get("sigmoid"):
                 raise UsageError(
                     f"criterion.sigmoid: {self.data / name} has labels from {least:g} on; divided by the "
                     "largest one they would span more than the 0 to 1 of a sigmoid, so leave it out"
@@ -298,13 +301,13 @@ class BamTask(Task):
 
         With a head comes the range of its labels, whatever that of DATA is.
         """
-        chosen = encoder_weights(weights, self.config)
+        chosen = encoder_weights(weights, self.run_config)
         for name, weight in weights.items():
             before, pooler, end = name.partition("pooler.")
-            if self.options.pooled and pooler and before.startswith("heads."):
+            if self.config.pooled and pooler and before.startswith("heads."):
                 chosen[POOLER + end] = weight
             own = set_of(name, SETS) or set_of(name, RANGES)
-            if self.options.keep_head and own in self.names:
+            if self.config.keep_head and own in self.names:
                 chosen[name] = weight
         return chosen
 
@@ -346,7 +349,7 @@ class BamTask(Task):
     def _score(self, metrics: Logs) -> float:
         """Return the score of a set; where there is none of DEV it is the official one (MultiRC)."""
         chosen = [metrics[name] for name in DEV if name in metrics]
-        return chosen[0] if chosen and self.options.score == "dev" else metrics["score"]
+        return chosen[0] if chosen and self.config.score == "dev" else metrics["score"]
 
     def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
         """Return the leaderboard file of each set that is of a benchmark, for a split to be sent in."""

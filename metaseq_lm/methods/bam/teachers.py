@@ -222,7 +222,7 @@ def computed(run: RestoredRun, teacher: Teacher, name: str) -> tuple[np.ndarray,
         for number, batch in enumerate(task.once(name, "train").once(run.parts.shard)):
             process_group.alive()
             stop_if_asked(teacher)
-            show(number * task.options.batch_size)
+            show(number * task.config.batch_size)
             placed = engine.to_device(batch)
             with meter.count(placed):
                 parts = engine.map(find, placed)

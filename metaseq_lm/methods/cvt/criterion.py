@@ -9,14 +9,13 @@ word embeddings.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Batch, Term, Terms
-from metaseq_lm.core.checks import check_share
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import current_pass
@@ -37,11 +36,16 @@ from metaseq_lm.models.words.word_model import WordModel, WordNet, dropout_at
 class UnlabelledConfig:
     """What all have: the gold targets, the student's dropout, how the teacher's targets are used."""
 
-    label_smoothing: float = option(0.1, "of gold tags in training; never of trees or teachers")
+    label_smoothing: float = option(
+        0.1, "of gold tags in training; never of trees or teachers", at_least=0, below=1
+    )
     # Not 0.2 where the primary module is the student: it then tells text from labelled sentences by
     # the dropout, and comes to say one class of every word of text, in which the teacher agrees.
     unlabelled_dropout: Optional[float] = option(
-        None, "dropout of the student on unlabelled sentences (null = model.dropout)"
+        None,
+        "dropout of the student on unlabelled sentences (null = model.dropout)",
+        at_least=0,
+        below=1,
     )
     mean_teacher: bool = option(False, "the averaged weights teach, not the present ones")
     hard_targets: bool = option(False, "the teacher's best class, not its probabilities")
@@ -49,6 +53,8 @@ class UnlabelledConfig:
         0.0,
         "words to whose best class the teacher gives a smaller probability add nothing to the loss, "
         "which is divided by all words nevertheless",
+        at_least=0,
+        at_most=1,
     )
     all_sets: bool = option(
         True, "an unlabelled batch is for all labelled sets; false: for one, drawn at random"
@@ -59,13 +65,7 @@ class Unlabelled(WordLabels):
     """The base: what students make of unlabelled sentences, next to what a teacher says."""
 
     tasks = ("cvt",)
-    how: UnlabelledConfig
-
-    def __init__(self, how: UnlabelledConfig) -> None:
-        super().__init__(how.label_smoothing)
-        check_share("criterion.confidence", how.confidence)
-        check_share("criterion.unlabelled_dropout", how.unlabelled_dropout or 0.0, whole=False)
-        self.how = how
+    config: UnlabelledConfig
 
     @property
     def unlabelled(self) -> bool:
@@ -81,7 +81,7 @@ class Unlabelled(WordLabels):
         if "labels" in batch:
             return self.labelled_terms(model, batch)
         targets = self.targets(model, batch)
-        with dropout_at(model, self.how.unlabelled_dropout):
+        with dropout_at(model, self.config.unlabelled_dropout):
             return self.student_terms(model, batch, targets)
 
     def labelled_terms(self, model: WordModel, batch: Batch) -> Terms:
@@ -91,7 +91,7 @@ class Unlabelled(WordLabels):
     @torch.no_grad()
     def targets(self, model: WordModel, batch: Batch) -> dict[str, Tensor]:
         """Return what the teacher says of each set: probabilities (B, S, C), 0 where it does not count."""
-        net = model.averaged if self.how.mean_teacher else model
+        net = model.averaged if self.config.mean_teacher else model
         found = {}
         with dropout_at(net, 0.0):
             views = net.views(batch)
@@ -101,9 +101,9 @@ class Unlabelled(WordLabels):
         return found
 
     def _target(self, probabilities: Tensor, scored: Tensor) -> Tensor:
-        if self.how.confidence:
-            scored = scored & (probabilities.amax(-1) >= self.how.confidence)
-        if self.how.hard_targets:
+        if self.config.confidence:
+            scored = scored & (probabilities.amax(-1) >= self.config.confidence)
+        if self.config.hard_targets:
             best = probabilities.argmax(-1, keepdim=True)
             probabilities = torch.zeros_like(probabilities).scatter_(-1, best, 1.0)
         return probabilities * scored.unsqueeze(-1)
@@ -136,7 +136,10 @@ class CrossViewConfig(UnlabelledConfig):
     """Cross-View Training, and its ablations."""
 
     unlabelled_dropout: Optional[float] = option(
-        0.2, "dropout of the student on unlabelled sentences (null = model.dropout)"
+        0.2,
+        "dropout of the student on unlabelled sentences (null = model.dropout)",
+        at_least=0,
+        below=1,
     )
     tagging_auxiliaries: list[str] = field(
         default_factory=lambda: list(TAGGING),
@@ -157,21 +160,24 @@ class CrossView(Unlabelled):
     The primary modules get no gradient from unlabelled sentences, the encoder does.
     """
 
-    how: CrossViewConfig
+    config: CrossViewConfig
 
-    def __init__(self, **options: Any) -> None:
-        how = CrossViewConfig(**options)
-        super().__init__(how)
-        check_auxiliaries(how.tagging_auxiliaries, list(TAGGING), "criterion.tagging_auxiliaries")
-        check_auxiliaries(how.parsing_auxiliaries, list(PARSING), "criterion.parsing_auxiliaries")
+    def __init__(self, config: CrossViewConfig) -> None:
+        super().__init__(config)
+        check_auxiliaries(
+            config.tagging_auxiliaries, list(TAGGING), "criterion.tagging_auxiliaries"
+        )
+        check_auxiliaries(
+            config.parsing_auxiliaries, list(PARSING), "criterion.parsing_auxiliaries"
+        )
 
     @property
     def unlabelled(self) -> bool:
-        return self.how.use_unlabelled
+        return self.config.use_unlabelled
 
     def modules(self, form: str) -> list[str]:
         kind = "parsing" if form == TREES else "tagging"
-        chosen: list[str] = list(getattr(self.how, f"{kind}_auxiliaries"))
+        chosen: list[str] = list(getattr(self.config, f"{kind}_auxiliaries"))
         if self.unlabelled and not chosen:
             raise UsageError(
                 f"criterion.{kind}_auxiliaries is empty, so no module of a set of {form} would learn from "
@@ -181,7 +187,7 @@ class CrossView(Unlabelled):
         return chosen
 
     def labelled_terms(self, model: WordModel, batch: Batch) -> Terms:
-        if not self.how.gold_auxiliaries:
+        if not self.config.gold_auxiliaries:
             return super().labelled_terms(model, batch)
         views = model.views(batch)
         terms: Terms = {}
@@ -202,7 +208,9 @@ class CrossView(Unlabelled):
 class WordDropoutConfig(UnlabelledConfig):
     """Word dropout."""
 
-    rate: float = option(0.1, "probability with which the student's words are removed")
+    rate: float = option(
+        0.1, "probability with which the student's words are removed", at_least=0, at_most=1
+    )
 
 
 @register_criterion("word_dropout", dataclass=WordDropoutConfig)
@@ -212,12 +220,7 @@ class WordDropout(Unlabelled):
     Their characters are removed with them.
     """
 
-    how: WordDropoutConfig
-
-    def __init__(self, **options: Any) -> None:
-        how = WordDropoutConfig(**options)
-        super().__init__(how)
-        check_share("criterion.rate", how.rate)
+    config: WordDropoutConfig
 
     def student_terms(self, model: WordModel, batch: Batch, targets: dict[str, Tensor]) -> Terms:
         views = model.views(self.removed(batch))
@@ -231,7 +234,7 @@ class WordDropout(Unlabelled):
         shape = batch["scored"].shape
         noise = current_pass().noise
         u = torch.rand(shape) if noise is None else noise.uniform(shape, torch.double)
-        gone = (u.to(batch["scored"].device) < self.how.rate) & batch["scored"]
+        gone = (u.to(batch["scored"].device) < self.config.rate) & batch["scored"]
         tokens = batch["tokens"].masked_fill(gone, REMOVED)
         characters = batch["characters"].masked_fill(gone.unsqueeze(-1), 0)
         return {**batch, "tokens": tokens, "characters": characters}
@@ -242,10 +245,16 @@ class VATConfig(UnlabelledConfig):
     """Virtual adversarial training (constants besides the norms: from memory of Miyato et al.)."""
 
     tagging_norm: float = option(
-        0.5, "norm of the perturbation of a sentence for tagged sets (the paper: 1.5 for CCG)"
+        0.5,
+        "norm of the perturbation of a sentence for tagged sets (the paper: 1.5 for CCG)",
+        at_least=0,
     )
-    parsing_norm: float = option(1.0, "norm of the perturbation of a sentence for treebanks")
-    xi: float = option(0.1, "norm of the step at which the adversarial direction is looked for")
+    parsing_norm: float = option(
+        1.0, "norm of the perturbation of a sentence for treebanks", at_least=0
+    )
+    xi: float = option(
+        0.1, "norm of the step at which the adversarial direction is looked for", above=0
+    )
 
 
 @register_criterion("vat", dataclass=VATConfig)
@@ -257,15 +266,7 @@ class VirtualAdversarial(Unlabelled):
     are normalised, model.normalize_words (Miyato et al. 2017).
     """
 
-    how: VATConfig
-
-    def __init__(self, **options: Any) -> None:
-        how = VATConfig(**options)
-        super().__init__(how)
-        if min(how.tagging_norm, how.parsing_norm) < 0 or how.xi <= 0:
-            raise UsageError(
-                "criterion.tagging_norm and criterion.parsing_norm must be at least 0, criterion.xi above"
-            )
+    config: VATConfig
 
     def student_terms(self, model: WordModel, batch: Batch, targets: dict[str, Tensor]) -> Terms:
         terms: Terms = {}
@@ -277,7 +278,7 @@ class VirtualAdversarial(Unlabelled):
     def perturbation(self, model: WordModel, batch: Batch, name: str, target: Tensor) -> Tensor:
         """Return what is added to the embeddings of the words (B, S, W), of the norm of the set a row."""
         trees = isinstance(model.module(name, PRIMARY), ParsingModule)
-        norm = self.how.parsing_norm if trees else self.how.tagging_norm
+        norm = self.config.parsing_norm if trees else self.config.tagging_norm
         encoder: ViewsEncoder = model.encoder  # type: ignore[assignment]
         width = encoder.embedding.words.embedding_dim
         words = batch["scored"].unsqueeze(-1)
@@ -289,7 +290,7 @@ class VirtualAdversarial(Unlabelled):
             return term.sum
 
         with dropout_at(model, 0.0):
-            gradient = harmful(gaussian(like) * words, self.how.xi, loss)
+            gradient = harmful(gaussian(like) * words, self.config.xi, loss)
         return norm * unit(gradient * words)
 
 

@@ -58,20 +58,20 @@ class CVTTask(WordTask):
     goes with criterion tagging and parsing only.
     """
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
-        options = self.options
+    def __init__(self, config: CVTConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
+        options = self.config
         names = ("unlabelled_chunk", "unlabelled_longest")
-        check_least({f"task.{name}": options[name] for name in names}, 0)
+        check_least({f"task.{name}": getattr(options, name) for name in names}, 0)
         if UNLABELLED in self.names:
             raise UsageError(f"a set called '{UNLABELLED}' cannot be one of task.labelled")
-        if needs_normalised(self.criterion) and not config.model.get("normalize_words"):
+        if needs_normalised(self.criterion) and not run_config.model.get("normalize_words"):
             raise UsageError(
                 "criterion vat needs normalised word embeddings; give model.normalize_words=true"
             )
         if isinstance(self.criterion, Unlabelled):
-            check_teacher(self.criterion.how.mean_teacher, options.average_decay)
-        if options.get("elmo") and isinstance(self.criterion, Unlabelled):
+            check_teacher(self.criterion.config.mean_teacher, options.average_decay)
+        if options.elmo and isinstance(self.criterion, Unlabelled):
             raise UsageError(
                 "task.elmo is for supervised training, --criterion tagging or parsing: the states of the "
                 "language model know the whole sentence, and so would every auxiliary module"
@@ -79,7 +79,7 @@ class CVTTask(WordTask):
 
     @property
     def names(self) -> list[str]:
-        return list(self.options.labelled)
+        return list(self.config.labelled)
 
     @property
     def alternating(self) -> bool:
@@ -104,12 +104,12 @@ class CVTTask(WordTask):
     def learners(self) -> dict[str, list[str]]:
         """The sets that learn from the batches of each unlabelled stream."""
         assert isinstance(self.criterion, Unlabelled)
-        if self.criterion.how.all_sets:
+        if self.criterion.config.all_sets:
             return {UNLABELLED: self.names}
         return {f"{UNLABELLED}{AT}{name}": [name] for name in self.names}
 
     def _unlabelled_streams(self) -> dict[str, Stream]:
-        options, seed = self.options, self.config.seed
+        options, seed = self.config, self.run_config.seed
         data = WordSet(self.data, options.unlabelled, self.vocabulary)
         order = Bucketed(
             data.lengths,
@@ -135,7 +135,7 @@ class CVTTask(WordTask):
 
     def drawn(self, what: str, update: int) -> float:
         """Return a number in [0, 1) that follows from the seed and the number of the update."""
-        return random_streams.generator(self.config.seed, "cvt", what, update).random()
+        return random_streams.generator(self.run_config.seed, "cvt", what, update).random()
 
     def needs(self, update: int) -> dict[str, int]:
         if self.alternating and update % 2:

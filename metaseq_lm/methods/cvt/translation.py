@@ -57,18 +57,18 @@ class CVTTranslationTask(TranslationTask):
     With criterion `translation` there are labelled batches only.
     """
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: CVTTranslationConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
         self.semi_supervised = isinstance(self.criterion, SemiSupervisedTranslation)
-        options = self.options
+        options = self.config
         sizes = ("unlabelled_batch_size", "labelled_first")
-        check_least({f"task.{name}": options[name] for name in sizes}, 0)
+        check_least({f"task.{name}": getattr(options, name) for name in sizes}, 0)
 
     # ---------------------------------------------------------------- data and model
 
     def unlabelled_rows(self) -> TranslationRows:
         """Return the source text without translations."""
-        options = self.options
+        options = self.config
         if options.unlabelled == REST:
             data, chosen = ParallelSet(self.data, "train"), self.labelled_pairs()[1]
             if not len(chosen):
@@ -84,9 +84,9 @@ class CVTTranslationTask(TranslationTask):
     def build_streams(self, split: str) -> dict[str, Stream]:
         streams = super().build_streams(split)
         if split == "train" and self.semi_supervised:
-            rows, seed = self.unlabelled_rows(), self.config.seed
-            size = self.options.unlabelled_batch_size or self.options.batch_size
-            buckets = self.options.buckets
+            rows, seed = self.unlabelled_rows(), self.run_config.seed
+            size = self.config.unlabelled_batch_size or self.config.batch_size
+            buckets = self.config.buckets
             order = Bucketed(rows.lengths, size, seed, UNLABELLED, buckets=buckets)
             streams[UNLABELLED] = Stream(UNLABELLED, order, rows.batch, seed, rows.lengths)
         return streams
@@ -97,12 +97,12 @@ class CVTTranslationTask(TranslationTask):
             for name in self.criterion.auxiliary:
                 hidden = self.criterion.attention_dropout if name == "attention" else 0.0
                 net.add_head(name, hidden)  # type: ignore[operator]
-        return AveragedNet(net, self.options.average_decay)
+        return AveragedNet(net, self.config.average_decay)
 
     # ---------------------------------------------------------------- updates
 
     def needs(self, update: int) -> dict[str, int]:
-        turn = update % 2 and update >= self.options.labelled_first
+        turn = update % 2 and update >= self.config.labelled_first
         return {UNLABELLED: 1} if self.semi_supervised and turn else {"train": 1}
 
     def kinds(self) -> Kinds:
@@ -166,4 +166,4 @@ class CVTTranslationTask(TranslationTask):
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return what the averaged weights give, and with task.score_raw the scores of the others too."""
         assert isinstance(model, AveragedNet)
-        return scores(super().evaluate, engine, model, passes, self.options.score_raw)
+        return scores(super().evaluate, engine, model, passes, self.config.score_raw)

@@ -7,13 +7,12 @@ targets. Shapes: B rows, S source and T target positions.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Batch, Term, Terms
-from metaseq_lm.core.checks import check_share
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import current_pass
@@ -34,10 +33,17 @@ class SemiSupervisedConfig:
 
     # Not 0.2 where the primary head is the student: see the criterions on words.
     unlabelled_dropout: Optional[float] = option(
-        None, "dropout of encoder and decoder on unlabelled batches (null = model.dropout)"
+        None,
+        "dropout of encoder and decoder on unlabelled batches (null = model.dropout)",
+        at_least=0,
+        below=1,
     )
-    label_smoothing: float = option(0.1, "of the translations found on unlabelled batches")
-    gold_smoothing: float = option(0.0, "label smoothing of labelled batches, in training")
+    label_smoothing: float = option(
+        0.1, "of the translations found on unlabelled batches", at_least=0, below=1
+    )
+    gold_smoothing: float = option(
+        0.0, "label smoothing of labelled batches, in training", at_least=0, below=1
+    )
 
 
 @dataclass
@@ -45,20 +51,25 @@ class CVTTranslationConfig(SemiSupervisedConfig):
     """Which auxiliary heads learn, and how much of the source is hidden from the first."""
 
     unlabelled_dropout: Optional[float] = option(
-        0.2, "dropout of encoder and decoder on unlabelled batches (null = model.dropout)"
+        0.2,
+        "dropout of encoder and decoder on unlabelled batches (null = model.dropout)",
+        at_least=0,
+        below=1,
     )
     auxiliary: list[str] = field(
         default_factory=lambda: [ATTENTION, FUTURE],
         metadata={"help": "heads: attention, future, and full, which sees all, with dropout"},
     )
-    attention_dropout: float = option(0.5, "share of the weights of attention that is hidden")
+    attention_dropout: float = option(
+        0.5, "share of the weights of attention that is hidden", at_least=0, below=1
+    )
 
 
 @dataclass
 class WordDropoutConfig(SemiSupervisedConfig):
     """How much of the source is hidden."""
 
-    rate: float = option(0.1, "share of the source words that are hidden")
+    rate: float = option(0.1, "share of the source words that are hidden", at_least=0, at_most=1)
 
 
 class SemiSupervisedTranslation(Translation):
@@ -68,17 +79,16 @@ class SemiSupervisedTranslation(Translation):
     auxiliary: tuple[str, ...] = ()
     attention_dropout = 0.0
 
-    def __init__(self, how: SemiSupervisedConfig) -> None:
-        check_share("criterion.gold_smoothing", how.gold_smoothing, whole=False)
-        check_share("criterion.label_smoothing", how.label_smoothing, whole=False)
-        check_share("criterion.unlabelled_dropout", how.unlabelled_dropout or 0.0, whole=False)
-        super().__init__(how.gold_smoothing)
-        self.how = how
+    config: SemiSupervisedConfig
+
+    @property
+    def gold_smoothing(self) -> float:
+        return self.config.gold_smoothing
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         if batch["stream"] != UNLABELLED:
             return super().__call__(model, batch)
-        with dropout_at(body(model), self.how.unlabelled_dropout):
+        with dropout_at(body(model), self.config.unlabelled_dropout):
             return self.student_terms(model.net, batch)  # type: ignore[arg-type]
 
     def student_terms(self, net: LSTMEncoderDecoder, batch: Batch) -> Terms:
@@ -98,22 +108,20 @@ class CVTTranslation(SemiSupervisedTranslation):
     The primary head takes no part in unlabelled batches, so it gets no gradient there.
     """
 
-    def __init__(self, **options: Any) -> None:
-        how = CVTTranslationConfig(**options)
-        super().__init__(how)
-        check_share("criterion.attention_dropout", how.attention_dropout, whole=False)
-        for name in how.auxiliary:
+    def __init__(self, config: CVTTranslationConfig) -> None:
+        super().__init__(config)
+        for name in config.auxiliary:
             if name not in AUXILIARY:
                 raise UsageError(
                     f"criterion.auxiliary: no head '{name}'.{nearest(name, list(AUXILIARY))} There "
                     f"are {', '.join(AUXILIARY)}"
                 )
-        if not how.auxiliary or len(set(how.auxiliary)) < len(how.auxiliary):
+        if not config.auxiliary or len(set(config.auxiliary)) < len(config.auxiliary):
             raise UsageError(
-                f"criterion.auxiliary is {list(how.auxiliary)}; name one or more different heads"
+                f"criterion.auxiliary is {list(config.auxiliary)}; name one or more different heads"
             )
-        self.auxiliary = tuple(how.auxiliary)
-        self.attention_dropout = how.attention_dropout
+        self.auxiliary = tuple(config.auxiliary)
+        self.attention_dropout = config.attention_dropout
 
     def student_terms(self, net: LSTMEncoderDecoder, batch: Batch) -> Terms:
         memory = net.encode(batch["tokens"], batch["padding"])
@@ -124,7 +132,9 @@ class CVTTranslation(SemiSupervisedTranslation):
             if name == FUTURE:
                 # The word at t from the attention vector at t - 1, which does not know word t - 1.
                 seen, targets, per = states[:, :-1], targets[:, 1:], "later_targets"
-            losses = cross_entropy(net.heads[name](seen, memory), targets, self.how.label_smoothing)
+            losses = cross_entropy(
+                net.heads[name](seen, memory), targets, self.config.label_smoothing
+            )
             terms[f"cvt_{name}"] = Term(losses.sum(), per)
         return terms
 
@@ -133,22 +143,18 @@ class CVTTranslation(SemiSupervisedTranslation):
 class WordDropoutTranslation(SemiSupervisedTranslation):
     """The baseline with the primary head alone, which reads a source with words hidden by [MASK]."""
 
-    def __init__(self, **options: Any) -> None:
-        how = WordDropoutConfig(**options)
-        super().__init__(how)
-        check_share("criterion.rate", how.rate)
-        self.rate = how.rate
+    config: WordDropoutConfig
 
     def student_terms(self, net: LSTMEncoderDecoder, batch: Batch) -> Terms:
         hidden = self.hidden(batch["tokens"], batch["words"])
         tokens = batch["tokens"].masked_fill(hidden, batch["mask_id"])
         memory = net.encode(tokens, batch["padding"])
         logits = net.heads[PRIMARY](net.decode(batch["inputs"], memory.first)[0], memory)
-        losses = cross_entropy(logits, batch["targets"], self.how.label_smoothing)
+        losses = cross_entropy(logits, batch["targets"], self.config.label_smoothing)
         return {"word_dropout": Term(losses.sum(), "targets")}
 
     def hidden(self, tokens: Tensor, words: Tensor) -> Tensor:
         """Return which of the `words` (B, S) are hidden; drawn by row, see randomness."""
         noise = current_pass().noise
         drawn = torch.rand(tokens.shape) if noise is None else noise.uniform(tokens.shape)
-        return words & (drawn.to(tokens.device) < self.rate)
+        return words & (drawn.to(tokens.device) < self.config.rate)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Terms
 from metaseq_lm.core.checks import check_least, check_share
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.image_classification import ImageClassification, class_terms
@@ -37,9 +37,9 @@ from metaseq_lm.methods.cvt.vision_losses import (
     CVTVision,
     PlaceHeads,
 )
-from metaseq_lm.models.vision.conv_large import POSITIONAL, ConvLarge, ConvLargeConfig, places
+from metaseq_lm.models.vision.conv_large import POSITIONAL, ConvLarge, places
 from metaseq_lm.models.vision.wide_resnet import check_whole_batches
-from metaseq_lm.tasks import Batches, Kinds, Passes, Scored, Task, options_of
+from metaseq_lm.tasks import Batches, Kinds, Passes, Scored, Task
 from metaseq_lm.tasks.finetuning import labelled_scores
 
 # Options that are at least 0, and at least 1.
@@ -54,7 +54,7 @@ class CVTVisionTaskConfig:
     labelled_share: float = option(0.0, "their share of the training images instead (0 = labelled)")
     valid_count: int = option(1000, "training images that are split valid (0 = the data has one)")
     split_seed: int = option(1, "seed of these choices; a smaller set is a part of a larger one")
-    batch_size: int = option(32, "labelled images of a batch")
+    batch_size: int = option(32, "labelled images of a batch", at_least=1)
     unlabelled_batch_size: int = option(128, "unlabelled images of a batch")
     joint: bool = option(
         False, "each update has a batch of both kinds and one step; false: they take turns"
@@ -91,19 +91,19 @@ class CVTVisionTask(Task):
 
     criterions = (ImageClassification,)
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
-        options, sizes = self.options, config.model
+    def __init__(self, config: CVTVisionTaskConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
+        options, sizes = self.config, run_config.model
         if sizes._name != "conv_large":
             raise UsageError(f"task cvt_vision needs --model conv_large, got {sizes._name}")
         self.semi_supervised = isinstance(self.criterion, ConsistentImages)
         largest = options.batch_size
         if isinstance(self.criterion, ConsistentImages):
             largest = max(largest, options.unlabelled_batch_size)
-            check_teacher(self.criterion.how.mean_teacher, options.average_decay)
-        check_whole_batches(sizes.norm, largest, config.engine.micro_batch_size, POSITIONAL)
+            check_teacher(self.criterion.config.mean_teacher, options.average_decay)
+        check_whole_batches(sizes.norm, largest, run_config.engine.micro_batch_size, POSITIONAL)
         for least, names in enumerate(NUMBERS):
-            check_least({f"task.{name}": options[name] for name in names}, least)
+            check_least({f"task.{name}": getattr(options, name) for name in names}, least)
         check_share("task.labelled_share", options.labelled_share)
 
     # ---------------------------------------------------------------- data
@@ -111,7 +111,7 @@ class CVTVisionTask(Task):
     @cached_property
     def parts(self) -> dict[str, Images]:
         """The training images in three: "valid", "train" with labels, "unlabelled"."""
-        options, images = self.options, load_images(self.data, "train")
+        options, images = self.config, load_images(self.data, "train")
         order = balanced(images.labels, options.split_seed)
         left = len(order) - options.valid_count
         count = options.labelled or left
@@ -133,7 +133,7 @@ class CVTVisionTask(Task):
 
     def labelled(self, split: str) -> ClassifiedImages:
         """Return the labelled images of a split."""
-        if split == "train" or (split == "valid" and self.options.valid_count):
+        if split == "train" or (split == "valid" and self.config.valid_count):
             return ClassifiedImages(self.parts[split])
         return ClassifiedImages(load_images(self.data, split))
 
@@ -141,7 +141,7 @@ class CVTVisionTask(Task):
         self, part: Images, size: str, samples: np.ndarray, keys: np.ndarray, width: int
     ) -> Batch:
         """Return images (B, C, H, W), moved and normalised, and targets (B,); the size is `size`."""
-        options, images = self.options, part.images[samples]
+        options, images = self.config, part.images[samples]
         if options.translate or options.flip:
             drawn = random_streams.uniforms(keys, 0, 3)
             most = options.translate
@@ -155,7 +155,7 @@ class CVTVisionTask(Task):
         return batch if size == UNLABELLED else {**batch, "targets": part.labels[samples]}
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options, seed = self.options, self.config.seed
+        options, seed = self.config, self.run_config.seed
         if split != "train":
             part = self.labelled(split)
             once = Sequential(len(part.labels), options.unlabelled_batch_size)
@@ -181,31 +181,31 @@ class CVTVisionTask(Task):
     def build_model(self) -> nn.Module:
         images = load_images(self.data, "train")
         _, height, width, channels = images.images.shape
-        sizes = ConvLargeConfig(**options_of(self.config.model))
+        sizes = typed_options("model", self.run_config.model)
         if height != width or places(height) < 1 or channels != sizes.channels:
             raise UsageError(
                 f"{self.data}: images of {height} x {width} pixels and {channels} channels; the model is "
                 f"for square ones of 12 or more and {sizes.channels} channels (model.channels)"
             )
-        require_scale(images, self.options.mean, self.options.sd)
-        if self.options.translate >= height:
+        require_scale(images, self.config.mean, self.config.sd)
+        if self.config.translate >= height:
             raise UsageError(
-                f"task.translate is {self.options.translate}, but the images have {height} pixels a side"
+                f"task.translate is {self.config.translate}, but the images have {height} pixels a side"
             )
         net = ConvLarge(sizes, len(images.names))
         if isinstance(self.criterion, CVTVision):
             net.heads[PLACES] = PlaceHeads(places(height) ** 2, net.outputs, len(images.names))
-        return AveragedNet(net, self.options.average_decay)
+        return AveragedNet(net, self.config.average_decay)
 
     def needs(self, update: int) -> dict[str, int]:
         if not self.semi_supervised:
             return {"train": 1}
-        if self.options.joint:
+        if self.config.joint:
             return {"train": 1, UNLABELLED: 1}
         return {UNLABELLED: 1} if update % 2 else {"train": 1}
 
     def kinds(self) -> Kinds:
-        turns = self.semi_supervised and not self.options.joint
+        turns = self.semi_supervised and not self.config.joint
         return [(0.5, {"train": 1}), (0.5, {UNLABELLED: 1})] if turns else super().kinds()
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
@@ -219,7 +219,7 @@ class CVTVisionTask(Task):
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return what the averaged weights give, and with task.score_raw the scores of the others too."""
         assert isinstance(model, AveragedNet)
-        return scores(self._evaluate_net, engine, model, passes, self.options.score_raw)
+        return scores(self._evaluate_net, engine, model, passes, self.config.score_raw)
 
     def _evaluate_net(self, engine: Engine, net: nn.Module, passes: Passes) -> Scored:
         """Return accuracy, macro F1, loss and rows of one net."""

@@ -8,15 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Batch, Term, Terms
-from metaseq_lm.core.checks import check_share
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.image_classification import ImageClassification
 from metaseq_lm.methods.cvt.perturbation import gaussian, harmful, unit
@@ -37,13 +35,22 @@ class ConsistencyConfig:
     """How the student's images are changed, and who teaches (constants of VAT: from memory)."""
 
     perturbation: str = option(
-        ADVERSARIAL, "of the student's images: none, random or adversarial (VAT)"
+        ADVERSARIAL,
+        "of the student's images: none, random or adversarial (VAT)",
+        choices=PERTURBATIONS,
     )
-    radius: float = option(8.0, "Euclidean norm of the perturbation of a normalised image")
-    xi: float = option(0.1, "norm of the step at which the adversarial direction is looked for")
+    radius: float = option(
+        8.0, "Euclidean norm of the perturbation of a normalised image", at_least=0
+    )
+    xi: float = option(
+        0.1, "norm of the step at which the adversarial direction is looked for", above=0
+    )
     weight: float = option(1.0, "of the consistency loss")
     unlabelled_dropout: Optional[float] = option(
-        None, "dropout of the student on unlabelled images (null = model.dropout)"
+        None,
+        "dropout of the student on unlabelled images (null = model.dropout)",
+        at_least=0,
+        below=1,
     )
     mean_teacher: bool = option(False, "the averaged weights teach, not the present ones")
 
@@ -52,8 +59,12 @@ class ConsistencyConfig:
 class CVTVisionConfig(ConsistencyConfig):
     """How the losses of the places come together."""
 
-    perturbation: str = option(NONE, "of the student's images: none, random or adversarial (VAT)")
-    reduction: str = option("mean", "of the losses of the places of an image: mean or sum")
+    perturbation: str = option(
+        NONE, "of the student's images: none, random or adversarial (VAT)", choices=PERTURBATIONS
+    )
+    reduction: str = option(
+        "mean", "of the losses of the places of an image: mean or sum", choices=REDUCTIONS
+    )
     primary: bool = option(False, "the primary head, too, learns from what it says of clean images")
 
 
@@ -64,25 +75,17 @@ class ConsistentImages(ImageClassification):
     teacher is the primary head without dropout and without gradient.
     """
 
-    def __init__(self, how: ConsistencyConfig) -> None:
-        if how.perturbation not in PERTURBATIONS:
-            raise UsageError(
-                f"criterion.perturbation is '{how.perturbation}'; one of {', '.join(PERTURBATIONS)}"
-            )
-        if how.radius < 0 or how.xi <= 0:
-            raise UsageError("criterion.radius must be at least 0 and criterion.xi above 0")
-        check_share("criterion.unlabelled_dropout", how.unlabelled_dropout or 0.0, whole=False)
-        self.how = how
+    config: ConsistencyConfig
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         if batch["stream"] != UNLABELLED:
             return super().__call__(model, batch)
         images, net = batch["images"], model.net
-        teacher = model.averaged if self.how.mean_teacher else net
+        teacher = model.averaged if self.config.mean_teacher else net
         # Passes on unlabelled images leave no trace in statistics of batch normalisation.
         with torch.no_grad(), frozen_statistics(teacher), dropout_at(teacher, 0.0):  # type: ignore
             wanted = full_precision(teacher(images)).log_softmax(-1)  # type: ignore[operator]
-        dropout = self.how.unlabelled_dropout
+        dropout = self.config.unlabelled_dropout
         with frozen_statistics(net), dropout_at(net, dropout):  # type: ignore[arg-type]
 
             def loss(changed: Tensor) -> Tensor:
@@ -90,7 +93,7 @@ class ConsistentImages(ImageClassification):
 
             changed = images + self.perturbation(net, images, loss)  # type: ignore[arg-type]
             losses = loss(changed)
-        return {"consistency": Term(losses.sum(), UNLABELLED, self.how.weight)}
+        return {"consistency": Term(losses.sum(), UNLABELLED, self.config.weight)}
 
     def losses(self, net: ConvLarge, images: Tensor, wanted: Tensor) -> Tensor:
         """Return the student's loss (B,) on images, given the teacher's log-probabilities (B, K)."""
@@ -104,13 +107,15 @@ class ConsistentImages(ImageClassification):
         Adversarial: one step of power iteration (Miyato et al. 2017): the gradient of the loss at a
         small random displacement, without dropout, whose noise would drown so small a change.
         """
-        if self.how.perturbation == NONE:
+        if self.config.perturbation == NONE:
             return torch.zeros_like(images)
         direction = gaussian(images)
-        if self.how.perturbation == ADVERSARIAL:
+        if self.config.perturbation == ADVERSARIAL:
             with dropout_at(net, 0.0):
-                direction = harmful(direction, self.how.xi, lambda step: loss(images + step).sum())
-        return self.how.radius * unit(direction)
+                direction = harmful(
+                    direction, self.config.xi, lambda step: loss(images + step).sum()
+                )
+        return self.config.radius * unit(direction)
 
 
 def divergence(wanted: Tensor, logits: Tensor) -> Tensor:
@@ -127,27 +132,18 @@ class VATVision(ConsistentImages):
     with mean_teacher like the mean teacher (Tarvainen and Valpola 2017).
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(ConsistencyConfig(**options))
-
 
 @register_criterion("cvt_vision", dataclass=CVTVisionConfig)
 class CVTVision(ConsistentImages):
     """Cross-view training: the students are heads that see one place of the features each."""
 
-    def __init__(self, **options: Any) -> None:
-        self.views = CVTVisionConfig(**options)
-        super().__init__(self.views)
-        if self.views.reduction not in REDUCTIONS:
-            raise UsageError(
-                f"criterion.reduction is '{self.views.reduction}'; one of {', '.join(REDUCTIONS)}"
-            )
+    config: CVTVisionConfig
 
     def losses(self, net: ConvLarge, images: Tensor, wanted: Tensor) -> Tensor:
         features = net.features(images)
         each = divergence(wanted.unsqueeze(1), net.heads[PLACES](features))  # (B, P)
-        total = each.mean(1) if self.views.reduction == "mean" else each.sum(1)
-        if self.views.primary:
+        total = each.mean(1) if self.config.reduction == "mean" else each.sum(1)
+        if self.config.primary:
             total = total + divergence(wanted, net.primary(features))
         return total
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Batch, Term, Terms
-from metaseq_lm.core.checks import check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.methods.electra.criterion import (
@@ -30,8 +29,8 @@ from metaseq_lm.models.layers import full_precision
 class AdversarialConfig(NoiseConfig):
     """Weights; `generator_weight` is that of the policy gradient, there is no masked-LM loss."""
 
-    discriminator_weight: float = option(50.0, "weight of the detection loss")
-    baseline_weight: float = option(1.0, "weight of the loss of the reward's baseline")
+    discriminator_weight: float = option(50.0, "weight of the detection loss", at_least=0)
+    baseline_weight: float = option(1.0, "weight of the loss of the reward's baseline", at_least=0)
 
 
 @register_criterion("electra_adversarial", dataclass=AdversarialConfig)
@@ -45,13 +44,11 @@ class AdversarialElectra(Corrupting):
     heads = ("rtd", "baseline")
     noises = ("mlm",)
 
-    def __init__(self, discriminator_weight: float, baseline_weight: float, **noise: float) -> None:
-        super().__init__(**noise)  # type: ignore[arg-type]
+    config: AdversarialConfig
+
+    def __init__(self, config: AdversarialConfig) -> None:
+        super().__init__(config)
         self.check_plain("electra_adversarial")
-        weights = {"discriminator_weight": discriminator_weight, "baseline_weight": baseline_weight}
-        check_least({f"criterion.{name}": value for name, value in weights.items()}, 0)
-        self.weight = discriminator_weight
-        self.baseline_weight = baseline_weight
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         assert isinstance(model, Electra)
@@ -63,7 +60,9 @@ class AdversarialElectra(Corrupting):
         logits = model.heads["rtd"](model.hidden(noised.tokens, batch))
         fake, real = noised.fake(batch), real_tokens(batch)
         losses = binary_losses(logits, fake)
-        terms = noised.terms | {"discriminator": Term((losses * real).sum(), "tokens", self.weight)}
+        terms = noised.terms | {
+            "discriminator": Term((losses * real).sum(), "tokens", self.config.discriminator_weight)
+        }
         rewards = losses.detach().gather(1, batch["positions"])  # (B, M)
         terms |= self.policy_terms(model, slots, states, samples, (rewards, targets >= 0))
         return terms | detection_terms(logits, fake, real)
@@ -87,8 +86,8 @@ class AdversarialElectra(Corrupting):
             entropy = -(log_probs.exp() * log_probs).sum(-1)
         policy = -(chosen * advantage * counted).sum()
         return {
-            "policy": Term(policy, "targets", self.generator_weight),
-            "baseline": Term((baseline * counted).sum(), "targets", self.baseline_weight),
+            "policy": Term(policy, "targets", self.config.generator_weight),
+            "baseline": Term((baseline * counted).sum(), "targets", self.config.baseline_weight),
             "reward": Term((reward * counted).sum(), "targets", 0.0),
             "entropy": Term((entropy * counted).sum(), "targets", 0.0),
         }

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import Batch, Term, Terms, number_of
-from metaseq_lm.core.checks import check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import current_pass
@@ -59,41 +58,28 @@ class Noised:
 class NoiseConfig:
     """How the noise model is trained and sampled."""
 
-    generator_weight: float = option(1.0, "weight of the noise model's own loss")
-    temperature: float = option(1.0, "divides the noise model's logits before sampling")
+    generator_weight: float = option(1.0, "weight of the noise model's own loss", at_least=0)
+    temperature: float = option(1.0, "divides the noise model's logits before sampling", above=0)
     disallow_correct: bool = option(False, "never sample the original token")
-    noise_rate: float = option(II("task.mask_prob"), "share of the tokens that are replaced")
+    noise_rate: float = option(
+        II("task.mask_prob"), "share of the tokens that are replaced", above=0, below=1
+    )
 
 
 class Corrupting(Criterion):
     """What all share that train on rows with sampled tokens; `heads` are those of the main encoder."""
 
+    config: NoiseConfig
     tasks = ("electra",)
     heads: tuple[str, ...] = ("rtd",)
     noises: tuple[str, ...] = NOISES
 
-    def __init__(
-        self,
-        generator_weight: float,
-        temperature: float,
-        disallow_correct: bool,
-        noise_rate: float,
-    ) -> None:
-        check_least({"criterion.generator_weight": generator_weight}, 0)
-        if not temperature > 0:
-            raise UsageError(f"criterion.temperature must be above 0, got {temperature}")
-        if not 0 < noise_rate < 1:
-            raise UsageError(
-                f"task.mask_prob (criterion.noise_rate) must be above 0 and below 1, got {noise_rate}"
-            )
-        self.generator_weight = generator_weight
-        self.temperature = temperature
-        self.disallow_correct = disallow_correct
-        self.noise_rate = noise_rate
+    def __init__(self, config: NoiseConfig) -> None:
+        super().__init__(config)
 
     def check_plain(self, what: str) -> None:
         """Raise UsageError if samples are not those of the noise model's own distribution."""
-        if self.temperature != 1 or self.disallow_correct:
+        if self.config.temperature != 1 or self.config.disallow_correct:
             raise UsageError(
                 f"{what} needs samples of the noise model as it is: criterion.temperature=1, "
                 "criterion.disallow_correct=false"
@@ -108,12 +94,12 @@ class Corrupting(Criterion):
             weight, everywhere = 0.0, generator.log_probs
         elif isinstance(generator, TwoTowers):
             everywhere = noise_log_probs(model, batch)
-            slots, weight = select(everywhere, positions), self.generator_weight
+            slots, weight = select(everywhere, positions), self.config.generator_weight
         else:
             slots, _ = model.masked_noise(batch)
-            weight = self.generator_weight
-        never = targets if self.disallow_correct else None
-        samples = sample(slots.detach(), self.temperature, never)
+            weight = self.config.generator_weight
+        never = targets if self.config.disallow_correct else None
+        samples = sample(slots.detach(), self.config.temperature, never)
         tokens, chosen = replaced(batch, samples)
         terms = generator_terms(slots, samples, batch, weight)
         log_q = None
@@ -190,14 +176,21 @@ def detection_terms(logits: Tensor, fake: Tensor, real: Tensor) -> Terms:
 class ElectraConfig(NoiseConfig):
     """Replaced-token detection; the weights are those of the authors' code."""
 
-    discriminator_weight: float = option(50.0, "weight of the detection loss")
-    disc_positions: str = option("all", "tokens judged: all, masked (ELECTRA-15%) or random")
-    contrast: float = option(0.0, "share of rows left as they are, told apart by a further head")
-    contrast_weight: float = option(1.0, "weight of that head's loss")
+    discriminator_weight: float = option(50.0, "weight of the detection loss", at_least=0)
+    disc_positions: str = option(
+        "all",
+        "tokens judged: all, masked (ELECTRA-15%) or random",
+        choices=("all", "masked", "random"),
+    )
+    contrast: float = option(
+        0.0, "share of rows left as they are, told apart by a further head", at_least=0, below=1
+    )
+    contrast_weight: float = option(1.0, "weight of that head's loss", at_least=0)
     pll_formula: str = option(
         "corrected",
         "how score and rerank read log p of a two-tower run: corrected, or dissertation (biased); give "
         "them criterion.pll_formula=dissertation for any finished run",
+        choices=("corrected", "dissertation"),
     )
 
 
@@ -208,32 +201,11 @@ class ReplacedTokenDetection(Corrupting):
     With model.noise=two_tower this is ELECTRA-TT, whose discriminator gives token probabilities.
     """
 
-    def __init__(
-        self,
-        discriminator_weight: float,
-        disc_positions: str,
-        contrast: float,
-        contrast_weight: float,
-        pll_formula: str,
-        **noise: float,
-    ) -> None:
-        super().__init__(**noise)  # type: ignore[arg-type]
-        for name, value, known in (
-            ("disc_positions", disc_positions, ("all", "masked", "random")),
-            ("pll_formula", pll_formula, ("corrected", "dissertation")),
-        ):
-            if value not in known:
-                raise UsageError(f"criterion.{name} is '{value}'; it is one of {', '.join(known)}")
-        weights = {"discriminator_weight": discriminator_weight, "contrast_weight": contrast_weight}
-        check_least({f"criterion.{name}": value for name, value in weights.items()}, 0)
-        if not 0 <= contrast < 1:
-            raise UsageError(f"criterion.contrast must be from 0 to below 1, got {contrast}")
-        self.weight = discriminator_weight
-        self.disc_positions = disc_positions
-        self.contrast = contrast
-        self.contrast_weight = contrast_weight
-        self.pll_formula = pll_formula
-        self.heads = ("rtd", "contrast") if contrast else ("rtd",)
+    config: ElectraConfig
+
+    def __init__(self, config: ElectraConfig) -> None:
+        super().__init__(config)
+        self.heads = ("rtd", "contrast") if config.contrast else ("rtd",)
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         assert isinstance(model, Electra)
@@ -246,30 +218,32 @@ class ReplacedTokenDetection(Corrupting):
         fake = noised.fake(batch)
         judged, size = self.judged(batch, noised.chosen)
         losses = binary_losses(logits, fake) * judged
-        terms = noised.terms | {"discriminator": Term(losses.sum(), size, self.weight)}
+        terms = noised.terms | {
+            "discriminator": Term(losses.sum(), size, self.config.discriminator_weight)
+        }
         if clean is not None:
             whole = model.heads["contrast"](hidden[:, 0]).squeeze(-1)
             terms["contrast"] = Term(
-                binary_losses(whole, ~clean).sum(), "rows", self.contrast_weight
+                binary_losses(whole, ~clean).sum(), "rows", self.config.contrast_weight
             )
         return terms | detection_terms(logits, fake, real_tokens(batch))
 
     def judged(self, batch: Batch, chosen: Tensor) -> tuple[Tensor, str]:
         """Return where the detection loss is taken, (B, S), and the name of their number."""
-        if self.disc_positions == "masked":
+        if self.config.disc_positions == "masked":
             return chosen, "targets"
-        if self.disc_positions == "random":
+        if self.config.disc_positions == "random":
             return batch["subset"], "subset"
         return real_tokens(batch), "tokens"
 
     def clean_rows(self, batch: Batch) -> Optional[Tensor]:
         """Return which rows stay uncorrupted, (B,), drawn by row; None if none ever does."""
-        if not self.contrast:
+        if not self.config.contrast:
             return None
         count, device = len(batch["tokens"]), batch["tokens"].device
         noise = current_pass().noise
         drawn = torch.rand(count, device=device) if noise is None else noise.uniform((count,))
-        return drawn < self.contrast
+        return drawn < self.config.contrast
 
     @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -289,8 +263,8 @@ class ReplacedTokenDetection(Corrupting):
         self.check_plain("token probabilities of electra_rtd")
         log_q = log_prob_of(noise_log_probs(model, batch), batch["tokens"])
         logits = model.heads["rtd"](model.hidden(batch["tokens"], batch)).to(log_q.dtype)
-        m = self.noise_rate
-        if self.pll_formula == "dissertation":
+        m = self.config.noise_rate
+        if self.config.pll_formula == "dissertation":
             return (log_q + math.log(m / (1 - m)) - logits) * batch["scored"]
         log_odds = log_q + math.log(m) - logits - torch.log(1 - m + m * log_q.exp())
         return F.logsigmoid(log_odds) * batch["scored"]

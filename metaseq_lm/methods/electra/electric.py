@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Batch, Term, Terms, number_of
-from metaseq_lm.core.checks import check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
@@ -34,7 +33,7 @@ from metaseq_lm.methods.electra.model import Electra, check_noise
 class ElectricConfig(NoiseConfig):
     """Noise-contrastive estimation of token energies."""
 
-    discriminator_weight: float = option(50.0, "weight of the contrastive loss")
+    discriminator_weight: float = option(50.0, "weight of the contrastive loss", at_least=0)
     exact_counts: bool = option(False, "log(k / (n - k)) of each row; false: of the nominal rate")
     legacy_specials: bool = option(False, "[CLS] and [SEP] take part, as in the authors' code")
 
@@ -50,19 +49,11 @@ class Electric(Corrupting):
 
     noises = ("two_tower", "unigram", "uniform")
 
-    def __init__(
-        self,
-        discriminator_weight: float,
-        exact_counts: bool,
-        legacy_specials: bool,
-        **noise: float,
-    ) -> None:
-        super().__init__(**noise)  # type: ignore[arg-type]
+    config: ElectricConfig
+
+    def __init__(self, config: ElectricConfig) -> None:
+        super().__init__(config)
         self.check_plain("electric_nce")
-        check_least({"criterion.discriminator_weight": discriminator_weight}, 0)
-        self.weight = discriminator_weight
-        self.exact_counts = exact_counts
-        self.legacy_specials = legacy_specials
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         assert isinstance(model, Electra)
@@ -70,12 +61,14 @@ class Electric(Corrupting):
         noised = self.corrupt(model, batch)
         assert noised.log_q is not None
         taken, size = batch["candidates"], "candidates"
-        if self.legacy_specials:
+        if self.config.legacy_specials:
             taken, size = real_tokens(batch), "tokens"
         energy = model.heads["rtd"](model.hidden(noised.tokens, batch))  # (B, S)
         logits = energy + noised.log_q + self.log_odds(taken, noised)
         losses = binary_losses(logits, noised.chosen) * taken
-        terms = noised.terms | {"discriminator": Term(losses.sum(), size, self.weight)}
+        terms = noised.terms | {
+            "discriminator": Term(losses.sum(), size, self.config.discriminator_weight)
+        }
         return terms | detection_terms(logits, noised.chosen, real_tokens(batch))
 
     def log_odds(self, taken: Tensor, noised: Noised) -> float | Tensor:
@@ -83,8 +76,8 @@ class Electric(Corrupting):
 
         n counts the tokens that the loss is `taken` at, (B, S), of which k are noise.
         """
-        if not self.exact_counts:
-            return math.log(self.noise_rate / (1 - self.noise_rate))
+        if not self.config.exact_counts:
+            return math.log(self.config.noise_rate / (1 - self.config.noise_rate))
         k = noised.chosen.sum(-1, keepdim=True)
         n = taken.sum(-1, keepdim=True)
         # A row without either is no evidence, and log 0 would be NaN.

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import mix, uniforms
 from metaseq_lm.core.registry import register_task
@@ -28,9 +28,9 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.electra.criterion import Corrupting
 from metaseq_lm.methods.electra.electric import TwoTowerCloze
-from metaseq_lm.methods.electra.model import ElectraConfig, check_noise
+from metaseq_lm.methods.electra.model import check_noise
 from metaseq_lm.models.transformer import flops_rules
-from metaseq_lm.tasks import Passes, Scored, Task, options_of
+from metaseq_lm.tasks import Passes, Scored, Task
 from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_stream
 
 SUBSET = 0xE1EC  # names the draw among those of a row; masking.py counts its own from 1
@@ -40,7 +40,7 @@ SUBSET = 0xE1EC  # names the draw among those of a row; masking.py counts its ow
 class ElectraTaskConfig:
     """Corpus and masks: 15 % of the tokens, of those 85 % hidden and 15 % left (the authors' code)."""
 
-    batch_size: int = option(128, "rows of an update")
+    batch_size: int = option(128, "rows of an update", at_least=1)
     tokens_per_sample: int = option(128, "longest row, with its special tokens")
     sample_break_mode: str = option(
         "none", "none: windows of the stream; eos: a line a row; segments: packed sentences"
@@ -50,7 +50,7 @@ class ElectraTaskConfig:
     leave_unmasked_prob: float = option(0.15, "share of those that the generator sees as they are")
     mask_rounding: str = option("nearest", "number of chosen tokens: nearest")
     legacy_duplicates: bool = option(False, "choose with replacement, as the authors' code")
-    valid_size: int = option(0, "rows of the validation split that are used (0 = all)")
+    valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
 
 @register_task("electra", dataclass=ElectraTaskConfig)
@@ -62,19 +62,19 @@ class ElectraTask(Task):
     # The heads are so in the second of two stages; the frequencies are the corpus's own.
     fresh: tuple[str, ...] = ("heads.", "generator.log_probs")
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ElectraTaskConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
-        if config.model._name != "electra":
-            raise UsageError(f"task electra needs model=electra, not {config.model._name}")
-        ElectraConfig(**options_of(config.model)).check()
-        if self.options.mask_rounding != "nearest":
+        if run_config.model._name != "electra":
+            raise UsageError(f"task electra needs model=electra, not {run_config.model._name}")
+        typed_options("model", run_config.model).check()
+        if self.config.mask_rounding != "nearest":
             raise UsageError(
                 "task electra needs task.mask_rounding=nearest: with a random number of chosen tokens "
                 "the samples would depend on how rows are cut into micro-batches"
             )
         self.heads = self.criterion.heads
-        check_noise(config.criterion._name, self.criterion.noises, config.model.noise)
+        check_noise(run_config.criterion._name, self.criterion.noises, run_config.model.noise)
 
     @classmethod
     def prepare(cls, config: DictConfig) -> DictConfig:
@@ -88,29 +88,29 @@ class ElectraTask(Task):
     # ---------------------------------------------------------------- data and nets
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options, vocabulary = self.options, self.vocabulary
-        corpus = open_corpus(self.data, split, vocabulary, options, self.config.seed)
-        how = masking_of(options, vocabulary)
+        options, vocabulary = self.config, self.vocabulary
+        corpus = open_corpus(self.data, split, vocabulary, options, self.run_config.seed)
+        masking = masking_of(options, vocabulary)
         return {
             split: text_stream(
-                self.config, split, corpus.row_lengths, partial(self.batch, corpus, how)
+                self.run_config, split, corpus.row_lengths, partial(self.batch, corpus, masking)
             )
         }
 
     def batch(
         self,
         corpus: Samples,
-        how: Masking,
+        masking: Masking,
         samples: np.ndarray,
         keys: np.ndarray,
         width: int = 0,
     ) -> Batch:
         """Return the original rows, the masked ones, chosen positions, their targets and the sizes."""
         rows, lengths = corpus.rows(samples, width=width)
-        masked, positions, targets = mask_tokens(rows, lengths, keys, how)
+        masked, positions, targets = mask_tokens(rows, lengths, keys, masking)
         segments = corpus.segments(samples, rows.shape[1])
         real = np.arange(rows.shape[1]) < lengths[:, None]
-        candidates = real & ~np.isin(rows, how.spared, kind="table")
+        candidates = real & ~np.isin(rows, masking.spared, kind="table")
         batch: Batch = {
             "tokens": rows,
             "masked": masked,
@@ -126,10 +126,10 @@ class ElectraTask(Task):
                 "rows": len(rows),
             },
         }
-        if getattr(self.criterion, "disc_positions", "all") == "random":
+        if getattr(self.criterion.config, "disc_positions", "all") == "random":
             # A sub-key of the row's, so that the draw depends on nothing else.
             drawn = uniforms(mix(keys ^ np.uint64(SUBSET)), 0, rows.shape[1])
-            batch["subset"] = real & (drawn < self.options.mask_prob)
+            batch["subset"] = real & (drawn < self.config.mask_prob)
             batch["sizes"]["subset"] = int(batch["subset"].sum())
         return batch
 
@@ -139,11 +139,11 @@ class ElectraTask(Task):
         if self.vocabulary.unk is not None:
             counts[self.vocabulary.unk] = self.vocabulary.counts[self.vocabulary.unk]
         nets = {"heads": self.heads, "frequencies": counts}
-        return build_transformer(self.config, self.vocabulary, **nets)
+        return build_transformer(self.run_config, self.vocabulary, **nets)
 
     def flops_by_rule(self) -> float | None:
-        model, vocab = ElectraConfig(**options_of(self.config.model)), len(self.vocabulary)
-        length = self.options.tokens_per_sample
+        model, vocab = typed_options("model", self.run_config.model), len(self.vocabulary)
+        length = self.config.tokens_per_sample
         main = flops_rules.Sizes.of(model, vocab, length)
         small = flops_rules.Sizes.of(model.generator(), vocab, length)
         noise = {
@@ -156,7 +156,7 @@ class ElectraTask(Task):
             ("lm", "copy"): flops_rules.masked_lm(main, share=1.0),
         }.get(self.heads, 2 * flops_rules.classifier(main))
         # A frozen one runs forward only, half of what training it costs by these rules.
-        return self.options.batch_size * (noise / (1 + model.freeze_generator) + row)
+        return self.config.batch_size * (noise / (1 + model.freeze_generator) + row)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the weights of a run of this task, or start from an encoder alone.
@@ -171,7 +171,7 @@ class ElectraTask(Task):
         heads = [f"heads.{name}." for name in self.heads if name == "rtd"]
         kept = ("encoder.", *heads) if self.heads else ()
         chosen = {n: w for n, w in weights.items() if n.startswith(kept)}
-        model = ElectraConfig(**options_of(self.config.model))
+        model = typed_options("model", self.run_config.model)
         small, lm = model.generator(), "heads.lm."
         sizes = ("encoder_layers", "encoder_embed_dim", "embed_dim")
         same = all(getattr(small, name) == getattr(model, name) for name in sizes)
@@ -190,7 +190,7 @@ class ElectraTask(Task):
             )
         if model.noise in ("mlm", "two_tower") and not process_group.rank():
             print(
-                f"{self.config.init_from}: nothing in it fits the noise model, which starts fresh"
+                f"{self.run_config.init_from}: nothing in it fits the noise model, which starts fresh"
             )
         self.fresh = (*self.fresh, "generator.")
         return chosen

@@ -93,8 +93,7 @@ class Wnli(Criterion):
 
     tasks = ("wnli",)
 
-    def __init__(self, batch_sum: bool = True) -> None:
-        self.batch_sum = batch_sum
+    config: WnliConfig
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         return self.terms(model, self.scores(model, batch), batch)
@@ -110,7 +109,7 @@ class Wnli(Criterion):
 
     def terms(self, model: nn.Module, scores: Tensor, batch: Batch) -> Terms:
         """Return the terms of scores (B, K)."""
-        per = None if self.batch_sum and model.training else "rows"
+        per = None if self.config.batch_sum and model.training else "rows"
         right = scores.masked_fill(~batch["positive"], -torch.inf)
         losses = scores.logsumexp(-1) - right.logsumexp(-1)
         with torch.no_grad():
@@ -144,8 +143,10 @@ class WnliTaskConfig:
     """Which labelled set, and how it is batched (defaults: Clark et al. 2020)."""
 
     labelled: str = option("", "set in DATA, made by preprocess --benchmark glue/WNLI")
-    batch_size: int = option(32, "samples of a batch, each of about ten rows")
-    epochs: float = option(0.0, "sets trainer.max_update from the training set (0 = it is given)")
+    batch_size: int = option(32, "samples of a batch, each of about ten rows", at_least=1)
+    epochs: float = option(
+        0.0, "sets trainer.max_update from the training set (0 = it is given)", at_least=0
+    )
     tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
 
 
@@ -156,8 +157,8 @@ class WnliTask(Task):
     criterion: Wnli
     fresh = ("prior",)
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: WnliTaskConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
         self._splits: dict[str, CandidateRows] = {}
 
     @classmethod
@@ -171,13 +172,13 @@ class WnliTask(Task):
     def rows(self, split: str) -> CandidateRows:
         """Return the rows of a split, read once."""
         if split not in self._splits:
-            self._splits[split] = candidate_rows(self.config, split)
+            self._splits[split] = candidate_rows(self.run_config, split)
         return self._splits[split]
 
     # ---------------------------------------------------------------- data and model
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        rows, size, seed = self.rows(split), self.options.batch_size, self.config.seed
+        rows, size, seed = self.rows(split), self.config.batch_size, self.run_config.seed
         order: Order = Sequential(len(rows), size)
         if split == "train":
             if rows.data.labels is None or not len(rows):
@@ -188,8 +189,8 @@ class WnliTask(Task):
         return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
 
     def build_model(self) -> nn.Module:
-        sizes, vocabulary = encoder_sizes(self.config), load_tokenizer(self.data).vocabulary
-        folder = labelled_folder(self.config)
+        sizes, vocabulary = encoder_sizes(self.run_config), load_tokenizer(self.data).vocabulary
+        folder = labelled_folder(self.run_config)
         # A folder without a training split is only good for evaluation, where the weights bring
         # the prior along.
         labels = None
@@ -208,7 +209,7 @@ class WnliTask(Task):
                 "init_from has no detection head (heads.rtd), which task wnli starts from; give a run "
                 "of task=electra criterion=electra_rtd"
             )
-        return encoder_weights(weights, self.config) | head
+        return encoder_weights(weights, self.run_config) | head
 
     # ---------------------------------------------------------------- scores
 

@@ -37,10 +37,10 @@ from metaseq_lm.tasks.sentence_pairs import SentencePairsConfig, SentencePairsTa
 class MetaLearned(Task):
     """Makes the updates of the task that it stands before meta updates."""
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
-        self.how = MetaOptions(**{f.name: self.options[f.name] for f in fields(MetaOptions)})
-        self.how.check()
+    def __init__(self, config: Any, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
+        self.config = MetaOptions(**{f.name: self.config[f.name] for f in fields(MetaOptions)})
+        self.config.check()
 
     @property
     def sources(self) -> Sequence[str]:
@@ -48,21 +48,21 @@ class MetaLearned(Task):
         return ["train"]
 
     def needs(self, update: int) -> dict[str, int]:
-        return {name: self.how.inner_steps + 1 for name in self.sources}
+        return {name: self.config.inner_steps + 1 for name in self.sources}
 
     def flops_by_rule(self) -> float | None:
         """Return those of all gradients of a meta update; there is no rule for second derivatives."""
         once = super().flops_by_rule()
-        if once is None or self.how.second_order == "exact":
+        if once is None or self.config.second_order == "exact":
             return None
-        return once * (self.how.inner_steps + 1)
+        return once * (self.config.inner_steps + 1)
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         mixed = [
             [micro for name in self.sources for micro in batches[name][number]]
-            for number in range(self.how.inner_steps + 1)
+            for number in range(self.config.inner_steps + 1)
         ]
-        return meta_update(engine, partial(self.criterion, model), mixed, self.how)
+        return meta_update(engine, partial(self.criterion, model), mixed, self.config)
 
 
 @dataclass
@@ -97,9 +97,9 @@ class MetaPretrainPairsConfig(MetaOptions):
     labelled: list[str] = field(
         default_factory=list, metadata={"help": "labelled sets in DATA, each with a head"}
     )
-    batch_size: int = option(32, "rows of a batch, an equal share from each set")
+    batch_size: int = option(32, "rows of a batch, an equal share from each set", at_least=1)
     tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
-    valid_size: int = option(0, "rows of each validation split that are used (0 = all)")
+    valid_size: int = option(0, "rows of each validation split that are used (0 = all)", at_least=0)
 
 
 @register_task(PAIRS, dataclass=MetaPretrainPairsConfig)
@@ -112,10 +112,10 @@ class MetaPretrainPairsTask(MetaLearned):
     fresh = ("heads.",)
     criterions = (LabelledSets,)
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: MetaPretrainPairsConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
-        names, rows = different_sets(self.options.labelled), self.options.batch_size
+        names, rows = different_sets(self.config.labelled), self.config.batch_size
         if rows % len(names) or rows < 1:
             raise UsageError(
                 f"task.batch_size is {rows}, which cannot be shared equally by {len(names)} sets; "
@@ -124,13 +124,13 @@ class MetaPretrainPairsTask(MetaLearned):
 
     @property
     def sources(self) -> Sequence[str]:
-        return list(self.options.labelled)
+        return list(self.config.labelled)
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         return {name: self._stream(name, split) for name in self.sources}
 
     def _stream(self, name: str, split: str) -> Stream:
-        options, seed = self.options, self.config.seed
+        options, seed = self.config, self.run_config.seed
         data = LabelledSet(self.data / name, split)
         require_tokenizer(data.folder, data.tokenizer_hash)
         if data.labels is None:
@@ -154,11 +154,11 @@ class MetaPretrainPairsTask(MetaLearned):
                     f"{PAIRS} is for sentences and pairs with classes"
                 )
             classes[name] = len(data.label_names)
-        return labelled_sets_model(encoder_sizes(self.config), self.vocabulary, classes)
+        return labelled_sets_model(encoder_sizes(self.run_config), self.vocabulary, classes)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the encoder of any model that calls it so."""
-        return encoder_weights(weights, self.config)
+        return encoder_weights(weights, self.run_config)
 
 
 def set_batch(

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Batch, Term, Terms
-from metaseq_lm.core.checks import check_choice, check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import current_pass
@@ -34,10 +32,18 @@ from metaseq_lm.optim import Optimizer
 class HardConfig:
     """Sampled pairs; the teacher is trained by REINFORCE."""
 
-    reward: str = option("cosine", "cosine, dot (both of step and query gradient) or neg_loss")
-    inner_steps: int = option(1, "virtual fine-tuning steps before the query loss (0 or 1)")
-    inner_lr: float = option(0.1, "rate of that step (plain SGD)")
-    inner_clip_norm: float = option(5.0, "norm the support and query gradients are clipped to")
+    reward: str = option(
+        "cosine",
+        "cosine, dot (both of step and query gradient) or neg_loss",
+        choices=("cosine", "dot", "neg_loss"),
+    )
+    inner_steps: int = option(
+        1, "virtual fine-tuning steps before the query loss (0 or 1)", choices=(0, 1)
+    )
+    inner_lr: float = option(0.1, "rate of that step (plain SGD)", at_least=0)
+    inner_clip_norm: float = option(
+        5.0, "norm the support and query gradients are clipped to", at_least=0
+    )
     meta_weight: float = option(1.0, "weight of the REINFORCE loss beside the auxiliary losses")
     accumulate_student: bool = option(
         False,
@@ -54,12 +60,20 @@ class SoftConfig:
     """Pairs as probabilities; the teacher is trained by the derivative of the query loss."""
 
     fixed_y: bool = option(False, "the target is the unlabelled text itself (denoising)")
-    inner_steps: int = option(1, "virtual fine-tuning steps before the query loss (0 or 1)")
-    inner_lr: float = option(0.1, "rate of virtual SGD steps")
-    pretrain_step: str = option("adamw", "virtual pre-training step: adamw (the student's) or sgd")
-    finetune_step: str = option("sgd", "virtual fine-tuning step: sgd or adamw (going on from it)")
+    inner_steps: int = option(
+        1, "virtual fine-tuning steps before the query loss (0 or 1)", choices=(0, 1)
+    )
+    inner_lr: float = option(0.1, "rate of virtual SGD steps", at_least=0)
+    pretrain_step: str = option(
+        "adamw", "virtual pre-training step: adamw (the student's) or sgd", choices=("adamw", "sgd")
+    )
+    finetune_step: str = option(
+        "sgd", "virtual fine-tuning step: sgd or adamw (going on from it)", choices=("sgd", "adamw")
+    )
     meta_weight: float = option(100.0, "weight of the meta loss beside the auxiliary losses")
-    hypergradient: str = option("exact", "exact or finite_difference")
+    hypergradient: str = option(
+        "exact", "exact or finite_difference", choices=("exact", "finite_difference")
+    )
     difference_step: float = option(1e-5, "relative displacement of finite differences")
     divide_virtual: bool = option(
         True,
@@ -133,12 +147,7 @@ def auxiliary(teacher: TransformerLM, batch: Batch, task_token: int) -> Terms:
 class HardLabels(Criterion):
     """Sampled pairs and the REINFORCE loss (equations 4 to 8)."""
 
-    def __init__(self, **options: Any) -> None:
-        self.how = how = HardConfig(**options)
-        check_choice("criterion.reward", how.reward, ("cosine", "dot", "neg_loss"))
-        check_choice("criterion.inner_steps", how.inner_steps, (0, 1))
-        names = ("inner_lr", "inner_clip_norm")
-        check_least({f"criterion.{name}": getattr(how, name) for name in names}, 0)
+    config: HardConfig
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         """Return the student's masked-LM terms; that is what validation looks at."""
@@ -159,14 +168,16 @@ class HardLabels(Criterion):
             for logits, name in zip(scores, ("sampled_x", "sampled_y"))
         ]
         total = copy_sums(0.5 * (losses[0] + losses[1]), batch)
-        return {"reinforce": Term(total, "tokens", self.how.meta_weight * rewards / copies(batch))}
+        return {
+            "reinforce": Term(total, "tokens", self.config.meta_weight * rewards / copies(batch))
+        }
 
     def origin(self, optimizer: Optimizer, weights: Tensor) -> Tensor:
         """Return from where the student's next step is measured: its weights (P,) before it.
 
         Without reward_decay it is where weight decay alone takes them.
         """
-        if self.how.reward_decay:
+        if self.config.reward_decay:
             return weights
         return weights * (1 - optimizer.lr * decoupled_decay(optimizer))
 
@@ -189,21 +200,16 @@ def draw(logits: Tensor) -> Tensor:
 class SoftLabels(Criterion):
     """Probabilities as pairs (section 3.3)."""
 
-    def __init__(self, **options: Any) -> None:
-        self.how = how = SoftConfig(**options)
-        check_choice("criterion.inner_steps", how.inner_steps, (0, 1))
-        check_choice("criterion.pretrain_step", how.pretrain_step, ("adamw", "sgd"))
-        check_choice("criterion.finetune_step", how.finetune_step, ("sgd", "adamw"))
-        check_choice("criterion.hypergradient", how.hypergradient, ("exact", "finite_difference"))
-        check_least({"criterion.inner_lr": how.inner_lr}, 0)
-        if how.finetune_step == "adamw" and how.pretrain_step == "sgd":
+    def __init__(self, config: SoftConfig) -> None:
+        self.config = config
+        if config.finetune_step == "adamw" and config.pretrain_step == "sgd":
             raise UsageError("criterion.finetune_step=adamw goes on from pretrain_step=adamw")
-        differences = how.hypergradient == "finite_difference"
+        differences = config.hypergradient == "finite_difference"
         # 0 stands for exact.
-        self.difference_step = how.difference_step if differences else 0.0
-        if differences and not how.difference_step > 0:
+        self.difference_step = config.difference_step if differences else 0.0
+        if differences and not config.difference_step > 0:
             raise UsageError(
-                f"criterion.difference_step must be above 0, got {how.difference_step}"
+                f"criterion.difference_step must be above 0, got {config.difference_step}"
             )
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
@@ -218,7 +224,7 @@ class SoftLabels(Criterion):
         scores_x, scores_y = teacher_logits(teacher, batch)
         predicted = student(scores_x.softmax(-1), batch["padding"])  # (C, B, S, V)
         pads = outside(batch)
-        if self.how.fixed_y:
+        if self.config.fixed_y:
             losses = cross_entropy(predicted, batch["original"].masked_fill(pads, -1))
         else:
             losses = soft_cross_entropy(predicted, scores_y.softmax(-1)).masked_fill(pads, 0.0)

@@ -63,7 +63,7 @@ class MetaPseudoLabelConfig:
     include_mlm_task: Optional[bool] = option(
         None, "masked text as one more labelled task (null = with soft labels only, as the paper)"
     )
-    batch_size: int = option(4, "samples of a micro-step")
+    batch_size: int = option(4, "samples of a micro-step", at_least=1)
     batches_per_update: int = option(4, "micro-steps of an update")
     copies_at_once: int = option(
         0, "soft labels: micro-steps computed side by side (0 = all; 1 takes least memory)"
@@ -76,7 +76,9 @@ class MetaPseudoLabelConfig:
     random_token_prob: float = option(0.1, "share of those that become a random token")
     leave_unmasked_prob: float = option(0.1, "share of those that stay")
     mlm_label_mask: str = option("y", "y: loss at masked positions; x: everywhere (authors' code)")
-    valid_size: int = option(128, "rows of the validation split that are used (0 = all)")
+    valid_size: int = option(
+        128, "rows of the validation split that are used (0 = all)", at_least=0
+    )
     pairs: int = option(3, "texts whose pairs are logged after each validation (0 = none)")
     reward_interval: int = option(1000, "samples between logged rewards of masked_lm (0 = never)")
 
@@ -247,7 +249,7 @@ class Labelled:
 def check_options(options: DictConfig) -> None:
     """Raise UsageError for no or twice the same labelled set, an unknown mask, numbers that are too small."""
     for least, names in enumerate((AT_LEAST_0, AT_LEAST_1)):
-        check_least({f"task.{name}": options[name] for name in names}, least)
+        check_least({f"task.{name}": getattr(options, name) for name in names}, least)
     check_choice("task.mlm_label_mask", options.mlm_label_mask, ("y", "x"))
     different_sets(options.labelled)
 
@@ -278,7 +280,7 @@ def labelled_sets(
 
 def per_set(options: DictConfig, name: str, usual: Iterable[int]) -> list[int]:
     """Return a number for each labelled set: those of task.`name`, or `usual` where it is empty."""
-    given, count = list(options[name]), len(options.labelled)
+    given, count = list(getattr(options, name)), len(options.labelled)
     if given and len(given) != count:
         raise UsageError(f"task.{name} has {len(given)} entries for {count} labelled sets")
     return given or list(usual)

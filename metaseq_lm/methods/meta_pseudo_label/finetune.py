@@ -75,14 +75,17 @@ class TokenLabelsConfig:
     labelled: str = option("", "labelled set in DATA")
     task_token: int = option(2, "n of the task token [CLSn]; as in pre-training")
     class_token: int = option(-1, "n of the token of class 1 (-1 = task_token); authors' CB: 4")
-    batch_size: int = option(4, "rows of a batch")
-    epochs: float = option(0.0, "sets trainer.max_update from the training set (0 = it is given)")
+    batch_size: int = option(4, "rows of a batch", at_least=1)
+    epochs: float = option(
+        0.0, "sets trainer.max_update from the training set (0 = it is given)", at_least=0
+    )
     tokens_per_sample: int = option(34, "longest row, with its special tokens; longer are windows")
     stride: int = option(STRIDE, "tokens that windows of a long row share")
     valid_size: int = option(
         128,
         "rows of the validation split that are used (0 = all); with trainer.valid_split=mini those are "
         "the split 'mini', and 'valid' is whole",
+        at_least=0,
     )
     shuffle: bool = option(True, "new order every epoch; the authors' code did not shuffle")
     scored_width: str = option(
@@ -102,10 +105,10 @@ class TokenLabelsTask(Task):
     criterion: TokenLabelCriterion
     criterions = (TokenLabelCriterion,)
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: TokenLabelsConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
         # Runs from before this option have configs without it.
-        self.scored_width = self.options.get("scored_width", "row")
+        self.scored_width = getattr(self.config, "scored_width", "row")
         check_choice("task.scored_width", self.scored_width, ("row", "batch"))
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self._splits: dict[str, TokenLabels] = {}
@@ -120,7 +123,7 @@ class TokenLabelsTask(Task):
 
     def labelled(self, split: str) -> TokenLabels:
         """Return the rows of a split, read once; "mini" is a part of "valid"."""
-        folder, options = labelled_folder(self.config), self.options
+        folder, options = labelled_folder(self.run_config), self.config
         if split == MINI and MINI not in Manifest.load(folder).splits:
             split = "valid"
         if split not in self._splits:
@@ -133,7 +136,7 @@ class TokenLabelsTask(Task):
     # ---------------------------------------------------------------- data and model
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options, seed = self.options, self.config.seed
+        options, seed = self.config, self.run_config.seed
         data = self.labelled(split)
         if split == "train":
             if data.labels is None:
@@ -160,8 +163,8 @@ class TokenLabelsTask(Task):
 
     def chosen(self, split: str, count: int) -> np.ndarray:
         """Return the rows of a split that are used."""
-        most = self.options.valid_size
-        if split != self.config.trainer.valid_split and split != MINI or not count > most > 0:
+        most = self.config.valid_size
+        if split != self.run_config.trainer.valid_split and split != MINI or not count > most > 0:
             return np.arange(count)
         # The authors' draw of the small validation set: Python's generator, seed 42.
         shuffled = list(range(count))
@@ -169,7 +172,7 @@ class TokenLabelsTask(Task):
         return np.array(shuffled[:most])
 
     def build_model(self) -> nn.Module:
-        return build_transformer(self.config, self.vocabulary)
+        return build_transformer(self.run_config, self.vocabulary)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the student of a pair, or all weights if there is no pair."""

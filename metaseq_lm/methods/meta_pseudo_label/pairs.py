@@ -37,7 +37,7 @@ def pair_of(criterion: Criterion, teacher: TransformerLM, batch: Batch) -> tuple
     if isinstance(criterion, HardLabels):
         return criterion.sample(teacher, batch)
     x, y = (scores.argmax(-1) for scores in teacher_logits(teacher, batch))
-    fixed = isinstance(criterion, SoftLabels) and criterion.how.fixed_y
+    fixed = isinstance(criterion, SoftLabels) and criterion.config.fixed_y
     return x, batch["original"] if fixed else y
 
 

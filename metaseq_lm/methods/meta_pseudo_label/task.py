@@ -30,7 +30,7 @@ from metaseq_lm.engine import vectors
 from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
-from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels, SoftLabels
+from metaseq_lm.methods.meta_pseudo_label.criterion import HardConfig, HardLabels, SoftLabels
 from metaseq_lm.methods.meta_pseudo_label.episodes import (
     MLM,
     Labelled,
@@ -66,11 +66,11 @@ class MetaPseudoLabelTask(Task):
     text_token = MLM
     criterions = (HardLabels, SoftLabels, MaskedLM)
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: MetaPseudoLabelConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self.mlm_token = self.vocabulary.cls(MLM)
-        check_options(self.options)
+        check_options(self.config)
         updates = {
             HardLabels: self.update_hard,
             SoftLabels: self.update_soft,
@@ -81,7 +81,7 @@ class MetaPseudoLabelTask(Task):
     # ---------------------------------------------------------------- data and nets
 
     def corpus(self, split: str) -> Corpus:
-        options = self.options
+        options = self.config
         corpus = Corpus(
             self.data, split, self.vocabulary, options.tokens_per_sample, options.sample_break_mode
         )
@@ -94,14 +94,14 @@ class MetaPseudoLabelTask(Task):
         never = np.setdiff1d(np.asarray(vocabulary.specials), [vocabulary.sep])
         return Masking(
             mask=vocabulary.mask,
-            rate=self.options.mask_prob,
-            random=self.options.random_token_prob,
-            keep=self.options.leave_unmasked_prob,
+            rate=self.config.mask_prob,
+            random=self.config.random_token_prob,
+            keep=self.config.leave_unmasked_prob,
             replacements=np.setdiff1d(np.arange(len(vocabulary)), never),
         )
 
     def build_streams(self, split: str) -> dict[str, Any]:
-        options, seed = self.options, self.config.seed
+        options, seed = self.config, self.run_config.seed
         unlabelled = Unlabelled(self.corpus(split), self.masking(), seed)
         if split != "train":
             count = first(len(unlabelled.corpus), options.valid_size)
@@ -117,14 +117,14 @@ class MetaPseudoLabelTask(Task):
         return streams(unlabelled, labelled, options.batches_per_update, options.batch_size)
 
     def build_model(self) -> nn.Module:
-        pair = build_pair(self.config, self.vocabulary)
+        pair = build_pair(self.run_config, self.vocabulary)
         if isinstance(self.criterion, MaskedLM):
             del pair["teacher"]
         return pair
 
     def build_optimizers(self, model: nn.Module) -> dict[str, Optimizer]:
         """Return one optimizer per net, with the same settings (table 5)."""
-        config = self.config
+        config = self.run_config
         return {
             name: build_optimizer(net.named_parameters(), config.optimizer, config.schedule)
             for name, net in model.named_children()
@@ -139,9 +139,9 @@ class MetaPseudoLabelTask(Task):
 
     def samples(self, engine: Engine, model: nn.Module) -> list[str]:
         """Return some validation texts with the pair that the teacher makes of each."""
-        if isinstance(self.criterion, MaskedLM) or not self.options.pairs:
+        if isinstance(self.criterion, MaskedLM) or not self.config.pairs:
             return []
-        texts = texts_of(self.corpus(self.config.trainer.valid_split), self.options.pairs)
+        texts = texts_of(self.corpus(self.run_config.trainer.valid_split), self.config.pairs)
         (batch,) = engine.to_device([texts])
         make = partial(pair_of, self.criterion, teacher_of(model))
         (pair,) = engine.map(make, [batch], draw="pairs")
@@ -156,15 +156,15 @@ class MetaPseudoLabelTask(Task):
         wanted = {"unlabelled": 1, "support": 1, "query": 1}
         if not isinstance(self.criterion, MaskedLM):
             return [(1.0, wanted)]
-        samples = self.options.batch_size * self.options.batches_per_update
-        share = min(1.0, samples / (self.options.reward_interval or math.inf))
+        samples = self.config.batch_size * self.config.batches_per_update
+        share = min(1.0, samples / (self.config.reward_interval or math.inf))
         plain = (1 - share, wanted | {"support": 0, "query": 0})
         return [kind for kind in (plain, (share, wanted)) if kind[0]]
 
     def reward_due(self, update: int) -> bool:
         """Return whether masked_lm logs its reward at this update."""
-        interval = self.options.reward_interval
-        samples = self.options.batch_size * self.options.batches_per_update
+        interval = self.config.reward_interval
+        samples = self.config.batch_size * self.config.batches_per_update
         return bool(interval) and (update + 1) * samples // interval > update * samples // interval
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
@@ -179,9 +179,11 @@ class MetaPseudoLabelTask(Task):
         grads, logs = engine.gradients(partial(losses.student_mlm, student), unlabelled, parameters)
         engine.step("student", grads)
         if before is not None:
-            micro_step = self.options.batches_per_update - 1
+            micro_step = self.config.batches_per_update - 1
             with engine.restoring("student"):
-                logs |= self.reward(engine, student, HardLabels(), before, batches, micro_step)
+                logs |= self.reward(
+                    engine, student, HardLabels(HardConfig()), before, batches, micro_step
+                )
         return logs
 
     def update_hard(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
@@ -192,7 +194,7 @@ class MetaPseudoLabelTask(Task):
         (unlabelled,) = batches["unlabelled"]
         pairs = engine.map(partial(criterion.sample, teacher), unlabelled, draw="teacher")
         logs: Logs = {}
-        rewards, micro_steps = [], self.options.batches_per_update
+        rewards, micro_steps = [], self.config.batches_per_update
         total: Vector = [None] * len(parameters)
         for micro_step in range(micro_steps):
             pseudo = [
@@ -203,7 +205,7 @@ class MetaPseudoLabelTask(Task):
             origin = criterion.origin(optimizer, before)
             grads, more = engine.gradients(partial(losses.labelled, student), pseudo, parameters)
             about = (engine, student, criterion)
-            if criterion.how.accumulate_student:
+            if criterion.config.accumulate_student:
                 total = vectors.add(total, grads, 1 / micro_steps)
                 with engine.restoring("student"):
                     moved = engine.step("student", grads)
@@ -214,7 +216,7 @@ class MetaPseudoLabelTask(Task):
                     earned = self.reward(*about, origin if moved else before, batches, micro_step)
             rewards.append(earned["reward"])
             logs = merged(logs, {"pseudo": more["query"]} | earned, 1 / micro_steps)
-        if criterion.how.accumulate_student:
+        if criterion.config.accumulate_student:
             engine.step("student", total)
         sampled = [
             batch | {"sampled_x": x, "sampled_y": y} for batch, (x, y) in zip(unlabelled, pairs)
@@ -245,26 +247,26 @@ class MetaPseudoLabelTask(Task):
 
         The student is left moved; the caller restores it.
         """
-        loss, how = partial(losses.labelled, student), criterion.how
+        loss, config = partial(losses.labelled, student), criterion.config
         parameters = engine.parameters("student")
         step = origin - vectors.flat(parameters).detach()
         support, query = (
             [micro_step_of(batch, micro_step) for batch in batches[name][0]]
             for name in ("support", "query")
         )
-        for _ in range(how.inner_steps):
+        for _ in range(config.inner_steps):
             grads, _ = engine.gradients(loss, support, parameters)
-            engine.move("student", vectors.clip(grads, how.inner_clip_norm), -how.inner_lr)
+            engine.move("student", vectors.clip(grads, config.inner_clip_norm), -config.inner_lr)
         grads, logs = engine.gradients(loss, query, parameters)
-        grads = vectors.clip(grads, how.inner_clip_norm)
-        reward, product = losses.reward_of(how.reward, step, vectors.flat(grads), logs["query"])
+        grads = vectors.clip(grads, config.inner_clip_norm)
+        reward, product = losses.reward_of(config.reward, step, vectors.flat(grads), logs["query"])
         return {"reward": reward, "unscaled_reward": product, "query": logs["query"]}
 
     def update_soft(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Unroll every micro-step, some side by side; one real step of teacher and of student."""
-        parameters, copies = engine.parameters("teacher"), self.options.batches_per_update
+        parameters, copies = engine.parameters("teacher"), self.config.batches_per_update
         student = VirtualModel(student_of(model))
-        at_once = self.options.copies_at_once or copies
+        at_once = self.config.copies_at_once or copies
         meta: Vector = [None] * len(parameters)
         total: Any = 0.0
         logs: Logs = {}
@@ -315,7 +317,7 @@ class MetaPseudoLabelTask(Task):
         grad0 = leaf(pseudo.value[0])
         theta1, moments = self.pretrain_step(engine, start, grad0)
         at1 = leaf(theta1)
-        if criterion.how.inner_steps:
+        if criterion.config.inner_steps:
             tuned = engine.inner(
                 lambda batch: losses.labelled(partial(student, at1), batch),
                 support,
@@ -328,7 +330,7 @@ class MetaPseudoLabelTask(Task):
         else:
             tuned, grad1, theta2 = None, None, theta1
         at2 = leaf(theta2)
-        weight = criterion.how.meta_weight / self.options.batches_per_update
+        weight = criterion.config.meta_weight / self.config.batches_per_update
         (towards,), logs = engine.gradients(
             lambda batch: losses.labelled(partial(student, at2), batch, weight),
             query,
@@ -358,16 +360,16 @@ class MetaPseudoLabelTask(Task):
     ) -> tuple[Tensor, Optional[Moments]]:
         """Return the virtual student after its step on the pairs, differentiable in `grad` (C, P)."""
         assert isinstance(self.criterion, SoftLabels)
-        if not self.criterion.how.divide_virtual:
-            grad = grad * self.options.batches_per_update
-        if self.criterion.how.pretrain_step == "sgd":
-            return sgd(theta, grad, self.criterion.how.inner_lr), None
+        if not self.criterion.config.divide_virtual:
+            grad = grad * self.config.batches_per_update
+        if self.criterion.config.pretrain_step == "sgd":
+            return sgd(theta, grad, self.criterion.config.inner_lr), None
         return adamw(theta, grad, moments_of(engine.optimizers["student"]))
 
     def finetune_step(self, theta: Tensor, grad: Tensor, moments: Optional[Moments]) -> Tensor:
         """Return the virtual student after its step on the support batch."""
         assert isinstance(self.criterion, SoftLabels)
-        if self.criterion.how.finetune_step == "sgd":
-            return sgd(theta, grad, self.criterion.how.inner_lr)
+        if self.criterion.config.finetune_step == "sgd":
+            return sgd(theta, grad, self.criterion.config.inner_lr)
         assert moments is not None
         return adamw(theta, grad, moments)[0]

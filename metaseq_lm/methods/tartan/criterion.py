@@ -6,25 +6,24 @@ Shapes: B rows, K classes, T tasks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Batch, Terms
-from metaseq_lm.core.checks import check_choice, check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import labelled_terms
-from metaseq_lm.criterions.sentence_prediction import SentencePrediction
+from metaseq_lm.criterions.sentence_prediction import SentencePrediction, SentencePredictionConfig
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.tartan.model import probabilities, scores_of
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
-CLASSES = SentencePrediction(batch_sum=False)
+CLASSES = SentencePrediction(SentencePredictionConfig(batch_sum=False))
 
 
 @dataclass
@@ -44,31 +43,33 @@ class MultiTaskConfig:
 class MetaConfig(MultiTaskConfig):
     """META-TARTAN: the weights, softmax of logits, follow the end task's development loss."""
 
-    weight_lr: float = option(1e-2, "rate of the logits of the weights (0 = MT-TARTAN)")
-    similarity: str = option("cosine", "of gradients: cosine (algorithm 1) or dot (equation 7)")
+    weight_lr: float = option(1e-2, "rate of the logits of the weights (0 = MT-TARTAN)", at_least=0)
+    similarity: str = option(
+        "cosine",
+        "of gradients: cosine (algorithm 1) or dot (equation 7)",
+        choices=("cosine", "dot"),
+    )
     similarity_over: str = option(
-        "encoder", "parameters it is taken over: encoder, or body, with the LM heads (the code)"
+        "encoder",
+        "parameters it is taken over: encoder, or body, with the LM heads (the code)",
+        choices=("encoder", "body"),
     )
     weight_update: str = option(
-        "after", "weights move after the step (section 3.2, the code) or before it (algorithm 1)"
+        "after",
+        "weights move after the step (section 3.2, the code) or before it (algorithm 1)",
+        choices=("after", "before"),
     )
     same_head: bool = option(False, "no meta head: the end task's own instead (section 5.4)")
-    meta_head_split: str = option("train", "rows it is fitted to: train (paper) or dev (the code)")
+    meta_head_split: str = option(
+        "train", "rows it is fitted to: train (paper) or dev (the code)", choices=("train", "dev")
+    )
     meta_head_reset: bool = option(True, "drawn afresh in every update; false: carried over")
-    meta_head_steps: int = option(10, "steps it is fitted for at most")
+    meta_head_steps: int = option(10, "steps it is fitted for at most", at_least=0)
     meta_head_tolerance: float = option(
         0.0, "fitting ends when the loss changes by less (0 = never; the code: 1e-3)"
     )
-    meta_head_lr: float = option(1e-3, "rate of the fitting")
-    meta_head_weight_decay: float = option(0.1, "weight decay of the fitting")
-
-
-CHOICES = {
-    "similarity": ("cosine", "dot"),
-    "similarity_over": ("encoder", "body"),
-    "weight_update": ("after", "before"),
-    "meta_head_split": ("train", "dev"),
-}
+    meta_head_lr: float = option(1e-3, "rate of the fitting", at_least=0)
+    meta_head_weight_decay: float = option(0.1, "weight decay of the fitting", at_least=0)
 
 
 def task_terms(model: nn.Module, batch: Batch) -> Terms:
@@ -101,17 +102,14 @@ class MultiTask(Criterion):
     """Auxiliary tasks and the end task together with fixed weights (MT-TARTAN, section 3.1)."""
 
     tasks = ("tartan", "tartan_vision")
-    how: MultiTaskConfig
-
-    def __init__(self, **options: Any) -> None:
-        self.how = MultiTaskConfig(**options)
+    config: MultiTaskConfig
 
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         return task_terms(model, batch)
 
     def start(self, tasks: int) -> Tensor:
         """Return the logits (T,) that the weights start from: those of the options, or zeros."""
-        weights = self.how.weights
+        weights = self.config.weights
         if weights is None:
             return torch.zeros(tasks, dtype=torch.float64)
         if len(weights) != tasks or min(weights) <= 0:
@@ -126,14 +124,7 @@ class MultiTask(Criterion):
 class Meta(MultiTask):
     """Weights learnt through a separate head (META-TARTAN, sections 3.2, 3.3, algorithm 1)."""
 
-    how: MetaConfig
-
-    def __init__(self, **options: Any) -> None:
-        self.how = MetaConfig(**options)
-        for name, allowed in CHOICES.items():
-            check_choice(f"criterion.{name}", getattr(self.how, name), allowed)
-        names = ("weight_lr", "meta_head_steps", "meta_head_lr", "meta_head_weight_decay")
-        check_least({f"criterion.{name}": getattr(self.how, name) for name in names}, 0)
+    config: MetaConfig
 
     def similarity(self, a: Vector, b: Vector) -> Tensor:
         """Return how alike two gradients are, flattened together; entries that are None count as 0.
@@ -141,7 +132,7 @@ class Meta(MultiTask):
         The cosine with a gradient that vanishes is 0; with one that is not finite it is NaN.
         """
         product = vectors.dot(a, b)
-        if self.how.similarity == "dot":
+        if self.config.similarity == "dot":
             return product
         length = vectors.norm(a) * vectors.norm(b)
         return torch.where(length == 0, torch.zeros_like(product), product / length)

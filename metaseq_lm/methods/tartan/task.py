@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core.checks import check_least
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.masked_lm import MaskedLM
@@ -57,13 +57,13 @@ class TartanConfig:
     )
     lines_seed: Optional[int] = option(None, "seed of that draw (null = the run's)")
     own_lm_heads: bool = option(True, "an LM head for each auxiliary; false: one (the code)")
-    batch_size: int = option(128, "rows of a batch of the end task")
+    batch_size: int = option(128, "rows of a batch of the end task", at_least=1)
     auxiliary_batch_size: int = option(0, "rows of a batch of each auxiliary (0 = batch_size)")
     dev_batch_size: int = option(0, "rows of a batch of the meta-objective (0 = batch_size)")
     meta_head_batch_size: int = option(32, "rows the meta head is fitted to")
     dev_split: str = option("valid", "split of the labelled set that is the meta-objective's")
     epochs: float = option(
-        0.0, "sets trainer.max_update from the largest auxiliary (0 = it is given)"
+        0.0, "sets trainer.max_update from the largest auxiliary (0 = it is given)", at_least=0
     )
     tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
     mask_prob: float = option(0.15, "share of the tokens that are targets")
@@ -75,7 +75,7 @@ class TartanConfig:
     head_dropout: float = option(0.1, "dropout in the classification heads")
     head_lr: float = option(1e-3, "rate of the end task's head")
     head_weight_decay: float = option(0.1, "weight decay of the end task's head")
-    valid_size: int = option(0, "rows of the validation split that are used (0 = all)")
+    valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
 
 @register_task("tartan", dataclass=TartanConfig)
@@ -88,13 +88,13 @@ class TartanTask(Task):
     fresh = ("heads.", "task_logits")
     criterions = (MultiTask, MaskedLM)
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
-        check_names(self.options.auxiliary)
-        check_least({f"task.{name}": self.options[name] for name in NUMBERS}, 0)
-        check_least({"task.meta_head_batch_size": self.options.meta_head_batch_size}, 1)
+    def __init__(self, config: TartanConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
+        check_names(self.config.auxiliary)
+        check_least({f"task.{name}": getattr(self.config, name) for name in NUMBERS}, 0)
+        check_least({"task.meta_head_batch_size": self.config.meta_head_batch_size}, 1)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
-        self.members = [AUXILIARY + name for name in self.options.auxiliary]
+        self.members = [AUXILIARY + name for name in self.config.auxiliary]
         if isinstance(self.criterion, MultiTask):
             self.members.append(ENDTASK)
             self.criterion.start(len(self.members))  # complains now about wrong weights
@@ -106,7 +106,10 @@ class TartanTask(Task):
         if not options.epochs:
             return config
         # Built for its sizes only, which the model's have no part in.
-        sizes = [len(rows.lengths) for rows in cls(config).auxiliary_rows().values()]
+        sizes = [
+            len(rows.lengths)
+            for rows in cls(typed_options("task", config.task), config).auxiliary_rows().values()
+        ]
         return with_epochs(config, max(sizes), batch_size_of(options, "auxiliary"), options.epochs)
 
     # ---------------------------------------------------------------- data
@@ -114,20 +117,20 @@ class TartanTask(Task):
     def labelled(self, split: str) -> SentenceRows:
         """Return the rows of a split of the end task, read once."""
         if split not in self._rows:
-            found = LabelledSet(labelled_folder(self.config), split)
+            found = LabelledSet(labelled_folder(self.run_config), split)
             require_tokenizer(found.folder, found.tokenizer_hash)
             if found.form not in FORMS or found.regression:
                 raise UsageError(
                     f"{found.folder}: task tartan needs classes of single texts or pairs; this set "
                     f"has {'real values' if found.regression else f'the form {found.form}'}"
                 )
-            room = self.options.tokens_per_sample
+            room = self.config.tokens_per_sample
             self._rows[split] = SentenceRows(found, self.vocabulary, room)
         return self._rows[split]
 
     def auxiliary_rows(self) -> dict[str, data.Rows]:
         """Return the rows of each auxiliary task by its name."""
-        options, config = self.options, self.config
+        options, config = self.config, self.run_config
         how = masking_of(options, self.vocabulary)
         found = {}
         for name in options.auxiliary:
@@ -145,11 +148,11 @@ class TartanTask(Task):
 
     def stream(self, name: str, order: Order, rows: data.Rows, head: str) -> Stream:
         """Return a stream whose batches name their head."""
-        collate = partial(data.finished, rows.collate, head, self.options.attend_to_padding)
-        return Stream(name, order, collate, self.config.seed, rows.lengths)
+        collate = partial(data.finished, rows.collate, head, self.config.attend_to_padding)
+        return Stream(name, order, collate, self.run_config.seed, rows.lengths)
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options, seed = self.options, self.config.seed
+        options, seed = self.config, self.run_config.seed
         if split != "train":
             return {split: self.once(split)}
         streams = {}
@@ -161,19 +164,19 @@ class TartanTask(Task):
         if isinstance(self.criterion, MultiTask):
             streams[ENDTASK] = self.drawn(ENDTASK, "train", options.batch_size, SENTENCE)
         if isinstance(self.criterion, Meta):
-            how = self.criterion.how
-            head = SENTENCE if how.same_head else META
+            config = self.criterion.config
+            head = SENTENCE if config.same_head else META
             dev = options.dev_split
             streams[DEV] = self.drawn(DEV, dev, batch_size_of(options, "dev"), head)
-            if not how.same_head:
-                fit = "train" if how.meta_head_split == "train" else dev
+            if not config.same_head:
+                fit = "train" if config.meta_head_split == "train" else dev
                 streams[FIT] = self.drawn(FIT, fit, options.meta_head_batch_size, META)
         return streams
 
     def once(self, split: str) -> Stream:
         """Return one pass over a split of the end task; with masked_lm its texts are masked."""
-        rows, options = self.labelled(split), self.options
-        most = options.valid_size if split == self.config.trainer.valid_split else 0
+        rows, options = self.labelled(split), self.config
+        most = options.valid_size if split == self.run_config.trainer.valid_split else 0
         order = Sequential(first(len(rows), most), options.batch_size)
         if isinstance(self.criterion, MultiTask):
             return self.stream(split, order, whole(rows), SENTENCE)
@@ -185,37 +188,37 @@ class TartanTask(Task):
         rows = self.labelled(split)
         if rows.data.labels is None:
             raise MetaseqError(f"{rows.data.folder}: '{split}' has no labels to train on")
-        order = data.Drawn(len(rows), batch_size, self.config.seed, name)
+        order = data.Drawn(len(rows), batch_size, self.run_config.seed, name)
         return self.stream(name, order, whole(rows), head)
 
     # ---------------------------------------------------------------- model
 
     def lm_heads(self) -> tuple[str, ...]:
         """Return the names of the LM heads."""
-        count = len(self.options.auxiliary) if self.options.own_lm_heads else 1
+        count = len(self.config.auxiliary) if self.config.own_lm_heads else 1
         return (LM, *(f"{LM}{i}" for i in range(1, count)))
 
     def lm_heads_by_task(self) -> list[str]:
         """Return the name of each auxiliary's LM head."""
         heads = self.lm_heads()
-        return [heads[i if len(heads) > 1 else 0] for i in range(len(self.options.auxiliary))]
+        return [heads[i if len(heads) > 1 else 0] for i in range(len(self.config.auxiliary))]
 
     def build_model(self) -> nn.Module:
-        model = build_text_model(self.config, self.vocabulary, self.lm_heads())
+        model = build_text_model(self.run_config, self.vocabulary, self.lm_heads())
         start = torch.zeros(len(self.members))
         if isinstance(self.criterion, MultiTask):
             classes = len(self.labelled("train").data.label_names)
-            width, dropout = self.config.model.encoder_embed_dim, self.options.head_dropout
+            width, dropout = self.run_config.model.encoder_embed_dim, self.config.head_dropout
             model.heads[SENTENCE] = sentence_head(width, classes, dropout)
             # Last, so that everything else starts as it does without it.
-            if isinstance(self.criterion, Meta) and not self.criterion.how.same_head:
+            if isinstance(self.criterion, Meta) and not self.criterion.config.same_head:
                 model.heads[META] = sentence_head(width, classes, dropout)
             start = self.criterion.start(len(self.members))
         model.register_buffer("task_logits", start)
         return model
 
     def build_optimizers(self, model: nn.Module) -> dict[str, Optimizer]:
-        options, config = self.options, self.config
+        options, config = self.config, self.run_config
         heads = tuple(f"heads.{name}." for name in (SENTENCE, META))
         body = [(n, p) for n, p in model.named_parameters() if not n.startswith(heads)]
         found = {BODY: build_optimizer(body, config.optimizer, config.schedule)}
@@ -234,7 +237,7 @@ class TartanTask(Task):
 
         An LM head that it does not have starts as its first one.
         """
-        chosen = encoder_weights(weights, self.config)
+        chosen = encoder_weights(weights, self.run_config)
         for head in self.lm_heads():
             own = f"heads.{head}."
             source = own if any(name.startswith(own) for name in weights) else f"heads.{LM}."
@@ -249,12 +252,12 @@ class TartanTask(Task):
         wanted = dict.fromkeys(self.members, 1)
         if isinstance(self.criterion, Meta):
             wanted[DEV] = 1
-            if not self.criterion.how.same_head:
+            if not self.criterion.config.same_head:
                 wanted[FIT] = 1
         return wanted
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        optimizer = self.config.optimizer
+        optimizer = self.run_config.optimizer
         return update.update(engine, model, batches, self.members, self.criterion, optimizer)
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
@@ -279,7 +282,7 @@ def check_names(auxiliary: Sequence[str]) -> None:
 
 def batch_size_of(options: DictConfig, name: str) -> int:
     """Return the batch size of a kind of rows, that of the end task where it is 0."""
-    return options[f"{name}_batch_size"] or options.batch_size
+    return getattr(options, f"{name}_batch_size") or options.batch_size
 
 
 def whole(rows: SentenceRows) -> data.Rows:

@@ -109,7 +109,7 @@ def fixed(net: nn.Module) -> Iterator[None]:
 
 
 def fit_meta_head(
-    engine: Engine, model: nn.Module, batches: list[Batch], how: MetaConfig, optimizer: Mapping
+    engine: Engine, model: nn.Module, batches: list[Batch], config: MetaConfig, optimizer: Mapping
 ) -> Logs:
     """Fit the meta head to a batch, the body fixed: estimate_meta_head of algorithm 1.
 
@@ -117,21 +117,21 @@ def fit_meta_head(
     number of steps made so far.
     """
     head = model.get_submodule(f"heads.{META}")
-    if how.meta_head_reset:
+    if config.meta_head_reset:
         steps = engine.optimizers[BODY].updates
         redraw(head, random_streams.generator(engine.seed, "meta head", steps))
     options = {**optimizer, "clip_norm": 0.0}
     constant = {"_name": "constant", "warmup_updates": 0}
     fitting = build_own_optimizer(
-        head, options, constant, how.meta_head_lr, how.meta_head_weight_decay
+        head, options, constant, config.meta_head_lr, config.meta_head_weight_decay
     )
     # The body is fixed: without dropout its states are the same in every step.
-    if how.meta_head_steps > 1 and not has_dropout(model.get_submodule("encoder")):
+    if config.meta_head_steps > 1 and not has_dropout(model.get_submodule("encoder")):
         states = engine.map(partial(states_of, model), batches, draw="fit")
         batches = [{**batch, "states": s} for batch, s in zip(batches, states, strict=True)]
     before, steps = float("inf"), 0
     loss = float("nan")
-    for step in range(how.meta_head_steps):
+    for step in range(config.meta_head_steps):
         terms = partial(task_terms, model)
         grads, logs = engine.gradients(terms, batches, fitting.parameters, draw=f"fit {step}")
         loss, steps = float(logs["loss"]), step + 1
@@ -140,7 +140,7 @@ def fit_meta_head(
         fitting.step()
         for parameter in fitting.parameters:
             parameter.grad = None
-        if abs(loss - before) < how.meta_head_tolerance:
+        if abs(loss - before) < config.meta_head_tolerance:
             break
         before = loss
     return {"meta_head_loss": loss, "meta_head_steps": float(steps)} if steps else {}
@@ -159,23 +159,25 @@ def similarities(
     The meta-objective is the end task's development loss through the meta head (equation 7), or
     through its own (equation 6).
     """
-    how = criterion.how
+    config = criterion.config
     logs: Logs = {}
     body = engine.parameters(BODY)
     # These passes are not training: they leave no trace in the statistics of batch normalisation.
     with frozen_statistics(model):
-        if not how.same_head:
+        if not config.same_head:
             with fixed(model.get_submodule("encoder")):
-                logs |= fit_meta_head(engine, model, batches[FIT][0], how, optimizer)
+                logs |= fit_meta_head(engine, model, batches[FIT][0], config, optimizer)
         loss = partial(task_terms, model)
         towards, more = engine.gradients(loss, batches[DEV][0], body, draw=DEV)
     logs["loss_dev"] = more["loss"]
-    part = encoder_part(engine, model) if how.similarity_over == "encoder" else [True] * len(body)
+    part = (
+        encoder_part(engine, model) if config.similarity_over == "encoder" else [True] * len(body)
+    )
     found = []
     for name, gradient in gradients.items():
         pair = [[g for g, kept in zip(v, part) if kept] for v in (towards, gradient)]
         found.append(criterion.similarity(*pair))
-        logs[f"{how.similarity}_{label(name)}"] = found[-1]
+        logs[f"{config.similarity}_{label(name)}"] = found[-1]
     return torch.stack(found), logs
 
 
@@ -200,10 +202,10 @@ def update(
         # A development gradient may not be finite although its loss is; no step uses it.
         engine.require_finite(alike)
         # Descent on the meta-objective: its derivative by a weight is -similarity (equation 7).
-        moved = logits + criterion.how.weight_lr * alike.to(logits)
-    early = isinstance(criterion, Meta) and criterion.how.weight_update == "before"
+        moved = logits + criterion.config.weight_lr * alike.to(logits)
+    early = isinstance(criterion, Meta) and criterion.config.weight_update == "before"
     weights = weights_of(moved if early else logits)
-    scale_heads = criterion.how.scale_heads if isinstance(criterion, MultiTask) else True
+    scale_heads = criterion.config.scale_heads if isinstance(criterion, MultiTask) else True
     shared = encoder_part(engine, model)
     bodies = {name: gradient[: len(shared)] for name, gradient in gradients.items()}
     engine.step(BODY, combined(bodies, weights, shared, scale_heads))

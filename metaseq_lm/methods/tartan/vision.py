@@ -17,7 +17,7 @@ from torch import nn
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.checks import check_least, check_share
-from metaseq_lm.core.config import option
+from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest, register_task
 from metaseq_lm.data.images import (
@@ -33,9 +33,9 @@ from metaseq_lm.methods.tartan import data, update
 from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, endtask_scored
 from metaseq_lm.methods.tartan.model import META
 from metaseq_lm.methods.tartan.update import AUXILIARY, BODY, DEV, ENDTASK, FIT, HEAD
-from metaseq_lm.models.vision.wide_resnet import WideResNet, WideResNetConfig, check_whole_batches
+from metaseq_lm.models.vision.wide_resnet import WideResNet, check_whole_batches
 from metaseq_lm.optim import Optimizer, build_optimizer
-from metaseq_lm.tasks import Batches, Passes, Scored, Task, options_of
+from metaseq_lm.tasks import Batches, Passes, Scored, Task
 from metaseq_lm.tasks.finetuning import labelled_scores
 
 OTHER, TARGET = "other", "target"  # heads
@@ -60,7 +60,7 @@ class TartanVisionConfig:
     train_limit: int = option(200, "most training images of the target (0 = all)")
     test_limit: int = option(0, "first target images of a test split used (0 = all; the code: 200)")
     split_seed: int = option(1, "seed of the split, the same for all runs")
-    batch_size: int = option(64, "images of a batch of each task")
+    batch_size: int = option(64, "images of a batch of each task", at_least=1)
     dev_batch_size: int = option(16, "images of a batch of the meta-objective")
     meta_head_batch_size: int = option(16, "images the meta head is fitted to")
     mean: list[float] = field(
@@ -112,23 +112,27 @@ class TartanVisionTask(Task):
     criterion: MultiTask
     criterions = (MultiTask,)
 
-    def __init__(self, config: DictConfig) -> None:
-        super().__init__(config)
-        options = self.options
-        if config.model._name != "wide_resnet":
+    def __init__(self, config: TartanVisionConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
+        options = self.config
+        if run_config.model._name != "wide_resnet":
             raise UsageError(
-                f"task tartan_vision needs model=wide_resnet, not {config.model._name}"
+                f"task tartan_vision needs model=wide_resnet, not {run_config.model._name}"
             )
         if options.train_on not in TRAIN_ON:
             raise UsageError(f"task.train_on is '{options.train_on}'; one of {', '.join(TRAIN_ON)}")
         if isinstance(self.criterion, Meta) and options.train_on != "both":
             raise UsageError("criterion tartan_meta weighs tasks; it needs task.train_on=both")
         for least, names in enumerate(NUMBERS):
-            given = {f"task.{name}": options[name] for name in names if options[name] is not None}
+            given = {
+                f"task.{name}": getattr(options, name)
+                for name in names
+                if getattr(options, name) is not None
+            }
             check_least(given, least)
         check_share("task.dev_share", options.dev_share)
         largest = max(options.batch_size, options.dev_batch_size, options.meta_head_batch_size)
-        check_whole_batches(config.model.norm, largest, config.engine.micro_batch_size)
+        check_whole_batches(run_config.model.norm, largest, run_config.engine.micro_batch_size)
         self.members = [AUXILIARY + OTHER, ENDTASK]
         if options.train_on != "both":
             self.members = [self.members[options.train_on == "target"]]
@@ -140,17 +144,17 @@ class TartanVisionTask(Task):
     def classes(self) -> tuple[list[int], list[int]]:
         """The numbers of the target classes and of all others."""
         names = list(load_images(self.data, "train").names)
-        for name in self.options.target:
+        for name in self.config.target:
             if name not in names:
                 raise UsageError(
                     f"task.target: no class '{name}'.{nearest(name, names)} There are: "
                     f"{', '.join(names)}"
                 )
-        target = [names.index(name) for name in self.options.target]
+        target = [names.index(name) for name in self.config.target]
         others = [i for i in range(len(names)) if i not in target]
         if len(set(target)) < 2 or len(others) < 2 or len(set(target)) < len(target):
             raise UsageError(
-                f"task.target is {list(self.options.target)}; name two or more different classes, and "
+                f"task.target is {list(self.config.target)}; name two or more different classes, and "
                 f"leave two or more of {', '.join(names)}"
             )
         return target, others
@@ -159,7 +163,7 @@ class TartanVisionTask(Task):
     def parts(self) -> dict[str, ClassifiedImages]:
         """The images of the auxiliary task, and the target's for training and development."""
         images, (target, others) = load_images(self.data, "train"), self.classes
-        train, dev = cut(only(images, target), self.options)
+        train, dev = cut(only(images, target), self.config)
         found = {OTHER: only(images, others), "train": train, "valid": dev}
         return {name: ClassifiedImages(part) for name, part in found.items()}
 
@@ -168,17 +172,17 @@ class TartanVisionTask(Task):
         if split in ("train", "valid"):
             return self.parts[split]
         target = only(load_images(self.data, split), self.classes[0])
-        return ClassifiedImages(target[np.arange(len(target))[: self.options.test_limit or None]])
+        return ClassifiedImages(target[np.arange(len(target))[: self.config.test_limit or None]])
 
     def stream(self, name: str, order: Order, part: ClassifiedImages, head: str) -> Stream:
         """Return a stream whose batches name their head; an image counts as one token."""
-        batch = partial(part.batch, list(self.options.mean), list(self.options.sd))
+        batch = partial(part.batch, list(self.config.mean), list(self.config.sd))
         collate = partial(data.finished, batch, head, False)
         lengths = np.ones(len(part.labels), np.int64)
-        return Stream(name, order, collate, self.config.seed, lengths)
+        return Stream(name, order, collate, self.run_config.seed, lengths)
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options, seed = self.options, self.config.seed
+        options, seed = self.config, self.run_config.seed
         if split != "train":
             part = self.labelled(split)
             once = Sequential(len(part.labels), options.batch_size)
@@ -191,10 +195,10 @@ class TartanVisionTask(Task):
             streams[full] = self.stream(full, order, part, OTHER)
         wanted = {ENDTASK: ("train", options.batch_size, TARGET)} if ENDTASK in self.members else {}
         if isinstance(self.criterion, Meta):
-            how = self.criterion.how
-            fit = "train" if how.meta_head_split == "train" else "valid"
-            wanted[DEV] = ("valid", options.dev_batch_size, TARGET if how.same_head else META)
-            if not how.same_head:
+            config = self.criterion.config
+            fit = "train" if config.meta_head_split == "train" else "valid"
+            wanted[DEV] = ("valid", options.dev_batch_size, TARGET if config.same_head else META)
+            if not config.same_head:
                 wanted[FIT] = (fit, options.meta_head_batch_size, META)
         for name, (part_of, size, head) in wanted.items():
             part = self.parts[part_of]
@@ -206,7 +210,7 @@ class TartanVisionTask(Task):
 
     def build_model(self) -> nn.Module:
         assert isinstance(self.criterion, MultiTask)
-        options, sizes = self.options, WideResNetConfig(**options_of(self.config.model))
+        options, sizes = self.config, typed_options("model", self.run_config.model)
         images = self.parts["train"].images
         require_channels(images, {"model.channels": sizes.channels})
         require_scale(images, options.mean, options.sd)
@@ -214,7 +218,7 @@ class TartanVisionTask(Task):
         target, others = self.classes
         heads = {OTHER: nn.Linear(encoder.outputs, len(others))}
         heads[TARGET] = nn.Linear(encoder.outputs, len(target))
-        if isinstance(self.criterion, Meta) and not self.criterion.how.same_head:
+        if isinstance(self.criterion, Meta) and not self.criterion.config.same_head:
             heads[META] = nn.Linear(encoder.outputs, len(target))
         model = nn.Module()
         model.encoder, model.heads = encoder, nn.ModuleDict(heads)
@@ -222,7 +226,7 @@ class TartanVisionTask(Task):
         return model
 
     def build_optimizers(self, model: nn.Module) -> dict[str, Optimizer]:
-        config, options = self.config, self.options
+        config, options = self.run_config, self.config
         own = (f"heads.{TARGET}.", f"heads.{META}.")
         body = [(n, p) for n, p in model.named_parameters() if not n.startswith(own)]
         lr = config.optimizer.lr if options.head_lr is None else options.head_lr
@@ -243,11 +247,11 @@ class TartanVisionTask(Task):
     def needs(self, number: int) -> dict[str, int]:
         wanted = dict.fromkeys(self.members, 1)
         if isinstance(self.criterion, Meta):
-            wanted |= {DEV: 1} if self.criterion.how.same_head else {DEV: 1, FIT: 1}
+            wanted |= {DEV: 1} if self.criterion.config.same_head else {DEV: 1, FIT: 1}
         return wanted
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        optimizer = self.config.optimizer
+        optimizer = self.run_config.optimizer
         return update.update(engine, model, batches, self.members, self.criterion, optimizer)
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:

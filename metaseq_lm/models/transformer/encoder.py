@@ -21,14 +21,14 @@ from metaseq_lm.models.transformer.heads import LMHead
 class TransformerConfig:
     """Sizes and dropout of an encoder; the defaults are a 12-layer, 256-wide one."""
 
-    encoder_layers: int = option(12, "layers")
-    encoder_embed_dim: int = option(256, "width of the hidden states")
-    encoder_ffn_embed_dim: int = option(1024, "width inside the feed-forward networks")
-    encoder_attention_heads: int = option(4, "attention heads")
+    encoder_layers: int = option(12, "layers", at_least=1)
+    encoder_embed_dim: int = option(256, "width of the hidden states", at_least=1)
+    encoder_ffn_embed_dim: int = option(1024, "width inside the feed-forward networks", at_least=1)
+    encoder_attention_heads: int = option(4, "attention heads", at_least=1)
     encoder_normalize_before: bool = option(True, "pre-LN; false is BERT's post-LN")
-    token_embed_dim: int = option(0, "width of the embeddings (0 = encoder_embed_dim)")
-    segments: int = option(0, "kinds of segments that have an embedding")
-    max_positions: int = option(128, "longest row")
+    token_embed_dim: int = option(0, "width of the embeddings (0 = encoder_embed_dim)", at_least=0)
+    segments: int = option(0, "kinds of segments that have an embedding", at_least=0)
+    max_positions: int = option(128, "longest row", at_least=1)
     dropout: float = option(0.1, "after embeddings, attention and feed-forward networks")
     attention_dropout: float = option(0.1, "of attention probabilities")
     activation_dropout: float = option(0.0, "inside the feed-forward networks")

@@ -23,7 +23,7 @@ from metaseq_lm.models.words.word_embedding import WordEmbedding, WordEmbeddingC
 class CNNBiLSTMConfig(WordEmbeddingConfig):
     """Sizes and dropout; the defaults are the paper's."""
 
-    encoder_hidden_dim: int = option(1024, "cells of each direction of the first layer")
+    encoder_hidden_dim: int = option(1024, "cells of each direction of the first layer", at_least=1)
     second_hidden_dim: int = option(512, "cells of each direction of the second layer")
     projection_dim: int = option(
         512, "width cells are projected to, or their number if that is not more"

@@ -25,7 +25,7 @@ from metaseq_lm.models.words.word_embedding import WordEmbedding, WordEmbeddingC
 class TransformerViewsConfig(WordEmbeddingConfig, TransformerConfig):
     """Sizes and dropout; encoder_layers are those that see everything."""
 
-    encoder_layers: int = option(2, "layers that see all words")
+    encoder_layers: int = option(2, "layers that see all words", at_least=1)
     directed_layers: int = option(2, "layers below them in each direction")
     dropout: float = option(
         0.1, "of embeddings, attention and feed-forward outputs, parser's heads"

@@ -13,7 +13,7 @@ from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.evaluation import bleu
 from metaseq_lm.tasks import translation
-from metaseq_lm.tasks.translation import TranslationTask
+from metaseq_lm.training.parts import build_task
 from metaseq_lm.training.run import TrainingRun
 
 TINY = [
@@ -77,7 +77,7 @@ def test_a_few_pairs_are_learnt(
 
 def test_the_share_of_labels_is_nested_and_seeded(pairs: Path, tmp_path: Path) -> None:
     def chosen(*more: str) -> tuple[set, set]:
-        task = TranslationTask(configure(pairs, tmp_path, *more))
+        task = build_task(configure(pairs, tmp_path, *more))
         used, others = task.labelled_pairs()
         assert len(used) + len(others) == 48 and not set(used) & set(others)
         return set(used), set(others)
@@ -105,13 +105,13 @@ def test_what_is_refused(more: list[str], words: str, pairs: Path, tmp_path: Pat
     options = [o for o in TINY if "model" not in o] if more[0].startswith("model=") else TINY
     config = load_config([*options, f"data={pairs}", f"save_dir={tmp_path}", *more])
     with pytest.raises(UsageError, match=words):
-        TranslationTask(config)
+        build_task(config)
 
 
 def test_data_of_another_kind(tmp_path: Path) -> None:
     other = image_data.write(tmp_path / "images")
     with pytest.raises(MetaseqError, match="an? images set, not parallel text; make one with"):
-        TranslationTask(configure(other, tmp_path))
+        build_task(configure(other, tmp_path))
 
 
 def test_bleu_without_sacrebleu_is_said_at_once(
@@ -119,4 +119,4 @@ def test_bleu_without_sacrebleu_is_said_at_once(
 ) -> None:
     monkeypatch.setattr(bleu.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="task.bleu=false"):
-        TranslationTask(configure(pairs, tmp_path, "task.bleu=true"))
+        build_task(configure(pairs, tmp_path, "task.bleu=true"))

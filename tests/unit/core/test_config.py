@@ -2,13 +2,12 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from metaseq_lm.core.config import (
-    LEAST,
+    GROUPS,
     EngineConfig,
     RunConfig,
     TrainerConfig,
@@ -17,38 +16,65 @@ from metaseq_lm.core.config import (
     overridden,
 )
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.registry import ALL
 
-# What has the keys of LEAST, between them.
+# Between them these configurations have every kind of range.
 CHOICES = [
     ["task=sentence_prediction", "criterion=sentence_prediction", "schedule=polynomial"],
     ["optimizer=sgd"],
     ["task=language_modeling", "criterion=language_modeling", "model=bilstm_lm"],
-    [],
+    ["task=electra", "model=electra", "criterion=electra_rtd"],
+    ["task=cvt", "model=cnn_bilstm", "criterion=vat"],
 ]
+BEYOND = {
+    "at_least": (lambda bound: bound - 1, "at least"),
+    "above": (lambda bound: bound, "above"),
+    "at_most": (lambda bound: bound + 1, "at most"),
+    "below": (lambda bound: bound, "below"),
+}
 
 
-def choice_with(key: str) -> list[str]:
-    """Return a choice of names whose configuration has a key."""
-    return next(c for c in CHOICES if OmegaConf.select(load_config(c), key) is not None)
+def ranges() -> dict[tuple[str, str], tuple[list[str], float]]:
+    """Return the bounds of all numbers of CHOICES: (key, kind of bound) to a choice and the bound."""
+    found: dict[tuple[str, str], tuple[list[str], float]] = {}
+    for choice in CHOICES:
+        config = load_config(choice)
+        schemas = {"trainer": TrainerConfig, "engine": EngineConfig}
+        schemas |= {group: ALL[group].entry(config[group]._name).dataclass for group in GROUPS}
+        for prefix, schema in schemas.items():
+            for item in fields(schema):
+                for kind in BEYOND.keys() & item.metadata.keys():
+                    found.setdefault((f"{prefix}.{item.name}", kind), (choice, item.metadata[kind]))
+    return found
 
 
-@pytest.mark.parametrize("key", LEAST)
-def test_numbers_below_the_least_are_refused(key: str) -> None:
-    choice, least = choice_with(key), LEAST[key]
-    assert OmegaConf.select(load_config([*choice, f"{key}={least}"]), key) == least
-    for value in [least - 1, "nan"] if isinstance(default_of(key), float) else [least - 1]:
-        with pytest.raises(UsageError, match=f"{key} must be at least {least}, got {value}"):
-            load_config([*choice, f"{key}={value}"])
+def test_numbers_outside_their_range_are_refused() -> None:
+    assert {kind for _, kind in ranges()} == set(BEYOND)
+    for (key, kind), (choice, bound) in ranges().items():
+        beyond, words = BEYOND[kind]
+        value = beyond(bound)
+        listed = isinstance(OmegaConf.select(load_config(choice), key), ListConfig)
+        with pytest.raises(UsageError, match=f"{key} must be {words} {bound}, got "):
+            load_config([*choice, f"{key}=[{value},{value}]" if listed else f"{key}={value}"])
 
 
-def default_of(key: str) -> Any:
-    return OmegaConf.select(load_config(choice_with(key)), key)
+def test_numbers_that_are_not_finite_or_too_long_are_refused() -> None:
+    for value, words in (("nan", "task.epochs is nan"), ("inf", "task.epochs is inf")):
+        with pytest.raises(UsageError, match=words):
+            load_config([*CHOICES[0], f"task.epochs={value}"])
+    with pytest.raises(UsageError, match="seed is 9223372036854775808"):
+        load_config([f"seed={1 << 63}"])
+
+
+def test_values_that_are_no_choice_are_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="engine.precision is 'bf61'. Did you mean 'bf16'.*fp64"):
+        load_config(["engine.precision=bf61"])
 
 
 def test_every_number_of_a_run_has_a_least_value() -> None:
-    for prefix, schema in (("trainer", TrainerConfig), ("engine", EngineConfig)):
-        numbers = [f.name for f in fields(schema) if type(f.default) in (int, float)]
-        assert numbers and not [n for n in numbers if f"{prefix}.{n}" not in LEAST]
+    for schema in (TrainerConfig, EngineConfig):
+        numbers = [f for f in fields(schema) if type(f.default) in (int, float)]
+        assert numbers and not [f.name for f in numbers if "at_least" not in f.metadata]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from metaseq_lm.criterions.sentence_prediction import SentencePrediction
+from metaseq_lm.criterions.sentence_prediction import SentencePrediction, SentencePredictionConfig
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.models.transformer.heads import SentenceHead, SpanPairHead
 from metaseq_lm.models.transformer.sentence_prediction import SentencePredictor
@@ -39,7 +39,9 @@ def test_gradients_are_those_of_finite_differences(kind: str) -> None:
     def loss(x: Tensor, *weights: Tensor) -> Tensor:
         extra = (SPANS,) if kind == "spans" else ()
         scores = functional_call(head, dict(zip(names, weights)), (x, *extra))
-        terms = SentencePrediction(True).terms(net, scores, targets)
+        terms = SentencePrediction(SentencePredictionConfig(batch_sum=True)).terms(
+            net, scores, targets
+        )
         return next(iter(terms.values())).sum
 
     inputs = [states(), *(p.detach().clone() for p in head.parameters())]
@@ -81,7 +83,7 @@ def test_candidates_are_scored_each_alone() -> None:
     net = predictor(SentenceHead(WIDTH, 1, 0.0, False))
     tokens = torch.tensor([[[3, 4, 2, 5], [3, 4, 2, 0]], [[3, 6, 2, 7], [3, 6, 2, 0]]])
     made = batch(tokens, torch.tensor([1, 0]), absent=torch.tensor([[False, False], [False, True]]))
-    criterion = SentencePrediction()
+    criterion = SentencePrediction(SentencePredictionConfig())
     scores = criterion.scores(net, made)
     for row, candidate in ((0, 0), (0, 1), (1, 0)):
         one = tokens[row, candidate][None]
@@ -99,7 +101,7 @@ def test_candidates_are_scored_each_alone() -> None:
 def test_the_sum_is_of_training_only(batch_sum: bool) -> None:
     net = predictor(SentenceHead(WIDTH, 2, 0.0, False))
     made = batch(torch.tensor([[3, 4, 2], [3, 5, 2]]), torch.tensor([1, 0]))
-    criterion = SentencePrediction(batch_sum)
+    criterion = SentencePrediction(SentencePredictionConfig(batch_sum))
     assert criterion(net, made)["cross_entropy"].per == (None if batch_sum else "rows")
     assert criterion(net.eval(), made)["cross_entropy"].per == "rows"
 
@@ -110,9 +112,15 @@ def test_real_values_are_scaled_by_the_range_of_training() -> None:
     assert net.scaled(labels).tolist() == [0.0, 0.4, 0.8]
     torch.testing.assert_close(net.unscaled(net.scaled(labels)), labels)
     scores = torch.tensor([[0.5], [0.4], [0.6]], dtype=torch.float64)
-    terms = SentencePrediction()(net, batch(torch.tensor([[3, 4, 2]] * 3), labels))
+    terms = SentencePrediction(SentencePredictionConfig())(
+        net, batch(torch.tensor([[3, 4, 2]] * 3), labels)
+    )
     assert set(terms) == {"squared_error"}
-    found = SentencePrediction().terms(net, scores, labels)["squared_error"].sum
+    found = (
+        SentencePrediction(SentencePredictionConfig())
+        .terms(net, scores, labels)["squared_error"]
+        .sum
+    )
     assert found.item() == pytest.approx(0.25 + 0.0 + 0.04)
     assert "label_range" in net.state_dict()
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from metaseq_lm.criterions.squad import SquadCriterion
+from metaseq_lm.criterions.squad import SquadConfig, SquadCriterion
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.models.transformer.span_head import (
     AnswerabilityHead,
@@ -75,13 +75,16 @@ def test_loss_by_hand(batch: dict[str, Tensor], states: Tensor) -> None:
         logit = answerable.out(F.gelu(answerable.dense(torch.cat([x[0], mixed])))).item()
         sure = 1 / (1 + math.exp(-logit))
         wrong -= math.log(sure if batch["impossible"][row] else 1 - sure)
-    terms = SquadCriterion().terms(model, states, batch)
+    terms = SquadCriterion(SquadConfig()).terms(model, states, batch)
     assert terms["span"].sum.item() == pytest.approx(spans, rel=1e-12)
     assert terms["answerability"].sum.item() == pytest.approx(wrong, rel=1e-12)
     assert (terms["span"].weight, terms["answerability"].weight) == (1.0, 0.5)
     assert {term.per for term in terms.values()} == {None}
-    assert SquadCriterion(batch_sum=False).terms(model, states, batch)["span"].per == "rows"
-    assert SquadCriterion().terms(model.eval(), states, batch)["span"].per == "rows"
+    assert (
+        SquadCriterion(SquadConfig(batch_sum=False)).terms(model, states, batch)["span"].per
+        == "rows"
+    )
+    assert SquadCriterion(SquadConfig()).terms(model.eval(), states, batch)["span"].per == "rows"
 
 
 @pytest.mark.parametrize("answerability", [True, False])
@@ -100,7 +103,9 @@ def test_gradient(
             self.model = model
 
         def forward(self, x: Tensor) -> Tensor:
-            terms = SquadCriterion(answerability_weight=0.3).terms(self.model, x, batch)
+            terms = SquadCriterion(SquadConfig(answerability_weight=0.3)).terms(
+                self.model, x, batch
+            )
             return sum(t.sum * t.weight for t in terms.values())
 
     loss = Loss()
@@ -115,7 +120,7 @@ def test_gradient(
 
 def test_answerability_moves_the_start_head(batch: dict[str, Tensor], states: Tensor) -> None:
     model = Heads(joint=True, answerability=True)
-    terms = SquadCriterion().terms(model, states, batch)
+    terms = SquadCriterion(SquadConfig()).terms(model, states, batch)
     terms["answerability"].sum.backward()
     assert model.heads["span"].start.weight.grad.abs().max() > 1e-6
 

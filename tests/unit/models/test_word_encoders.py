@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import load_config, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.words import word_embedding
@@ -27,7 +27,6 @@ from metaseq_lm.models.words.word_embedding import (
     WordEmbeddingConfig,
     different_rows,
 )
-from metaseq_lm.tasks import options_of
 
 WORDS, CHARACTERS, LONGEST = 17, 9, 8
 EMBEDDING = {"word_embed_dim": 6, "char_embed_dim": 3, "char_filters": 2}
@@ -127,7 +126,7 @@ def lstm_parameters(inputs: int, cells: int, width: int) -> int:
 def test_parameter_counts_follow_the_formula(size: str) -> None:
     """Of the model configs; the paper's cells are 1024 and 512, "large" 4096 and 2048."""
     config = load_config([f"model=cnn_bilstm_{size}", "save_dir=x", "data=x"])
-    sizes = CNNBiLSTMConfig(**{k: v for k, v in options_of(config.model).items()})
+    sizes = typed_options("model", config.model)
     cells = {"small": (256, 128), "base": (1024, 512), "large": (4096, 2048)}[size]
     assert (sizes.encoder_hidden_dim, sizes.second_hidden_dim) == cells
     widths = [min(c, 512) for c in cells]

@@ -14,7 +14,7 @@ from metaseq_lm.optim import Optimizer, build_optimizer, parameter_groups
 ADAM = {"lr": 0.03, "weight_decay": 0.1, "betas": [0.9, 0.98], "eps": 1e-6}
 COMMON = {"decay_norms_and_biases": True, "clip_norm": 1.0}
 FLAT = {"_name": "constant", "warmup_updates": 0}
-WARM = {"_name": "inverse_sqrt", "warmup_updates": 3}
+WARM = {"_name": "inverse_sqrt", "warmup_updates": 3, "lr_is_peak": False}
 
 
 def parameters(dtype: torch.dtype = torch.float64) -> dict[str, nn.Parameter]:

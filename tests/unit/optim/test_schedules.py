@@ -2,14 +2,41 @@
 
 import pytest
 
+from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.optim.schedules import (
-    constant,
-    damped_inverse_sqrt,
-    inverse_sqrt,
-    linear,
-    polynomial,
-)
+from metaseq_lm.optim.schedules import Schedule
+
+
+def constant(warmup_updates: int) -> Schedule:
+    return build("schedule", {"_name": "constant", "warmup_updates": warmup_updates})
+
+
+def inverse_sqrt(warmup_updates: int, lr_is_peak: bool = False) -> Schedule:
+    options = {"warmup_updates": warmup_updates, "lr_is_peak": lr_is_peak}
+    return build("schedule", {"_name": "inverse_sqrt", **options})
+
+
+def damped_inverse_sqrt(warmup_updates: int, damping: float) -> Schedule:
+    options = {"warmup_updates": warmup_updates, "damping": damping}
+    return build("schedule", {"_name": "damped_inverse_sqrt", **options})
+
+
+def linear(warmup_updates: int, total_updates: int, **more: float) -> Schedule:
+    options = {"warmup_updates": warmup_updates, "total_updates": total_updates, **more}
+    return build("schedule", {"_name": "linear", **options})
+
+
+def polynomial(
+    warmup_updates: int,
+    total_updates: int,
+    power: float,
+    end: float,
+    warmup_ratio: float = 0.0,
+    **more: float,
+) -> Schedule:
+    options = {"warmup_updates": warmup_updates, "total_updates": total_updates, "power": power}
+    options |= {"end": end, "warmup_ratio": warmup_ratio, **more}
+    return build("schedule", {"_name": "polynomial", **options})
 
 
 @pytest.mark.parametrize("warmup", [1, 4, 1000])

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.methods.bam.criterion import BamDistill
+from metaseq_lm.methods.bam.criterion import BamDistill, BamDistillConfig
 from metaseq_lm.methods.bam.data import WITH_CLASSES
 from metaseq_lm.optim.layers import layer_multipliers
 
@@ -73,13 +74,13 @@ def by_hand(model: Known, batch: dict[str, Any], share: float, temperature: floa
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_targets_are_mixed_as_defined(share: float | None, temperature: float) -> None:
     model, batch = Known(7), batch_of(share)
-    terms = BamDistill(temperature=temperature)(model, batch)
+    terms = BamDistill(BamDistillConfig(temperature=temperature))(model, batch)
     wanted = by_hand(model, batch, 1.0 if share is None else share, temperature)
     for name, value in wanted.items():
         term = terms[f"{name}_part_of_loss"]
         assert float(term.sum) == pytest.approx(value, rel=1e-12) and term.per is None
     assert ("gold_share" in terms) == (share is not None)
-    mean = BamDistill(batch_sum=False)(model, batch)
+    mean = BamDistill(BamDistillConfig(batch_sum=False))(model, batch)
     assert {t.per for n, t in mean.items() if n.endswith("_loss")} == {"rows"}
     # One accuracy, over the rows of all sets with classes.
     names = ["abc"[number] for number in batch["set"]]
@@ -94,7 +95,7 @@ def test_targets_are_mixed_as_defined(share: float | None, temperature: float) -
 
 def test_the_first_update_ignores_gold_and_the_last_hardly_sees_the_teacher() -> None:
     """Annealing from 0 to 1: other gold labels change nothing at first, another teacher little at last."""
-    criterion, model = BamDistill(total_updates=1000), Known(7)
+    criterion, model = BamDistill(BamDistillConfig(total_updates=1000)), Known(7)
 
     def loss(updates: int, change: str = "") -> float:
         batch = batch_of(criterion.gold_share(updates))
@@ -112,13 +113,15 @@ def test_the_first_update_ignores_gold_and_the_last_hardly_sees_the_teacher() ->
 @pytest.mark.parametrize("weight, share", [(1.0, 0.0), (0.5, 0.5), (0.0, 1.0)])
 def test_ablations_are_fixed_weights_of_the_teacher(weight: float, share: float) -> None:
     """The paper's lambda of 0 and 0.5 are the code's distill_weight of 1 and 0.5, at every update."""
-    criterion = BamDistill(annealing=False, distill_weight=weight, total_updates=10)
+    criterion = BamDistill(
+        BamDistillConfig(annealing=False, distill_weight=weight, total_updates=10)
+    )
     assert {criterion.gold_share(updates) for updates in (0, 5, 10)} == {share}
 
 
 def test_the_sigmoid_of_the_text_is_of_real_values_only() -> None:
     model = Known(7)
-    plain, squashed = BamDistill(), BamDistill(sigmoid=True)
+    plain, squashed = BamDistill(BamDistillConfig()), BamDistill(BamDistillConfig(sigmoid=True))
     one, other = plain.scores(model, batch_of(None)), squashed.scores(model, batch_of(None))
     assert torch.equal(other["c"], one["c"].sigmoid()) and torch.equal(other["a"], one["a"])
 
@@ -126,14 +129,14 @@ def test_the_sigmoid_of_the_text_is_of_real_values_only() -> None:
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"distill_weight": 1.1}, "share from 0 to 1"),
+        ({"distill_weight": 1.1}, "must be at most 1"),
         ({"temperature": 0}, "above"),
         ({"total_updates": 0}, "at least 1"),
     ],
 )
 def test_impossible_options(options: dict, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        BamDistill(**options)
+        build("criterion", {"_name": "bam_distill", **options})
 
 
 # ---------------------------------------------------------------- with a model

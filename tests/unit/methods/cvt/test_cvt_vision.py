@@ -203,7 +203,7 @@ def test_perturbations_have_their_norm_and_the_adversarial_one_hurts(
     norms = change.flatten(1).norm(dim=1)
     torch.testing.assert_close(norms, torch.full_like(norms, 0.5))
     if kind == "adversarial":
-        chance = criterion.how.radius * torch.nn.functional.normalize(
+        chance = criterion.config.radius * torch.nn.functional.normalize(
             torch.randn(8, 768, dtype=torch.float64)
         ).view_as(change)
         assert (loss(batch["images"] + change) > 2 * loss(batch["images"] + chance)).all()

@@ -91,7 +91,7 @@ def test_clipped_inner_steps(ragged: Path) -> None:
         weights.model["student"].heads["lm"].norm.weight.mul_(200.0)
     check(weights, 0)
     taken = watch(weights)
-    weights.task.criterion.how.inner_clip_norm = 1e-3
+    weights.task.criterion.config.inner_clip_norm = 1e-3
     weights.update(0)
     assert max(map(abs, taken.products)) < 1e-3, "the query gradient is clipped"
 

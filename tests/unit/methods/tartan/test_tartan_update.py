@@ -12,7 +12,13 @@ from torch import nn
 from metaseq_lm.core.batch import Term
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.tartan import update as updates
-from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, task_terms
+from metaseq_lm.methods.tartan.criterion import (
+    Meta,
+    MetaConfig,
+    MultiTask,
+    MultiTaskConfig,
+    task_terms,
+)
 from metaseq_lm.optim import Optimizer
 
 TWO = "task.auxiliary=[train,tapt]"
@@ -61,7 +67,11 @@ def linear(monkeypatch: pytest.MonkeyPatch):
         )
         batches = {n: [[{"stream": n, "gradient": g, "sizes": {}}]] for n, g in gradients.items()}
         members = [n for n in gradients if n != "dev"]
-        criterion = Meta(same_head=True, **options) if "dev" in gradients else MultiTask(**options)
+        criterion = (
+            Meta(MetaConfig(same_head=True, **options))
+            if "dev" in gradients
+            else MultiTask(MultiTaskConfig(**options))
+        )
         model.task_logits.copy_(criterion.start(len(members)))
         before = model.encoder.weight[0].detach().clone()
         engine.begin(0)
@@ -199,7 +209,7 @@ def test_fitting_the_meta_head_changes_nothing_else(topics: Path, tmp_path: Path
     engine = run.engine
     engine.begin(0)
     (rows,) = batches_of(run)["head"]
-    how = run.task.criterion.how
+    how = run.task.criterion.config
     logs = updates.fit_meta_head(engine, run.model, rows, how, run.config.optimizer)
     after = weights(run)
     moved = {name for name in before if not torch.equal(before[name], after[name])}
@@ -239,7 +249,7 @@ def test_states_without_dropout_are_computed_once(
             one_update(run)
         runs.append(weights(run))
         passes.append(len(seen))
-    assert passes[1] - passes[0] == run.task.criterion.how.meta_head_steps - 1
+    assert passes[1] - passes[0] == run.task.criterion.config.meta_head_steps - 1
     assert same(*runs)
 
 
@@ -250,7 +260,7 @@ def test_states_with_dropout_are_computed_in_every_step(topics: Path, tmp_path: 
     run.model.encoder.register_forward_hook(lambda *_: seen.append(0))
     engine.begin(0)
     (rows,) = batches_of(run)["head"]
-    updates.fit_meta_head(engine, run.model, rows, run.task.criterion.how, run.config.optimizer)
+    updates.fit_meta_head(engine, run.model, rows, run.task.criterion.config, run.config.optimizer)
     assert len(seen) == 10
 
 
@@ -277,7 +287,7 @@ def test_the_meta_head_is_fitted_by_adam_with_its_own_decay(
     more = [f"criterion.meta_head_weight_decay={decay}", "criterion.meta_head_reset=false"]
     still = ["model.dropout=0", "model.attention_dropout=0", "criterion.meta_head_tolerance=0"]
     run = build(topics, tmp_path, "tartan_meta", *EXACT, *more, *still)
-    engine, how = run.engine, run.task.criterion.how
+    engine, how = run.engine, run.task.criterion.config
     engine.begin(0)
     (rows,) = batches_of(run)["head"]
     head = copy.deepcopy(run.model.heads["meta"])
