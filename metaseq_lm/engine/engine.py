@@ -16,7 +16,7 @@ from typing import Any, Optional, TypeVar
 import torch
 from torch import Tensor
 
-from metaseq_lm.core import random_streams
+from metaseq_lm.core import forward_context, random_streams
 from metaseq_lm.core.batch import Batch, Terms
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine import vectors
@@ -305,12 +305,12 @@ class Engine:
         full_precision: bool = False,
     ) -> Iterator[None]:
         root = random_streams.key(self.seed, "noise", self._update, draw)
-        noise = random_streams.Noise(root, batch["rows"], self.device) if "rows" in batch else None
+        noise = forward_context.Noise(root, batch["rows"], self.device) if "rows" in batch else None
         # Second derivatives and differences of gradients drown in bfloat16's rounding.
         low = self.precision == "bf16" and not (double_backward or full_precision)
         with contextlib.ExitStack() as stack:
             stack.enter_context(
-                random_streams.entered(random_streams.Pass(noise, double_backward, self._ahead))
+                forward_context.entered(forward_context.Pass(noise, double_backward, self._ahead))
             )
             if low:
                 stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.random_streams import current_pass
+from metaseq_lm.core.forward_context import current_pass
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.layers import Dropout, Embedding, Linear
 from metaseq_lm.models.transformer.encoder import select

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.random_streams import current_pass
+from metaseq_lm.core.forward_context import current_pass
 
 
 def full_precision(x: Tensor) -> Tensor:

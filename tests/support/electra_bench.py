@@ -13,7 +13,7 @@ from torch import Tensor
 
 from metaseq_lm.core import config as configuration
 from metaseq_lm.core.batch import Batch, Terms
-from metaseq_lm.core.random_streams import Noise, Pass, entered
+from metaseq_lm.core.forward_context import Noise, Pass, entered
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.engine.term_means import weighted_loss
 from metaseq_lm.methods.electra.model import Electra, ElectraConfig

@@ -11,7 +11,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core import plugins, random_streams
+from metaseq_lm.core import forward_context, plugins, random_streams
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine.engine import Engine, Logs
@@ -90,8 +90,8 @@ class Bench:
     def replay(self, rows: Any, update: int, draw: Any) -> AbstractContextManager:
         """Enter a pass over `rows` with the random numbers of one of the engine's passes."""
         root = random_streams.key(self.config.seed, "noise", update, draw)
-        noise = random_streams.Noise(root, rows)
-        return random_streams.entered(random_streams.Pass(noise, double_backward=True))
+        noise = forward_context.Noise(root, rows)
+        return forward_context.entered(forward_context.Pass(noise, double_backward=True))
 
     @property
     def copies(self) -> int:

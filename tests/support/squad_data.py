@@ -5,8 +5,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.data.corpus.preprocess import Job
-from metaseq_lm.data.squad.sets import preprocess_squad
+from metaseq_lm.data.preprocess.pipeline import Request, preprocess
+from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 
@@ -57,5 +57,5 @@ def binarise(
         content = official(seed or split, count, impossible=impossible)
         splits[split] = [write(data.parent / f"{name}.{split}.json", content)]
     version = "v2.0" if impossible else "v1.1"
-    preprocess_squad(Job(data / name, splits), version, load_tokenizer(data))
+    preprocess(SquadPipeline(Request(data / name, splits), version, load_tokenizer(data)))
     return data / name

@@ -21,8 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from metaseq_lm.data.labelled.files import Row
-from metaseq_lm.data.labelled.preprocess import Rows
+from metaseq_lm.data.labelled.files import Row, Rows
 
 POSSESSIVE = frozenset("his her hers its their theirs".split())
 PRONOUNS = POSSESSIVE | frozenset(

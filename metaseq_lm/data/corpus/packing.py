@@ -15,7 +15,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.checks import check_choice
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.rows import BREAK_MODES, Corpus, Samples, check_ids, open_tokens
-from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 SEGMENTS = "segments"
@@ -234,12 +234,6 @@ class Packed:
     def check_vocabulary(self) -> None:
         """Raise MetaseqError if the first tokens hold an id that the vocabulary lacks."""
         check_ids(self.data, self.vocabulary)
-
-
-def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the numbers starts[i] to starts[i] + counts[i] - 1 for all i, end to end."""
-    ends = np.cumsum(counts)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + counts, counts)
 
 
 def blank_rows(

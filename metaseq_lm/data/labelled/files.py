@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
@@ -54,6 +54,16 @@ class Row:
     bad: bool
     spans: tuple[tuple[int, int, int], ...] = ()
     facts: dict[str, Any] | None = None
+
+
+class Rows(Protocol):
+    """Iterates over the rows of a file."""
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The lines it passed over, by reason."""
+
+    def __iter__(self) -> Iterator[Row]: ...
 
 
 def may_lack_labels(split: str) -> bool:

@@ -17,9 +17,9 @@ import numpy as np
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import uniforms
-from metaseq_lm.data.corpus.packing import ranges
 from metaseq_lm.data.corpus.rows import padding_of
 from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 

@@ -6,178 +6,24 @@ four numbers per question (see SquadSet), `SPLIT.rows.jsonl` one line per paragr
 the id, text and answers of its questions.
 """
 
-import contextlib
 import functools
 import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import full_disk_message
-from metaseq_lm.core.registry import nearest
-from metaseq_lm.data.corpus.preprocess import Job, describe
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.sets import rows_name
-from metaseq_lm.data.squad.files import VERSIONS, Paragraph, Question, SquadReader
-from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter, prefix_path
+from metaseq_lm.data.squad.files import VERSIONS
+from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
-from metaseq_lm.data.storage.staging import publish, staging
 from metaseq_lm.data.storage.text_files import numbered_lines
-from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 SQUAD = "squad"
 PARTS = ("context", "context_start", "context_end", "question", "spans")
 SPAN_COLUMNS = 4
-Counts = dict[str, Any]
-
-
-# ---------------------------------------------------------------- preprocessing
-
-
-def preprocess_squad(job: Job, version: str, tokenizer: Tokenizer) -> Manifest:
-    """Write the SQuAD or MRQA files of `job` into `job.destdir` and return the manifest.
-
-    `version` is "v1.1", "v2.0" or "mrqa". MetaseqError with file and place for what is wrong in a
-    file; then nothing is written.
-    """
-    if version not in VERSIONS:
-        known = ", ".join(VERSIONS)
-        raise UsageError(
-            f"SQuAD {version!r}: choose one of {known}.{nearest(version, list(VERSIONS))}"
-        )
-    job.check()
-    with staging(job.destdir, job.overwrite) as folder:
-        manifest = Manifest(SQUAD, describe(tokenizer), {}, job.command)
-        manifest.details = {"version": version}
-        names = []
-        for split, paths in job.splits.items():
-            counts = _write_split(job, split, version, (tokenizer, folder))
-            manifest.splits[split] = {**counts, "sources": list(map(str, paths))}
-            names += [f"{split}.{part}.{end}" for part in PARTS for end in ("bin", "idx")]
-            names.append(rows_name(split))
-            print(_summary(split, counts), flush=True)
-        manifest.add_files(folder, names)
-        publish(folder, job.destdir, manifest)
-    return manifest
-
-
-def _write_split(job: Job, split: str, version: str, out: tuple[Tokenizer, Path]) -> Counts:
-    """Write the files of a split into the folder of `out` with its tokenizer; return its counts."""
-    tokenizer, folder = out
-    numbers = ("paragraphs", "questions", "impossible", "unrecoverable", "bad_utf8")
-    counts: Counts = dict.fromkeys(numbers, 0)
-    tokens, int32 = tokenizer.dtype, np.dtype(np.int32)
-    rows_path = folder / rows_name(split)
-    with contextlib.ExitStack() as stack:
-        writers = [
-            stack.enter_context(IndexedWriter(folder / f"{split}.{part}", stored))
-            for part, stored in zip(PARTS, (tokens, int32, int32, tokens, int32))
-        ]
-        stack.enter_context(full_disk_message(rows_path, lambda: rows_path.stat().st_size))
-        rows = stack.enter_context(open(rows_path, "w", encoding="utf-8"))
-        for paragraph in _paragraphs(job, split, version, counts):
-            _write_paragraph(paragraph, tokenizer, (writers, rows), counts)
-        if not counts["questions"]:
-            files = ", ".join(map(str, job.splits[split]))
-            raise MetaseqError(f"{files}: no questions in {counts['paragraphs']} paragraphs")
-        counts["tokens"] = [writers[0].tokens, writers[3].tokens]
-    return counts
-
-
-def _paragraphs(job: Job, split: str, version: str, counts: Counts) -> Iterator[Paragraph]:
-    seen: set[str] = set()
-    for path in job.splits[split]:
-        reader = SquadReader(path, version, job.on_bad_utf8)
-        for paragraph in reader:
-            for question in paragraph.questions:
-                if question.id in seen:
-                    raise MetaseqError(
-                        f"{path}: the question id {question.id!r} occurs twice in '{split}'; "
-                        "predictions could not be told apart"
-                    )
-                seen.add(question.id)
-            yield paragraph
-        counts["bad_utf8"] += reader.bad_utf8
-
-
-def _write_paragraph(
-    paragraph: Paragraph,
-    tokenizer: Tokenizer,
-    out: tuple[list[IndexedWriter], IO[str]],
-    counts: Counts,
-) -> None:
-    (contexts, starts, ends, questions, spans), rows = out
-    offsets = tokenizer.encode_with_offsets(paragraph.context)
-    for writer, values in zip((contexts, starts, ends), offsets):
-        writer.add(values)
-    for ids in tokenizer.encode_batch([question.text for question in paragraph.questions]):
-        questions.add(ids)
-    texts = []
-    for question in paragraph.questions:
-        first, last = gold_tokens(question, paragraph.context, offsets)
-        spans.add([counts["paragraphs"], first, last, question.impossible])
-        counts["questions"] += 1
-        counts["impossible"] += question.impossible
-        counts["unrecoverable"] += first < 0 and not question.impossible
-        about = {"id": question.id, "question": question.text, "answers": question.answers}
-        texts.append(about)
-    counts["paragraphs"] += 1
-    row = {"context": paragraph.context, "questions": texts}
-    rows.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def gold_tokens(question: Question, context: str, offsets: Offsets) -> tuple[int, int]:
-    """Return the first and the last token of the first gold answer, (-1, -1) if it has none.
-
-    These are the tokens that the characters of the answer touch, the shortest span that holds them.
-    """
-    place = answer_place(context, question.answers[0], question.start) if question.answers else None
-    if place is None:
-        return -1, -1
-    _, starts, ends = offsets
-    first = int(np.searchsorted(ends, place[0], side="right"))
-    last = int(np.searchsorted(starts, place[1], side="left")) - 1
-    return (first, last) if first <= last else (-1, -1)
-
-
-def answer_place(context: str, answer: str, start: int) -> tuple[int, int] | None:
-    """Return the characters of an answer said to begin at `start`, or None if they cannot be found.
-
-    If the text is not there, it is looked for within the words that the place touches (as BERT's
-    code does it, white space runs being equal): starts in the data sets may be off by a few.
-    """
-    end = start + len(answer)
-    if not answer.strip() or start < 0 or end > len(context):
-        return None
-    if context[start:end] == answer:
-        return start, end
-    # A place between words belongs to the word before it.
-    first = len(context[: start + 1].rstrip())
-    first -= len(context[:first].split()[-1]) if context[:first].split() else 0
-    after = re.compile(r"\S*").match(context, end - 1)
-    assert after is not None
-    words = r"\s+".join(map(re.escape, answer.split()))
-    found = re.compile(words).search(context, first, after.end())
-    return found.span() if found else None
-
-
-def _summary(split: str, counts: Counts) -> str:
-    text = (
-        f"{split}: {counts['paragraphs']:,} paragraphs, {counts['questions']:,} questions, "
-        f"{counts['impossible']:,} impossible, {' + '.join(f'{t:,}' for t in counts['tokens'])} tokens"
-    )
-    if counts["unrecoverable"]:
-        text += f"; {counts['unrecoverable']:,} answers not found in their context (not trained on)"
-    if counts["bad_utf8"]:
-        text += f"; {counts['bad_utf8']:,} lines with invalid UTF-8 (replaced)"
-    return text
-
-
-# ---------------------------------------------------------------- reading
 
 
 def squad_manifest(folder: Path) -> Manifest:

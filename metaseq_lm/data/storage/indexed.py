@@ -201,6 +201,12 @@ def _empty(dtype: np.dtype) -> np.ndarray:
     return tokens
 
 
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the numbers starts[i] to starts[i] + counts[i] - 1 for all i, end to end."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + counts, counts)
+
+
 class IndexedWriter:
     """Write a `.bin/.idx` pair; nothing stands under the final names before a clean end.
 

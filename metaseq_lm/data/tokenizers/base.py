@@ -119,6 +119,15 @@ class Tokenizer(ABC):
         return names
 
 
+def token_span(starts: np.ndarray, ends: np.ndarray, first: int, end: int) -> tuple[int, int]:
+    """Return (first token, token after the last) that share a character with [first, end).
+
+    `starts` and `ends` (tokens,) are where the tokens stand; (0, 0) if there is none.
+    """
+    inside = np.flatnonzero((starts < end) & (ends > first) & (starts < ends))
+    return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
+
+
 def characters_of_bytes(text: str) -> np.ndarray:
     """Return the number of the character that each byte of the UTF-8 form of `text` belongs to."""
     widths = [len(character.encode("utf-8", "replace")) for character in text]

@@ -79,7 +79,7 @@ def _sentences(name: str, data: Path, word_column: int, policy: str) -> Iterator
         yield sentence.words
 
 
-def besides(dropped: int) -> str:
+def dropped_sentences(dropped: int) -> str:
     """Return what to add to "no sentences" where so many were left out because of an overlap."""
     if not dropped:
         return ""

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -108,9 +108,3 @@ class TextReader:
                 held = []
         if held:
             yield " ".join(held)
-
-
-def count_forms(sentences: Iterable[list[str]], forms: Counter[str]) -> None:
-    """Add how often each word occurs in `sentences` to `forms`."""
-    for words in sentences:
-        forms.update(words)

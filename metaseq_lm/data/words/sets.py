@@ -14,8 +14,7 @@ import numpy as np
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.corpus.packing import ranges
-from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
 from metaseq_lm.data.words.vocabulary import BRACKETS, WordVocabulary, is_punctuation
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.random_streams import current_pass
+from metaseq_lm.core.forward_context import current_pass
 
 
 def unit(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Batch, Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.random_streams import current_pass
+from metaseq_lm.core.forward_context import current_pass
 from metaseq_lm.core.registry import nearest, register_criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.criterions.translation import Translation

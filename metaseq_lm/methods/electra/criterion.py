@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import Batch, Term, Terms, number_of
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.random_streams import current_pass
+from metaseq_lm.core.forward_context import current_pass
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy

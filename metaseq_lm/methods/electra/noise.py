@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.random_streams import current_pass
+from metaseq_lm.core.forward_context import current_pass
 from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.transformer.encoder import (
     Embeddings,

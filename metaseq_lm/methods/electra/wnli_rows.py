@@ -16,9 +16,8 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.random_streams import words
 from metaseq_lm.data.benchmarks.wnli import overlap, phrase_key
 from metaseq_lm.data.corpus.rows import padding_of
-from metaseq_lm.data.labelled.preprocess import token_span
 from metaseq_lm.data.labelled.sets import LabelledSet, rows_name
-from metaseq_lm.data.tokenizers.base import Tokenizer
+from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
 
 BENCHMARK = "glue/WNLI"
 LABELS = ["0", "1"]  # 1 is entailment

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Batch, Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.random_streams import current_pass
+from metaseq_lm.core.forward_context import current_pass
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import copy_sums, labelled_terms

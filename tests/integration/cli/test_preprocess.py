@@ -17,12 +17,16 @@ from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.corpus import preprocess
+from metaseq_lm.data.corpus.encode import Counts
+from metaseq_lm.data.preprocess.corpus import CorpusOptions, CorpusPipeline
+from metaseq_lm.data.preprocess.pipeline import Request, Split, write_split
 from metaseq_lm.data.storage import text_files
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest, fingerprint, verify
+from metaseq_lm.data.storage.staging import staging
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 
+BLOCKS = "metaseq_lm.data.preprocess.corpus.blocks"
 WORDS = "the of and to in it was that he's she'd 12 1984 café 漢字 ; \" -".split()
 
 
@@ -173,7 +177,7 @@ def test_bad_bytes_can_fail(run):
 
 def test_workers_give_identical_files(run, monkeypatch):
     content = corpus(3000).encode() + HOSTILE + corpus(3000, 1).encode()
-    monkeypatch.setattr(preprocess, "blocks", functools.partial(text_files.blocks, size=20_000))
+    monkeypatch.setattr(BLOCKS, functools.partial(text_files.blocks, size=20_000))
     _, _, first = run(corpus(100), dest="first")
     digests = []
     for workers in (1, 2, 3):
@@ -185,7 +189,7 @@ def test_workers_give_identical_files(run, monkeypatch):
 
 
 def test_workers_report_what_fails(run, monkeypatch):
-    monkeypatch.setattr(preprocess, "blocks", functools.partial(text_files.blocks, size=1000))
+    monkeypatch.setattr(BLOCKS, functools.partial(text_files.blocks, size=1000))
     content = corpus(300).encode() + b"\xff\n" + corpus(300).encode()
     options = ("--workers", "2", "--on-bad-utf8", "fail")
     tokenizer = ("--tokenizer", "char")
@@ -214,15 +218,18 @@ def test_ids_do_not_depend_on_the_block_size(tmp_path, monkeypatch, content, siz
     tokenizer = tokenizer_class("char").train(["abcxé"], 50, 1)
     results = []
     for block_size in (size, 1000):
-        monkeypatch.setattr(
-            preprocess, "blocks", functools.partial(text_files.blocks, size=block_size)
-        )
-        job = preprocess.Job(tmp_path, {"train": [tmp_path / "f"]}, policy)
-        counts, frequencies = preprocess.binarise(job, "train", tokenizer, tmp_path)
+        monkeypatch.setattr(BLOCKS, functools.partial(text_files.blocks, size=block_size))
+        pipeline = CorpusPipeline(CorpusOptions(), Request(tmp_path, {}, policy))
+        pipeline.folder, pipeline.tokenizer = tmp_path, tokenizer
+        split = Split("train", [tmp_path / "f"])
+        write_split(pipeline, split)
+        frequencies = pipeline.train_frequencies
         data = IndexedDataset(tmp_path / "train")
-        results.append((data.sizes.tolist(), data.tokens.tolist(), frequencies.tolist(), counts))
+        results.append(
+            (data.sizes.tolist(), data.tokens.tolist(), frequencies.tolist(), split.counts)
+        )
     assert results[0] == results[1]
-    counts = results[0][3]
+    counts = Counts(**results[0][3])
     assert counts.lines == len((b"x\n" + content).removesuffix(b"\n").split(b"\n"))
     assert counts.lines == counts.documents + counts.blank + counts.skipped + counts.no_tokens
 
@@ -322,8 +329,8 @@ def test_leftovers_are_removed_and_two_at_once_refused(run, tmp_path):
     (tmp_path / "data" / ".preprocess" / "train.bin").write_text("left by a killed run")
     code, output, folder = run(corpus(5))
     assert code == 0 and not (folder / ".preprocess").exists()
-    with preprocess.staging(folder, True), pytest.raises(MetaseqError, match="another preprocess"):
-        with preprocess.staging(folder, True):
+    with staging(folder, True), pytest.raises(MetaseqError, match="another preprocess"):
+        with staging(folder, True):
             pass
     assert verify(folder) == []
 

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.corpus import preprocess
 from metaseq_lm.data.doctor.corpus import document_hashes
+from metaseq_lm.data.preprocess.corpus import CorpusOptions, CorpusPipeline
+from metaseq_lm.data.preprocess.pipeline import Request, Split, write_split
 from metaseq_lm.data.storage import text_files
 from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
@@ -160,17 +161,20 @@ def test_borders_do_not_depend_on_the_block_size(
     for path, content in zip(paths, contents):
         path.write_bytes(b"x\n" + content)
     wanted = [d for content in contents for d in expected(b"x\n" + content, policy)]
-    job = preprocess.Job(tmp_path, {"train": paths}, policy, documents="blank")
     for block_size in (size, 1000):
         monkeypatch.setattr(
-            preprocess, "blocks", functools.partial(text_files.blocks, size=block_size)
+            "metaseq_lm.data.preprocess.corpus.blocks",
+            functools.partial(text_files.blocks, size=block_size),
         )
-        counts, _ = preprocess.binarise(job, "train", tokenizer, tmp_path)
+        pipeline = CorpusPipeline(CorpusOptions(documents="blank"), Request(tmp_path, {}, policy))
+        pipeline.folder, pipeline.tokenizer = tmp_path, tokenizer
+        split = Split("train", paths)
+        write_split(pipeline, split)
         data = IndexedDataset(tmp_path / "train")
         found = np.split(data.sizes, data.documents[1:-1])
         assert [d.tolist() for d in found] == [list(map(len, d)) for d in wanted]
-        assert counts.documents == len(wanted)
-        assert counts.sequences == sum(map(len, wanted))
+        assert split.counts["documents"] == len(wanted)
+        assert split.counts["sequences"] == sum(map(len, wanted))
 
 
 def test_the_writer_keeps_borders_in_order(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from metaseq_lm.core import random_streams
-from metaseq_lm.core.random_streams import GOLDEN, Noise
+from metaseq_lm.core import forward_context, random_streams
+from metaseq_lm.core.forward_context import Noise
+from metaseq_lm.core.random_streams import GOLDEN
 
 MASK = (1 << 64) - 1
 
@@ -35,7 +36,7 @@ def test_words_are_splitmix64_in_numpy_and_torch(keys: list[int], start: int) ->
     assert random_streams.words(array, start, 7).tolist() == wanted
     tensor = torch.from_numpy(array.view(np.int64))
     assert (
-        random_streams._torch_words(tensor, start, 7).numpy().view(np.uint64)
+        forward_context._torch_words(tensor, start, 7).numpy().view(np.uint64)
     ).tolist() == wanted
 
 
@@ -234,12 +235,12 @@ def test_generator() -> None:
 
 
 def test_the_current_pass() -> None:
-    outer, inner = random_streams.Pass(), random_streams.Pass(None, True)
-    default = random_streams.current_pass()
+    outer, inner = forward_context.Pass(), forward_context.Pass(None, True)
+    default = forward_context.current_pass()
     assert default.noise is None and not default.double_backward
-    with random_streams.entered(outer):
-        with pytest.raises(RuntimeError), random_streams.entered(inner):
-            assert random_streams.current_pass() is inner
+    with forward_context.entered(outer):
+        with pytest.raises(RuntimeError), forward_context.entered(inner):
+            assert forward_context.current_pass() is inner
             raise RuntimeError
-        assert random_streams.current_pass() is outer
-    assert random_streams.current_pass() is default
+        assert forward_context.current_pass() is outer
+    assert forward_context.current_pass() is default

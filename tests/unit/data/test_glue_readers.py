@@ -183,7 +183,13 @@ R = "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n"
             2,
             "--no-double does not apply to glue/RTE",
         ),
-        ("glue/RTE", {"train.tsv": R}, ("--labels", "a"), 2, "--labels and --benchmark exclude"),
+        (
+            "glue/RTE",
+            {"train.tsv": R},
+            ("--labels", "a"),
+            2,
+            "--labels does not apply to benchmarks",
+        ),
         ("glue/RTE", {"train.tsv": R}, ("--vocab-size", "9"), 2, "--vocab-size does not apply"),
     ],
 )

@@ -153,7 +153,7 @@ def test_empty_lines_of_training_are_counted(text: Path, capsys: pytest.CaptureF
     "more, words",
     [
         (["--target-lang", "en"], "are both 'en'"),
-        (["--labelled", "x"], "--labelled does not apply to parallel text"),
+        (["--labelled", "x"], "--labelled and --parallel exclude each other"),
         (["--min-frequency", "2"], "--min-frequency does not apply to parallel text"),
         (["--target-min-frequency", "0"], "--target-min-frequency 0: at least 1"),
         (["--parallel", "a/b"], "letters, digits"),

@@ -1,13 +1,11 @@
 """The options of preprocess --benchmark."""
 
-import sys
-import types
-
 import pytest
 from benchmark_files import SUPERGLUE, lines
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 
@@ -17,14 +15,12 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 )
 def test_question_answering_has_a_reader_of_its_own(corpus, monkeypatch, name, version, folder):
     seen = []
-    module = types.ModuleType("metaseq_lm.data.squad.sets")
-    monkeypatch.setattr(module, "preprocess_squad", lambda *call: seen.append(call), raising=False)
-    monkeypatch.setitem(sys.modules, "metaseq_lm.data.squad.sets", module)
+    monkeypatch.setattr(pipeline, "preprocess", seen.append)
     call = ["preprocess", "--benchmark", f"squad/{name}", "--destdir", str(corpus)]
     assert main([*call, "--trainpref", "train.json"]) == 0
-    ((job, given_version, tokenizer),) = seen
-    assert given_version == version and job.destdir == corpus / folder
-    assert tokenizer.fingerprint == load_tokenizer(corpus).fingerprint
+    (made,) = seen
+    assert made.version == version and made.request.destdir == corpus / folder
+    assert made.tokenizer.fingerprint == load_tokenizer(corpus).fingerprint
     assert main([*call, "--source", "x"]) == 2
 
 

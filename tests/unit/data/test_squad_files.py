@@ -10,10 +10,11 @@ import pytest
 import squad_data
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.corpus.preprocess import Job
 from metaseq_lm.data.doctor.sets import examine
+from metaseq_lm.data.preprocess.pipeline import Request, preprocess
+from metaseq_lm.data.preprocess.squad import SquadPipeline, answer_place
 from metaseq_lm.data.squad.files import SquadReader
-from metaseq_lm.data.squad.sets import SquadSet, answer_place, preprocess_squad
+from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
@@ -41,7 +42,11 @@ def run(tmp_path: Path, tokenizer: Tokenizer, content: Any, version: str = "v1.1
     """Preprocess one file as the split train and open it."""
     path = tmp_path / "in.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    preprocess_squad(Job(tmp_path / "out", {"train": [path]}, overwrite=True), version, tokenizer)
+    preprocess(
+        SquadPipeline(
+            Request(tmp_path / "out", {"train": [path]}, overwrite=True), version, tokenizer
+        )
+    )
     return SquadSet(tmp_path / "out", "train")
 
 
@@ -204,8 +209,8 @@ def test_doctor(tmp_path: Path, tokenizer: Tokenizer) -> None:
     node = content["data"][0]["paragraphs"][0]["qas"][0]
     node["answers"] = [{"text": "not there", "answer_start": 0}]
     path = squad_data.write(tmp_path / "in.json", content)
-    job = Job(tmp_path / "out", {"train": [path], "valid": [path]})
-    preprocess_squad(job, "v2.0", tokenizer)
+    request = Request(tmp_path / "out", {"train": [path], "valid": [path]})
+    preprocess(SquadPipeline(request, "v2.0", tokenizer))
     found = [f"{f.level} {f.text}" for f in examine(tmp_path / "out", full=True)]
     text = "\n".join(found)
     assert (
@@ -241,7 +246,9 @@ def test_real_files(
     paragraphs = list(SquadReader(REAL / name, version, "fail"))
     text = [p.context for p in paragraphs]
     tokenizer = tokenizer_class("byte_bpe").train(text[:300], 2000, 2)
-    preprocess_squad(Job(tmp_path / "out", {"valid": [REAL / name]}), version, tokenizer)
+    preprocess(
+        SquadPipeline(Request(tmp_path / "out", {"valid": [REAL / name]}), version, tokenizer)
+    )
     data = SquadSet(tmp_path / "out", "valid")
     assert len(data) == questions and data.impossible.sum() == impossible
     assert ((data.first >= 0) == ~data.impossible).all()

@@ -8,8 +8,9 @@ import pytest
 import squad_data
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.corpus.preprocess import Job
-from metaseq_lm.data.squad.sets import SquadSet, preprocess_squad
+from metaseq_lm.data.preprocess.pipeline import Request, preprocess
+from metaseq_lm.data.preprocess.squad import SquadPipeline
+from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.squad.windows import SquadWindows, WindowOptions
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
@@ -32,7 +33,7 @@ def data(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Squa
         node = {"id": f"x{number}", "question": "?", **answer}
         content["data"][0]["paragraphs"].append({"context": context, "qas": [node]})
     path = squad_data.write(folder / "in.json", content)
-    preprocess_squad(Job(folder / "out", {"train": [path]}), "v2.0", tokenizer)
+    preprocess(SquadPipeline(Request(folder / "out", {"train": [path]}), "v2.0", tokenizer))
     return SquadSet(folder / "out", "train")
 
 
@@ -154,7 +155,7 @@ def test_what_cannot_be_used(data: SquadSet, tokenizer: Tokenizer, tmp_path: Pat
     content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [{"text": "q", "answer_start": 0}]
     path = tmp_path / "in.json"
     path.write_text(json.dumps(content))
-    preprocess_squad(Job(tmp_path / "out", {"train": [path]}), "v2.0", tokenizer)
+    preprocess(SquadPipeline(Request(tmp_path / "out", {"train": [path]}), "v2.0", tokenizer))
     lost = SquadSet(tmp_path / "out", "train")
     with pytest.raises(MetaseqError, match="no window .* .1 questions skipped"):
         SquadWindows(lost, tokenizer.vocabulary, WindowOptions(), True)

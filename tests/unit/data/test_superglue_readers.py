@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from metaseq_lm.cli import main
 from metaseq_lm.data.benchmarks import BENCHMARKS
 from metaseq_lm.data.benchmarks.superglue import find_words
-from metaseq_lm.data.labelled.preprocess import token_span
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import verify
+from metaseq_lm.data.tokenizers.base import token_span
 
 EXPECTED = {
     "BoolQ": ([["a -- b", "is it"]], [1], [{"idx": 3}]),

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import squad_data
 
-from metaseq_lm.data.corpus.preprocess import Job
-from metaseq_lm.data.squad.sets import SquadSet, preprocess_squad
+from metaseq_lm.data.preprocess.pipeline import Request, preprocess
+from metaseq_lm.data.preprocess.squad import SquadPipeline
+from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.squad.windows import SquadWindows, WindowOptions
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
 from metaseq_lm.evaluation.spans import Answers, WindowAnswers, merged, window_texts
@@ -28,7 +29,7 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> SquadWindows:
         ]
         content["data"][0]["paragraphs"].append({"context": context, "qas": nodes})
     path = squad_data.write(folder / "in.json", content)
-    preprocess_squad(Job(folder / "out", {"valid": [path]}), "v2.0", tokenizer)
+    preprocess(SquadPipeline(Request(folder / "out", {"valid": [path]}), "v2.0", tokenizer))
     data = SquadSet(folder / "out", "valid")
     return SquadWindows(data, tokenizer.vocabulary, WindowOptions(13, 64, 3), False)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core import random_streams
+from metaseq_lm.core import forward_context
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig, BiLSTMLM, reverse
 
@@ -110,7 +110,7 @@ def test_second_derivatives() -> None:
         return torch.func.functional_call(net, named, (tokens,)).pow(2).sum()
 
     inputs = [net.get_parameter(n).detach().clone().requires_grad_() for n in names]
-    with random_streams.entered(random_streams.Pass(None, double_backward=True)):
+    with forward_context.entered(forward_context.Pass(None, double_backward=True)):
         assert torch.autograd.gradgradcheck(loss, inputs, atol=1e-6)
 
 
@@ -119,7 +119,7 @@ def test_dropout_follows_the_rows_and_not_torchs_generator() -> None:
     keys = torch.arange(3).numpy()
 
     def run(chosen: slice) -> Tensor:
-        with random_streams.entered(random_streams.Pass(random_streams.Noise(7, keys[chosen]))):
+        with forward_context.entered(forward_context.Pass(forward_context.Noise(7, keys[chosen]))):
             return net(tokens[chosen])
 
     before = torch.random.get_rng_state()

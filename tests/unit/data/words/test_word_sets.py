@@ -232,12 +232,18 @@ def test_the_vocabulary_alone_and_taken_over(words, run, tmp_path):
     [
         (["--words", "--tagged", "x"], "--words and --tagged exclude each other"),
         (["--tagged", "x/y"], "letters, digits"),
-        (["--tagged", "x", "--min-frequency", "2"], "does not apply to --tagged"),
-        (["--treebank", "x", "--tag-scheme", "bio"], "does not apply to --treebank"),
-        (["--words", "--tag-column", "2"], "does not apply to --words"),
+        (
+            ["--tagged", "x", "--min-frequency", "2"],
+            "does not apply to tagged sets, only to a corpus",
+        ),
+        (
+            ["--treebank", "x", "--tag-scheme", "bio"],
+            "does not apply to treebanks, only to tagged sets",
+        ),
+        (["--words", "--tag-column", "2"], "does not apply to sentences of words"),
         (["--words", "--labels", "a"], "does not apply to sentences of words"),
-        (["--tagged", "x", "--tokenizer", "char"], "does not apply to sentences of words"),
-        (["--tag-column", "2"], "needs --words, --tagged NAME or --treebank NAME"),
+        (["--tagged", "x", "--tokenizer", "char"], "does not apply to tagged sets"),
+        (["--tag-column", "2"], "and treebanks; give --tagged NAME or --treebank NAME as well"),
         (["--tagged", "x", "--tag-column", "upos"], "is for .conllu files"),
         (["--words", "--documents", "blank"], "needs --split-text"),
         *(

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.random_streams import Noise, Pass, entered, key
+from metaseq_lm.core.forward_context import Noise, Pass, entered, key
 from metaseq_lm.data.images import moved
 from metaseq_lm.data.streams import Shard, mean_over_first
 from metaseq_lm.methods.cvt.perturbation import gaussian

@@ -19,7 +19,7 @@ from electra_bench import length as length_of
 from scipy.stats import chisquare
 from torch import Tensor
 
-from metaseq_lm.core.random_streams import Noise, Pass, entered
+from metaseq_lm.core.forward_context import Noise, Pass, entered
 from metaseq_lm.methods.electra.noise import FixedNoise, replaced, sample
 
 DRAWS = 100_000

@@ -1,0 +1,182 @@
+"""Official files of benchmarks: GLUE and SuperGLUE to labelled sets, SQuAD and MRQA to questions."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.benchmarks import (
+    OPTIONAL_SPLITS,
+    SQUAD,
+    Benchmark,
+    as_text,
+    find_benchmark,
+    superglue,
+)
+from metaseq_lm.data.benchmarks.wnli import CoreferenceRows
+from metaseq_lm.data.labelled.files import Columns, Row, RowReader, Rows, is_json, may_lack_labels
+from metaseq_lm.data.preprocess.labelled import LabelledForm, LabelledPipeline
+from metaseq_lm.data.preprocess.pipeline import (
+    TRAIN,
+    Pipeline,
+    Request,
+    flag,
+    option_name,
+    register_dataset_kind,
+)
+from metaseq_lm.data.preprocess.squad import SquadPipeline
+from metaseq_lm.data.storage.text_files import OPENERS
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
+
+
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """Options of benchmarks."""
+
+    NOUN: ClassVar[str] = "benchmarks"
+
+    benchmark: str = flag(
+        "",
+        "glue/CoLA, superglue/WiC, squad/v2.0 and so on: official files, written to D/CoLA or D/NAME "
+        "of --labelled",
+        metavar="NAME",
+    )
+    source: Path | None = flag(
+        None,
+        "folder with the official files, packed or not; --trainpref and the like name others",
+        metavar="DIR",
+    )
+    no_double: bool = flag(
+        False, "MRPC, STS-B: no second copy of the train rows with the texts swapped"
+    )
+    as_text: str | None = flag(
+        None,
+        "SuperGLUE: one or two plain texts per row, as meta_pseudo_label and token_labels want "
+        "them (choices in one text, *words* between asterisks); author: WSC's words are looked for, "
+        "and equal spans of ReCoRD marked more than once, as in the code of Shen 2021 (default: own)",
+        nargs="?",
+        const="own",
+        choices=("own", "author"),
+    )
+    labelled: str | None = flag()
+    tokenizer_from: Path | None = flag()
+
+
+@register_dataset_kind("benchmark", BenchmarkOptions)
+def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline:
+    """Return what makes the labelled set, or the set of questions, of a benchmark."""
+    name = options.benchmark
+    if name in SQUAD:
+        return _questions(options, request)
+    benchmark = find_benchmark(name)
+    if options.as_text is not None:
+        text_form = as_text.find_text_form(name)
+        form, labels = text_form.form, list(text_form.labels)
+    else:
+        form, labels = benchmark.form, list(benchmark.labels)
+    if options.no_double and not benchmark.doubled:
+        raise UsageError(f"--no-double does not apply to {name}: it is not doubled")
+    doubled = benchmark.doubled and not options.no_double
+    target = request.inside(options.labelled or name.split("/")[1])
+    if options.source is not None:
+        files = official_files(name, options.source)
+        target = replace(target, splits={**files, **request.splits})
+    elif not request.splits:
+        raise UsageError("--benchmark needs --source DIR, or files with --trainpref and the like")
+    suite, _, task = name.partition("/")
+
+    def open_rows(split: str, path: Path) -> Rows:
+        policy, required = request.on_bad_utf8, not may_lack_labels(split)
+        if suite == "superglue":
+            variant = options.as_text
+            examples = as_text.FORMS[variant][task] if variant else superglue.EXAMPLES[task]
+            return superglue.SuperglueReader(examples, path, policy, required)
+        reader = RowReader(path, _columns(benchmark, split, path), policy, required)
+        if name == "glue/WNLI":
+            return CoreferenceRows(reader)
+        return Doubled(reader) if doubled and split == TRAIN else reader
+
+    details = {"doubled": doubled, "text_columns": list(benchmark.texts)}
+    details |= {"as_text": options.as_text is not None}
+    details |= {"spans": options.as_text} if options.as_text else {}
+    return LabelledPipeline(
+        target,
+        LabelledForm(labels or None, not labels, form, name, details),
+        open_rows,
+        load_tokenizer(options.tokenizer_from or request.destdir),
+    )
+
+
+def _questions(options: BenchmarkOptions, request: Request) -> SquadPipeline:
+    name, version = SQUAD[options.benchmark]
+    for field_name in ("source", "no_double", "as_text"):
+        if getattr(options, field_name):
+            option = option_name(field_name)
+            raise UsageError(f"{option} does not apply to {options.benchmark}; give --trainpref F")
+    if request.on_bad_utf8 == "skip":
+        raise UsageError(
+            f"--on-bad-utf8 skip does not apply to {options.benchmark}; choose replace or fail"
+        )
+    tokenizer = load_tokenizer(options.tokenizer_from or request.destdir)
+    return SquadPipeline(request.inside(options.labelled or name), version, tokenizer)
+
+
+def official_files(name: str, source: Path) -> dict[str, list[Path]]:
+    """Return the official files in a folder by split, packed ones (.xz, .gz, .bz2) included.
+
+    A missing one is left out with a message; MetaseqError if all are.
+    """
+    if not source.is_dir():
+        raise MetaseqError(f"{source}: no such folder; --source is the folder of {name}'s files")
+    names = find_benchmark(name).files
+    files: dict[str, list[Path]] = {}
+    for split, file in names.items():
+        present = [p for s in ("", *OPENERS) if (p := source / f"{file}{s}").is_file()]
+        if present:
+            files[split] = present[:1]
+        elif split not in OPTIONAL_SPLITS:
+            print(f"{source}: no {file}, so there will be no {split} split", flush=True)
+    if not files:
+        raise MetaseqError(
+            f"{source}: holds none of the files of {name}: {', '.join(names.values())} (or packed, "
+            f"with {', '.join(OPENERS)})"
+        )
+    return files
+
+
+class Doubled:
+    """The rows of a file, each followed by a copy with its two texts swapped.
+
+    So ELECTRA's fine-tuning trains on tasks whose two texts are in no order.
+    """
+
+    def __init__(self, reader: Rows) -> None:
+        self.reader = reader
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What the file's reader counted."""
+        return self.reader.counts
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in self.reader:
+            yield row
+            facts = {**(row.facts or {}), "swapped": True}
+            yield replace(row, texts=row.texts[::-1], facts=facts)
+
+
+def _columns(benchmark: Benchmark, split: str, path: Path) -> Columns:
+    regression = not benchmark.labels
+    if is_json(path):
+        # A subset that somebody exported: text_a, text_b, label.
+        return Columns(regression=regression, index=benchmark.index)
+    return Columns(
+        names=None if may_lack_labels(split) else benchmark.header,
+        texts=benchmark.texts,
+        label=benchmark.label,
+        regression=regression,
+        index=benchmark.index,
+        skip_malformed=benchmark.skip_malformed,
+    )

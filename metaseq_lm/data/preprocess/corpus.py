@@ -1,0 +1,262 @@
+"""A corpus: text files to a tokenizer and token files. The kind that no option needs to name."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from tqdm import tqdm
+
+from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks
+from metaseq_lm.data.preprocess.pipeline import (
+    TRAIN,
+    Pipeline,
+    Request,
+    Split,
+    flag,
+    register_dataset_kind,
+)
+from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.storage.manifest import CORPUS, Manifest
+from metaseq_lm.data.storage.text_files import Block, blocks
+from metaseq_lm.data.tokenizers.base import Tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS
+
+PLAIN_PROGRESS_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class CorpusOptions(TokenizerOptions):
+    """Options of a corpus."""
+
+    NOUN: ClassVar[str] = "a corpus"
+
+    documents: str = flag(
+        "lines",
+        "what a document is, a line, or the lines (sentences) up to a blank one (default: lines)",
+        choices=("lines", "blank"),
+    )
+    task_tokens: int = flag(
+        TASK_TOKENS,
+        "symbols [CLS0] to [CLSN-1] (default: 30)",
+        metavar="N",
+        at_least=0,
+        excluded_by="tokenizer_from",
+    )
+    min_frequency: int = flag(
+        1,
+        "merge pairs, keep words or characters that occur this often (default: 1)",
+        metavar="N",
+        at_least=1,
+        excluded_by="tokenizer_from",
+    )
+    tokenizer_corpus: tuple[Path, ...] = flag(
+        (),
+        "text the tokenizer learns from (default: the train split); sentencepiece holds it in "
+        "memory, so give a sample of a large corpus",
+        metavar="F",
+        excluded_by="tokenizer_from",
+    )
+    tokenizer_from: Path | None = flag(
+        None,
+        "use the tokenizer of this folder (default: train one; of labelled sets: that of D)",
+        metavar="DIR",
+    )
+
+
+class CorpusPipeline(Pipeline[Block, Encoded]):
+    """Text in blocks, encoded in one or several processes.
+
+    With `options.documents` "blank", blank lines and the ends of files end documents and every
+    other line is a sequence, a sentence say; with "lines" every line is a document.
+    """
+
+    kind, unit = CORPUS, "sequences"
+    tokenizer: Tokenizer
+
+    def __init__(self, options: CorpusOptions, request: Request) -> None:
+        super().__init__(request)
+        self.options = options
+        self.train_frequencies: np.ndarray | None = None
+
+    def prepare(self) -> dict[str, Any]:
+        """Train the tokenizer, or open the one of another folder."""
+        options, request = self.options, self.request
+        if options.tokenizer_from is not None:
+            self.tokenizer = load_tokenizer(options.tokenizer_from)
+        else:
+            self.tokenizer = options.train(
+                options.tokenizer_corpus or request.splits.get(TRAIN, ()),
+                request.on_bad_utf8,
+                options.min_frequency,
+                options.task_tokens,
+            )
+        self.tokenizer.save(self.folder)  # for the worker processes
+        return describe_tokenizer(self.tokenizer)
+
+    def read(self, split: Split) -> Iterator[Block]:
+        """Yield the blocks of the files; `read` counts on from one file to the next."""
+        before = 0
+        for path in split.sources:
+            for block in blocks(path):
+                yield replace(block, read=before + block.read)
+            before += path.stat().st_size
+
+    def encode(self, split: Split, records: Iterator[Block]) -> Iterator[Encoded]:
+        """Yield the ids of the blocks in order."""
+        request = self.request
+        return encode_blocks(
+            records, self.tokenizer, self.folder, request.on_bad_utf8, request.workers
+        )
+
+    def write(self, split: Split, encoded: Iterator[Encoded]) -> None:
+        """Write the token files of a split."""
+        progress = Progress(split.name, split.sources)
+        blank_ends = self.options.documents == "blank"
+        files = IndexedWriter(self.folder / split.name, self.tokenizer.dtype, documents=blank_ends)
+        with contextlib.closing(progress), files as writer:
+            skip_bad = self.request.on_bad_utf8 == "skip"
+            counter = _CountingWriter(writer, len(self.tokenizer.vocabulary), skip_bad, blank_ends)
+            for part in encoded:
+                counter.add(part)
+                progress.update(part.read)
+                writer.fraction = progress.fraction
+        split.counts = vars(counter.counts)
+        split.files = [f"{split.name}.bin", f"{split.name}.idx"]
+        if split.name == TRAIN:
+            self.train_frequencies = counter.frequencies
+
+    def finish(self, splits: list[Split]) -> dict[str, Any]:
+        """Write the tokenizer again, with how often each symbol occurs in train."""
+        if self.train_frequencies is not None:
+            counts = self.train_frequencies.tolist()
+            self.tokenizer.vocabulary = self.tokenizer.vocabulary.with_counts(counts)
+        self.shared_files = self.tokenizer.save(self.folder)
+        return {}
+
+    def nothing(self, split: Split) -> str:
+        """Return the complaint about a split without text."""
+        return f"{split}: no text in {split.counts['lines']} lines: {self._passed_over(split)}"
+
+    def summary(self, split: Split) -> str:
+        """Return the line of a split for the end of the run."""
+        counts = Counts(**split.counts)
+        inside = counts.sequences > counts.documents
+        sentences = f"{counts.sequences:,} sequences in " if inside else ""
+        return (
+            f"{split.name}: {counts.lines:,} lines -> {sentences}{counts.documents:,} documents, "
+            f"{counts.tokens:,} tokens; {self._passed_over(split)}"
+        )
+
+    def _passed_over(self, split: Split) -> str:
+        counts = split.counts
+        words = [f"{counts['blank']:,} blank"]
+        if counts["bad_utf8"]:
+            done = "skipped" if self.request.on_bad_utf8 == "skip" else "replaced"
+            words.append(f"{counts['bad_utf8']:,} with invalid UTF-8 ({done})")
+        if counts["no_tokens"]:
+            words.append(f"{counts['no_tokens']:,} without any token")
+        return ", ".join(words)
+
+    def report(self, manifest: Manifest) -> str:
+        """Return which tokenizer the folder has."""
+        about = manifest.tokenizer
+        return (
+            f"{self.request.destdir}: {about['name']} with {about['vocab_size']:,} symbols, "
+            f"{about['hash']}"
+        )
+
+
+register_dataset_kind("corpus", CorpusOptions)(CorpusPipeline)
+
+
+class Progress:
+    """A bar on a terminal, else a line now and then; in bytes of the files of one split."""
+
+    def __init__(self, name: str, paths: Sequence[Path]) -> None:
+        self.name = name
+        self.total = sum(path.stat().st_size for path in paths)
+        self.done = 0
+        self._next = time.monotonic() + PLAIN_PROGRESS_SECONDS
+        self._bar = tqdm(
+            total=self.total, unit="B", unit_scale=True, desc=name, disable=not sys.stderr.isatty()
+        )
+
+    @property
+    def fraction(self) -> float:
+        """The share of the input that is done."""
+        return self.done / self.total
+
+    def update(self, done: int) -> None:
+        """Say how many bytes are done."""
+        self._bar.update(done - self.done)
+        self.done = done
+        if self._bar.disable and time.monotonic() > self._next:
+            self._next += PLAIN_PROGRESS_SECONDS
+            print(f"{self.name}: {100 * self.fraction:.0f} %", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the bar."""
+        self._bar.close()
+
+
+class _CountingWriter:
+    """Writes encoded blocks in order, and counts lines and tokens."""
+
+    def __init__(
+        self, writer: IndexedWriter, vocab_size: int, skip_bad: bool, blank_ends: bool
+    ) -> None:
+        self.counts = Counts()
+        self.frequencies = np.zeros(vocab_size, np.int64)
+        self._writer = writer
+        self._skip_bad = skip_bad
+        self._blank_ends = blank_ends
+        # Of the pieces of the current line.
+        self._line = np.zeros(vocab_size, np.int64)
+        self._text = self._bad = False
+
+    def add(self, part: Encoded) -> None:
+        """Write the sequences of a block, or a piece of one."""
+        frequencies = np.bincount(part.values, minlength=len(self.frequencies))
+        before = len(self._writer)
+        if part.piece:
+            self._add_piece(part, frequencies)
+        else:
+            self.frequencies += frequencies
+            self.counts.add(part.counts)
+            self._writer.extend(part.values, part.sizes)
+        if self._blank_ends:
+            self._writer.end_documents(np.asarray(part.breaks, np.int64) + before)
+        self.counts.documents = self._writer.documents
+
+    def _add_piece(self, part: Encoded, frequencies: np.ndarray) -> None:
+        self._writer.part(part.values)
+        self._line += frequencies
+        self._text |= part.text
+        self._bad |= part.bad
+        if part.more:
+            return
+        tokens, counts = int(self._line.sum()), self.counts
+        counts.lines += 1
+        counts.bad_utf8 += self._bad
+        skipped = self._bad and self._skip_bad
+        counts.skipped += skipped
+        if not skipped and not self._text:
+            counts.blank += 1
+            if self._blank_ends:
+                self._writer.end_documents([len(self._writer)])
+        counts.no_tokens += not skipped and self._text and not tokens
+        if skipped or not self._text or not tokens:
+            self._writer.drop_parts()
+        else:
+            counts.sequences += 1
+            counts.tokens += self._writer.end_parts()
+            self.frequencies += self._line
+        self._line[:] = 0
+        self._text = self._bad = False

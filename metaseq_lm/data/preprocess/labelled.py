@@ -1,0 +1,357 @@
+"""Labelled sets: rows of TSV or JSONL files to token files, labels, spans and facts."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import numpy as np
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import full_disk_message
+from metaseq_lm.core.registry import nearest
+from metaseq_lm.data.corpus.encode import encode_texts
+from metaseq_lm.data.labelled.files import Columns, Row, RowReader, Rows, is_json, may_lack_labels
+from metaseq_lm.data.labelled.sets import (
+    WITH_PLACES,
+    input_name,
+    label_name,
+    plain_form,
+    rows_name,
+    spans_name,
+)
+from metaseq_lm.data.preprocess.pipeline import (
+    TRAIN,
+    Pipeline,
+    Request,
+    Split,
+    batches,
+    flag,
+    register_dataset_kind,
+)
+from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.storage.manifest import LABELLED, classes_of
+from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
+
+BATCH = 1024
+COUNTS = ("rows", "blank", "bad_utf8", "skipped", "no_tokens")
+
+
+@dataclass(frozen=True)
+class LabelledOptions:
+    """Options of labelled sets."""
+
+    NOUN: ClassVar[str] = "labelled sets"
+
+    labelled: str = flag("", "the files are a labelled set, written to D/NAME", metavar="NAME")
+    columns: tuple[str, ...] | None = flag(
+        None, "column names of TSV files that have no header row", metavar="A,B,..."
+    )
+    text_columns: tuple[str, ...] | None = flag(
+        None, "default: text, or text_a,text_b", metavar="A[,B]"
+    )
+    label_column: str = flag("label", "default: label", metavar="A")
+    labels: tuple[str, ...] | None = flag(
+        None,
+        "the classes in order (default: of train, sorted)",
+        metavar="A,B,...",
+        excluded_by="labels_from",
+    )
+    labels_from: Path | None = flag(
+        None,
+        "the classes of this set, a folder D/NAME, in its order; for --tagged, --treebank too",
+        metavar="SET",
+    )
+    regression: bool = flag(False, "labels are numbers, not classes", excluded_by="labels_from")
+    tokenizer_from: Path | None = flag()
+
+
+@dataclass(frozen=True)
+class LabelledForm:
+    """What a labelled set is, apart from its rows.
+
+    Attributes:
+        labels: The classes in order; None takes those of the train split, sorted.
+        regression: Whether labels are numbers.
+        form: One of labelled.sets.FORMS; "" for the plain one of the number of texts.
+        benchmark: The name of the benchmark that the set comes from, if any.
+        details: What else the manifest says.
+    """
+
+    labels: list[str] | None = None
+    regression: bool = False
+    form: str = ""
+    benchmark: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, splits: dict[str, list[Path]]) -> None:
+        """Raise UsageError if the labels cannot be used with these splits."""
+        labels = self.labels
+        if self.regression and labels is not None:
+            raise UsageError("--regression and --labels exclude each other")
+        if labels is not None and (len(set(labels)) != len(labels) or "" in labels):
+            raise UsageError(f"--labels {','.join(labels)}: labels must be different and not empty")
+        if labels is None and not self.regression and TRAIN not in splits:
+            raise UsageError("without --trainpref the classes must be given with --labels a,b,...")
+
+
+OpenRows = Callable[[str, Path], Rows]  # of a split and a file
+
+
+@register_dataset_kind("labelled", LabelledOptions)
+def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipeline":
+    """Return what makes a labelled set of TSV or JSONL files."""
+    columns = Columns(
+        names=options.columns,
+        texts=options.text_columns,
+        label=options.label_column,
+        regression=options.regression,
+    )
+    files = [path for paths in request.splits.values() for path in paths]
+    if columns.names is not None and all(map(is_json, files)):
+        raise UsageError("--columns names those of TSV files; fields of JSON files have names")
+    labels = list(options.labels) if options.labels is not None else None
+    if options.labels_from is not None:
+        labels = classes_of(options.labels_from)
+    details = {"text_columns": list(columns.texts or ()), "label_column": columns.label}
+
+    def open_rows(split: str, path: Path) -> Rows:
+        return RowReader(path, columns, request.on_bad_utf8, not may_lack_labels(split))
+
+    return LabelledPipeline(
+        request.inside(options.labelled),
+        LabelledForm(labels, columns.regression, details=details),
+        open_rows,
+        load_tokenizer(options.tokenizer_from or request.destdir),
+    )
+
+
+@dataclass
+class _Labels:
+    """The labels of the rows of a split, and where each row stands."""
+
+    values: list[str | float | None] = field(default_factory=list)
+    places: list[tuple[Path, int]] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the rows have labels; MetaseqError with the place if only some have."""
+        missing = [i for i, label in enumerate(self.values) if label is None]
+        if missing and len(missing) < len(self.values):
+            path, line = self.places[missing[0]]
+            raise MetaseqError(f"{path}:{line}: no label, but other rows of the split have one")
+        return not missing
+
+
+@dataclass
+class EncodedRows:
+    """A batch of rows: ids end to end and sizes of each text column, spans int32 (6,) of each row."""
+
+    rows: list[Row]
+    columns: list[tuple[np.ndarray, np.ndarray]]
+    spans: list[np.ndarray]
+
+
+class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
+    """Rows of any source to a labelled set.
+
+    Args:
+        request: What to make, and where.
+        form: What kind of set it is.
+        open_rows: Returns the rows of a file of a split.
+        tokenizer: Encodes the texts.
+    """
+
+    kind, unit = LABELLED, "rows"
+
+    def __init__(
+        self, request: Request, form: LabelledForm, open_rows: OpenRows, tokenizer: Tokenizer
+    ) -> None:
+        super().__init__(request)
+        self.form = form
+        self.open_rows = open_rows
+        self.tokenizer = tokenizer
+        self._labels: dict[str, _Labels] = {}
+        self._classes = form.labels
+
+    def prepare(self) -> dict[str, Any]:
+        """Return what the manifest says of the tokenizer, which the set does not hold."""
+        self.form.check(self.request.splits)
+        return describe_tokenizer(self.tokenizer)
+
+    def read(self, split: Split) -> Iterator[tuple[Path, Row]]:
+        """Yield the rows to keep with their file, counting the others and noting labels."""
+        counts = split.counts
+        counts.update(dict.fromkeys(COUNTS, 0))
+        labels = self._labels[split.name] = _Labels()
+        columns = 0
+        for path in split.sources:
+            reader = self.open_rows(split.name, path)
+            for row in reader:
+                counts["bad_utf8"] += row.bad
+                if row.bad and self.request.on_bad_utf8 == "skip":
+                    counts["skipped"] += 1
+                    continue
+                columns = columns or len(row.texts)
+                if len(row.texts) != columns:
+                    raise MetaseqError(
+                        f"{path}:{row.line}: {len(row.texts)} text column(s), but earlier rows of the "
+                        f"split have {columns}; say which with --text-columns"
+                    )
+                counts["rows"] += 1
+                labels.values.append(row.label)
+                labels.places.append((path, row.line))
+                yield path, row
+            counts.update(reader.counts)
+
+    def encode(self, split: Split, records: Iterator[tuple[Path, Row]]) -> Iterator[EncodedRows]:
+        """Yield the token ids of batches of rows."""
+        for batch in batches(records, BATCH):
+            rows = [row for _, row in batch]
+            if self.form.form in WITH_PLACES:
+                yield self._encode_with_spans(batch)
+                continue
+            texts = zip(*(row.texts for row in rows))
+            encoded = [encode_texts(self.tokenizer, column) for column in texts]
+            for _, sizes in encoded:
+                split.counts["no_tokens"] += int(np.count_nonzero(sizes == 0))
+            yield EncodedRows(rows, encoded, [])
+
+    def _encode_with_spans(self, batch: list[tuple[Path, Row]]) -> EncodedRows:
+        ids: list[list[np.ndarray]] = [[] for _ in batch[0][1].texts]
+        spans = []
+        for path, row in batch:
+            offsets = [self.tokenizer.encode_with_offsets(text) for text in row.texts]
+            for column, (values, _, _) in zip(ids, offsets):
+                column.append(np.asarray(values, np.int64))
+            places = []
+            for column_number, start, end in row.spans:
+                _, starts, ends = offsets[column_number]
+                first, last = token_span(np.asarray(starts), np.asarray(ends), start, end)
+                if first == last:
+                    raise MetaseqError(
+                        f"{path}:{row.line}: no token holds {row.texts[column_number][start:end]!r} "
+                        f"(characters {start} to {end} of text {column_number + 1})"
+                    )
+                places += [column_number, first, last]
+            spans.append(np.array(places, np.int32))
+        sizes = [np.array(list(map(len, column)), np.int64) for column in ids]
+        columns = [(np.concatenate(column), size) for column, size in zip(ids, sizes)]
+        return EncodedRows([row for _, row in batch], columns, spans)
+
+    def write(self, split: Split, encoded: Iterator[EncodedRows]) -> None:
+        """Write token files, spans and facts of a split; its labels are written at the end."""
+        with contextlib.ExitStack() as stack:
+            writers: dict[str, IndexedWriter] = {}
+            facts: IO[bytes] | None = None
+            for batch in encoded:
+                if not writers:
+                    for i in range(len(batch.columns)):
+                        writers[input_name(split.name, i)] = self._writer(split, stack, i)
+                    if self.form.form in WITH_PLACES:
+                        spans = IndexedWriter(self.folder / spans_name(split.name), np.int32)
+                        writers[spans_name(split.name)] = stack.enter_context(spans)
+                    if batch.rows[0].facts is not None:
+                        path = self.folder / rows_name(split.name)
+                        facts = stack.enter_context(open(path, "wb"))
+                        split.files.append(path.name)
+                for i, (values, sizes) in enumerate(batch.columns):
+                    writers[input_name(split.name, i)].extend(values, sizes)
+                for places in batch.spans:
+                    writers[spans_name(split.name)].add(places)
+                if facts is not None:
+                    _write_facts(facts, self.folder / rows_name(split.name), batch.rows)
+            split.files += [f"{name}.{suffix}" for name in writers for suffix in ("bin", "idx")]
+            tokens = [w.tokens for name, w in writers.items() if name != spans_name(split.name)]
+            split.counts["tokens"] = tokens
+
+    def _writer(self, split: Split, stack: contextlib.ExitStack, column: int) -> IndexedWriter:
+        prefix = self.folder / input_name(split.name, column)
+        return stack.enter_context(IndexedWriter(prefix, self.tokenizer.dtype))
+
+    def nothing(self, split: Split) -> str:
+        """Return the complaint about a split without rows."""
+        counts = split.counts
+        return (
+            f"{split}: no rows ({counts['blank']} blank lines, "
+            f"{counts['skipped'] + counts['malformed']} rows skipped, apart from a header row)"
+        )
+
+    def finish(self, splits: list[Split]) -> dict[str, Any]:
+        """Decide on the classes and write the labels of each split."""
+        inputs = {split.name: len(split.counts["tokens"]) for split in splits}
+        if not self.form.regression and self._classes is None:
+            seen = {str(label) for label in self._labels[TRAIN].values}
+            self._classes = sorted_labels(seen)
+        if len(set(inputs.values())) != 1:
+            words = ", ".join(f"{split} has {count}" for split, count in inputs.items())
+            raise MetaseqError(
+                f"{self.request.destdir}: the splits differ in the number of text columns: {words}"
+            )
+        count = next(iter(inputs.values()))
+        for split in splits:
+            self._write_labels(split)
+        return {
+            "labels": self._classes or [],
+            "regression": self.form.regression,
+            "inputs": count,
+            "form": self.form.form or plain_form(count),
+            "benchmark": self.form.benchmark,
+            **self.form.details,
+        }
+
+    def _write_labels(self, split: Split) -> None:
+        labels, classes = self._labels[split.name], self._classes
+        if not labels.complete:
+            return
+        if classes is None:
+            values = np.array(labels.values, np.float64)
+        else:
+            number = {label: i for i, label in enumerate(classes)}
+            for (path, line), label in zip(labels.places, labels.values):
+                if label not in number:
+                    raise MetaseqError(
+                        f"{path}:{line}: label {label!r} is not one of {', '.join(classes)}."
+                        f"{nearest(str(label), classes)} The classes are those of the train split "
+                        "unless --labels or --benchmark gives them."
+                    )
+            values = np.array([number[str(label)] for label in labels.values], np.int32)
+        name = label_name(split.name)
+        with IndexedWriter(self.folder / name, values.dtype) as writer:
+            writer.extend(values, np.ones(len(values), np.int64))
+        split.files += [f"{name}.{suffix}" for suffix in ("bin", "idx")]
+
+    def summary(self, split: Split) -> str:
+        """Return the line of a split for the end of the run."""
+        counts, labels = split.counts, self._labels[split.name]
+        tokens = " + ".join(f"{number:,}" for number in counts["tokens"])
+        text = f"{split.name}: {counts['rows']:,} rows, {tokens} tokens"
+        for name, count in counts.items():
+            if count and name not in ("rows", "tokens"):
+                text += f", {count:,} {name}"
+        if not labels.complete:
+            return f"{text}; no labels"
+        if self._classes is None:
+            values = np.array(labels.values, np.float64)
+            return f"{text}; labels from {values.min():g} to {values.max():g}"
+        shares = [f"{label} {labels.values.count(label):,}" for label in self._classes]
+        return f"{text}; {', '.join(shares)}"
+
+
+def sorted_labels(labels: set[str]) -> list[str]:
+    """Return labels in order: as numbers if all are whole numbers, else by code point."""
+    if all(label.isascii() and label.removeprefix("-").isdigit() for label in labels):
+        return sorted(labels, key=lambda label: (int(label), label))
+    return sorted(labels)
+
+
+def _write_facts(file: IO[bytes], path: Path, rows: list[Row]) -> None:
+    lines = (json.dumps(row.facts, ensure_ascii=False, sort_keys=True) + "\n" for row in rows)
+    data = "".join(lines).encode("utf-8")
+    with full_disk_message(path, lambda: len(data)):
+        file.write(data)
+        file.flush()

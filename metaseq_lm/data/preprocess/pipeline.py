@@ -1,0 +1,359 @@
+"""Reader -> encoder -> writer: how `metaseq-lm preprocess` makes a data folder of any kind.
+
+A kind of dataset is a class (or factory function) registered with `register_dataset_kind`. Its
+dataclass of options declares its part of the command line; the object that it returns, a
+`Pipeline`, reads records, encodes them and writes the files of a split. What all kinds have in
+common is done once, in `preprocess`.
+"""
+
+import re
+import types
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import Entry, Registry
+from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.storage.staging import publish, staging
+from metaseq_lm.data.storage.text_files import check_policy, check_text_file
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+DEFAULT_KIND = "corpus"
+TRAIN = "train"
+
+DATASET_KINDS: Registry = Registry("dataset kind")
+"""The kinds of datasets that `preprocess` makes.
+
+A plug-in registers its own:
+
+    @dataclass(frozen=True)
+    class PoemOptions:
+        NOUN: ClassVar[str] = "poems"
+        poems: str = flag("", "the files are poems, written to D/NAME", metavar="NAME")
+
+    @register_dataset_kind("poems", PoemOptions)
+    def poems(options: PoemOptions, request: Request) -> Pipeline: ...
+
+The option `--poems`, named like the kind, selects it; a field that another kind has too (such as
+`vocab_size`) is one option of both.
+"""
+register_dataset_kind = DATASET_KINDS.register
+
+Record = TypeVar("Record")
+Encoded = TypeVar("Encoded")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every kind of dataset needs to know.
+
+    Attributes:
+        destdir: The folder to fill.
+        splits: The files of each split.
+        on_bad_utf8: What becomes of lines with invalid UTF-8: "replace", "skip" or "fail".
+        workers: How many processes encode; only a corpus uses more than one.
+        overwrite: Whether a dataset that is already there is replaced.
+        command: The command line that the manifest records.
+    """
+
+    destdir: Path
+    splits: dict[str, list[Path]]
+    on_bad_utf8: str = "replace"
+    workers: int = 1
+    overwrite: bool = False
+    command: str = ""
+
+    def inside(self, name: str) -> "Request":
+        """Return the same request for the set NAME in the folder."""
+        if not NAME.fullmatch(name):
+            raise UsageError(f"name of a set {name!r}: letters, digits, '_' and '-' only")
+        return replace(self, destdir=self.destdir / name)
+
+
+@dataclass
+class Split:
+    """A split while it is made: its sources, what is counted, and the names of the files written.
+
+    A count that was never set is 0.
+    """
+
+    name: str
+    sources: list[Path]
+    counts: dict[str, Any] = field(default_factory=Counter)
+    files: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.sources))
+
+
+class Pipeline(Generic[Record, Encoded]):
+    """Makes a dataset of one kind; `preprocess` calls the methods in the order they stand here.
+
+    Each split goes through `read`, `encode` and `write` as one stream.
+
+    Attributes:
+        kind: The kind that the manifest names.
+        unit: The count of a split that must not be zero.
+        folder: The staging folder; set before `prepare` is called.
+        shared_files: The names of files that belong to no split, such as the tokenizer's.
+    """
+
+    kind: ClassVar[str]
+    unit: ClassVar[str]
+    folder: Path
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.shared_files: list[str] = []
+
+    def input_files(self) -> Iterable[Path]:
+        """Return the text files that must be readable; UsageError if there is nothing to do."""
+        if not self.request.splits:
+            raise UsageError("nothing to do; give --trainpref, --validpref, --testpref or --split")
+        return [path for paths in self.request.splits.values() for path in paths]
+
+    def prepare(self) -> dict[str, Any]:
+        """Make or open the tokenizer; return what the manifest says of it."""
+        raise NotImplementedError
+
+    def splits(self) -> Iterable[Split]:
+        """Return the splits to write, in order."""
+        return [Split(name, paths) for name, paths in self.request.splits.items()]
+
+    def read(self, split: Split) -> Iterator[Record]:
+        """Yield the records of the files of a split; MetaseqError names file and line."""
+        raise NotImplementedError
+
+    def encode(self, split: Split, records: Iterator[Record]) -> Iterator[Encoded]:
+        """Yield the numbers to store, in batches."""
+        raise NotImplementedError
+
+    def write(self, split: Split, encoded: Iterator[Encoded]) -> None:
+        """Write the files of a split into `folder`; note counts and file names."""
+        raise NotImplementedError
+
+    def nothing(self, split: Split) -> str:
+        """Return the complaint about a split without any `unit`."""
+        return f"{split}: no {self.unit}"
+
+    def finish(self, splits: list[Split]) -> dict[str, Any]:
+        """Write what depends on all splits; return the details of the manifest."""
+        return {}
+
+    def summary(self, split: Split) -> str:
+        """Return the line of a split for the end of the run."""
+        raise NotImplementedError
+
+    def report(self, manifest: Manifest) -> str:
+        """Return what is printed at the end, if anything."""
+        return ""
+
+
+def preprocess(pipeline: Pipeline) -> Manifest:
+    """Make a dataset and return its manifest.
+
+    Nothing appears under its final name before all of it is written.
+
+    Raises:
+        UsageError: An option cannot be used.
+        MetaseqError: Input cannot be used, or the disk is full; then the folder is as it was.
+    """
+    request = pipeline.request
+    check_policy(request.on_bad_utf8)
+    if request.workers < 1:
+        raise UsageError(f"--workers {request.workers}: at least 1")
+    for path in pipeline.input_files():
+        check_text_file(path)
+    with staging(request.destdir, request.overwrite) as folder:
+        pipeline.folder = folder
+        tokenizer = pipeline.prepare()
+        splits = list(pipeline.splits())
+        for split in splits:
+            write_split(pipeline, split)
+        manifest = Manifest(pipeline.kind, tokenizer, {}, request.command, pipeline.finish(splits))
+        for split in splits:
+            manifest.splits[split.name] = {
+                **split.counts,
+                "sources": list(map(str, split.sources)),
+            }
+            manifest.add_files(folder, split.files)
+            print(pipeline.summary(split), flush=True)
+        manifest.add_files(folder, pipeline.shared_files)
+        publish(folder, request.destdir, manifest)
+    if text := pipeline.report(manifest):
+        print(text, flush=True)
+    return manifest
+
+
+def write_split(pipeline: Pipeline, split: Split) -> None:
+    """Run the files of a split through the pipeline; MetaseqError if nothing is in them."""
+    encoded = pipeline.encode(split, pipeline.read(split))
+    try:
+        pipeline.write(split, encoded)
+    finally:
+        # At once on an error, so that no worker process outlives the message.
+        if isinstance(encoded, Generator):
+            encoded.close()
+    if not split.counts[pipeline.unit]:
+        raise MetaseqError(pipeline.nothing(split))
+
+
+def batches(records: Iterable[Record], size: int) -> Iterator[list[Record]]:
+    """Yield lists of `size` records; the last one may be shorter."""
+    iterator = iter(records)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+# ---------------------------------------------------------------- options
+
+
+def flag(
+    default: Any = None,
+    help: str = "",
+    *,
+    at_least: int | None = None,
+    excluded_by: str = "",
+    **argparse_settings: Any,
+) -> Any:
+    """Declare a command-line option as a field of a dataclass of options.
+
+    Args:
+        default: The value if the option is not given.
+        help: What `--help` says; an option of several kinds needs it in one of them only.
+        at_least: The smallest number allowed.
+        excluded_by: A field of the same dataclass that makes this option meaningless.
+        argparse_settings: For `add_argument`: metavar, choices, nargs, const.
+    """
+    about = {"help": help, "at_least": at_least, "excluded_by": excluded_by}
+    return field(default=default, metadata={**about, "argparse": argparse_settings})
+
+
+def option_name(field_name: str) -> str:
+    """Return the option of the command line that sets a field."""
+    return "--" + field_name.replace("_", "-")
+
+
+def all_kinds() -> list[Entry]:
+    """Return the registered kinds, the default one first."""
+    return sorted(DATASET_KINDS.entries.values(), key=lambda entry: entry.name != DEFAULT_KIND)
+
+
+def options_class(entry: Entry) -> Any:
+    """Return the dataclass of the options of a kind."""
+    return entry.dataclass
+
+
+def add_arguments(parser: Any) -> None:
+    """Add the options of every registered kind to an argparse parser, a group for each kind.
+
+    An option that is not given is None.
+    """
+    # An option of several kinds stands with the one that describes it.
+    described = [
+        (options_class(entry), one)
+        for entry in all_kinds()
+        for one in fields(options_class(entry))
+        if one.metadata["help"]
+    ]
+    added: set[str] = set()
+    groups: dict[Any, Any] = {}
+    for options, one in described:
+        if one.name in added:
+            continue
+        added.add(one.name)
+        if options not in groups:
+            groups[options] = parser.add_argument_group(options.NOUN)
+        settings = dict(one.metadata["argparse"])
+        hint, sequence = _value_type(get_type_hints(options)[one.name])
+        if hint is bool:
+            settings["action"] = "store_true"
+        elif hint in (int, float):
+            settings["type"] = hint
+        if sequence and hint is Path:
+            settings.setdefault("nargs", "+")
+        groups[options].add_argument(
+            option_name(one.name), default=None, help=one.metadata["help"], **settings
+        )
+
+
+def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry, Any]:
+    """Return the kind of dataset that command-line arguments ask for, and its options.
+
+    Args:
+        arguments: The value of each option; None for one that is not given.
+
+    Raises:
+        UsageError: Two kinds are asked for, or an option is of another kind or out of its range.
+    """
+    known = {entry.name: entry for entry in all_kinds()}
+    names = {name: _field_names(entry) for name, entry in known.items()}
+    given = [name for name, value in arguments.items() if value is not None]
+    asked = [name for name in given if name in known]
+    # --labelled also names the set of a benchmark.
+    asked = [n for n in asked if not any(n in names[other] for other in asked if other != n)]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(map(option_name, asked))} exclude each other")
+    chosen = known[asked[0] if asked else DEFAULT_KIND]
+    for name in given:
+        owners = [kind for kind in known if name in names[kind]]
+        if owners and chosen.name not in owners:
+            raise UsageError(_misplaced(name, owners, chosen if asked else None))
+    values = {name: arguments[name] for name in given if name in names[chosen.name]}
+    return chosen, _make_options(options_class(chosen), values)
+
+
+def _field_names(entry: Entry) -> list[str]:
+    return [one.name for one in fields(options_class(entry))]
+
+
+def _misplaced(name: str, owners: list[str], chosen: Entry | None) -> str:
+    """Return the complaint about an option of other kinds than the one that is made."""
+    nouns, selectors = [], []
+    for kind in owners:
+        options = options_class(DATASET_KINDS.entry(kind))
+        nouns.append(options.NOUN)
+        for one in fields(options):
+            if one.name == kind:
+                metavar = one.metadata["argparse"].get("metavar", "")
+                selectors.append(f"{option_name(kind)} {metavar}".rstrip())
+    option, where, remedy = option_name(name), _joined(nouns, "and"), _joined(selectors, "or")
+    if chosen is None:
+        return f"{option} only applies to {where}; give {remedy} as well"
+    remedy = f" ({remedy})" if remedy else ""
+    return f"{option} does not apply to {options_class(chosen).NOUN}, only to {where}{remedy}"
+
+
+def _joined(words: list[str], conjunction: str) -> str:
+    return f" {conjunction} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+
+
+def _make_options(kind: type, values: dict[str, Any]) -> Any:
+    hints = get_type_hints(kind)
+    for one in fields(kind):
+        if one.name not in values:
+            continue
+        about, value = one.metadata, values[one.name]
+        if about["excluded_by"] in values:
+            other = option_name(about["excluded_by"])
+            raise UsageError(f"{option_name(one.name)} and {other} exclude each other")
+        if about["at_least"] is not None and value < about["at_least"]:
+            raise UsageError(f"{option_name(one.name)} {value}: at least {about['at_least']}")
+        hint, sequence = _value_type(hints[one.name])
+        if sequence:
+            parts = value.split(",") if isinstance(value, str) else value
+            values[one.name] = tuple(map(hint, parts))
+        else:
+            values[one.name] = hint(value)
+    return kind(**values)
+
+
+def _value_type(hint: Any) -> tuple[type, bool]:
+    """Return the type of the values of an annotation, and whether there may be several."""
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(part for part in get_args(hint) if part is not type(None))
+    return (get_args(hint)[0], True) if get_origin(hint) is tuple else (hint, False)

@@ -1,0 +1,172 @@
+"""SQuAD and MRQA: paragraphs and questions to token files, places of tokens, gold spans."""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import full_disk_message
+from metaseq_lm.core.registry import nearest
+from metaseq_lm.data.labelled.sets import rows_name
+from metaseq_lm.data.preprocess.pipeline import Pipeline, Request, Split
+from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
+from metaseq_lm.data.squad.files import VERSIONS, Paragraph, Question, SquadReader
+from metaseq_lm.data.squad.sets import PARTS, SQUAD
+from metaseq_lm.data.storage.indexed import IndexedWriter
+from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer
+
+COUNTS = ("paragraphs", "questions", "impossible", "unrecoverable", "bad_utf8")
+
+
+@dataclass
+class EncodedParagraph:
+    """A paragraph with the tokens of its context and questions.
+
+    `spans` are the first and the last gold token of each question, (-1, -1) where there is none.
+    """
+
+    paragraph: Paragraph
+    context: Offsets
+    questions: list[list[int]]
+    spans: list[tuple[int, int]]
+
+
+class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
+    """Official files to a SQuAD set; `version` is "v1.1", "v2.0" or "mrqa"."""
+
+    kind, unit = SQUAD, "questions"
+
+    def __init__(self, request: Request, version: str, tokenizer: Tokenizer) -> None:
+        super().__init__(request)
+        if version not in VERSIONS:
+            hint = nearest(version, list(VERSIONS))
+            raise UsageError(f"SQuAD {version!r}: choose one of {', '.join(VERSIONS)}.{hint}")
+        self.version = version
+        self.tokenizer = tokenizer
+
+    def prepare(self) -> dict[str, Any]:
+        """Return what the manifest says of the tokenizer, which the set does not hold."""
+        return describe_tokenizer(self.tokenizer)
+
+    def read(self, split: Split) -> Iterator[Paragraph]:
+        """Yield the paragraphs; MetaseqError for a question id that occurs twice."""
+        split.counts.update(dict.fromkeys(COUNTS, 0))
+        seen: set[str] = set()
+        for path in split.sources:
+            reader = SquadReader(path, self.version, self.request.on_bad_utf8)
+            for paragraph in reader:
+                for question in paragraph.questions:
+                    if question.id in seen:
+                        raise MetaseqError(
+                            f"{path}: the question id {question.id!r} occurs twice in '{split.name}'; "
+                            "predictions could not be told apart"
+                        )
+                    seen.add(question.id)
+                yield paragraph
+            split.counts["bad_utf8"] += reader.bad_utf8
+
+    def encode(self, split: Split, records: Iterator[Paragraph]) -> Iterator[EncodedParagraph]:
+        """Yield the tokens of each paragraph, and where its gold answers stand in them."""
+        for paragraph in records:
+            context = self.tokenizer.encode_with_offsets(paragraph.context)
+            questions = self.tokenizer.encode_batch([q.text for q in paragraph.questions])
+            spans = [gold_tokens(q, paragraph.context, context) for q in paragraph.questions]
+            yield EncodedParagraph(paragraph, context, questions, spans)
+
+    def write(self, split: Split, encoded: Iterator[EncodedParagraph]) -> None:
+        """Write the token files of a split, and its texts as JSON lines."""
+        tokens, int32, counts = self.tokenizer.dtype, np.dtype(np.int32), split.counts
+        rows_path = self.folder / rows_name(split.name)
+        with contextlib.ExitStack() as stack:
+            writers = [
+                stack.enter_context(IndexedWriter(self.folder / f"{split.name}.{part}", stored))
+                for part, stored in zip(PARTS, (tokens, int32, int32, tokens, int32))
+            ]
+            stack.enter_context(full_disk_message(rows_path, lambda: rows_path.stat().st_size))
+            rows = stack.enter_context(open(rows_path, "w", encoding="utf-8"))
+            *context_writers, question_writer, span_writer = writers
+            for one in encoded:
+                for writer, values in zip(context_writers, one.context):
+                    writer.add(values)
+                texts = []
+                for question, ids, (first, last) in zip(
+                    one.paragraph.questions, one.questions, one.spans
+                ):
+                    question_writer.add(ids)
+                    span_writer.add([counts["paragraphs"], first, last, question.impossible])
+                    counts["questions"] += 1
+                    counts["impossible"] += question.impossible
+                    counts["unrecoverable"] += first < 0 and not question.impossible
+                    texts.append(
+                        {"id": question.id, "question": question.text, "answers": question.answers}
+                    )
+                counts["paragraphs"] += 1
+                row = {"context": one.paragraph.context, "questions": texts}
+                rows.write(json.dumps(row, ensure_ascii=False) + "\n")
+            counts["tokens"] = [writers[0].tokens, question_writer.tokens]
+        split.files = [f"{split.name}.{part}.{end}" for part in PARTS for end in ("bin", "idx")]
+        split.files.append(rows_path.name)
+
+    def nothing(self, split: Split) -> str:
+        """Return the complaint about a split without questions."""
+        return f"{split}: no questions in {split.counts['paragraphs']} paragraphs"
+
+    def finish(self, splits: list[Split]) -> dict[str, Any]:
+        """Return the version for the manifest."""
+        return {"version": self.version}
+
+    def summary(self, split: Split) -> str:
+        """Return the line of a split for the end of the run."""
+        counts = split.counts
+        tokens = " + ".join(f"{number:,}" for number in counts["tokens"])
+        text = (
+            f"{split.name}: {counts['paragraphs']:,} paragraphs, {counts['questions']:,} questions, "
+            f"{counts['impossible']:,} impossible, {tokens} tokens"
+        )
+        if counts["unrecoverable"]:
+            text += (
+                f"; {counts['unrecoverable']:,} answers not found in their context (not trained on)"
+            )
+        if counts["bad_utf8"]:
+            text += f"; {counts['bad_utf8']:,} lines with invalid UTF-8 (replaced)"
+        return text
+
+
+def gold_tokens(question: Question, context: str, offsets: Offsets) -> tuple[int, int]:
+    """Return the first and the last token of the first gold answer, (-1, -1) if it has none.
+
+    These are the tokens that the characters of the answer touch, the shortest span that holds them.
+    """
+    place = answer_place(context, question.answers[0], question.start) if question.answers else None
+    if place is None:
+        return -1, -1
+    _, starts, ends = offsets
+    first = int(np.searchsorted(ends, place[0], side="right"))
+    last = int(np.searchsorted(starts, place[1], side="left")) - 1
+    return (first, last) if first <= last else (-1, -1)
+
+
+def answer_place(context: str, answer: str, start: int) -> tuple[int, int] | None:
+    """Return the characters of an answer said to begin at `start`, or None if they cannot be found.
+
+    If the text is not there, it is looked for within the words that the place touches (as BERT's
+    code does it, white space runs being equal): starts in the data sets may be off by a few.
+    """
+    end = start + len(answer)
+    if not answer.strip() or start < 0 or end > len(context):
+        return None
+    if context[start:end] == answer:
+        return start, end
+    # A place between words belongs to the word before it.
+    first = len(context[: start + 1].rstrip())
+    first -= len(context[:first].split()[-1]) if context[:first].split() else 0
+    after = re.compile(r"\S*").match(context, end - 1)
+    assert after is not None
+    words = r"\s+".join(map(re.escape, answer.split()))
+    match = re.compile(words).search(context, first, after.end())
+    return match.span() if match else None

@@ -1,0 +1,116 @@
+"""The tokenizer of a new dataset: options of the command line, training, what a manifest says of it."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.preprocess.pipeline import flag
+from metaseq_lm.data.storage.text_files import check_text_file, training_lines
+from metaseq_lm.data.tokenizers.base import Tokenizer
+from metaseq_lm.data.tokenizers.loading import tokenizer_class
+from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS
+
+
+@dataclass(frozen=True)
+class TokenizerOptions:
+    """Which tokenizer to train."""
+
+    tokenizer: str = flag(
+        "byte_bpe",
+        "byte_bpe, wordpiece, sentencepiece_bpe, sentencepiece_unigram, word or char "
+        "(default: byte_bpe; of parallel text: word)",
+        metavar="KIND",
+        excluded_by="tokenizer_from",
+    )
+    cased: bool = flag(
+        False,
+        "wordpiece: keep capitals and accents (default: BERT's uncased)",
+        excluded_by="tokenizer_from",
+    )
+    vocab_size: int = flag(
+        30000,
+        "at most this many symbols (default: 30000)",
+        metavar="N",
+        at_least=1,
+        excluded_by="tokenizer_from",
+    )
+    word_pattern: str | None = flag(
+        None,
+        "word: what a word is (default: between white space)",
+        metavar="RE",
+        excluded_by="tokenizer_from",
+    )
+    character_coverage: float | None = flag(
+        None,
+        "sentencepiece: share of the characters that must have a symbol (default: 0.9995)",
+        metavar="X",
+        excluded_by="tokenizer_from",
+    )
+
+    def special_options(self) -> dict[str, Any]:
+        """Return the options that only one kind of tokenizer has; UsageError for another kind."""
+        kind = self.tokenizer
+        options: dict[str, Any] = {}
+        if self.word_pattern is not None:
+            if kind != "word":
+                raise UsageError(
+                    f"--word-pattern does not apply to --tokenizer {kind}, only to word"
+                )
+            options["pattern"] = self.word_pattern
+        if self.cased:
+            if kind != "wordpiece":
+                raise UsageError(f"--cased does not apply to --tokenizer {kind}, only to wordpiece")
+            options["cased"] = True
+        if self.character_coverage is not None:
+            if not kind.startswith("sentencepiece") or not 0 < self.character_coverage <= 1:
+                raise UsageError(
+                    "--character-coverage is above 0, at most 1, and of sentencepiece only"
+                )
+            options["character_coverage"] = self.character_coverage
+        return options
+
+    def train(
+        self,
+        paths: Sequence[Path],
+        policy: str,
+        min_frequency: int = 1,
+        task_tokens: int = TASK_TOKENS,
+    ) -> Tokenizer:
+        """Train the tokenizer on text files.
+
+        Args:
+            paths: The files; UsageError if there are none.
+            policy: What becomes of invalid UTF-8.
+            min_frequency: How often a pair, word or character must occur to get a symbol.
+            task_tokens: How many symbols [CLS0], [CLS1], ... there are.
+        """
+        kind, options = tokenizer_class(self.tokenizer), self.special_options()
+        if not paths:
+            raise UsageError(
+                "there is no text to train a tokenizer on; give --trainpref, --tokenizer-corpus or "
+                "--tokenizer-from"
+            )
+        for path in paths:
+            check_text_file(path)
+        text = f"training {self.tokenizer} on {', '.join(map(str, paths))}"
+        print(text, file=sys.stderr, flush=True)
+        return kind.train(
+            training_lines(list(paths), policy),
+            self.vocab_size,
+            task_tokens,
+            min_frequency,
+            **options,
+        )
+
+
+def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what a manifest says of a tokenizer."""
+    return {
+        "name": tokenizer.name,
+        "hash": tokenizer.fingerprint,
+        "vocab_size": len(tokenizer.vocabulary),
+        "task_tokens": tokenizer.vocabulary.task_tokens,
+    }
