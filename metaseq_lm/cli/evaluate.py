@@ -95,6 +95,7 @@ def report(
     """Print the metrics of a split; with --out write them, predictions and leaderboard files."""
     from metaseq_lm.core.files import write_atomic
     from metaseq_lm.evaluation.predictions import write_predictions
+    from metaseq_lm.tasks.protocols import submissions_of
 
     print(json.dumps({"split": split, **about, **metrics}))
     if args.out:
@@ -102,13 +103,13 @@ def report(
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / f"metrics.{split}.json", (json.dumps(metrics) + "\n").encode())
         if rows:
-            write_predictions(folder, split, rows, scorer.task.submissions(split, rows))
+            write_predictions(folder, split, rows, submissions_of(scorer.task, split, rows))
 
 
 def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Sequence[str]) -> int:
     """Score the checkpoints, or the best of them, as one."""
     from metaseq_lm.distributed import process_group
-    from metaseq_lm.tasks import Task
+    from metaseq_lm.tasks.protocols import Ensembles
     from metaseq_lm.training.restore import open_run
 
     if args.best is not None:
@@ -117,9 +118,9 @@ def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Seq
     tasks = []
     for path in paths:
         scorer = open_run(str(path), args.data, args.user_dir, overrides)
-        if type(scorer.task).ensemble is Task.ensemble:
-            scorer.task.ensemble("", [])  # refuses, before anything is scored
         task = scorer.config.task
+        if not isinstance(scorer.task, Ensembles):
+            raise UsageError(f"task '{task._name}' cannot put predictions of runs together")
         tasks.append((task._name, str(task.get("labelled", ""))))
         if tasks[-1] != tasks[0]:
             shown = [" ".join(filter(None, names)) for names in (tasks[0], tasks[-1])]

@@ -8,23 +8,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import II, DictConfig
-from torch import Tensor, nn
+from torch import nn
 
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS, SCHEDULES
 from metaseq_lm.criterions import Criterion
-from metaseq_lm.data.storage.manifest import HERE, labels_in, sets_named
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.optim import Optimizer, build_optimizer
-from metaseq_lm.runs.lineage_cost import Costs
 
 # What one update gets: per stream a list of global batches, each a list of micro-batches.
 Batches = dict[str, list[list[Batch]]]
-# The kinds of updates: of each its share of all updates, and what it takes as `Task.needs` says it.
-Kinds = list[tuple[float, dict[str, int]]]
 # What an evaluation gets: per stream all global batches, once.
 Passes = dict[str, Iterable[list[Batch]]]
 
@@ -40,13 +36,20 @@ class Scored(NamedTuple):
 
 
 class Task:
-    """Base class; a method overrides what differs.
+    """Data, nets, and the order of the updates; a method overrides what differs.
 
-    `config` is the whole resolved config of the run, `self.config` its task node. `fresh` are
-    beginnings of the names of weights that start fresh where `pretrained` has none for them; all
-    others must be there. Before an unlabelled text stands [CLSn], n being `text_token`. In a
-    `dry_run` nothing may be written, and one update of each of the `kinds` is made. A criterion is
-    one of the classes `criterions`, or derived from one.
+    What else a task can do it offers by the protocols of `tasks.protocols`.
+
+    Args:
+        config: The task's options, an instance of the dataclass that it is registered with.
+        run_config: The resolved configuration of the whole run.
+
+    Attributes:
+        criterions: The classes whose instances (or subclasses') it takes as criterion.
+        fresh: Prefixes of the names of weights that may start from scratch where `pretrained` has
+            none for them; all others must be there.
+        text_token: The n of the [CLSn] that stands before an unlabelled text.
+        dry_run: Whether nothing may be written, not even what would be computed only once.
     """
 
     criterions: tuple[type[Criterion], ...] = (Criterion,)
@@ -85,14 +88,6 @@ class Task:
                 f"derives from {' or '.join(c.__name__ for c in self.criterions)}"
             )
 
-    @classmethod
-    def prepare(cls, config: DictConfig) -> DictConfig:
-        """Return the config of a training run with what only the data can tell; nothing is built yet.
-
-        What comes back is what config.yaml records, and a resumed run must come to the same.
-        """
-        return config
-
     def build_streams(self, split: str) -> dict[str, Stream]:
         """Return the named streams of "train" (endless) or of another split (one pass)."""
         raise NotImplementedError(f"task '{self.run_config.task._name}' must define build_streams")
@@ -117,13 +112,6 @@ class Task:
         """Return how many global batches update number `update` (from 0) takes from each stream."""
         return {"train": 1}
 
-    def kinds(self) -> Kinds:
-        """Return the kinds of updates that differ in cost, in the long run; the default is one.
-
-        A dry run makes one update of each, and the price of an update is their mean.
-        """
-        return [(1.0, self.needs(0))]
-
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Do one update; the default is one gradient over all batches and one step of "main"."""
         everything = [micro for stream in batches.values() for batch in stream for micro in batch]
@@ -142,59 +130,6 @@ class Task:
         return Scored(
             engine.evaluate(lambda batch: self.criterion(model, batch), everything, draw="validate")
         )
-
-    def samples(self, engine: Engine, model: nn.Module) -> list[str]:
-        """Return texts that show what the model does, for the log; called after each validation.
-
-        Called on all replicas, in evaluation mode; what the first one returns is logged.
-        """
-        return []
-
-    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the log-probability of each token of a micro-batch, (B, S), see Criterion."""
-        return self.criterion.token_log_probs(model, batch)
-
-    def flops_by_rule(self) -> float | None:
-        """Return the FLOPs of an update by the rules of flops_rules.py; None where there is no rule."""
-        return None
-
-    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
-        """Return files for a leaderboard, name to text, made of the predictions of a whole split."""
-        return {}
-
-    def ensemble(
-        self, split: str, members: Sequence[Sequence[dict]]
-    ) -> tuple[Logs, Sequence[dict]]:
-        """Return metrics and predictions of several runs together, given the predictions of each.
-
-        Raises UsageError if the task has no way to put predictions together.
-        """
-        raise UsageError(
-            f"task '{self.run_config.task._name}' cannot put predictions of runs together"
-        )
-
-    def start(self, model: nn.Module) -> None:
-        """Fill in frozen weights of another run, before a run begins and before those of init_from.
-
-        Not called where all weights come from a checkpoint of this task, as for evaluation. What the
-        other run cost is for `further_costs` to say.
-        """
-
-    def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint has to say of its data and weights besides the config, for JSON.
-
-        A run that goes on must have the same facts. "labels" are the classes of each set that the
-        options name, without which a head's outputs mean nothing.
-        """
-        names = [HERE, *sets_named(self.data, vars(self.config))]
-        return {"labels": labels_in(self.data, names)}
-
-    def check_facts(self, facts: dict[str, Any], source: object) -> None:
-        """Raise UsageError if a run cannot start from the weights of `source`, which has these facts."""
-
-    def further_costs(self) -> Costs:
-        """Return what the runs cost that this one used without starting from them, see cost.py."""
-        return {}
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Choose from a checkpoint's `weights` those that this task's model starts from."""

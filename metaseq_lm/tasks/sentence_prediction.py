@@ -41,6 +41,7 @@ from metaseq_lm.tasks.finetuning import (
     row_encoder_sizes,
 )
 from metaseq_lm.tasks.masked_lm import first
+from metaseq_lm.tasks.protocols import facts_of
 
 HEAD = "heads.sentence."
 
@@ -147,7 +148,7 @@ class SentencePredictionTask(Task):
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
         """Raise UsageError if a kept head is for other classes or another order."""
         if self.config.keep_head and "labels" in facts:
-            check_heads(source, checkpoint.labels_of(facts, source), self.facts()["labels"])
+            check_heads(source, checkpoint.labels_of(facts, source), facts_of(self)["labels"])
 
     # ---------------------------------------------------------------- scores
 

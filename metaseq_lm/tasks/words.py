@@ -174,7 +174,7 @@ class WordTask(Task):
         frozen = language_model(options, self.vocabulary)
         return WordModel(encoder, heads, options.average_decay, mixes, frozen)
 
-    def start(self, model: nn.Module) -> None:
+    def load_frozen(self, model: nn.Module) -> None:
         """Fill in the language model of task.elmo."""
         assert isinstance(model, WordModel)
         if model.language_model is not None:

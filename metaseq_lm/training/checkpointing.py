@@ -15,6 +15,7 @@ from metaseq_lm.data.storage.manifest import tokenizer_hash
 from metaseq_lm.distributed import process_group
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.checkpoint import Checkpoint, CheckpointError
+from metaseq_lm.tasks.protocols import facts_of
 from metaseq_lm.training.parts import Parts
 
 
@@ -34,7 +35,7 @@ class Checkpointer:
             "config": OmegaConf.to_container(config),
             "data": self.parts.data_fingerprint,
             "tokenizer": tokenizer_hash(config.data),
-            "facts": self.parts.task.facts(),
+            "facts": facts_of(self.parts.task),
         }
 
     def check_weights(self, update: int) -> None:

@@ -10,6 +10,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import tokenizer_hash
 from metaseq_lm.runs import checkpoint, lineage_cost
 from metaseq_lm.runs.checkpoint import Checkpoint, CheckpointError
+from metaseq_lm.tasks.protocols import ChecksSource
 from metaseq_lm.training.parts import Parts
 
 # Options that change the hidden states of the same weights without a trace in their shapes.
@@ -32,7 +33,8 @@ def initialise_from(parts: Parts, source: str) -> Initialisation:
     """
     stored = checkpoint.load(checkpoint.resolve(source))
     check_source(stored, parts.config)
-    parts.task.check_facts(stored.manifest.get("facts") or {}, stored.path)
+    if isinstance(parts.task, ChecksSource):
+        parts.task.check_facts(stored.manifest.get("facts") or {}, stored.path)
     chosen = parts.task.pretrained(stored.weights)
     if not chosen:
         raise CheckpointError(

@@ -23,6 +23,7 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.models.inherit import inherited
 from metaseq_lm.tasks import Passes, Scored, Task
+from metaseq_lm.tasks.protocols import Prepares
 
 
 @dataclass
@@ -50,7 +51,8 @@ def prepare_config(config: DictConfig) -> DictConfig:
     """Return the configuration as init_from and the task complete it; the data must be there."""
     check_data_folder(config)
     config = inherited(config)
-    return TASKS.entry(config.task._name).value.prepare(config)
+    task_class = TASKS.entry(config.task._name).value
+    return task_class.prepare(config) if issubclass(task_class, Prepares) else config
 
 
 def build_parts(config: DictConfig, dry_run: bool = False) -> Parts:

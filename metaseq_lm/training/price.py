@@ -14,6 +14,7 @@ from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.folder import begun, read_config
 from metaseq_lm.tasks import with_updates
+from metaseq_lm.tasks.protocols import kinds_of
 from metaseq_lm.training.initialise import initialise_from
 from metaseq_lm.training.nonfinite import check_finite, describe_refusal
 from metaseq_lm.training.parts import (
@@ -62,7 +63,7 @@ def estimate_price(config: DictConfig) -> PriceEstimate:
     streams = task.build_streams("train")
     for name, stream in streams.items():
         parts.shard.check(name, stream.smallest_batch)
-    kinds = task.kinds()
+    kinds = kinds_of(task)
     batches_of_kinds = Prefetcher(
         lambda update: kinds[update][1], streams, {}, parts.shard, timeout=config.engine.timeout
     )

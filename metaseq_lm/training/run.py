@@ -12,6 +12,7 @@ from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.evaluation.predictions import write_predictions
 from metaseq_lm.runs import checkpoint, lineage_cost
 from metaseq_lm.runs.folder import RunFolder, code_hash, read_results
+from metaseq_lm.tasks.protocols import LoadsFrozen, PricedByRule, UsesOtherRuns, submissions_of
 from metaseq_lm.training.checkpointing import Checkpointer, check_room
 from metaseq_lm.training.initialise import Initialisation, initialise_from
 from metaseq_lm.training.parts import (
@@ -36,7 +37,8 @@ class TrainingRun:
         self.config = config = resolve_flops_budget(prepare_config(config))
         self.parts = build_parts(config)
         self.task, self.model, self.engine = self.parts.task, self.parts.model, self.parts.engine
-        self.task.start(self.model)
+        if isinstance(self.task, LoadsFrozen):
+            self.task.load_frozen(self.model)
         self.initialisation = Initialisation()
         if config.init_from:
             self.initialisation = initialise_from(self.parts, config.init_from)
@@ -83,7 +85,7 @@ class TrainingRun:
                 raise signals.interruption(signal, self.trainer.progress_text())
             metrics[split], rows = self.score(split)
             if self.folder is not None and rows:
-                files = self.task.submissions(split, rows)
+                files = submissions_of(self.task, split, rows)
                 write_predictions(self.folder.path, split, rows, files)
             text = "  ".join(f"{k} {v:.4g}" for k, v in metrics[split].items())
             self.log.message(f"{split}  {text}")
@@ -114,8 +116,9 @@ class TrainingRun:
         trainer, config = self.trainer, self.config
         spent = (trainer.flops.total, peak_memory(self.engine.device))
         every = process_group.gather_objects(spent) if status != "failed" else [spent]
-        by_rule = self.task.flops_by_rule()
-        ancestors = lineage_cost.union([self.initialisation.costs, self.task.further_costs()])
+        by_rule = self.task.flops_by_rule() if isinstance(self.task, PricedByRule) else None
+        others = self.task.further_costs() if isinstance(self.task, UsesOtherRuns) else {}
+        ancestors = lineage_cost.union([self.initialisation.costs, others])
         if self.folder is None:
             return
         if status == "failed" and self.folder.is_finished():

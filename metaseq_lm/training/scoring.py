@@ -16,14 +16,13 @@ from tqdm import tqdm
 
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.corpus.rows import padding_of
 from metaseq_lm.data.labelled.sentences import Sentence
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.models.transformer.encoder import Stack
-from metaseq_lm.tasks import Task
+from metaseq_lm.tasks.protocols import token_scorer
 from metaseq_lm.training.restore import RestoredRun
 
 TOO_LONG = ("fail", "skip", "cut")
@@ -76,9 +75,7 @@ class SentenceScorer:
             raise UsageError(f"--batch-tokens {batch_tokens}: at least 1")
         if too_long not in TOO_LONG:
             raise UsageError(f"--too-long {too_long}: choose one of {', '.join(TOO_LONG)}")
-        own = type(run.task).token_log_probs, type(run.task.criterion).token_log_probs
-        if own == (Task.token_log_probs, Criterion.token_log_probs):
-            run.task.token_log_probs(run.model, {})  # says which can, before its data are read
+        self.token_log_probs = token_scorer(run.task)
         self.run = run
         self.batch_tokens, self.too_long = batch_tokens, too_long
         self.tokenizer = load_tokenizer(run.config.data)
@@ -134,7 +131,7 @@ class SentenceScorer:
 
     def _log_probs(self, sentences: list[np.ndarray], lengths: np.ndarray) -> np.ndarray:
         """Return the log-probabilities (B, S) of a batch of rows, float64, 0 outside the sentences."""
-        task, engine, model = self.run.task, self.run.engine, self.run.model
+        engine, model = self.run.engine, self.run.model
         batch = self.batch(sentences, lengths)
         model.eval()
         hooks = [
@@ -144,7 +141,7 @@ class SentenceScorer:
         ]
         try:
             found = engine.map(
-                lambda batch: task.token_log_probs(model, batch),
+                lambda batch: self.token_log_probs(model, batch),
                 engine.to_device([batch]),
                 draw="score",
             )[0]
@@ -154,7 +151,7 @@ class SentenceScorer:
         return found.double().cpu().numpy()
 
     def batch(self, sentences: list[np.ndarray], lengths: np.ndarray) -> Batch:
-        """Return the micro-batch of rows `[CLSn] x [SEP]`, (B, S), for Criterion.token_log_probs."""
+        """Return the micro-batch of rows `[CLSn] x [SEP]`, (B, S), for ScoresTokens.token_log_probs."""
         width = int(lengths.max())
         rows = np.full((len(sentences), width), self.vocabulary.pad, dtype=np.int64)
         rows[:, 0] = self.vocabulary.cls(self.run.task.text_token)

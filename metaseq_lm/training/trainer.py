@@ -13,6 +13,7 @@ from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.runs.checkpoint import CheckpointError
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.tasks import Batches, Scored
+from metaseq_lm.tasks.protocols import HasSamples
 from metaseq_lm.training.best_checkpoint import BestCheckpoint
 from metaseq_lm.training.checkpointing import Checkpointer
 from metaseq_lm.training.nonfinite import NonfinitePolicy, check_finite, describe_refusal
@@ -183,6 +184,8 @@ class Trainer:
         self.log.event(self.update, self.seconds, message, **details)
 
     def _log_samples(self) -> None:
+        if not isinstance(self.task, HasSamples):
+            return
         self.model.eval()
         with self.engine.outside_updates():
             texts = self.task.samples(self.engine, self.model)

@@ -26,7 +26,8 @@ from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.methods.cvt.averaging import AveragedNet, scores
 from metaseq_lm.methods.cvt.translation_losses import SemiSupervisedTranslation
 from metaseq_lm.models.words.word_model import dropout_at
-from metaseq_lm.tasks import Batches, Kinds, Passes, Scored
+from metaseq_lm.tasks import Batches, Passes, Scored
+from metaseq_lm.tasks.protocols import Kinds
 from metaseq_lm.tasks.translation import TranslationConfig, TranslationTask
 
 REST = "rest"
@@ -108,7 +109,7 @@ class CVTTranslationTask(TranslationTask):
     def kinds(self) -> Kinds:
         """Return the two kinds that take turns after task.labelled_first."""
         kinds: Kinds = [(0.5, {"train": 1}), (0.5, {UNLABELLED: 1})]
-        return kinds if self.semi_supervised else super().kinds()
+        return kinds if self.semi_supervised else [(1.0, self.needs(0))]
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Do one step; "loss" is logged under the name of its kind too, whose means can be compared."""

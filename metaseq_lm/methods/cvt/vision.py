@@ -39,8 +39,9 @@ from metaseq_lm.methods.cvt.vision_losses import (
 )
 from metaseq_lm.models.vision.conv_large import POSITIONAL, ConvLarge, places
 from metaseq_lm.models.vision.wide_resnet import check_whole_batches
-from metaseq_lm.tasks import Batches, Kinds, Passes, Scored, Task
+from metaseq_lm.tasks import Batches, Passes, Scored, Task
 from metaseq_lm.tasks.finetuning import labelled_scores
+from metaseq_lm.tasks.protocols import Kinds
 
 # Options that are at least 0, and at least 1.
 NUMBERS = ("labelled", "valid_count", "translate"), ("batch_size", "unlabelled_batch_size")
@@ -206,7 +207,7 @@ class CVTVisionTask(Task):
 
     def kinds(self) -> Kinds:
         turns = self.semi_supervised and not self.config.joint
-        return [(0.5, {"train": 1}), (0.5, {UNLABELLED: 1})] if turns else super().kinds()
+        return [(0.5, {"train": 1}), (0.5, {UNLABELLED: 1})] if turns else [(1.0, self.needs(0))]
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         assert isinstance(model, AveragedNet)

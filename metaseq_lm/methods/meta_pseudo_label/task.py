@@ -55,8 +55,9 @@ from metaseq_lm.methods.meta_pseudo_label.model import (
 from metaseq_lm.methods.meta_pseudo_label.pairs import pair_of, texts_of, written
 from metaseq_lm.methods.meta_pseudo_label.virtual_steps import Moments, adamw, moments_of, sgd
 from metaseq_lm.optim import Optimizer, build_optimizer
-from metaseq_lm.tasks import Batches, Kinds, Passes, Scored, Task
+from metaseq_lm.tasks import Batches, Passes, Scored, Task
 from metaseq_lm.tasks.masked_lm import first
+from metaseq_lm.tasks.protocols import Kinds
 
 
 @register_task("meta_pseudo_label", dataclass=MetaPseudoLabelConfig)

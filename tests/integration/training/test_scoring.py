@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,13 +11,15 @@ from agreement import make_data, make_run, sentences
 from battery import CASES, TINY, configure
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.labelled.sentences import Sentence, read_pairs
-from metaseq_lm.training.restore import open_run
+from metaseq_lm.methods.meta_pseudo_label.criterion import HardConfig, HardLabels
+from metaseq_lm.tasks.protocols import token_scorer
+from metaseq_lm.training.restore import RestoredRun, open_run
 from metaseq_lm.training.run import TrainingRun
 from metaseq_lm.training.scoring import Score, SentenceScorer, batches_by_length
 
@@ -144,14 +147,16 @@ def test_rows_end_where_the_training_rows_did(place: Path) -> None:
         scored(run, ["the old cats sleep here"])
 
 
-def test_what_cannot_score_says_so(opened: TrainingRun) -> None:
+def test_token_scorer_of_criterion_without_probabilities_names_those_that_have(
+    opened: RestoredRun,
+) -> None:
+    task = SimpleNamespace(
+        criterion=HardLabels(HardConfig()),
+        run_config=OmegaConf.create({"criterion": {"_name": "meta_pseudo_label_hard"}}),
+    )
     with pytest.raises(UsageError, match="meta_pseudo_label_hard.*runs of these can: .*masked_lm"):
-        from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels
-
-        Criterion.token_log_probs(HardLabels.__new__(HardLabels), opened.model, {})
-    for wrong in ((0,), (9, "never")):
-        with pytest.raises(UsageError):
-            scored(opened, ["cats"], *wrong)
+        token_scorer(task)
+    assert token_scorer(opened.task)
 
 
 def test_the_student_of_a_pair_reads_text_behind_its_own_token(moons: Path, tmp_path: Path) -> None:
