@@ -1,0 +1,32 @@
+"""Hooks of mkdocs: add the pages that docs/generate.py makes of the package.
+
+The package is imported in a process of its own, by the `python` on PATH, so that mkdocs may be
+installed elsewhere.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
+    """Add the generated pages."""
+    python = shutil.which("python") or sys.executable
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    command = [python, str(ROOT / "docs" / "generate.py")]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise PluginError(f"{' '.join(command)} failed:\n{result.stderr}")
+    for path, content in json.loads(result.stdout).items():
+        files.append(File.generated(config, path, content=content))
+    return files
