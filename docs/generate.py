@@ -28,7 +28,10 @@ API = {
     "config": (
         "Configuration and registry",
         "Options, names, plug-ins, errors and random numbers.",
-        ("core.config", "core.registry", "core.plugins", "core.errors", "core.random_streams"),
+        (
+            *("core.config", "core.registry", "core.plugins", "core.errors"),
+            *("core.random_streams", "core.forward_context"),
+        ),
     ),
     "data": ("Data", "Files, tokenizers, corpora, labelled sets, streams.", ("data",)),
     "models": ("Models", "Networks and their layers.", ("models",)),
@@ -167,7 +170,9 @@ def api_pages() -> Iterator[tuple[str, str]]:
                     modules.append(module.removesuffix(".__init__"))
         parts = [f"# {title}\n\n{about}", *(f"## {m}\n\n::: {m}" for m in modules)]
         yield f"reference/api/{name}.md", "\n\n".join(parts) + "\n"
-        rows.append(f"| [{title}]({name}.md) | {', '.join(f'`{room}`' for room in rooms)} | {about} |")
+        rows.append(
+            f"| [{title}]({name}.md) | {', '.join(f'`{room}`' for room in rooms)} | {about} |"
+        )
     yield (
         "reference/api/index.md",
         "# Python API\n\nMade of the docstrings. What a plug-in needs is in "

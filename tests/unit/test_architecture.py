@@ -17,6 +17,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py")) + sorted((ROOT / "user_dir").glob("*.py"
 TOP = {
     "setup.cfg README.md metaseq_lm user_dir examples scripts tests pyproject.toml LICENSE",
     "CHANGELOG.md constraints.txt setup.py MANIFEST.in CITATION.cff",
+    "CONTRIBUTING.md docs mkdocs.yml",
 }
 ONCE = {"pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle"}
 FORBIDDEN = {

@@ -1,4 +1,4 @@
-"""The commands of examples/cvt/README.md, on made-up data: what one makes, the next one finds."""
+"""The commands of docs/results/cvt.md, on made-up data: what one makes, the next one finds."""
 
 import shlex
 from pathlib import Path
@@ -14,6 +14,7 @@ from metaseq_lm.training.parts import prepare_config
 from metaseq_lm.training.price import estimate_price
 
 CVT = Path(__file__).resolve().parents[3] / "examples" / "cvt"
+PAGE = CVT.parents[1] / "docs" / "results" / "cvt.md"
 CONFIGS = str(CVT / "config")
 HEADS = ["task.hidden_dim=6", "task.batch_size=8"]
 LSTM = [option for option in WORDS if option.startswith("model.")]
@@ -21,7 +22,7 @@ TRANSFORMER = ["model.encoder_embed_dim=8", "model.encoder_ffn_embed_dim=8"]
 LANGUAGE_MODEL = ["model.encoder_embed_dim=3", "model.encoder_hidden_dim=5", "task.batch_size=8"]
 QUIET = ["engine.threads=1", "engine.tensorboard=false"]
 ONCE = [*QUIET, "trainer.max_update=1", "trainer.final_splits=[]"]
-# Files that the README names, and what is in them.
+# Files that the page names, and what is in them.
 TEXTS = {"text.txt": "train.txt"}
 TEXTS |= {
     f"{name}/{split}.txt": f"{split}.conll"
@@ -38,15 +39,15 @@ PAIRS += [f"raw.{name}" for name in ("dev2010", "tst2010", "tst2011", "tst2012",
 
 
 def commands(*begin: str) -> list[list[str]]:
-    """Return the arguments of the README's commands that begin so."""
-    lines = (CVT / "README.md").read_text().replace("\\\n", " ").splitlines()
+    """Return the arguments of the page's commands that begin so."""
+    lines = PAGE.read_text().replace("\\\n", " ").splitlines()
     found = [shlex.split(line)[1:] for line in lines if line.startswith("metaseq-lm ")]
     return [arguments for arguments in found if arguments[: len(begin)] == list(begin)]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with these files, and the data that the README's commands make of them."""
+    """A folder with these files, and the data that the page's commands make of them."""
     folder = tmp_path_factory.mktemp("readme")
     word_data.write(folder / "words", 40, 10)
     for name, source in TEXTS.items():
@@ -92,7 +93,7 @@ def test_the_data_has_what_configs_ask_for(name: str, options: list[str], place:
 def test_runs_that_start_from_others_find_them(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The README's training commands one after the other: several sets, a probe, a language model."""
+    """The page's training commands one after the other: several sets, a probe, a language model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").symlink_to(place / "data")
     (tmp_path / "examples").symlink_to(CVT.parent)

@@ -18,7 +18,8 @@ COMMAND = re.compile(r"^\s*metaseq-lm (report .*)$", re.MULTILINE)
 def documented() -> list[tuple[str, str]]:
     """Return file and text of each command, without comment, pipe and redirection."""
     found = []
-    for path in sorted([ROOT / "README.md", *ROOT.glob("examples/**/*")]):
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*"), *ROOT.glob("examples/**/*")]
+    for path in sorted(pages):
         if path.suffix not in (".md", ".yaml"):
             continue
         text = re.sub(r"\\\n\s*(#\s*)?", " ", path.read_text())

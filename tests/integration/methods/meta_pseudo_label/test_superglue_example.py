@@ -124,13 +124,13 @@ def test_data_of_all_tasks_and_of_none(tmp_path: Path) -> None:
 
 
 def test_sweeps_without_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The two commands of the README for what lacks ReCoRD: the others keep their tokens."""
+    """The two commands of the page for what lacks ReCoRD: the others keep their tokens."""
     tasks = {"BoolQ": 2, "CB": 3, "COPA": 4, "MultiRC": 5, "RTE": 7, "WiC": 8, "WSC": 9}
     names, numbers = ",".join(tasks), ",".join(map(str, tasks.values()))
     command = ["sweep", str(PLACE / "sweep.yaml"), str(tmp_path), "--out", str(tmp_path / "a")]
     chosen = [f"task.labelled=[{names}]", f"task.task_tokens=[{numbers}]"]
-    readme = (PLACE / "README.md").read_text()
-    assert all(words in readme for words in [f"'{chosen[0]}' '{chosen[1]}'", f"--stages {names} "])
+    page = (PLACE.parents[2] / "docs" / "results" / "superglue.md").read_text()
+    assert all(words in page for words in [f"'{chosen[0]}' '{chosen[1]}'", f"--stages {names} "])
     one = ["--dry-run", "--seeds", "1", "--grid", "method=mlm"]
     assert main([*command, *one, *chosen]) == 0
     said = capsys.readouterr().out

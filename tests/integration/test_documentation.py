@@ -1,0 +1,227 @@
+"""Every code block of the documentation works: tutorials are run at a tiny size, the rest is composed.
+
+A comment before a block says what the test does with it, if not the default:
+
+    <!-- test: run; --max-update 3000 -> --max-update 4 -->   run, with these words replaced
+    <!-- test: file focal.py -->                              write it to this file; run it as part of the page
+    <!-- test: compose, because it needs Slurm -->            check the options, do not run
+    <!-- test: skip, because it installs -->                  look at nothing
+    <!-- test: after tutorials/text_to_model.md -->           (anywhere) run that page's blocks first
+
+The default of bash is `compose`: bash itself expands loops, variables and braces; then each option of each
+`metaseq-lm` command must exist, each configuration and sweep must compose, each named file of the
+repository must be there. The default of python is `run`, of yaml that it is YAML.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from metaseq_lm.cli import build_parser, main, overrides
+from metaseq_lm.cli.train import overrides_of
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.errors import MetaseqError
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "user_dir/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("README.md")),
+    *sorted((ROOT / "metaseq_lm" / "methods").rglob("README.md")),
+]
+BLOCK = re.compile(
+    r"(?:<!-- test: (?P<test>(?:(?!-->).)*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+AFTER = re.compile(r"<!-- test: after (\S+) -->")
+# Bash calls these in place of the programs; each call is a record of words that end in NUL.
+STUBS = """
+PATH=/nonexistent METASEQ_LM_DATA=FOLDER
+record() { printf '%s\\0' "$@" $'\\n' >> "$CALLS"; }
+metaseq-lm() { record metaseq-lm "$@"; }
+python() { record python "$@"; }
+bash() { record bash "$@"; }
+pip() { :; }
+cd() { :; }
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it begins, its language and text, and what its comment asks for."""
+
+    place: str
+    language: str
+    text: str
+    test: str
+
+    @property
+    def replaced(self) -> str:
+        """The text with the replacements of the comment; each must find something."""
+        text = self.text
+        for change in self.test.split(";")[1:]:
+            old, new = (part.strip() for part in change.split(" -> "))
+            assert old in text, f"{self.place}: nothing to replace: {old}"
+            text = text.replace(old, new)
+        return text
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page in order."""
+    source = page.read_text(encoding="utf-8")
+    defaults = {"python": "run", "bash": "compose"}
+    return [
+        Block(
+            f"{name(page)}:{source[: match.start('language')].count(chr(10)) + 1}",
+            match["language"],
+            match["text"],
+            match["test"] or defaults.get(match["language"], ""),
+        )
+        for match in BLOCK.finditer(source)
+    ]
+
+
+def calls(block: Block, folder: Path) -> list[list[str]]:
+    """Return the commands that bash would run for a block, in an empty folder."""
+    record = folder / "calls"
+    record.write_bytes(b"")
+    script = STUBS + block.text
+    environment = {"CALLS": str(record), "PWD": str(folder)}
+    subprocess.run(["/bin/bash", "-c", script], cwd=folder, env=environment, capture_output=True)
+    lines = record.read_bytes().decode().split("\n\0")
+    return [line.split("\0")[:-1] for line in lines if line]
+
+
+def share(folder: Path) -> None:
+    """Put the folders of the repository that commands name into a folder."""
+    for shared in ("examples", "user_dir", "scripts"):
+        (folder / shared).symlink_to(ROOT / shared)
+
+
+def check(words: list[str], out: Path) -> None:
+    """Raise MetaseqError or AssertionError unless a command is one that could run."""
+    program, *arguments = words
+    if program != "metaseq-lm":
+        file = next(word for word in arguments if not word.startswith("-"))
+        assert (ROOT / file).is_file(), f"there is no {file}"
+        return
+    command = arguments[0]
+    parser = build_parser(command)
+    args, rest = parser.parse_known_args(arguments)
+    args.overrides = overrides(args.parser, rest)
+    if command == "train":
+        load_config(overrides_of(args), args.config_dir, args.config_name)
+    if command == "sweep" and arguments[1] not in ("status", "resubmit", "cancel"):
+        for word in args.words + args.overrides:
+            if "=" not in word and not word.endswith(".yaml"):
+                Path(word).mkdir(parents=True, exist_ok=True)  # DATA has to be a folder
+        assert main([*arguments, "--seeds", "1", "--out", str(out), "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_compose(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    share(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    problems = []
+    for number, block in enumerate(blocks(page)):
+        if block.test.startswith("skip"):
+            assert "because" in block.test, f"{block.place}: say why"
+        elif block.language == "yaml":
+            assert isinstance(yaml.safe_load(block.text), dict), block.place
+        elif block.language == "bash" and not block.test.startswith("run"):
+            found = calls(block, tmp_path)
+            named = re.findall(r"\b(?:scripts|examples)/[\w./-]+\.\w+|\bscripts/[\w-]+", block.text)
+            problems += [f"{block.place}: no {n}" for n in named if not (ROOT / n).exists()]
+            if not found and not named:
+                problems.append(f"{block.place}: no command in it")
+            for words in found:
+                try:
+                    check(words, tmp_path / f"out{number}")
+                except (MetaseqError, AssertionError) as error:
+                    problems.append(f"{block.place}: {shlex.join(words)}\n    {error}")
+    assert not problems, "\n".join(problems) + "\n" + capsys.readouterr().err
+
+
+# TODO: the page has the convention of configuration that is about to land.
+LATER = {"docs/tutorials/new_objective.md"}
+RUN = [
+    page
+    for page in PAGES
+    if any(b.test.startswith("run") for b in blocks(page)) and name(page) not in LATER
+]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of the pages that were run, by name."""
+    return {}
+
+
+def play(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the blocks of a page in a folder."""
+    monkeypatch.chdir(folder)
+    namespace: dict[str, Any] = {"__name__": "tutorial"}
+    for block in blocks(page):
+        if block.test.startswith("file "):
+            Path(block.test.split()[1]).write_text(block.text, encoding="utf-8")
+        if not block.test.startswith("run"):
+            continue
+        if block.language == "python":
+            exec(compile(block.replaced, block.place, "exec"), namespace)
+            continue
+        for line in block.replaced.replace("\\\n", " ").splitlines():
+            program, *arguments = shlex.split(line, comments=True) or [""]
+            if program == "metaseq-lm":
+                assert main(arguments) == 0, f"{block.place}: {line}"
+            elif program == "python":
+                subprocess.run([sys.executable, *arguments], check=True)
+            else:
+                assert not program, f"{block.place}: the test cannot run {program}"
+
+
+@pytest.mark.parametrize("page", RUN, ids=name)
+def test_tutorials_run(
+    page: Path,
+    played: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tutorial's commands, one after the other, at a tiny size."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    source = page.read_text(encoding="utf-8")
+    chain = [ROOT / "docs" / other for other in AFTER.findall(source)] + [page]
+    for before, this in zip([None, *chain], chain):
+        if name(this) in played:
+            continue
+        folder = tmp_path_factory.mktemp("page") / "session"
+        if before is None:
+            folder.mkdir()
+            share(folder)
+        else:
+            shutil.copytree(played[name(before)], folder, symlinks=True)
+        play(this, folder, monkeypatch)
+        played[name(this)] = folder
+
+
+def test_there_are_blocks() -> None:
+    """The pattern finds them, and no comment stands alone."""
+    found = [block for page in PAGES for block in blocks(page)]
+    assert len(found) > 100 and len(RUN) > 4
+    for page in PAGES:
+        source = page.read_text(encoding="utf-8")
+        comments = [c for c in re.findall(r"<!-- test: (\w+)", source) if c != "after"]
+        assert len(comments) == len(re.findall(r"<!-- test: .*? -->\n```", source)), name(page)
