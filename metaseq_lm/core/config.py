@@ -307,13 +307,16 @@ def check_values(config: DictConfig) -> None:
         check_options(dataclass, config[group], f"{group}.")
 
 
-def check_options(dataclass: type, values: Any, prefix: str = "") -> None:
+def check_options(
+    dataclass: type, values: Any, prefix: str = "", spelled: Callable[[str], str] | None = None
+) -> None:
     """Raise UsageError for the first value outside the range that its `option` declares.
 
     Args:
         dataclass: The class whose fields are options.
         values: An instance of it, or a config node with its keys; what it lacks is not checked.
         prefix: What stands before an option's name in messages, such as "task.".
+        spelled: Returns how messages name the option of a field, instead of `prefix`.
     """
     for item in fields(dataclass):
         value = getattr(values, item.name, None)
@@ -322,7 +325,8 @@ def check_options(dataclass: type, values: Any, prefix: str = "") -> None:
         else:
             entries = [] if value is None else [value]
         for entry in entries:
-            _check_entry(prefix + item.name, entry, value, item.metadata)
+            name = spelled(item.name) if spelled is not None else prefix + item.name
+            _check_entry(name, entry, value, item.metadata)
 
 
 def _check_entry(name: str, entry: Any, value: Any, allowed: Mapping[str, Any]) -> None:

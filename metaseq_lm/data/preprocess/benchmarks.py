@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.benchmarks import (
     OPTIONAL_SPLITS,
@@ -22,7 +23,6 @@ from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
     Request,
-    flag,
     option_name,
     register_dataset_kind,
 )
@@ -37,21 +37,21 @@ class BenchmarkOptions:
 
     NOUN: ClassVar[str] = "benchmarks"
 
-    benchmark: str = flag(
+    benchmark: str = option(
         "",
         "glue/CoLA, superglue/WiC, squad/v2.0 and so on: official files, written to D/CoLA or D/NAME "
         "of --labelled",
         metavar="NAME",
     )
-    source: Path | None = flag(
+    source: Path | None = option(
         None,
         "folder with the official files, packed or not; --trainpref and the like name others",
         metavar="DIR",
     )
-    no_double: bool = flag(
+    no_double: bool = option(
         False, "MRPC, STS-B: no second copy of the train rows with the texts swapped"
     )
-    as_text: str | None = flag(
+    as_text: str | None = option(
         None,
         "SuperGLUE: one or two plain texts per row, as meta_pseudo_label and token_labels want "
         "them (choices in one text, *words* between asterisks); author: WSC's words are looked for, "
@@ -60,8 +60,8 @@ class BenchmarkOptions:
         const="own",
         choices=("own", "author"),
     )
-    labelled: str | None = flag()
-    tokenizer_from: Path | None = flag()
+    labelled: str | None = option(None, "")
+    tokenizer_from: Path | None = option(None, "")
 
 
 @register_dataset_kind("benchmark", BenchmarkOptions)

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 from tqdm import tqdm
 
+from metaseq_lm.core.config import option
 from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
     Request,
     Split,
-    flag,
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
@@ -36,34 +36,26 @@ class CorpusOptions(TokenizerOptions):
     """Options of a corpus."""
 
     NOUN: ClassVar[str] = "a corpus"
+    UNUSED_WITH: ClassVar[dict[str, str]] = {
+        "tokenizer_from": "tokenizer cased vocab_size word_pattern character_coverage task_tokens "
+        "min_frequency tokenizer_corpus"
+    }
 
-    documents: str = flag(
+    documents: str = option(
         "lines",
-        "what a document is, a line, or the lines (sentences) up to a blank one (default: lines)",
+        "what a document is, a line, or the lines (sentences) up to a blank one",
         choices=("lines", "blank"),
     )
-    task_tokens: int = flag(
-        TASK_TOKENS,
-        "symbols [CLS0] to [CLSN-1] (default: 30)",
-        metavar="N",
-        at_least=0,
-        excluded_by="tokenizer_from",
+    task_tokens: int = option(TASK_TOKENS, "symbols [CLS0] to [CLSN-1]", at_least=0)
+    min_frequency: int = option(
+        1, "merge pairs, keep words or characters that occur this often", at_least=1
     )
-    min_frequency: int = flag(
-        1,
-        "merge pairs, keep words or characters that occur this often (default: 1)",
-        metavar="N",
-        at_least=1,
-        excluded_by="tokenizer_from",
-    )
-    tokenizer_corpus: tuple[Path, ...] = flag(
+    tokenizer_corpus: tuple[Path, ...] = option(
         (),
         "text the tokenizer learns from (default: the train split); sentencepiece holds it in "
         "memory, so give a sample of a large corpus",
-        metavar="F",
-        excluded_by="tokenizer_from",
     )
-    tokenizer_from: Path | None = flag(
+    tokenizer_from: Path | None = option(
         None,
         "use the tokenizer of this folder (default: train one; of labelled sets: that of D)",
         metavar="DIR",
@@ -86,7 +78,6 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
         self.train_frequencies: np.ndarray | None = None
 
     def prepare(self) -> dict[str, Any]:
-        """Train the tokenizer, or open the one of another folder."""
         options, request = self.options, self.request
         if options.tokenizer_from is not None:
             self.tokenizer = load_tokenizer(options.tokenizer_from)
@@ -109,14 +100,12 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
             before += path.stat().st_size
 
     def encode(self, split: Split, records: Iterator[Block]) -> Iterator[Encoded]:
-        """Yield the ids of the blocks in order."""
         request = self.request
         return encode_blocks(
             records, self.tokenizer, self.folder, request.on_bad_utf8, request.workers
         )
 
     def write(self, split: Split, encoded: Iterator[Encoded]) -> None:
-        """Write the token files of a split."""
         progress = Progress(split.name, split.sources)
         blank_ends = self.options.documents == "blank"
         files = IndexedWriter(self.folder / split.name, self.tokenizer.dtype, documents=blank_ends)
@@ -133,7 +122,6 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
             self.train_frequencies = counter.frequencies
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
-        """Write the tokenizer again, with how often each symbol occurs in train."""
         if self.train_frequencies is not None:
             counts = self.train_frequencies.tolist()
             self.tokenizer.vocabulary = self.tokenizer.vocabulary.with_counts(counts)
@@ -141,11 +129,9 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
         return {}
 
     def nothing(self, split: Split) -> str:
-        """Return the complaint about a split without text."""
         return f"{split}: no text in {split.counts['lines']} lines: {self._passed_over(split)}"
 
     def summary(self, split: Split) -> str:
-        """Return the line of a split for the end of the run."""
         counts = Counts(**split.counts)
         inside = counts.sequences > counts.documents
         sentences = f"{counts.sequences:,} sequences in " if inside else ""
@@ -165,7 +151,6 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
         return ", ".join(words)
 
     def report(self, manifest: Manifest) -> str:
-        """Return which tokenizer the folder has."""
         about = manifest.tokenizer
         return (
             f"{self.request.destdir}: {about['name']} with {about['vocab_size']:,} symbols, "

@@ -9,6 +9,7 @@ from typing import IO, Any, ClassVar
 
 import numpy as np
 
+from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import full_disk_message
 from metaseq_lm.core.registry import nearest
@@ -28,7 +29,6 @@ from metaseq_lm.data.preprocess.pipeline import (
     Request,
     Split,
     batches,
-    flag,
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
@@ -46,28 +46,26 @@ class LabelledOptions:
     """Options of labelled sets."""
 
     NOUN: ClassVar[str] = "labelled sets"
+    UNUSED_WITH: ClassVar[dict[str, str]] = {"labels_from": "labels regression"}
 
-    labelled: str = flag("", "the files are a labelled set, written to D/NAME", metavar="NAME")
-    columns: tuple[str, ...] | None = flag(
+    labelled: str = option("", "the files are a labelled set, written to D/NAME", metavar="NAME")
+    columns: tuple[str, ...] | None = option(
         None, "column names of TSV files that have no header row", metavar="A,B,..."
     )
-    text_columns: tuple[str, ...] | None = flag(
+    text_columns: tuple[str, ...] | None = option(
         None, "default: text, or text_a,text_b", metavar="A[,B]"
     )
-    label_column: str = flag("label", "default: label", metavar="A")
-    labels: tuple[str, ...] | None = flag(
-        None,
-        "the classes in order (default: of train, sorted)",
-        metavar="A,B,...",
-        excluded_by="labels_from",
+    label_column: str = option("label", "the column of the labels", metavar="A")
+    labels: tuple[str, ...] | None = option(
+        None, "the classes in order (default: of train, sorted)", metavar="A,B,..."
     )
-    labels_from: Path | None = flag(
+    labels_from: Path | None = option(
         None,
         "the classes of this set, a folder D/NAME, in its order; for --tagged, --treebank too",
         metavar="SET",
     )
-    regression: bool = flag(False, "labels are numbers, not classes", excluded_by="labels_from")
-    tokenizer_from: Path | None = flag()
+    regression: bool = option(False, "labels are numbers, not classes")
+    tokenizer_from: Path | None = option(None, "")
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,6 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         self._classes = form.labels
 
     def prepare(self) -> dict[str, Any]:
-        """Return what the manifest says of the tokenizer, which the set does not hold."""
         self.form.check(self.request.splits)
         return describe_tokenizer(self.tokenizer)
 
@@ -209,7 +206,6 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             counts.update(reader.counts)
 
     def encode(self, split: Split, records: Iterator[tuple[Path, Row]]) -> Iterator[EncodedRows]:
-        """Yield the token ids of batches of rows."""
         for batch in batches(records, BATCH):
             rows = [row for _, row in batch]
             if self.form.form in WITH_PLACES:
@@ -244,7 +240,6 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         return EncodedRows([row for _, row in batch], columns, spans)
 
     def write(self, split: Split, encoded: Iterator[EncodedRows]) -> None:
-        """Write token files, spans and facts of a split; its labels are written at the end."""
         with contextlib.ExitStack() as stack:
             writers: dict[str, IndexedWriter] = {}
             facts: IO[bytes] | None = None
@@ -274,7 +269,6 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         return stack.enter_context(IndexedWriter(prefix, self.tokenizer.dtype))
 
     def nothing(self, split: Split) -> str:
-        """Return the complaint about a split without rows."""
         counts = split.counts
         return (
             f"{split}: no rows ({counts['blank']} blank lines, "
@@ -282,7 +276,6 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         )
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
-        """Decide on the classes and write the labels of each split."""
         inputs = {split.name: len(split.counts["tokens"]) for split in splits}
         if not self.form.regression and self._classes is None:
             seen = {str(label) for label in self._labels[TRAIN].values}
@@ -326,7 +319,6 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         split.files += [f"{name}.{suffix}" for suffix in ("bin", "idx")]
 
     def summary(self, split: Split) -> str:
-        """Return the line of a split for the end of the run."""
         counts, labels = split.counts, self._labels[split.name]
         tokens = " + ".join(f"{number:,}" for number in counts["tokens"])
         text = f"{split.name}: {counts['rows']:,} rows, {tokens} tokens"

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import full_disk_message
 from metaseq_lm.data.corpus.encode import encode_texts
@@ -28,7 +29,6 @@ from metaseq_lm.data.preprocess.pipeline import (
     Request,
     Split,
     batches,
-    flag,
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
@@ -49,30 +49,26 @@ class ParallelOptions(TokenizerOptions):
 
     NOUN: ClassVar[str] = "parallel text"
 
-    parallel: str = flag(
+    parallel: str = option(
         "",
         "files PREF.S and PREF.T, line by line, PREF of --trainpref and the like; written to D/NAME, "
         "a data folder of its own",
         metavar="NAME",
     )
-    tokenizer: str = flag("word")
-    source_lang: str = flag("", "ending of the source files, en say", metavar="S")
-    target_lang: str = flag("", "ending of the target files, vi say", metavar="T")
-    unlabelled: tuple[Path, ...] = flag(
-        (), "files (whole names) of source text without translations", metavar="F"
+    tokenizer: str = option("word", "")
+    source_lang: str = option("", "ending of the source files, en say", metavar="S")
+    target_lang: str = option("", "ending of the target files, vi say", metavar="T")
+    unlabelled: tuple[Path, ...] = option(
+        (), "files (whole names) of source text without translations"
     )
-    source_min_frequency: int | None = flag(
+    source_min_frequency: int | None = option(
         None,
         "source words or merged pairs occur this often (default: 2 for --tokenizer word, so that "
         "training knows [UNK]; else 1)",
-        metavar="N",
         at_least=1,
     )
-    target_min_frequency: int | None = flag(
-        None,
-        "the same of the target (default: 6 for --tokenizer word, else 1)",
-        metavar="N",
-        at_least=1,
+    target_min_frequency: int | None = option(
+        None, "the same of the target (default: 6 for --tokenizer word, else 1)", at_least=1
     )
 
 
@@ -99,7 +95,6 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
         self._first_empty: dict[str, str] = {}
 
     def input_files(self) -> Iterable[Path]:
-        """Return the files of both languages; UsageError for splits or languages that do not fit."""
         one, other = self.options.source_lang, self.options.target_lang
         splits = self.request.splits
         if one == other:
@@ -133,14 +128,12 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
         return {**describe_tokenizer(self.tokenizers[SOURCE]), "hash": joined}
 
     def splits(self) -> Iterable[Split]:
-        """Return the splits, and that of the unlabelled text."""
         extra = (
             [Split(UNLABELLED, list(self.options.unlabelled))] if self.options.unlabelled else []
         )
         return [*super().splits(), *extra]
 
     def read(self, split: Split) -> Iterator[list[str]]:
-        """Yield the texts of each line: source and target, or the source alone."""
         if split.name == UNLABELLED:
             return self._source_lines(split)
         return self._aligned_lines(split)
@@ -187,7 +180,6 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                     self._first_empty.setdefault(split.name, place)
 
     def encode(self, split: Split, records: Iterator[list[str]]) -> Iterator[EncodedPairs]:
-        """Yield the token ids of batches of texts."""
         sides = SIDES[: 1 if split.name == UNLABELLED else 2]
         for batch in batches(records, BATCH):
             columns = [
@@ -197,7 +189,6 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
             yield EncodedPairs(columns, [texts[-1] for texts in batch])
 
     def write(self, split: Split, encoded: Iterator[EncodedPairs]) -> None:
-        """Write the token files of a split, and its references."""
         sides = SIDES[: 1 if split.name == UNLABELLED else 2]
         names = [side_name(split.name, side) for side in sides]
         unknown, rows = dict.fromkeys(sides, 0), 0
@@ -227,7 +218,6 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
         split.counts = {"rows": rows, "tokens": tokens, "unknown": unknown, **split.counts}
 
     def nothing(self, split: Split) -> str:
-        """Return the complaint about a split without sentences."""
         paths = split.sources
         if split.name != UNLABELLED:
             paths = [path for pair in self._pairs[split.name] for path in pair]
@@ -243,7 +233,6 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
         return {name: n for name, n in split.counts.items() if n and name not in kept}
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
-        """Write the tokenizers; the details name the languages and both tokenizers."""
         for side, tokenizer in self.tokenizers.items():
             self.shared_files += tokenizer.save(self.folder, f"{side}.")
         described = {side: describe_tokenizer(one) for side, one in self.tokenizers.items()}
@@ -251,7 +240,6 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
         return {**languages, "tokenizers": described}
 
     def summary(self, split: Split) -> str:
-        """Return the line of a split for the end of the run."""
         counts = split.counts
         parts = [
             f"{tokens:,} {side} tokens ({counts['unknown'][side]:,} unknown)"
@@ -265,7 +253,6 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
         return text
 
     def report(self, manifest: Manifest) -> str:
-        """Return which tokenizers the folder has."""
         return "\n".join(
             f"{self.request.destdir}: {side}: {about['name']} with {about['vocab_size']:,} symbols"
             for side, about in manifest.details["tokenizers"].items()

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from metaseq_lm.core.config import check_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import Entry, Registry
 from metaseq_lm.data.storage.manifest import Manifest
@@ -33,13 +34,14 @@ A plug-in registers its own:
     @dataclass(frozen=True)
     class PoemOptions:
         NOUN: ClassVar[str] = "poems"
-        poems: str = flag("", "the files are poems, written to D/NAME", metavar="NAME")
+        poems: str = option("", "the files are poems, written to D/NAME", metavar="NAME")
 
     @register_dataset_kind("poems", PoemOptions)
     def poems(options: PoemOptions, request: Request) -> Pipeline: ...
 
-The option `--poems`, named like the kind, selects it; a field that another kind has too (such as
-`vocab_size`) is one option of both.
+The option `--poems`, named like the kind, selects it. A field that another kind has too, such as
+`vocab_size`, is one option of both; only one of them needs the help. `UNUSED_WITH` may say which
+options (names with blanks between them) exclude another one.
 """
 register_dataset_kind = DATASET_KINDS.register
 
@@ -212,27 +214,6 @@ def batches(records: Iterable[Record], size: int) -> Iterator[list[Record]]:
 # ---------------------------------------------------------------- options
 
 
-def flag(
-    default: Any = None,
-    help: str = "",
-    *,
-    at_least: int | None = None,
-    excluded_by: str = "",
-    **argparse_settings: Any,
-) -> Any:
-    """Declare a command-line option as a field of a dataclass of options.
-
-    Args:
-        default: The value if the option is not given.
-        help: What `--help` says; an option of several kinds needs it in one of them only.
-        at_least: The smallest number allowed.
-        excluded_by: A field of the same dataclass that makes this option meaningless.
-        argparse_settings: For `add_argument`: metavar, choices, nargs, const.
-    """
-    about = {"help": help, "at_least": at_least, "excluded_by": excluded_by}
-    return field(default=default, metadata={**about, "argparse": argparse_settings})
-
-
 def option_name(field_name: str) -> str:
     """Return the option of the command line that sets a field."""
     return "--" + field_name.replace("_", "-")
@@ -251,34 +232,34 @@ def options_class(entry: Entry) -> Any:
 def add_arguments(parser: Any) -> None:
     """Add the options of every registered kind to an argparse parser, a group for each kind.
 
-    An option that is not given is None.
+    An option of several kinds stands with the first one that describes it. The metadata of its
+    field may hold `metavar`, `nargs`, `const` and `choices`. An option that is not given is None.
     """
-    # An option of several kinds stands with the one that describes it.
-    described = [
-        (options_class(entry), one)
-        for entry in all_kinds()
-        for one in fields(options_class(entry))
-        if one.metadata["help"]
-    ]
     added: set[str] = set()
-    groups: dict[Any, Any] = {}
-    for options, one in described:
-        if one.name in added:
+    for entry in all_kinds():
+        hints = get_type_hints(entry.dataclass)
+        new = [item for item in fields(options_class(entry)) if item.metadata["help"]]
+        new = [item for item in new if item.name not in added]
+        if not new:
             continue
-        added.add(one.name)
-        if options not in groups:
-            groups[options] = parser.add_argument_group(options.NOUN)
-        settings = dict(one.metadata["argparse"])
-        hint, sequence = _value_type(get_type_hints(options)[one.name])
-        if hint is bool:
-            settings["action"] = "store_true"
-        elif hint in (int, float):
-            settings["type"] = hint
-        if sequence and hint is Path:
-            settings.setdefault("nargs", "+")
-        groups[options].add_argument(
-            option_name(one.name), default=None, help=one.metadata["help"], **settings
-        )
+        group = parser.add_argument_group(options_class(entry).NOUN)
+        for item in new:
+            added.add(item.name)
+            hint, sequence = _value_type(hints[item.name])
+            known = ("metavar", "nargs", "const", "choices")
+            settings = {name: item.metadata[name] for name in known if name in item.metadata}
+            if hint is bool:
+                settings["action"] = "store_true"
+            elif "choices" not in settings:
+                settings.setdefault("metavar", {int: "N", float: "X", Path: "F"}.get(hint))
+            if hint in (int, float):
+                settings["type"] = hint
+            if sequence and hint is Path:
+                settings["nargs"] = "+"
+            text = item.metadata["help"]
+            if item.default not in (None, "", (), False) and "default:" not in text:
+                text += f" (default: {item.default})"
+            group.add_argument(option_name(item.name), default=None, help=text, **settings)
 
 
 def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry, Any]:
@@ -319,7 +300,7 @@ def _misplaced(name: str, owners: list[str], chosen: Entry | None) -> str:
         nouns.append(options.NOUN)
         for one in fields(options):
             if one.name == kind:
-                metavar = one.metadata["argparse"].get("metavar", "")
+                metavar = one.metadata.get("metavar", "")
                 selectors.append(f"{option_name(kind)} {metavar}".rstrip())
     option, where, remedy = option_name(name), _joined(nouns, "and"), _joined(selectors, "or")
     if chosen is None:
@@ -332,24 +313,22 @@ def _joined(words: list[str], conjunction: str) -> str:
     return f" {conjunction} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
-def _make_options(kind: type, values: dict[str, Any]) -> Any:
-    hints = get_type_hints(kind)
-    for one in fields(kind):
-        if one.name not in values:
-            continue
-        about, value = one.metadata, values[one.name]
-        if about["excluded_by"] in values:
-            other = option_name(about["excluded_by"])
-            raise UsageError(f"{option_name(one.name)} and {other} exclude each other")
-        if about["at_least"] is not None and value < about["at_least"]:
-            raise UsageError(f"{option_name(one.name)} {value}: at least {about['at_least']}")
-        hint, sequence = _value_type(hints[one.name])
-        if sequence:
-            parts = value.split(",") if isinstance(value, str) else value
-            values[one.name] = tuple(map(hint, parts))
-        else:
-            values[one.name] = hint(value)
-    return kind(**values)
+def _make_options(kind: Any, values: dict[str, Any]) -> Any:
+    for other, names in getattr(kind, "UNUSED_WITH", {}).items():
+        for name in names.split() if other in values else ():
+            if name in values:
+                raise UsageError(f"{option_name(name)} and {option_name(other)} exclude each other")
+    for name, hint in get_type_hints(kind).items():
+        if name in values:
+            value, (hint, sequence) = values[name], _value_type(hint)
+            if sequence:
+                parts = value.split(",") if isinstance(value, str) else value
+                values[name] = tuple(map(hint, parts))
+            else:
+                values[name] = hint(value)
+    options = kind(**values)
+    check_options(kind, options, spelled=option_name)
+    return options
 
 
 def _value_type(hint: Any) -> tuple[type, bool]:

@@ -50,7 +50,6 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
         self.tokenizer = tokenizer
 
     def prepare(self) -> dict[str, Any]:
-        """Return what the manifest says of the tokenizer, which the set does not hold."""
         return describe_tokenizer(self.tokenizer)
 
     def read(self, split: Split) -> Iterator[Paragraph]:
@@ -71,7 +70,6 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
             split.counts["bad_utf8"] += reader.bad_utf8
 
     def encode(self, split: Split, records: Iterator[Paragraph]) -> Iterator[EncodedParagraph]:
-        """Yield the tokens of each paragraph, and where its gold answers stand in them."""
         for paragraph in records:
             context = self.tokenizer.encode_with_offsets(paragraph.context)
             questions = self.tokenizer.encode_batch([q.text for q in paragraph.questions])
@@ -79,7 +77,6 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
             yield EncodedParagraph(paragraph, context, questions, spans)
 
     def write(self, split: Split, encoded: Iterator[EncodedParagraph]) -> None:
-        """Write the token files of a split, and its texts as JSON lines."""
         tokens, int32, counts = self.tokenizer.dtype, np.dtype(np.int32), split.counts
         rows_path = self.folder / rows_name(split.name)
         with contextlib.ExitStack() as stack:
@@ -113,15 +110,12 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
         split.files.append(rows_path.name)
 
     def nothing(self, split: Split) -> str:
-        """Return the complaint about a split without questions."""
         return f"{split}: no questions in {split.counts['paragraphs']} paragraphs"
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
-        """Return the version for the manifest."""
         return {"version": self.version}
 
     def summary(self, split: Split) -> str:
-        """Return the line of a split for the end of the run."""
         counts = split.counts
         tokens = " + ".join(f"{number:,}" for number in counts["tokens"])
         text = (

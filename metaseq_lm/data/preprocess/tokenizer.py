@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.preprocess.pipeline import flag
 from metaseq_lm.data.storage.text_files import check_text_file, training_lines
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
@@ -18,36 +18,19 @@ from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS
 class TokenizerOptions:
     """Which tokenizer to train."""
 
-    tokenizer: str = flag(
+    tokenizer: str = option(
         "byte_bpe",
         "byte_bpe, wordpiece, sentencepiece_bpe, sentencepiece_unigram, word or char "
         "(default: byte_bpe; of parallel text: word)",
         metavar="KIND",
-        excluded_by="tokenizer_from",
     )
-    cased: bool = flag(
-        False,
-        "wordpiece: keep capitals and accents (default: BERT's uncased)",
-        excluded_by="tokenizer_from",
+    cased: bool = option(False, "wordpiece: keep capitals and accents (default: BERT's uncased)")
+    vocab_size: int = option(30000, "at most this many symbols", at_least=1)
+    word_pattern: str | None = option(
+        None, "word: what a word is (default: between white space)", metavar="RE"
     )
-    vocab_size: int = flag(
-        30000,
-        "at most this many symbols (default: 30000)",
-        metavar="N",
-        at_least=1,
-        excluded_by="tokenizer_from",
-    )
-    word_pattern: str | None = flag(
-        None,
-        "word: what a word is (default: between white space)",
-        metavar="RE",
-        excluded_by="tokenizer_from",
-    )
-    character_coverage: float | None = flag(
-        None,
-        "sentencepiece: share of the characters that must have a symbol (default: 0.9995)",
-        metavar="X",
-        excluded_by="tokenizer_from",
+    character_coverage: float | None = option(
+        None, "sentencepiece: share of the characters that must have a symbol (default: 0.9995)"
     )
 
     def special_options(self) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from metaseq_lm.core import random_streams
+from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
@@ -16,7 +17,6 @@ from metaseq_lm.data.preprocess.pipeline import (
     Request,
     Split,
     batches,
-    flag,
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.words import (
@@ -59,22 +59,20 @@ UNSEEN = "<unseen>"
 class WordSetOptions:
     """Options of all labelled sets of sentences."""
 
-    tag_column: str = flag(
+    tag_column: str = option(
         "",
         "column of the tags, or of HEAD-RELATION (default: -1, the last); of .conllu files with "
         "--tagged a field such as upos",
-        metavar="N",
     )
-    hold_out: int = flag(
-        0,
+    hold_out: int | None = option(
+        None,
         "tagged, treebank: N random sentences of train become the missing valid split",
-        metavar="N",
         at_least=1,
     )
-    hold_out_seed: int | None = flag(None, "seed of --hold-out (default: 0)", metavar="S")
-    word_column: int | None = flag()
-    drop_overlap_with: tuple[str, ...] = flag(())
-    labels_from: Path | None = flag()
+    hold_out_seed: int | None = option(None, "seed of --hold-out (default: 0)", metavar="S")
+    word_column: int | None = option(None, "")
+    drop_overlap_with: tuple[str, ...] = option((), "")
+    labels_from: Path | None = option(None, "")
 
     def check(self, splits: dict[str, list[Path]]) -> None:
         """Raise UsageError for options that cannot be used with these splits."""
@@ -98,17 +96,17 @@ class TaggedOptions(WordSetOptions):
 
     NOUN: ClassVar[str] = "tagged sets"
 
-    tagged: str = flag("", "the files are words with tags, written to D/NAME", metavar="NAME")
-    tag_scheme: str = flag(
+    tagged: str = option("", "the files are words with tags, written to D/NAME", metavar="NAME")
+    tag_scheme: str = option(
         "auto",
         "tagged: how tags spell spans, which become BIOES; conlleval reads all of them and faulty "
-        "ones, none is one class per word (default: auto)",
+        "ones, none is one class per word",
         choices=SCHEMES,
     )
-    unseen_tags: str = flag(
+    unseen_tags: str = option(
         "own",
         "tagged: tags of words that train lacks are classes of their own, or one class that counts as "
-        "wrong whatever is predicted (default: own)",
+        "wrong whatever is predicted",
         choices=("own", "one"),
     )
 
@@ -127,11 +125,11 @@ class TreebankOptions(WordSetOptions):
 
     NOUN: ClassVar[str] = "treebanks"
 
-    treebank: str = flag("", "the files are dependency trees, written to D/NAME", metavar="NAME")
+    treebank: str = option("", "the files are dependency trees, written to D/NAME", metavar="NAME")
 
 
 @dataclass
-class Content:
+class _Content:
     """The sentences of a split and what was counted on the way."""
 
     sources: list[Path]
@@ -139,61 +137,40 @@ class Content:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-Contents = dict[str, Content]
-
-
-def all_sentences(contents: Contents) -> Iterator[Sentence]:
-    """Yield the sentences of all splits."""
-    for content in contents.values():
-        yield from content.sentences
-
-
-class Annotation(Protocol):
-    """What the labels of a set are: how they are read, and which classes there are."""
-
-    kind: str
-    heads: bool
-    scheme: str
-
-    def open_file(self, path: Path, policy: str) -> SentenceReader:
-        """Return the reader of a file, by its name."""
-
-    def choose_labels(self, contents: Contents) -> tuple[list[str], int | None]:
-        """Return the classes, and which of them stands for tags that train lacks.
-
-        The labels of the sentences may be rewritten.
-        """
-
-    def report(self, labels: list[str]) -> str:
-        """Return the classes in words."""
-
-
 class WordSetPipeline(Pipeline[Sentence, EncodedSentences]):
-    """Sentences with a label for each word; all are read first, as the classes depend on all splits."""
+    """Sentences with a tag, or a head and a relation, for each word.
+
+    All sentences are read first, as the classes depend on all splits.
+    """
 
     unit = "sentences"
     encoder: SentenceEncoder
 
-    def __init__(
-        self, name: str, options: WordSetOptions, annotation: Annotation, request: Request
-    ) -> None:
+    def __init__(self, options: TaggedOptions | TreebankOptions, request: Request) -> None:
+        trees = isinstance(options, TreebankOptions)
+        name = options.treebank if isinstance(options, TreebankOptions) else options.tagged
         super().__init__(request.inside(name))
         options.check(request.splits)
-        self.kind = annotation.kind  # type: ignore[misc]
+        self.kind = "trees" if trees else "tags"  # type: ignore[misc]
         self.options = options
-        self.annotation = annotation
         self.data_folder = request.destdir
         self.vocabulary = WordVocabulary.load(self.data_folder)
-        self.contents: Contents = {}
+        self.scheme = "none"
         self.labels: list[str] = []
-        self.unseen: int | None = None
+        self.unseen: int | None = None  # the class of tags that train lacks
+        self._contents: dict[str, _Content] = {}
+
+    # ------------------------------------------------------------ sentences and classes
 
     def prepare(self) -> dict[str, Any]:
         """Read all sentences and decide on the classes."""
         self._read_all()
         if self.options.hold_out:
-            self._hold_out()
-        self.labels, self.unseen = self.annotation.choose_labels(self.contents)
+            self._hold_out(self.options.hold_out)
+        if isinstance(self.options, TreebankOptions):
+            self._choose_relations()
+        else:
+            self._choose_tags(self.options)
         if self.options.labels_from is not None:
             self._take_labels(self.options.labels_from)
         return describe_vocabulary(self.vocabulary)
@@ -204,9 +181,9 @@ class WordSetPipeline(Pipeline[Sentence, EncodedSentences]):
             options.drop_overlap_with, self.data_folder, options.word_column or 0, policy
         )
         for split, paths in self.request.splits.items():
-            content = self.contents[split] = Content(paths)
+            content = self._contents[split] = _Content(paths)
             for path in paths:
-                reader = self.annotation.open_file(path, policy)
+                reader = open_file(path, options, policy)
                 content.sentences += reader
                 content.counts += reader.counts
             if split == TRAIN and len(overlap):
@@ -217,130 +194,65 @@ class WordSetPipeline(Pipeline[Sentence, EncodedSentences]):
                 dropped = dropped_sentences(content.counts["dropped_overlap"])
                 raise MetaseqError(f"{', '.join(map(str, paths))}: no sentences{dropped}")
 
-    def _hold_out(self) -> None:
+    def _hold_out(self, wanted: int) -> None:
         """Move random sentences of train, in their order, to a new split valid."""
-        train, wanted = self.contents[TRAIN], self.options.hold_out
+        train = self._contents[TRAIN]
         count = len(train.sentences)
         if wanted >= count:
             raise UsageError(f"--hold-out {wanted}: train has {count} sentences")
         seed = self.options.hold_out_seed or 0
         order = random_streams.generator(seed, "hold out").permutation(count)
         held = set(order[:wanted].tolist())
-        self.contents[VALID] = Content(train.sources, [train.sentences[i] for i in sorted(held)])
+        self._contents[VALID] = _Content(train.sources, [train.sentences[i] for i in sorted(held)])
         train.sentences = [s for i, s in enumerate(train.sentences) if i not in held]
 
-    def _take_labels(self, folder: Path) -> None:
-        """Take the classes of an earlier set, and which of them stands for tags that it lacks."""
-        lacking = set(self.labels)
-        self.labels, self.unseen = classes_of(folder), Manifest.load(folder).details.get("unseen")
-        lacking -= set(self.labels)
-        if self.unseen is not None or not lacking:
-            return
-        for sentence in all_sentences(self.contents):
-            for word, label in enumerate(sentence.labels):
-                if label in lacking:
+    def _sentences(self) -> Iterator[Sentence]:
+        for content in self._contents.values():
+            yield from content.sentences
+
+    def _choose_relations(self) -> None:
+        """Take the relations of all sentences, root first.
+
+        MetaseqError with the place unless the words with head 0, and no others, have the relation root.
+        """
+        relations = set()
+        for sentence in self._sentences():
+            assert sentence.heads is not None
+            for word, (head, relation) in enumerate(zip(sentence.heads, sentence.labels)):
+                if relation.lower() == ROOT:
+                    sentence.labels[word] = relation = ROOT
+                if (head == 0) != (relation == ROOT):
                     raise MetaseqError(
-                        f"{sentence.place(word)}: {label!r} is no class of {folder} (--labels-from); a "
-                        "model of that set cannot be scored on it"
+                        f"{sentence.place(word)}: relation {relation!r} to head {head}; the words with "
+                        f"head 0, and no others, have the relation {ROOT}"
                     )
+                relations.add(relation)
+        self.labels = [ROOT, *sorted(relations - {ROOT})]
 
-    def splits(self) -> Iterable[Split]:
-        """Return the splits, with the held-out one."""
-        return [
-            Split(name, content.sources, content.counts) for name, content in self.contents.items()
-        ]
-
-    def read(self, split: Split) -> Iterator[Sentence]:
-        """Yield the sentences of a split."""
-        return iter(self.contents[split.name].sentences)
-
-    def encode(self, split: Split, records: Iterator[Sentence]) -> Iterator[EncodedSentences]:
-        """Yield the numbers of words, labels and heads of batches of sentences."""
-        self.encoder = SentenceEncoder(self.vocabulary)
-        return map(self._encode_batch, batches(records, BATCH))
-
-    def _encode_batch(self, sentences: list[Sentence]) -> EncodedSentences:
-        number: dict[str, int] = {label: i for i, label in enumerate(self.labels)}
-        labels = [number.get(label, self.unseen) for s in sentences for label in s.labels]
-        encoded = self.encoder.encode([s.words for s in sentences])
-        encoded.columns["labels"] = np.array(labels)
-        if self.annotation.heads:
-            heads = [head for s in sentences for head in s.heads or ()]
-            encoded.columns["heads"] = np.array(heads)
-        return encoded
-
-    def write(self, split: Split, encoded: Iterator[EncodedSentences]) -> None:
-        """Write the files of a split."""
-        types = word_types(self.vocabulary) | {"labels": smallest_dtype(len(self.labels))}
-        if self.annotation.heads:
-            types["heads"] = np.dtype("<i4")
-        write_sentences(split, encoded, self.folder, self.encoder, types)
-
-    def finish(self, splits: list[Split]) -> dict[str, Any]:
-        """Return what the manifest says of the classes."""
-        scheme = self.annotation.scheme
-        return {
-            "labels": self.labels,
-            "spans": scheme != "none",
-            "scheme": scheme,
-            "unseen": self.unseen,
-        }
-
-    def summary(self, split: Split) -> str:
-        """Return the line of a split for the end of the run."""
-        return summarise_sentences(split)
-
-    def report(self, manifest: Manifest) -> str:
-        """Return the classes in words."""
-        return self.annotation.report(self.labels)
-
-
-# ---------------------------------------------------------------- tags
-
-
-class TagAnnotation:
-    """Words with tags: spans, which become BIOES, or a class for each word."""
-
-    kind, heads = "tags", False
-
-    def __init__(self, options: TaggedOptions) -> None:
-        self.options = options
-        self.scheme = options.tag_scheme  # "auto" until the tags are read
-
-    def open_file(self, path: Path, policy: str) -> SentenceReader:
-        """Return the reader of a file: CoNLL-U by a named field, else by a numbered column."""
-        column = self.options.tag_column
-        if not is_conllu(path):
-            word_column = self.options.word_column or 0
-            return ColumnReader(
-                path, policy, word_column=word_column, label_column=label_column(path, column)
-            )
-        if not column or _is_number(column):
-            raise UsageError(f"{path}: name the field of the tags, for example --tag-column upos")
-        return ConlluReader(path, policy, label=field_number(column), trees=False)
-
-    def choose_labels(self, contents: Contents) -> tuple[list[str], int | None]:
-        """Find out how the tags spell spans; turn spans into BIOES; return the classes."""
+    def _choose_tags(self, options: TaggedOptions) -> None:
+        """Find out how the tags spell spans, turn spans into BIOES, take the classes."""
+        self.scheme = options.tag_scheme
         if self.scheme == "auto":
             try:
-                self.scheme = guess_scheme(s.labels for s in all_sentences(contents))
+                self.scheme = guess_scheme(sentence.labels for sentence in self._sentences())
             except UsageError as error:
-                first = next(iter(contents.values())).sources[0]
+                first = next(iter(self._contents.values())).sources[0]
                 raise UsageError(f"{first}: {error}") from error
         if self.scheme != "none":
-            self._to_bioes(contents)
-            if self.options.unseen_tags == "one":
+            self._to_bioes()
+            if options.unseen_tags == "one":
                 raise UsageError("--unseen-tags one is for tags of words, not for spans")
-        labels = {label for sentence in all_sentences(contents) for label in sentence.labels}
+        tags = {tag for sentence in self._sentences() for tag in sentence.labels}
         if self.scheme != "none":
-            return bioes_names(label[2:] for label in labels if label != "O"), None
-        if self.options.unseen_tags == "own":
-            return sorted(labels), None
-        seen = {label for sentence in contents[TRAIN].sentences for label in sentence.labels}
-        return [*sorted(seen), UNSEEN], len(seen)
+            self.labels = bioes_names(tag[2:] for tag in tags if tag != "O")
+        elif options.unseen_tags == "own":
+            self.labels = sorted(tags)
+        else:
+            seen = {tag for s in self._contents[TRAIN].sentences for tag in s.labels}
+            self.labels, self.unseen = [*sorted(seen), UNSEEN], len(seen)
 
-    def _to_bioes(self, contents: Contents) -> None:
-        for content in contents.values():
+    def _to_bioes(self) -> None:
+        for content in self._contents.values():
             for i, sentence in enumerate(content.sentences):
                 try:
                     spans = read_spans(sentence.labels, self.scheme)
@@ -352,8 +264,58 @@ class TagAnnotation:
                 tags = bioes_tags(spans, len(sentence.words))
                 content.sentences[i] = replace(sentence, labels=tags)
 
-    def report(self, labels: list[str]) -> str:
-        """Return the classes in words."""
+    def _take_labels(self, folder: Path) -> None:
+        """Take the classes of an earlier set, and which of them stands for tags that it lacks."""
+        lacking = set(self.labels)
+        self.labels, self.unseen = classes_of(folder), Manifest.load(folder).details.get("unseen")
+        lacking -= set(self.labels)
+        if self.unseen is not None or not lacking:
+            return
+        for sentence in self._sentences():
+            for word, label in enumerate(sentence.labels):
+                if label in lacking:
+                    raise MetaseqError(
+                        f"{sentence.place(word)}: {label!r} is no class of {folder} (--labels-from); a "
+                        "model of that set cannot be scored on it"
+                    )
+
+    # ------------------------------------------------------------ splits
+
+    def splits(self) -> Iterable[Split]:
+        return [Split(name, c.sources, c.counts) for name, c in self._contents.items()]
+
+    def read(self, split: Split) -> Iterator[Sentence]:
+        return iter(self._contents[split.name].sentences)
+
+    def encode(self, split: Split, records: Iterator[Sentence]) -> Iterator[EncodedSentences]:
+        self.encoder = SentenceEncoder(self.vocabulary)
+        return map(self._encode_batch, batches(records, BATCH))
+
+    def _encode_batch(self, sentences: list[Sentence]) -> EncodedSentences:
+        number: dict[str, int] = {label: i for i, label in enumerate(self.labels)}
+        labels = [number.get(label, self.unseen) for s in sentences for label in s.labels]
+        encoded = self.encoder.encode([s.words for s in sentences])
+        encoded.columns["labels"] = np.array(labels)
+        encoded.columns["heads"] = np.array([head for s in sentences for head in s.heads or ()])
+        return encoded
+
+    def write(self, split: Split, encoded: Iterator[EncodedSentences]) -> None:
+        types = word_types(self.vocabulary) | {"labels": smallest_dtype(len(self.labels))}
+        if self.kind == "trees":
+            types["heads"] = np.dtype("<i4")
+        write_sentences(split, encoded, self.folder, self.encoder, types)
+
+    def finish(self, splits: list[Split]) -> dict[str, Any]:
+        about = {"labels": self.labels, "scheme": self.scheme, "unseen": self.unseen}
+        return {**about, "spans": self.scheme != "none"}
+
+    def summary(self, split: Split) -> str:
+        return summarise_sentences(split)
+
+    def report(self, manifest: Manifest) -> str:
+        labels = self.labels
+        if self.kind == "trees":
+            return f"{len(labels)} relations: {', '.join(labels)}"
         if self.scheme == "none":
             return f"{len(labels)} tags of words: {', '.join(labels)}"
         types = [label[2:] for label in labels[1::4]]
@@ -362,77 +324,33 @@ class TagAnnotation:
         )
 
 
-@register_dataset_kind("tagged", TaggedOptions)
-def tagged_set(options: TaggedOptions, request: Request) -> WordSetPipeline:
-    """Return what makes a tagged set."""
-    return WordSetPipeline(options.tagged, options, TagAnnotation(options), request)
+register_dataset_kind("tagged", TaggedOptions)(WordSetPipeline)
+register_dataset_kind("treebank", TreebankOptions)(WordSetPipeline)
 
 
-# ---------------------------------------------------------------- trees
-
-
-class TreeAnnotation:
-    """Dependency trees: a head and a relation for each word."""
-
-    kind, heads, scheme = "trees", True, "none"
-
-    def __init__(self, options: TreebankOptions) -> None:
-        self.options = options
-
-    def open_file(self, path: Path, policy: str) -> SentenceReader:
-        """Return the reader of a file: CoNLL-U, or columns with HEAD-RELATION."""
-        column = self.options.tag_column
-        if not is_conllu(path):
-            word_column = self.options.word_column or 0
-            return HeadColumnReader(
-                path, policy, word_column=word_column, label_column=label_column(path, column)
+def open_file(path: Path, options: TaggedOptions | TreebankOptions, policy: str) -> SentenceReader:
+    """Return the reader of a file of tags or trees, CoNLL-U or in columns by its name."""
+    trees, column = isinstance(options, TreebankOptions), options.tag_column
+    if not is_conllu(path):
+        column = column or "-1"
+        if not _is_number(column):
+            raise UsageError(
+                f"{path}: --tag-column {column} is for .conllu files; give a number, from 0, or "
+                "negative from the right"
             )
+        reader = HeadColumnReader if trees else ColumnReader
+        word_column = options.word_column or 0
+        return reader(path, policy, word_column=word_column, label_column=int(column))
+    if trees:
         if column:
             raise UsageError(
                 f"--tag-column {column} does not apply to {path}: the relations of a treebank in "
                 "CoNLL-U are its field deprel"
             )
         return ConlluReader(path, policy)
-
-    def choose_labels(self, contents: Contents) -> tuple[list[str], int | None]:
-        """Return the relations of all sentences, root first.
-
-        MetaseqError with the place unless the words with head 0, and no others, have the relation root.
-        """
-        relations = set()
-        for sentence in all_sentences(contents):
-            assert sentence.heads is not None
-            for word, (head, relation) in enumerate(zip(sentence.heads, sentence.labels)):
-                if relation.lower() == ROOT:
-                    sentence.labels[word] = relation = ROOT
-                if (head == 0) != (relation == ROOT):
-                    raise MetaseqError(
-                        f"{sentence.place(word)}: relation {relation!r} to head {head}; the words with "
-                        f"head 0, and no others, have the relation {ROOT}"
-                    )
-                relations.add(relation)
-        return [ROOT, *sorted(relations - {ROOT})], None
-
-    def report(self, labels: list[str]) -> str:
-        """Return the relations in words."""
-        return f"{len(labels)} relations: {', '.join(labels)}"
-
-
-@register_dataset_kind("treebank", TreebankOptions)
-def treebank(options: TreebankOptions, request: Request) -> WordSetPipeline:
-    """Return what makes a treebank."""
-    return WordSetPipeline(options.treebank, options, TreeAnnotation(options), request)
-
-
-def label_column(path: Path, column: str) -> int:
-    """Return the number of the column of labels, the last by default; UsageError for a name."""
-    column = column or "-1"
-    if not _is_number(column):
-        raise UsageError(
-            f"{path}: --tag-column {column} is for .conllu files; give a number, from 0, or negative "
-            "from the right"
-        )
-    return int(column)
+    if not column or _is_number(column):
+        raise UsageError(f"{path}: name the field of the tags, for example --tag-column upos")
+    return ConlluReader(path, policy, label=field_number(column), trees=False)
 
 
 def _is_number(text: str) -> bool:

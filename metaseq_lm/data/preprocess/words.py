@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
@@ -18,7 +19,6 @@ from metaseq_lm.data.preprocess.pipeline import (
     Request,
     Split,
     batches,
-    flag,
     register_dataset_kind,
 )
 from metaseq_lm.data.storage.indexed import IndexedWriter, smallest_dtype
@@ -56,39 +56,33 @@ class WordsOptions:
     """Options of unlabelled sentences of words."""
 
     NOUN: ClassVar[str] = "sentences of words"
+    UNUSED_WITH: ClassVar[dict[str, str]] = {
+        "tokenizer_from": "word_vectors word_places vocab_size min_frequency tokenizer_corpus "
+        "labelled_corpus"
+    }
 
-    words: bool = flag(
+    words: bool = option(
         False,
         "the files are unlabelled sentences, one a line, white space between words; they make D's "
         "vocabulary of words (with --min-frequency, --vocab-size, --tokenizer-corpus)",
     )
-    word_vectors: Path | None = flag(
-        None,
-        "words: vectors to start from, in GloVe's text format",
-        metavar="F",
-        excluded_by="tokenizer_from",
-    )
-    word_places: str = flag(
+    word_vectors: Path | None = option(None, "words: vectors to start from, in GloVe's text format")
+    word_places: str = option(
         "text",
-        "words: those that get a place, words of the text, all words of the file of vectors, or both "
-        "(default: text)",
+        "words: those that get a place, words of the text, all words of the file of vectors, or both",
         choices=("text", "vectors", "both"),
-        excluded_by="tokenizer_from",
     )
-    labelled_corpus: tuple[Path, ...] = flag(
-        (),
-        "words: files in CoNLL columns, or .conllu, whose words count for the vocabulary too",
-        metavar="F",
-        excluded_by="tokenizer_from",
+    labelled_corpus: tuple[Path, ...] = option(
+        (), "words: files in CoNLL columns, or .conllu, whose words count for the vocabulary too"
     )
-    split_text: str = flag(
+    split_text: str = option(
         "lines",
         "words: a line is a sentence, or several sentences of words, or running text to cut into words "
         "and sentences by rules for English; with --documents blank the lines up to a blank one belong "
-        "together (default: lines)",
+        "together",
         choices=SPLITTING,
     )
-    drop_overlap_with: tuple[str, ...] = flag(
+    drop_overlap_with: tuple[str, ...] = option(
         (),
         "leave out training sentences that occur in an evaluation split of these sets of D, or in "
         "these files in CoNLL columns or .conllu; two are the same if their letters and digits run "
@@ -96,16 +90,14 @@ class WordsOptions:
         metavar="SET",
         nargs="+",
     )
-    word_column: int | None = flag(
-        None,
-        "column of the words, from 0, or negative from the right (default: 0)",
-        metavar="N",
+    word_column: int | None = option(
+        None, "column of the words, from 0, or negative from the right (default: 0)"
     )
-    vocab_size: int | None = flag(None, at_least=1, excluded_by="tokenizer_from")
-    min_frequency: int = flag(1, at_least=1, excluded_by="tokenizer_from")
-    tokenizer_corpus: tuple[Path, ...] = flag((), excluded_by="tokenizer_from")
-    tokenizer_from: Path | None = flag()
-    documents: str = flag("lines")
+    vocab_size: int | None = option(None, "", at_least=1)
+    min_frequency: int = option(1, "", at_least=1)
+    tokenizer_corpus: tuple[Path, ...] = option((), "")
+    tokenizer_from: Path | None = option(None, "")
+    documents: str = option("lines", "")
 
     def check(self) -> None:
         """Raise UsageError for options that cannot be used together."""
@@ -153,7 +145,6 @@ class SentenceEncoder:
         self._ids = array.array("i")
 
     def encode(self, sentences: Sequence[Sequence[str]]) -> "EncodedSentences":
-        """Return the numbers of sentences."""
         sizes = np.fromiter(map(len, sentences), np.int64, len(sentences))
         words = list(map(self.forms.__getitem__, chain.from_iterable(sentences)))
         numbers = np.array(words, np.int32)
@@ -254,14 +245,12 @@ class WordsPipeline(Pipeline[list[str], EncodedSentences]):
         self.options = options
 
     def input_files(self) -> Iterable[Path]:
-        """Return every text file; no split is needed where a vocabulary is made."""
         options = self.options
         splits = super().input_files() if self.request.splits or options.tokenizer_from else []
         vectors = [options.word_vectors] if options.word_vectors else []
         return [*splits, *options.tokenizer_corpus, *options.labelled_corpus, *vectors]
 
     def prepare(self) -> dict[str, Any]:
-        """Make the vocabulary, or open the one of another folder."""
         options = self.options
         if options.tokenizer_from is not None:
             self.vocabulary = WordVocabulary.load(options.tokenizer_from)
@@ -335,29 +324,23 @@ class WordsPipeline(Pipeline[list[str], EncodedSentences]):
             counts.update(reader.counts)
 
     def encode(self, split: Split, records: Iterator[list[str]]) -> Iterator[EncodedSentences]:
-        """Yield the numbers of the words of batches of sentences."""
         self.encoder = SentenceEncoder(self.vocabulary)
         return map(self.encoder.encode, batches(records, BATCH))
 
     def write(self, split: Split, encoded: Iterator[EncodedSentences]) -> None:
-        """Write the files of a split."""
         write_sentences(split, encoded, self.folder, self.encoder, word_types(self.vocabulary))
 
     def nothing(self, split: Split) -> str:
-        """Return the complaint about a split without sentences."""
         return f"{split}: no text{dropped_sentences(split.counts['dropped_overlap'])}"
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
-        """Write the vocabulary."""
         self.shared_files = self.vocabulary.save(self.folder)
         return {"least": self.options.min_frequency, "places": self.options.word_places}
 
     def summary(self, split: Split) -> str:
-        """Return the line of a split for the end of the run."""
         return summarise_sentences(split)
 
     def report(self, manifest: Manifest) -> str:
-        """Return how large the vocabulary is."""
         about = manifest.tokenizer
         return f"{self.request.destdir}: {about['vocab_size']:,} words, {about['hash']}"
 

@@ -278,9 +278,9 @@ def test_fifo_and_unreadable_file(run, tmp_path):
     [
         (["--tokenizer", "byte_bp"], "Did you mean 'byte_bpe'?"),
         (["--vocab-size", "100"], "--vocab-size 100 is too small for byte_bpe: at least 289"),
-        (["--vocab-size", "0"], "--vocab-size 0: at least 1"),
+        (["--vocab-size", "0"], "--vocab-size must be at least 1, got 0"),
         (["--workers", "0"], "--workers 0: at least 1"),
-        (["--task-tokens", "-1"], "--task-tokens -1: at least 0"),
+        (["--task-tokens", "-1"], "--task-tokens must be at least 0, got -1"),
         (["--split", "more"], "expected NAME=FILE"),
         (["--split", "../x=f"], "expected NAME=FILE"),
         (["--split", "train=f"], "there is a split 'train' already"),

@@ -155,7 +155,7 @@ def test_empty_lines_of_training_are_counted(text: Path, capsys: pytest.CaptureF
         (["--target-lang", "en"], "are both 'en'"),
         (["--labelled", "x"], "--labelled and --parallel exclude each other"),
         (["--min-frequency", "2"], "--min-frequency does not apply to parallel text"),
-        (["--target-min-frequency", "0"], "--target-min-frequency 0: at least 1"),
+        (["--target-min-frequency", "0"], "--target-min-frequency must be at least 1, got 0"),
         (["--parallel", "a/b"], "letters, digits"),
         (["--split", "unlabelled=x"], "kept for --unlabelled"),
     ],
