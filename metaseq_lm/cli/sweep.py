@@ -193,6 +193,7 @@ def cancel(folder: Any, args: argparse.Namespace) -> int:
 
 def launch_sweep(args: argparse.Namespace) -> int:
     """Launch a new sweep, or go on with one."""
+    from metaseq_lm.core import plugins
     from metaseq_lm.sweeps.definition import mapping, normalise
     from metaseq_lm.sweeps.expansion import expand
     from metaseq_lm.sweeps.folder import SweepFolder
@@ -211,6 +212,7 @@ def launch_sweep(args: argparse.Namespace) -> int:
     out = Path(args.out).resolve()
     check_out(out, launch.executor)
     definition = normalise(content, args.stages.split(",") if args.stages else ())
+    plugins.load_all(definition["user_dir"])
     runs = expand(definition, out)
     check_configs(runs, definition)
     stages = len(definition["stages"])

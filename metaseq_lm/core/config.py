@@ -51,7 +51,7 @@ def option(
         at_most: The largest value allowed.
         below: A bound that values must stay below.
         choices: The values allowed; of a list, for each of its entries.
-        metadata: Further facts for those who look for them, such as `source=True` (see runs.folder).
+        metadata: Further facts for those who look for them, see `options_with`.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata |= {"help": help} | {k: v for k, v in bounds.items() if v is not None}
@@ -132,7 +132,7 @@ class EngineConfig:
     timeout: float = option(
         600.0, "seconds before a process that does not answer counts as lost", at_least=1
     )
-    keep_memory: bool = option(
+    retain_heap: bool = option(
         True, "keep freed CPU memory for the next step: faster, a little more"
     )
     tensorboard: bool = option(True, "write TensorBoard event files")
@@ -142,13 +142,17 @@ class EngineConfig:
 class RunConfig:
     """One run."""
 
-    data: str = option("", "folder of the binarised data (the DATA argument)")
-    save_dir: str = option("", "run folder; an existing one is resumed")
-    label: str = option("", "name of the setting in reports ('' = task/criterion)")
+    data: str = option("", "folder of the binarised data (the DATA argument)", movable=True)
+    save_dir: str = option("", "run folder; an existing one is resumed", movable=True)
+    label: str = option("", "name of the setting in reports ('' = task/criterion)", movable=True)
     seed: int = option(1, "seed of everything random")
-    user_dir: Optional[str] = option(None, "folder or file of a plug-in to load first")
+    user_dir: Optional[str] = option(
+        None, "folder or file of a plug-in to load first", movable=True
+    )
     init_from: Optional[str] = option(
-        None, "checkpoint, or run folder (its last checkpoint), whose weights to start from"
+        None,
+        "checkpoint, or run folder (its last checkpoint), whose weights to start from",
+        source="pretraining",
     )
     task: Any = None
     criterion: Any = None
@@ -171,6 +175,26 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 TOP = {item.name for item in fields(RunConfig)}
 # What a mistake in a config or in key=value raises, whatever reads it.
 MISTAKES = (HydraException, OmegaConfBaseException, YAMLError, RecursionError)
+
+
+def options_with(key: str, config: DictConfig | None = None) -> dict[str, Any]:
+    """Return the dotted names of the options that have the metadata `key`, with its value.
+
+    Args:
+        key: "source" for options that name other runs, whose value is what reports call those;
+            "movable" for options that may change when a run is resumed.
+        config: a run's configuration, to look at its own classes only; all registered ones without.
+    """
+    schemas: list[tuple[str, type]] = [("", RunConfig)]
+    for group in GROUPS:
+        names = ALL[group].names() if config is None else [config[group]._name]
+        schemas += [(f"{group}.", ALL[group].entry(name).dataclass) for name in names]
+    return {
+        prefix + item.name: item.metadata[key]
+        for prefix, schema in schemas
+        for item in fields(schema)
+        if key in item.metadata
+    }
 
 
 def typed_options(group: str, node: Mapping) -> Any:

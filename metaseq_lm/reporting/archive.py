@@ -32,7 +32,7 @@ def write(path: Path, runs: Sequence[Run]) -> None:
     if path.exists():
         check_kept(path, runs)
     path.parent.mkdir(parents=True, exist_ok=True)
-    values = [portable(run.values) for run in runs]
+    values = [portable(run) for run in runs]
     usual = {}
     for key in dict.fromkeys(key for own in values for key in own):
         found = Counter(json.dumps(own[key]) for own in values if key in own)
@@ -77,9 +77,13 @@ def name_of(run: Run) -> str:
     return "/".join(Path(run.name).parts[-3:]) if Path(run.name).is_absolute() else run.name
 
 
-def portable(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a config without what says where something was on the machine that trained."""
-    kept = {key: value for key, value in values.items() if own_key(key) not in PATH_KEYS}
+def portable(run: Run) -> dict[str, Any]:
+    """Return a run's config without what says where something was on the machine that trained."""
+    kept = {
+        key: value
+        for key, value in run.values.items()
+        if key not in run.sources and own_key(key) not in PATH_KEYS
+    }
     for key, value in kept.items():
         if own_key(key) == "data" and value:
             kept[key] = Path(value).name if Path(value).is_absolute() else value

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import read_json
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import (
-    BEHIND,
     Run,
     check_results,
     flatten,
@@ -22,6 +23,7 @@ from metaseq_lm.reporting.runs import (
     is_log_line,
     natural,
 )
+from metaseq_lm.runs import folder as run_folder
 
 # Folders below a run that can hold copies of its config, never a run.
 SKIPPED_FOLDERS = ("checkpoints", "tb")
@@ -92,13 +94,16 @@ def raise_error(error: OSError) -> None:
 def read_run(folder: Path) -> Run:
     """Read one run folder; raises MetaseqError naming the file (and line) that is damaged."""
     notes: list[str] = []
-    values = read_values(folder, notes)
+    values, sources = read_values(folder, notes)
     log = read_log(folder / "log.jsonl", notes)
-    return Run(folder, values, log, read_results(folder / "results.json"), tuple(notes))
+    results = read_results(folder / "results.json")
+    return Run(folder, values, log, results, tuple(notes), frozenset(sources))
 
 
-def read_values(folder: Path, notes: list[str], seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Return the flat config of a run, with its label and the configs of the runs behind it.
+def read_values(
+    folder: Path, notes: list[str], seen: tuple[Path, ...] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the flat config of a run with those of the runs that it names, and the keys that name them.
 
     `seen` are the runs that led here: folders that were moved about can name each other.
     """
@@ -109,23 +114,26 @@ def read_values(folder: Path, notes: list[str], seen: tuple[Path, ...] = ()) -> 
     if values.get("data"):
         values["data"] = from_here(str(values["data"]))
         values["data_hash"] = (read_results(folder / "results.json") or {}).get("data")
-    if "task.teachers" in values:
-        # Where they are does not count, but whether there are any does.
-        values["teachers"] = len(values["task.teachers"] or [])
-    for option, prefix in BEHIND.items():
-        start = values.get(option)
-        if not start:
+    named = run_folder.read_sources(folder)
+    # Where several runs are does not count, but how many there are does.
+    lists = {key: name for key, name in named.items() if isinstance(values.get(key), list)}
+    values |= {name: len(values[key]) for key, name in lists.items()}
+    sources = [key for key in named if key in values]
+    for key, name in named.items():
+        start = values.get(key)
+        if key in lists or not start:
             continue
-        before = find_start(folder, Path(str(start)))
-        if before is None or before in seen:
+        ancestor = find_start(folder, Path(str(start)))
+        if ancestor is None or ancestor in seen:
             notes.append(
-                f"{option} {start} is not found here, so its settings cannot be told from others"
+                f"{key} {start} is not found here, so its settings cannot be told from others"
             )
-            values[f"{prefix}.label"] = "unknown"
+            values[f"{name}.label"] = "unknown"
             continue
-        earlier = read_values(before, notes, (*seen, folder))
-        values |= {f"{prefix}.{key}": value for key, value in earlier.items()}
-    return values
+        earlier, nested = read_values(ancestor, notes, (*seen, folder))
+        values |= {f"{name}.{key}": value for key, value in earlier.items()}
+        sources += [f"{name}.{key}" for key in nested]
+    return values, sources
 
 
 def find_start(folder: Path, start: Path) -> Path | None:
@@ -147,12 +155,8 @@ def find_start(folder: Path, start: Path) -> Path | None:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Return config.yaml as nested dicts; raises MetaseqError if it is not a YAML mapping."""
-    from omegaconf import OmegaConf
-
-    from metaseq_lm.runs import folder
-
     # A run writes it resolved; a reference in it is not followed, it could lead to a secret.
-    return OmegaConf.to_container(folder.read_config(path))  # type: ignore[return-value]
+    return OmegaConf.to_container(run_folder.read_config(path))  # type: ignore[return-value]
 
 
 def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:

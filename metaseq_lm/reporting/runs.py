@@ -8,13 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.runs.folder import SOURCES
+from metaseq_lm.core.config import TOP
 
-# Where a run is and what it started from by path say nothing about what it computed.
-PATH_KEYS = ("save_dir", "user_dir", *SOURCES)
-# The options that name a run whose config counts as well, and what stands before its keys.
-BEHIND = {"init_from": "pretraining", "task.elmo": "language_model"}
-# Nor does how it was looked at and kept.
+# Where a run is says nothing about what it computed; nor does how it was looked at and kept.
+PATH_KEYS = ("save_dir", "user_dir")
 BOOKKEEPING = tuple(
     f"trainer.{key}"
     for key in (
@@ -31,8 +28,9 @@ BOOKKEEPING = tuple(
 class Run:
     """One run folder: its resolved config, the lines of its log, its results if it has ended.
 
-    `values` is the config with dotted keys, with `label` filled in and the config of the run it
-    started from under `pretraining.`; `notes` says what had to be tolerated while reading.
+    `values` is the config with dotted keys, with `label` filled in and the configs of the runs that
+    it names, such as that of init_from under `pretraining.`. `sources` are the keys that name them;
+    `notes` says what had to be tolerated while reading.
     """
 
     path: Path
@@ -40,6 +38,7 @@ class Run:
     log: list[dict[str, Any]] = field(repr=False)
     results: dict[str, Any] | None = field(repr=False)
     notes: tuple[str, ...] = ()
+    sources: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -155,9 +154,8 @@ def is_log_line(line: Any) -> bool:
 
 
 def own_key(key: str) -> str:
-    """Return a config key without what says that it is of a run behind: pretraining.data as data."""
-    prefixes = tuple(f"{prefix}." for prefix in BEHIND.values())
-    while key.startswith(prefixes):
+    """Return a config key of an ancestor as that run had it: pretraining.data is data."""
+    while "." in key and key.partition(".")[0] not in TOP:
         key = key.partition(".")[2]
     return key
 

@@ -100,10 +100,12 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
     Left out are seeds, paths, bookkeeping, and `engine`, of which only the precision changes results.
     """
     known = dict.fromkeys(key for run in runs for key in run.values)
+    sources = {key for run in runs for key in run.sources}
     return [
         key
         for key in known
-        if not is_excluded(key) and len({identity(run.values.get(key)) for run in runs}) > 1
+        if not (key in sources or is_excluded(key))
+        and len({identity(run.values.get(key)) for run in runs}) > 1
     ]
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,16 +19,17 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from metaseq_lm.core.config import RunConfig, options_with
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import FULL_DISK, read_json, write_atomic
 from metaseq_lm.core.registry import ALL
 
-# What may change between the parts of one run: how it is computed, how long, how often it is looked
-# at, where things are (which teachers they are is a fact of the checkpoints).
-FREE = ("engine.", "trainer.", "save_dir", "user_dir", "label", "data", "task.teachers")
-# Options that name other runs, which a run starts from or asks.
-SOURCES = ("init_from", "task.elmo", "task.teachers")
+# What may change between the parts of one run, besides options that are `movable`: how it is
+# computed, how long, how often it is looked at.
+FREE = ("engine.", "trainer.")
+SOURCES_FILE = "sources.json"
 LARGEST_CONFIG = 1 << 20
+NAME = re.compile(r"[A-Za-z_][\w.]*")
 # What resuming and starting from a run ask its results.json for.
 NEEDED = ("status", "updates", "max_update", "seconds", "flops", "stopped_by", "pretraining")
 
@@ -55,6 +57,9 @@ class RunFolder:
                 # Nothing was trained: another config may take the folder.
                 (self.path / "log.jsonl").unlink(missing_ok=True)
         write_atomic(file, OmegaConf.to_yaml(config).encode())
+        sources = options_with("source", config)
+        if sources.keys() - own_sources().keys():
+            write_atomic(self.path / SOURCES_FILE, (json.dumps(sources) + "\n").encode())
         cut_torn_line(self.path / "log.jsonl")
         commands.write(shlex.join(sys.argv) + "\n")
         commands.flush()
@@ -142,6 +147,37 @@ def read_config(file: Path) -> DictConfig:
     return config
 
 
+def own_sources() -> dict[str, str]:
+    """Return the options that name another run in every configuration, see `read_sources`."""
+    return {
+        item.name: item.metadata["source"]
+        for item in fields(RunConfig)
+        if "source" in item.metadata
+    }
+
+
+def read_sources(folder: Path) -> dict[str, str]:
+    """Return the options of a run that name other runs, with the name under which those are reported.
+
+    An option is one if its declaration says so: `option(..., source="pretraining")`. Those of tasks
+    and models are noted in the run folder, so that a reader needs no code of theirs. Raises
+    MetaseqError if that note is damaged.
+    """
+    file = folder / SOURCES_FILE
+    if not file.is_file():
+        return own_sources()
+    try:
+        sources = read_json(file)
+        texts = [*sources.keys(), *sources.values()]
+        if not all(isinstance(text, str) and NAME.fullmatch(text) for text in texts):
+            raise ValueError("not a table of names")
+    except ValueError as error:
+        raise MetaseqError(
+            f"{file} is damaged ({error}); start the run again, it writes it anew"
+        ) from error
+    return own_sources() | sources
+
+
 def has_alias(text: str) -> bool:
     """Return whether a YAML text refers to a part of itself."""
     return any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
@@ -184,10 +220,11 @@ def check_same(old: Any, new: DictConfig, path: Path) -> None:
     """
     before, after = flatten(OmegaConf.to_container(old)), flatten(OmegaConf.to_container(new))
     before |= {key: default_of(new, key) for key in after.keys() - before.keys()}
+    movable = options_with("movable", new)
     keys = [
         key
         for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and not key.startswith(FREE)
+        if before.get(key) != after.get(key) and not key.startswith(FREE) and key not in movable
     ]
     if keys:
         shown = [f"{k} is {before.get(k)!r} there, {after.get(k)!r} here" for k in keys[:5]]

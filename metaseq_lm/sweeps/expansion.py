@@ -15,10 +15,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from hydra.errors import HydraException
 
-from metaseq_lm.core.config import quote
+from metaseq_lm.core.config import options_with, quote
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.runs.folder import SOURCES
 from metaseq_lm.sweeps.definition import PLACEHOLDER, hydra_text, put, text_of
 
 NAME_LENGTH = 120
@@ -127,7 +126,7 @@ def arguments_of(
 def check_path(argument: str) -> None:
     """Raise UsageError for a relative path: jobs may run, or run again, from another folder."""
     key, _, value = argument.partition("=")
-    if key not in ("data", *SOURCES):
+    if key not in ("data", *options_with("source")):
         return
     paths = listed_paths(argument) if value.startswith("[") else [value.strip("'\"")]
     if any(path not in ("", "null") and not os.path.isabs(path) for path in paths):

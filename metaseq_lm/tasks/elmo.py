@@ -27,7 +27,9 @@ class ElmoConfig:
     """Whose states are further input, and how."""
 
     elmo: str = option(
-        "", "run of task word_language_modeling on DATA whose states are further input ('' = none)"
+        "",
+        "run of task word_language_modeling on DATA whose states are further input ('' = none)",
+        source="language_model",
     )
     elmo_dropout: float = option(0.5, "of the mixed states (the paper does not say how much)")
     elmo_heads: bool = option(True, "the heads of each set get them too, with weights of their own")

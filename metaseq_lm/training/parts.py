@@ -62,7 +62,7 @@ def build_parts(config: DictConfig, dry_run: bool = False) -> Parts:
     """
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
-    if config.engine.keep_memory:
+    if config.engine.retain_heap:
         retain_heap()
     device = choose_device(config.engine.device)
     process_group.initialise(device, config.engine.timeout)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm.core import plugins
 from metaseq_lm.core.checks import check_heads
 from metaseq_lm.core.config import RunConfig, check_names, overridden, without_environment
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.storage.manifest import HERE, labels_in
+from metaseq_lm.data.storage.manifest import HERE, labels_in, sets_named
 from metaseq_lm.distributed import process_group
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.checkpoint import Checkpoint, CheckpointError
@@ -65,22 +65,18 @@ def open_run(
     config.init_from = None
     check_tokenizer(stored, config.data)
     parts = build_parts(config, dry_run=True)
-    check_labels(stored, config, place)
+    check_labels(stored, parts, place)
     checkpoint.load_into(parts.model, stored.weights, place)
     return RestoredRun(parts)
 
 
-def check_labels(stored: Checkpoint, config: DictConfig, place: Path) -> None:
+def check_labels(stored: Checkpoint, parts: Parts, place: Path) -> None:
     """Raise an error unless the data have the classes that the heads of a checkpoint are for."""
     facts = stored.manifest.get("facts") or {}
     if "labels" not in facts:
         return
-    labelled = config.task.get("labelled") or []
-    # cvt_vision has a number there.
-    lists = labelled if isinstance(labelled, ListConfig) else []
-    sets = [labelled] if isinstance(labelled, str) else lists
-    names = [HERE, *(name for name in sets if isinstance(name, str))]
-    check_heads(place, checkpoint.labels_of(facts, place), labels_in(config.data, names))
+    names = [HERE, *sets_named(parts.config.data, vars(parts.task.config))]
+    check_heads(place, checkpoint.labels_of(facts, place), labels_in(parts.config.data, names))
 
 
 def stored_config(stored: Checkpoint) -> DictConfig:

@@ -243,7 +243,7 @@ def program(work: Path, data: Path) -> None:
     """Run all cases and print their outcomes."""
     canary = work / "canary"
     # What is imported late is imported once, here.
-    assert main(["train", str(data), *MLM, "--dry-run", "engine.keep_memory=false"]) == 0
+    assert main(["train", str(data), *MLM, "--dry-run", "engine.retain_heap=false"]) == 0
     assert apart(lambda: prepare(work, data)) == 0
     sys.path.insert(0, str(work))
     for number, (name, build, commands) in enumerate(CASES):

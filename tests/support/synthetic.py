@@ -12,9 +12,13 @@ def make_run(
     curve: list[tuple[int, float]] | None = None,
     config: dict | None = None,
     results: dict | None = None,
+    sources: dict[str, str] | None = None,
     **top,
 ) -> Path:
-    """Write one run folder; `score=None` leaves out results.json, `top` are keys of the config."""
+    """Write one run folder; `score=None` leaves out results.json, `top` are keys of the config.
+
+    `sources` are the options of its task that name other runs, as training notes them.
+    """
     folder.mkdir(parents=True)
     base = {
         "label": "",
@@ -32,6 +36,8 @@ def make_run(
     for key, value in (config or {}).items():
         group, _, name = key.partition(".")
         base[group][name] = value
+    if sources:
+        (folder / "sources.json").write_text(json.dumps(sources))
     (folder / "config.yaml").write_text(yaml.safe_dump(base, sort_keys=False))
     lines = []
     for update, value in curve or [(100, 0.5), (200, 0.6), (400, 0.8)]:

@@ -67,9 +67,12 @@ class BamConfig:
     labelled: list[str] = field(
         default_factory=list, metadata={"help": "labelled sets in DATA, each with a head"}
     )
-    teachers: list[str] = field(
-        default_factory=list,
-        metadata={"help": "runs of this task, or folders of their outputs; each set needs one"},
+    # Movable: which teachers they are is a fact of the checkpoints, wherever they lie.
+    teachers: list[str] = option(
+        [],
+        "runs of this task, or folders of their outputs; each set needs one",
+        source="teachers",
+        movable=True,
     )
     batch_size: int = option(32, "rows of a batch, of all sets mixed", at_least=1)
     epochs: float = option(

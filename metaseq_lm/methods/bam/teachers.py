@@ -45,7 +45,7 @@ FORMAT = 3
 SUFFIX = ".train.safetensors"
 FOLDER = "outputs"
 # What the student's engine decides for its teachers too; it changes no result.
-ENGINE = ("device", "micro_batch_size", "threads", "timeout", "keep_memory")
+ENGINE = ("device", "micro_batch_size", "threads", "timeout", "retain_heap")
 QUIET = 10.0  # seconds between two lines of progress
 
 

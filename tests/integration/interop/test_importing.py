@@ -166,7 +166,7 @@ def test_training_and_evaluating_go_on_from_it(root, tmp_path, capsys):
     made = ["--tokenizer-from", str(own), "--destdir", str(tmp_path / "data")]
     assert main(["preprocess", *files, *made]) == 0
     capsys.readouterr()
-    options = ["engine.device=cpu", "engine.keep_memory=false"]
+    options = ["engine.device=cpu", "engine.retain_heap=false"]
     data = ["--split", "valid", "--data", str(tmp_path / "data")]
     assert main(["evaluate", str(own), *data, *options]) == 0
     loss = json.loads(capsys.readouterr().out.splitlines()[-1])["loss"]

@@ -8,6 +8,9 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.settings import as_numbers, group, hidden_keys, where
 
+ELMO = {"task.elmo": "language_model"}
+TEACHERS = {"task.teachers": "teachers"}
+
 
 def runs_of(tmp_path, *options):
     for i, option in enumerate(options):
@@ -40,18 +43,18 @@ def test_a_language_model_counts_by_its_config(tmp_path):
     for name, seed, updates in (("a", 1, 400), ("b", 2, 400), ("c", 1, 4000)):
         lm = make_run(tmp_path / "lm" / name, seed=seed, trainer={"max_update": updates})
         task = {"_name": "tagging", "elmo": str(lm)}
-        make_run(tmp_path / "runs" / name, seed=seed, task=task, label="elmo")
+        make_run(tmp_path / "runs" / name, seed=seed, task=task, label="elmo", sources=ELMO)
     settings = group(find_runs([tmp_path / "runs"]))
     assert sorted(len(setting.runs) for setting in settings) == [1, 2]
 
 
-def test_where_the_teachers_are_does_not_make_a_setting_but_that_there_are_some(tmp_path):
+def test_settings_ignore_teacher_paths(tmp_path):
     """Each seed of a student has teachers of its own; a run that started from it, too."""
     for seed in (1, 2):
         places = [f"/runs/{name}/seed={seed}" for name in "ab"]
         for name, teachers in (("student", places), ("alone", [])):
             task = {"_name": "bam", "labelled": ["a", "b"], "teachers": teachers}
-            make_run(tmp_path / f"{name}{seed}", seed=seed, task=task, label=name)
+            make_run(tmp_path / f"{name}{seed}", seed=seed, task=task, label=name, sources=TEACHERS)
             start = {"seed": seed, "init_from": str(tmp_path / f"{name}{seed}")}
             make_run(tmp_path / f"{name}{seed}_tuned", **start, label=f"{name} tuned")
     settings = group(find_runs([tmp_path]))

@@ -1,0 +1,47 @@
+"""Options that name other runs: declared beside the option, noted in the run folder, read by reports."""
+
+import json
+from pathlib import Path
+
+import pytest
+from battery import configure
+from omegaconf import OmegaConf
+
+from metaseq_lm.core.config import options_with
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.runs.folder import RunFolder, read_sources
+
+OWN = {"init_from": "pretraining"}
+
+
+def test_options_with_finds_all_registered_and_those_of_a_run(moons: Path, tmp_path: Path) -> None:
+    every = options_with("source")
+    assert OWN | {"task.elmo": "language_model", "task.teachers": "teachers"} == every
+    config = configure(moons, tmp_path, ("masked_lm", 0))
+    assert options_with("source", config) == OWN
+    assert {"save_dir", "data", "label", "user_dir"} == set(options_with("movable", config))
+
+
+def test_run_folder_notes_the_sources_of_its_task(moons: Path, tmp_path: Path) -> None:
+    RunFolder(configure(moons, tmp_path / "plain", ("masked_lm", 0)))
+    assert not (tmp_path / "plain" / "sources.json").exists()
+    assert read_sources(tmp_path / "plain") == OWN
+    RunFolder(configure(moons, tmp_path / "words", ("cvt_aux", 0)))
+    assert read_sources(tmp_path / "words") == OWN | {"task.elmo": "language_model"}
+
+
+@pytest.mark.parametrize("text", ["[", "[1]", '{"task.elmo": 1}', '{"a b": "x"}', '{"a": "../x"}'])
+def test_damaged_sources_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "sources.json").write_text(text)
+    with pytest.raises(MetaseqError, match="sources.json is damaged"):
+        read_sources(tmp_path)
+
+
+def test_movable_options_may_change_on_resume_and_others_not(moons: Path, tmp_path: Path) -> None:
+    config = configure(moons, tmp_path, ("masked_lm", 0))
+    RunFolder(config)
+    (tmp_path / "log.jsonl").write_text(json.dumps({"kind": "train", "update": 1}) + "\n")
+    moved = OmegaConf.merge(config, {"label": "other", "engine": {"threads": 2}})
+    RunFolder(moved)
+    with pytest.raises(UsageError, match="holds another run .seed is 1 there, 2 here"):
+        RunFolder(OmegaConf.merge(config, {"seed": 2}))
