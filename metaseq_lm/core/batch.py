@@ -1,23 +1,132 @@
-"""Batches, and the terms that a criterion makes of one."""
+"""Typed batches, and the terms that a criterion makes of one.
+
+Shapes: B rows, S positions of the longest row, M chosen positions, C copies.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Optional
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Optional, TypeVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
-Batch = dict[str, Any]
+B = TypeVar("B", bound="Batch")
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """A micro-batch: what a stream gives and a criterion takes.
+
+    A kind of batch is a subclass whose fields are tensors, numbers or names; None where a batch lacks
+    one. Arrays become tensors, but for `rows` and `samples`, which stay on the host.
+
+    Attributes:
+        sizes: Denominators of the terms by name, such as {"targets": 97, "rows": 16}; a number, or a
+            tensor (C,) with one for each of C independent copies.
+        rows: Identity of each row for the random numbers (B,), unsigned, or (C, B); a stream fills
+            it in unless the batch has its own.
+        samples: Number of each row's sample (B,); a stream fills it in unless the batch has its own.
+        stream: Name of the stream that the batch is of.
+    """
+
+    sizes: dict[str, Any] = field(default_factory=dict)
+    rows: Optional[np.ndarray] = None
+    samples: Optional[np.ndarray] = None
+    stream: str = ""
+
+    def __post_init__(self) -> None:
+        self._map_tensors(lambda tensor: tensor)
+
+    def to(self: B, device: torch.device | str, dtype: torch.dtype | None = None) -> B:
+        """Return a copy with its tensors on a device, and those of floating point as `dtype`."""
+
+        def place(tensor: Tensor) -> Tensor:
+            kind = dtype if tensor.is_floating_point() else None
+            return tensor.to(device, kind, non_blocking=True)
+
+        copy = dataclasses.replace(self, sizes=dict(self.sizes))
+        copy._map_tensors(place)
+        return copy
+
+    def replace(self: B, **changes: Any) -> B:
+        """Return a copy with some fields changed; an unknown field is a TypeError."""
+        return dataclasses.replace(self, **changes)
+
+    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> None:
+        def apply(value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                value = torch.from_numpy(value)
+            return function(value) if isinstance(value, Tensor) else value
+
+        for item in dataclasses.fields(self):
+            if item.name not in ("rows", "samples"):
+                setattr(self, item.name, apply(getattr(self, item.name)))
+        self.sizes = {name: apply(size) for name, size in self.sizes.items()}
+
+    # Batches of methods that are not typed yet are plain dicts; what reads both reads items.
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field, or `default` where the batch lacks it."""
+        value = getattr(self, name, None)
+        return default if value is None else value
+
+    def __contains__(self, name: str) -> bool:
+        return getattr(self, name, None) is not None
+
+    def keys(self) -> Iterator[str]:
+        """Yield the names of the fields that the batch has."""
+        names = (item.name for item in dataclasses.fields(self))
+        return (name for name in names if name in self or name == "padding")
+
+    def __or__(self, more: dict[str, Any]) -> dict[str, Any]:
+        return {**self, **more}
+
+
+@dataclass(kw_only=True)
+class TokenBatch(Batch):
+    """Rows of tokens.
+
+    Attributes:
+        tokens: Token ids (B, S), with the masks of a masked objective in place.
+        padding: Where rows are padding, boolean (B, S); None where nowhere.
+        segments: Segment of each token, 0 or 1, (B, S); None for one segment.
+        positions: Chosen positions (B, M), padded with 0.
+        targets: What is to be predicted: tokens at the chosen positions (B, M) or at every position
+            (B, S), -1 where none; or the class or real value of each row (B,).
+        head: Name of the head that the batch is for, where a model has several.
+    """
+
+    tokens: Tensor
+    padding: Optional[Tensor] = None
+    segments: Optional[Tensor] = None
+    positions: Optional[Tensor] = None
+    targets: Optional[Tensor] = None
+    head: Optional[str] = None
+
+
+@dataclass(kw_only=True)
+class ImageBatch(Batch):
+    """Images (B, channels, height, width), and their classes (B,) if they are labelled."""
+
+    images: Tensor
+    targets: Optional[Tensor] = None
 
 
 @dataclass
 class Term:
-    """A summand of a loss: a sum over items, the name of its denominator in batch["sizes"], its weight.
+    """A summand of a loss.
 
-    The engine divides `sum` by the size summed over all micro-batches and replicas; with `per` None
-    by nothing, the term is the sum over the global batch. `sum` is a scalar, or (C,) for C
-    independent copies, each with a size of its own; `weight` is a number or (C,). A weight of 0
-    means logged only.
+    Attributes:
+        sum: The sum over items: a scalar, or (C,) for C independent copies, each with a size of its own.
+        per: Name of the denominator in `Batch.sizes`, which the engine sums over all micro-batches and
+            replicas; None for a sum over the global batch.
+        weight: A number or (C,); 0 means logged only.
     """
 
     sum: Tensor
@@ -26,7 +135,7 @@ class Term:
 
     @property
     def is_loss(self) -> bool:
-        """Whether it counts in the loss; a weight that is a tensor always does."""
+        """Whether the term counts in the loss; a weight that is a tensor always does."""
         return isinstance(self.weight, Tensor) or self.weight != 0
 
 

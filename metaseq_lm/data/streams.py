@@ -168,6 +168,14 @@ class Stream:
         batches = []
         for rows in shard.parts(len(samples)):
             arrays = self.collate(samples[rows], random_streams.row_keys(root, rows), width)
+            if isinstance(arrays, Batch):
+                arrays.stream = self.name
+                if arrays.rows is None:
+                    arrays.rows = noise_rows(self.name, rows)
+                if arrays.samples is None:
+                    arrays.samples = samples[rows]
+                batches.append(arrays)
+                continue
             about = {"rows": noise_rows(self.name, rows), "samples": samples[rows]}
             # A collater that knows better which samples these are, or whose samples are several
             # rows each, has the last word.
@@ -213,7 +221,12 @@ def sorted_pass(
     order = samples[np.argsort(lengths[samples], kind="stable")]
 
     def chosen(places: np.ndarray, keys: np.ndarray, width: int) -> Batch:
-        return {"samples": order[places]} | collate(order[places], keys, width)
+        batch = collate(order[places], keys, width)
+        if not isinstance(batch, Batch):
+            return {"samples": order[places]} | batch
+        if batch.samples is None:
+            batch.samples = order[places]
+        return batch
 
     return Stream(name, Sequential(len(order), batch_size), chosen, seed, lengths[order])
 

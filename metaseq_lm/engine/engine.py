@@ -277,13 +277,15 @@ class Engine:
                 self.device, dtype if value.is_floating_point() else None, non_blocking=True
             )
 
-        return [
-            {
+        def placed(batch: Any) -> Any:
+            if isinstance(batch, Batch):
+                return batch.to(self.device, dtype)
+            return {
                 k: {n: place(s) for n, s in v.items()} if k == "sizes" else place(v)
-                for k, v in b.items()
+                for k, v in batch.items()
             }
-            for b in batches
-        ]
+
+        return [placed(batch) for batch in batches]
 
     def _noted(self, terms: Terms) -> Terms:
         self.loss_terms.update(name for name, term in terms.items() if term.is_loss)

@@ -11,6 +11,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.random_streams import key
 from metaseq_lm.distributed import process_group
 
@@ -19,8 +20,9 @@ def signature(value: Any) -> Any:
     """Return the shapes of all tensors in nested containers; equal signatures cost equal FLOPs."""
     if isinstance(value, Tensor):
         return tuple(value.shape)
-    if isinstance(value, dict):
-        return tuple((k, signature(v)) for k, v in value.items() if k not in ("rows", "sizes"))
+    if isinstance(value, (dict, Batch)):
+        names = [name for name in value.keys() if name not in ("rows", "sizes")]
+        return tuple((name, signature(value[name])) for name in names)
     if isinstance(value, (list, tuple)):
         return tuple(signature(v) for v in value)
     return None

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.checks import check_choice
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
@@ -167,7 +167,7 @@ def padding_of(lengths: np.ndarray, width: int) -> np.ndarray | None:
 
 def masked_batch(
     corpus: Samples, how: Masking, samples: np.ndarray, keys: np.ndarray, width: int = 0
-) -> Batch:
+) -> TokenBatch:
     """Return masked rows, chosen positions and targets of `samples`; sizes "targets" and "rows".
 
     A corpus with segments adds "segments", int64 (B, S).
@@ -183,14 +183,14 @@ def masked_rows(
     segments: np.ndarray | None,
     keys: np.ndarray,
     how: Masking,
-) -> Batch:
+) -> TokenBatch:
     """Return the batch of rows (B, S) with `lengths` (B,), masked by `keys` (B,)."""
     masked, positions, targets = mask_tokens(rows, lengths, keys, how)
-    return {
-        "tokens": masked,
-        "padding": padding_of(lengths, rows.shape[1]),
-        "positions": positions,
-        "targets": targets,
-        **({} if segments is None else {"segments": segments}),
-        "sizes": {"targets": int((targets >= 0).sum()), "rows": len(rows)},
-    }
+    return TokenBatch(
+        tokens=masked,
+        padding=padding_of(lengths, rows.shape[1]),
+        segments=segments,
+        positions=positions,
+        targets=targets,
+        sizes={"targets": int((targets >= 0).sum()), "rows": len(rows)},
+    )

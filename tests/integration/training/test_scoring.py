@@ -159,6 +159,12 @@ def test_token_scorer_of_criterion_without_probabilities_names_those_that_have(
     assert token_scorer(opened.task)
 
 
+def test_sentence_scorer_refuses_wrong_arguments(opened: RestoredRun) -> None:
+    for wrong in ((0,), (9, "never")):
+        with pytest.raises(UsageError):
+            scored(opened, ["cats"], *wrong)
+
+
 def test_the_student_of_a_pair_reads_text_behind_its_own_token(moons: Path, tmp_path: Path) -> None:
     save = tmp_path / "run"
     options = [*CASES["masked_lm"][1], *TINY, "trainer.max_update=1", "trainer.valid_split=''"]
