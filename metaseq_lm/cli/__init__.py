@@ -12,6 +12,7 @@ import keyword
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 
 from metaseq_lm import __version__
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
@@ -34,8 +35,11 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}.{hint} See '{self.prog} --help'.")
 
 
-def build_parser(only: str | None = None) -> Parser:
-    """Return the parser; `only` imports just that command, so that starting stays fast."""
+def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
+    """Return the parser; `only` imports just that command, so that starting stays fast.
+
+    A command whose options depend on plug-ins has `load_plugins(argv)`.
+    """
     parser = Parser(
         prog="metaseq-lm",
         description="Pre-train, compare and evaluate language-model objectives.",
@@ -56,6 +60,8 @@ def build_parser(only: str | None = None) -> Parser:
             allow_abbrev=False,
             conflict_handler="resolve",
         )
+        if hasattr(module, "load_plugins"):
+            module.load_plugins(argv)
         module.add_arguments(sub)
         sub.set_defaults(
             run=module.run,
@@ -95,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
                 f"unknown command '{first}'.{nearest(first, list(COMMANDS))} "
                 f"Commands: {', '.join(COMMANDS)}."
             )
-        parser = build_parser(first)
+        parser = build_parser(first, argv)
         args, rest = parser.parse_known_args(argv)
         if args.command is None:
             parser.print_help()

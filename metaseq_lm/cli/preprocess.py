@@ -20,9 +20,11 @@ Sentences of whole words, for taggers and parsers, and sets of them with D's voc
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import metaseq_lm.data.preprocess  # noqa: F401  registers the kinds of datasets
+from metaseq_lm.core import plugins
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.preprocess import pipeline
 
@@ -30,6 +32,13 @@ HELP = "binarise a corpus or a labelled set"
 PREFS = {"trainpref": "train", "validpref": "valid", "testpref": "test"}
 # What the command line adds to the options it parsed.
 NOT_OPTIONS = ("command", "run", "parser", "takes_overrides", "takes_words", "overrides", "argv")
+
+
+def load_plugins(argv: Sequence[str]) -> None:
+    """Load the plug-ins: the kinds of datasets they register have options of their own."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--user-dir")
+    plugins.load_installed(finder.parse_known_args(argv)[0].user_dir)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: replace)",
     )
     add("--overwrite", action="store_true", help="replace a data set that is already there")
+    add(
+        "--user-dir",
+        metavar="DIR",
+        help="plug-in with kinds of datasets or tokenizers of your own; its options are added here",
+    )
     pipeline.add_arguments(parser)
 
 

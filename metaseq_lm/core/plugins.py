@@ -51,6 +51,11 @@ def load_all(user_dir: str | None = None) -> None:
     importlib.import_module("metaseq_lm.data.tokenizers.loading")
     for wing in wings():
         load(f"metaseq_lm.methods.{wing}")
+    load_installed(user_dir)
+
+
+def load_installed(user_dir: str | None = None) -> None:
+    """Load every installed plug-in, then `user_dir`; errors as in `load_all`."""
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             load(point.value.split(":")[0])
