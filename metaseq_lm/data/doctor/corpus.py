@@ -1,200 +1,55 @@
-"""Checks of a data folder and of the machine, before compute is spent on them."""
+"""Checks of a corpus: its tokenizer and token files."""
 
-import os
-import platform
-import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.core.files import free_bytes, human_bytes
-from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
-from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest, check_sizes, verify
-from metaseq_lm.data.tokenizers.base import DICT_FILE, Tokenizer
-
-OK, WARNING, ERROR = "ok", "warning", "error"
-LITTLE_SPACE = 2 << 30
-MANY_DUPLICATES = 0.1
-MANY_SHARED = 0.01
-CHUNK = 1 << 21
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report: "ok", "warning" or "error", and what was found."""
-
-    level: str
-    text: str
-
-
-def document_hashes(data: IndexedDataset, documents: np.ndarray | None = None) -> np.ndarray:
-    """Return a 64-bit hash of each sequence, uint64 (sequences,); 0 for empty ones.
-
-    With `documents` (documents + 1,), as in `data`, one of each document. It is the sum of a mixed
-    (token, position) over the document, modulo 2**64, so that documents of any length are read in
-    pieces. The mixing is the one of SplitMix64 (Steele et al. 2014).
-    """
-    offsets = token_offsets(data, documents)
-    filled = np.flatnonzero(np.diff(offsets))
-    starts = offsets[filled]
-    sums = np.zeros(len(filled), np.uint64)
-    total = len(data.tokens)
-    for begin in range(0, total, CHUNK):
-        end = min(begin + CHUNK, total)
-        first = int(np.searchsorted(starts, begin, "right")) - 1
-        last = int(np.searchsorted(starts, end, "left"))
-        cuts = np.maximum(starts[first:last], begin) - begin
-        lengths = np.diff(np.append(cuts, end - begin))
-        positions = np.arange(begin, end) - np.repeat(starts[first:last], lengths)
-        x = data.tokens[begin:end].astype(np.uint64) + GOLDEN * (positions + 1).astype(np.uint64)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        sums[first:last] += np.add.reduceat(x ^ (x >> np.uint64(31)), cuts)
-    hashes = np.zeros(len(offsets) - 1, np.uint64)
-    hashes[filled] = sums
-    return hashes
+from metaseq_lm.data.doctor.findings import (
+    ERROR,
+    WARNING,
+    Finding,
+    Subject,
+    document_hashes,
+    duplicates,
+    overlaps,
+    register_check,
+    same_tokenizer,
+    token_file,
+    token_files,
+    token_offsets,
+    train_first,
+)
+from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.manifest import CORPUS
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 
-def token_offsets(data: IndexedDataset, documents: np.ndarray | None = None) -> np.ndarray:
-    """Return where each sequence (or document) begins, in tokens, and where the last one ends."""
-    offsets = np.append(data.starts, len(data.tokens))
-    return offsets if documents is None else offsets[documents]
-
-
-def machine(folder: Path) -> Iterator[Finding]:
-    """Yield what is to be said of Python, torch, processors and disk."""
-    version = platform.python_version()
-    tested = (3, 10) <= sys.version_info[:2] <= (3, 13)
-    yield Finding(OK if tested else WARNING, f"Python {version}{'' if tested else ', not tested'}")
+@register_check(CORPUS)
+def corpus(subject: Subject) -> Iterator[Finding]:
+    """Yield the findings on the tokenizer and the token files of a corpus, train first."""
+    folder, manifest = subject.folder, subject.manifest
     try:
-        import torch
-    except ImportError as error:
-        yield Finding(ERROR, f"torch cannot be imported: {error}; pip install 'torch>=2.11'")
-    else:
-        cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        yield Finding(
-            OK,
-            f"torch {torch.__version__}, {torch.get_num_threads()} threads on {os.cpu_count()} "
-            f"processors, {', '.join(cards) or 'no CUDA device'}",
-        )
-    free = free_bytes(folder)
-    level = OK if free >= LITTLE_SPACE else WARNING
-    yield Finding(level, f"{human_bytes(free)} free on the disk of {folder}")
-
-
-def files(folder: Path, full: bool) -> Iterator[Finding]:
-    """Yield the comparison of the files with the manifest: sizes, or (`full`) every block."""
-    try:
-        faults = verify(folder) if full else check_sizes(folder)
+        subject.tokenizer = load_tokenizer(folder)
     except MetaseqError as error:
-        yield Finding(ERROR, str(error))
-        return
-    for fault in faults:
-        yield Finding(ERROR, f"{fault}; copy the folder again or preprocess again")
-    if not faults:
-        done = "every checksum" if full else "file sizes (--verify reads the checksums)"
-        yield Finding(OK, f"{folder}: {MANIFEST_FILE} agrees with {done}")
-
-
-def same_tokenizer(
-    folder: Path, tokenizer: Tokenizer, expected: str | None, side: str = ""
-) -> Finding:
-    """Return whether a tokenizer has the hash that its token files were made with, if it is known.
-
-    `side` is "source" or "target" of parallel text.
-    """
-    if expected not in (None, tokenizer.fingerprint):
-        name = f"{side} tokenizer" if side else "tokenizer"
-        return Finding(ERROR, f"{folder}: its {name} is not the one of the token files")
-    about = f"{tokenizer.name}, {len(tokenizer.vocabulary):,} symbols as in"
-    where = f"{folder}: {side} text: {about} {side}." if side else f"{folder}: {about} "
-    return Finding(OK, f"{where}{DICT_FILE}")
-
-
-def train_first(splits: Iterable[str]) -> list[str]:
-    """Return the names of splits in the order of the report."""
-    return sorted(splits, key=lambda name: (name != "train", name))
-
-
-def token_files(folder: Path) -> set[str]:
-    """Return the names of the token files in a folder, without .bin or .idx."""
-    return {p.name[:-4] for s in (".idx", ".bin") for p in folder.glob(f"*{s}")}
-
-
-def corpus(
-    folder: Path, tokenizer: Tokenizer | None, manifest: Manifest | None
-) -> Iterator[Finding]:
-    """Yield the findings on the token files of a corpus, train first."""
-    found = token_files(folder)
-    listed = set(manifest.splits) if manifest is not None else set()
-    if not found | listed:
+        # Token files of another program come without a tokenizer; ours do not.
+        yield Finding(WARNING if manifest is None else ERROR, str(error))
+    else:
+        expected = None if manifest is None else manifest.tokenizer["hash"]
+        yield same_tokenizer(folder, subject.tokenizer, expected)
+    names = token_files(folder) | set(subject.splits)
+    if not names:
         yield Finding(ERROR, f"{folder}: no token files (.bin and .idx)")
     hashes: dict[str, np.ndarray] = {}
-    for split in train_first(found | listed):
+    for split in train_first(names):
         try:
             data = IndexedDataset(folder / split)
         except MetaseqError as error:
             yield Finding(ERROR, str(error))
             continue
-        yield from token_file(data, tokenizer)
+        yield from token_file(data, subject.tokenizer)
         if data.dtype.kind in "iu":
             filled = np.diff(token_offsets(data, data.documents)) > 0
             hashes[split] = np.sort(document_hashes(data, data.documents)[filled])
             yield duplicates(str(folder / split), hashes[split])
     yield from overlaps(folder, hashes)
-
-
-def token_file(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
-    """Yield the size of a token file, ids outside the vocabulary, and empty documents."""
-    path = prefix_path(data.prefix, ".bin")
-    sizes = np.diff(token_offsets(data, data.documents))
-    empty = int(np.count_nonzero(sizes == 0))
-    longest = int(sizes.max(initial=0))
-    text = f"{len(sizes):,} documents, {len(data.tokens):,} tokens, longest {longest:,}"
-    if len(sizes) != len(data):
-        text = f"{len(data):,} sequences in {text}"
-    yield Finding(OK if len(data.tokens) else ERROR, f"{data.prefix}: {text}")
-    if empty:
-        yield Finding(WARNING, f"{data.prefix}: {empty:,} empty documents")
-    if data.dtype.kind not in "iu":
-        yield Finding(ERROR, f"{path}: holds {data.dtype}, not tokens")
-        return
-    if tokenizer is None or not len(data.tokens):
-        return
-    pieces = range(0, len(data.tokens), CHUNK)
-    largest = max(int(data.tokens[i : i + CHUNK].max()) for i in pieces)
-    smallest = min(int(data.tokens[i : i + CHUNK].min()) for i in pieces)
-    size = len(tokenizer.vocabulary)
-    if not 0 <= smallest <= largest < size:
-        wrong = smallest if smallest < 0 else largest
-        yield Finding(ERROR, f"{path}: token id {wrong}, but the vocabulary ends at {size - 1}")
-
-
-def duplicates(name: str, hashes: np.ndarray) -> Finding:
-    """Return the share of documents that repeat an earlier one; `hashes` are sorted."""
-    share = np.count_nonzero(hashes[1:] == hashes[:-1]) / max(len(hashes), 1)
-    return Finding(
-        WARNING if share > MANY_DUPLICATES else OK,
-        f"{name}: {100 * share:.1f} % of the documents repeat another one",
-    )
-
-
-def overlaps(
-    folder: Path, hashes: dict[str, np.ndarray], what: str = "documents"
-) -> Iterator[Finding]:
-    """Yield, for each two splits, how much of the later stands in the earlier too; `what` it is."""
-    names = list(hashes)
-    for i, later in enumerate(names):
-        for earlier in names[:i]:
-            shared = np.isin(hashes[later], hashes[earlier])
-            count = int(np.count_nonzero(shared))
-            share = count / max(len(shared), 1)
-            yield Finding(
-                WARNING if share > MANY_SHARED else OK,
-                f"{folder}: {count:,} of {len(shared):,} {what} of {later} "
-                f"({100 * share:.1f} %) also stand in {earlier}",
-            )

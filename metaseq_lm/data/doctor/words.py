@@ -1,69 +1,49 @@
-"""What `metaseq-lm doctor` says of sentences of words."""
+"""Checks of sentences of words: unlabelled text with its vocabulary, tagged sets, treebanks."""
 
 import hashlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.doctor.corpus import (
+from metaseq_lm.data.doctor.findings import (
+    CHUNK,
     ERROR,
     OK,
     WARNING,
     Finding,
+    Subject,
     document_hashes,
     duplicates,
-    files,
     overlaps,
+    register_check,
 )
-from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
 from metaseq_lm.data.words.sets import KINDS, TEXT, TREES, WordSet
 from metaseq_lm.data.words.vocabulary import UNKNOWN, WordVocabulary
 
 MANY_UNKNOWN = 0.2
-CHUNK = 1 << 22
 
 
-def word_data(folder: Path, full: bool) -> Iterator[Finding]:
-    """Yield the findings on a data folder of words, its vocabulary, splits and sets."""
-    yield from files(folder, full)
-    try:
-        vocabulary = WordVocabulary.load(folder)
-        vectors = vocabulary.vectors
-    except MetaseqError as error:
-        yield Finding(ERROR, str(error))
-        return
-    about = "no vectors" if vectors is None else f"vectors of {vectors.shape[1]} numbers"
-    yield Finding(
-        OK,
-        f"{folder}: {len(vocabulary):,} words, {len(vocabulary.characters):,} characters, {about}",
-    )
-    yield from splits(folder, vocabulary)
-    for sub in sorted(p.parent for p in folder.glob(f"*/{MANIFEST_FILE}")):
-        yield from word_set(sub, full, vocabulary)
-
-
-def word_set(
-    folder: Path, full: bool, vocabulary: WordVocabulary | None = None
-) -> Iterator[Finding]:
-    """Yield the findings on a tagged set or treebank; `vocabulary` as in WordSet."""
-    yield from files(folder, full)
-    try:
-        if Manifest.load(folder).kind not in KINDS:
-            return
-    except MetaseqError:
-        return  # `files` has said so
-    yield from splits(folder, vocabulary)
-
-
-def splits(folder: Path, vocabulary: WordVocabulary | None) -> Iterator[Finding]:
+@register_check(*KINDS)
+def sentences(subject: Subject) -> Iterator[Finding]:
     """Yield size, share of unknown words, labels and repetitions of each split, train first."""
+    folder, manifest = subject.folder, subject.manifest
+    assert manifest is not None
+    if KINDS[manifest.kind] == TEXT:
+        try:
+            vocabulary = subject.vocabulary = WordVocabulary.load(folder)
+            vectors = vocabulary.vectors
+        except MetaseqError as error:
+            yield Finding(ERROR, str(error))
+            return
+        about = "no vectors" if vectors is None else f"vectors of {vectors.shape[1]} numbers"
+        words, characters = len(vocabulary), len(vocabulary.characters)
+        yield Finding(OK, f"{folder}: {words:,} words, {characters:,} characters, {about}")
     hashes: dict[str, np.ndarray] = {}
     train: WordSet | None = None
-    for split in sorted(Manifest.load(folder).splits, key=lambda name: (name != "train", name)):
+    for split in subject.splits:
         try:
-            data = WordSet(folder, split, vocabulary)
+            data = WordSet(folder, split, subject.vocabulary)
         except MetaseqError as error:
             yield Finding(ERROR, str(error))
             continue

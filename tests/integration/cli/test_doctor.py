@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.doctor import corpus
+from metaseq_lm.data.doctor import findings
 from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
 
@@ -159,11 +159,11 @@ def test_labelled_set_warnings(data, look, tmp_path):
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.integers(0, 2), max_size=7)), st.integers(1, 9))
 def test_hashes_are_equal_for_equal_documents_only(tmp_path, monkeypatch, documents, chunk):
-    monkeypatch.setattr(corpus, "CHUNK", chunk)
+    monkeypatch.setattr(findings, "CHUNK", chunk)
     with IndexedWriter(tmp_path / "a", np.uint16) as writer:
         for document in documents:
             writer.add(document)
-    hashes = corpus.document_hashes(IndexedDataset(tmp_path / "a")).tolist()
+    hashes = findings.document_hashes(IndexedDataset(tmp_path / "a")).tolist()
     expected = [documents.index(document) for document in documents]
     assert [hashes.index(h) for h in hashes] == expected
 

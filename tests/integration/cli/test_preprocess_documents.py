@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.doctor.corpus import document_hashes
+from metaseq_lm.data.doctor.findings import document_hashes
 from metaseq_lm.data.preprocess.corpus import CorpusOptions, CorpusPipeline
 from metaseq_lm.data.preprocess.pipeline import Request, Split, write_split
 from metaseq_lm.data.storage import text_files

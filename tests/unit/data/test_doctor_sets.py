@@ -1,6 +1,7 @@
 """`metaseq-lm doctor` on parallel text, images, tagged sets and treebanks, sound and damaged."""
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,9 +14,13 @@ import word_data
 from mutations import resign
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.doctor.sets import examine
+from metaseq_lm.data.doctor.examine import examine
+from metaseq_lm.data.doctor.findings import CHECKS, STANDS_ALONE, Finding
 from metaseq_lm.data.images import FILE, IMAGES, Images, save_images
 from metaseq_lm.data.parallel.sets import PARALLEL, ParallelSet
+from metaseq_lm.data.preprocess.corpus import CorpusPipeline
+from metaseq_lm.data.preprocess.labelled import LabelledPipeline
+from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.words.sets import KINDS
@@ -281,18 +286,30 @@ def test_a_damaged_manifest_does_not_hide_the_other_sets(data: Path) -> None:
     assert any("pos: valid has 10 sentences" in line for line in lines)
 
 
-def test_without_torch(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_without_torch_names_the_remedy(data: Path) -> None:
     """The readers need it; what the doctor says of the machine is then the news."""
-    for name in ("images", "parallel", "words.doctor"):
-        monkeypatch.setitem(sys.modules, f"metaseq_lm.data.{name}", None)
-    monkeypatch.delattr("metaseq_lm.data.doctor.words", raising=False)
-    for folder in ("images", "toy", "words"):
-        only_error(data / folder, f"{folder}: cannot be read: ")
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from metaseq_lm.cli import main\n"
+        "sys.exit(main(['doctor', sys.argv[1]]))"
+    )
+    command = [sys.executable, "-c", program, str(data / "toy")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "error    torch cannot be imported" in done.stdout and "pip install" in done.stdout
 
 
-def test_kinds_are_those_that_are_written() -> None:
-    """The doctor spells them itself, as it must not import what needs torch."""
-    from metaseq_lm.data.doctor import sets
+def test_every_kind_has_a_check() -> None:
+    kinds = {pipeline.kind for pipeline in (CorpusPipeline, LabelledPipeline, SquadPipeline)}
+    assert set(CHECKS) == kinds | {PARALLEL, IMAGES, *KINDS}
+    assert STANDS_ALONE == {PARALLEL, IMAGES}
 
-    found = (sets.PARALLEL, sets.IMAGES, sets.WORDS)
-    assert found == (PARALLEL, IMAGES, tuple(KINDS))
+
+def test_registered_check_is_called(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plug-in's kind: its files are compared with the manifest, then its check runs."""
+    manifest = Manifest.load(data / "images")
+    manifest.kind = "poems"
+    manifest.save(data / "images")
+    assert look(data / "images") == [f"ok {data}/images: {ALL}"]
+    monkeypatch.setitem(CHECKS, "poems", lambda subject: iter([Finding("ok", "rhymes")]))
+    assert look(data / "images")[1:] == ["ok rhymes"]

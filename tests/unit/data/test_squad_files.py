@@ -10,7 +10,7 @@ import pytest
 import squad_data
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.doctor.sets import examine
+from metaseq_lm.data.doctor.examine import examine
 from metaseq_lm.data.preprocess.pipeline import Request, preprocess
 from metaseq_lm.data.preprocess.squad import SquadPipeline, answer_place
 from metaseq_lm.data.squad.files import SquadReader
