@@ -1,12 +1,14 @@
 """Print, as JSON {path: Markdown}, the pages that are made of the package itself.
 
 The command reference comes from the parsers, the reference of options from the registries, and
-"How the methods are built" from the READMEs of metaseq_lm/methods. Pages of the API name modules only; mkdocstrings reads their docstrings.
+"How the methods are built" from the READMEs of metaseq_lm/methods. A key that is a
+comment stands for a table in a page that is written by hand. Pages of the API name modules only; mkdocstrings reads their docstrings.
 """
 
 import ast
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
@@ -52,7 +54,7 @@ def main() -> None:
     from metaseq_lm.core import plugins
 
     plugins.load_all(None)
-    pages = [*command_pages(), *option_pages(), *method_pages(), *api_pages()]
+    pages = [*command_pages(), *option_pages(), *method_pages(), *api_pages(), *traces()]
     json.dump(dict(pages), sys.stdout)
 
 
@@ -182,6 +184,27 @@ def api_pages() -> Iterator[tuple[str, str]]:
         + "\n".join(rows)
         + "\n",
     )
+
+
+def traces() -> Iterator[tuple[str, str]]:
+    """Yield, for a comment in the page on architecture, what scripts/trace_update prints."""
+    for method in ("masked_lm", "soft", "cvt"):
+        command = [sys.executable, str(ROOT / "scripts" / "trace_update"), method]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            sys.exit(f"{' '.join(command)}: {result.stdout}{result.stderr}")
+        total, *files = result.stdout.splitlines()
+        rows = ["| file | functions | what it does |", "|---|---|---|"]
+        for line in files:
+            file, _, count, _, _ = line.split()
+            tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+            summary = (ast.get_docstring(tree) or "").split("\n\n")[0].split("\n")[0]
+            rows.append(f"| `{file.removeprefix('metaseq_lm/')}` | {count} | {escape(summary)} |")
+        yield (
+            f"<!-- trace: {method} -->",
+            f"`scripts/trace_update {method}` prints **{total}**, and these files, in the order in "
+            "which the update enters them:\n\n" + "\n".join(rows),
+        )
 
 
 def has_public_names(file: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: add the pages that docs/generate.py makes of the package.
+"""Hooks of mkdocs: add the pages that docs/generate.py makes of the package, and put its tables in.
 
 The package is imported in a process of its own, by the `python` on PATH, so that mkdocs may be
 installed elsewhere.
@@ -15,8 +15,10 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
+TABLES: dict[str, str] = {}  # by the comment that a page has in place of each
 
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
@@ -28,5 +30,15 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     if result.returncode != 0:
         raise PluginError(f"{' '.join(command)} failed:\n{result.stderr}")
     for path, content in json.loads(result.stdout).items():
-        files.append(File.generated(config, path, content=content))
+        if path.startswith("<!--"):
+            TABLES[path] = content
+        else:
+            files.append(File.generated(config, path, content=content))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Put the generated tables in place of their comments."""
+    for comment, table in TABLES.items():
+        markdown = markdown.replace(comment, table)
+    return markdown
