@@ -156,6 +156,8 @@ def test_blocks_compose(
     assert not problems, "\n".join(problems) + "\n" + capsys.readouterr().err
 
 
+# TODO: the page has the convention of configuration that is about to land.
+LATER = {"docs/tutorials/new_objective.md"}
 RUN = [
     page
     for page in PAGES
