@@ -110,8 +110,8 @@ def load_images(folder: str | Path, split: str) -> Images:
         raise
     except Exception as error:  # whatever numpy and zipfile raise for a file that is not theirs
         raise MetaseqError(f"{path}: damaged, or not such a file: {error}") from error
-    found = Images(images, labels, classes)
-    found.check(f"{path}: {split}")
+    loaded = Images(images, labels, classes)
+    loaded.check(f"{path}: {split}")
     return Images(images, labels.astype(np.int64), classes)
 
 

@@ -120,6 +120,7 @@ def made_up_set(
         manifest.splits[split] = {"rows": rows}
     labels = ["no", "yes"][:classes]
     manifest.details = {"labels": labels, "regression": not classes, "inputs": 1}
+    manifest.details |= {"form": "single", "benchmark": ""}
     manifest.save(place)
 
 

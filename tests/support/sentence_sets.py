@@ -52,7 +52,8 @@ def write_set(
                     writer.add(np.array(row, dtype))
             manifest.add_files(folder, [f"{name}.bin", f"{name}.idx"])
         manifest.splits[split] = {"rows": len(columns[0])}
-    about = {"labels": list(labels), "regression": not labels, "inputs": count}
+    about = {"labels": list(labels), "regression": not labels, "inputs": count, "benchmark": ""}
+    about["form"] = "single" if count == 1 else "pair"
     manifest.details = json.loads(json.dumps(about | details))
     manifest.save(folder)
 

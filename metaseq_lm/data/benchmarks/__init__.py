@@ -143,5 +143,5 @@ def leaderboard_file(name: str, split: str) -> str:
     """Return the name the leaderboard wants for the predictions of a split, as "MNLI-mm.tsv"."""
     suite, _, task = name.partition("/")
     files = find_benchmark(name).leaderboard
-    own = f"{task}.{'tsv' if suite == 'glue' else 'jsonl'}"
-    return files.get(split.replace("valid", "test", 1), files.get("test", own))
+    default = f"{task}.{'tsv' if suite == 'glue' else 'jsonl'}"
+    return files.get(split.replace("valid", "test", 1), files.get("test", default))

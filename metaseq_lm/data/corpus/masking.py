@@ -60,11 +60,11 @@ def _subkeys(keys: np.ndarray, number: int) -> np.ndarray:
     return mix(keys ^ np.uint64(number))
 
 
-def candidates_of(tokens: np.ndarray, lengths: np.ndarray, how: Masking) -> np.ndarray:
+def candidates_of(tokens: np.ndarray, lengths: np.ndarray, masking: Masking) -> np.ndarray:
     """Return which tokens of rows (B, S) with `lengths` (B,) may be chosen, boolean (B, S)."""
     candidates = np.arange(tokens.shape[1]) < lengths[:, None]
-    if how.spared.size:
-        candidates &= ~np.isin(tokens, how.spared, kind="table")
+    if masking.spared.size:
+        candidates &= ~np.isin(tokens, masking.spared, kind="table")
     return candidates
 
 
@@ -87,13 +87,13 @@ def choose(candidates: np.ndarray, rate: float, keys: np.ndarray) -> tuple[np.nd
     return pick(candidates, chosen, max(int(chosen.max(initial=0)), 1), keys)
 
 
-def nearest_counts(lengths: np.ndarray, how: Masking) -> np.ndarray:
-    """Return how many tokens "nearest" chooses of rows of `lengths`, int64 of the same shape.
+def nearest_counts(lengths: np.ndarray, masking: Masking) -> np.ndarray:
+    """Return masking many tokens "nearest" chooses of rows of `lengths`, int64 of the same shape.
 
     Halves go to the even number, in numpy as in TensorFlow's and Python's round.
     """
-    counts = np.rint(how.rate * lengths).astype(np.int64)
-    return np.maximum(1, np.minimum(counts, how.most_chosen or counts))
+    counts = np.rint(masking.rate * lengths).astype(np.int64)
+    return np.maximum(1, np.minimum(counts, masking.most_chosen or counts))
 
 
 def pick(
@@ -131,54 +131,58 @@ def pick_with_replacement(
 
 
 def _choose_as(
-    how: Masking, candidates: np.ndarray, lengths: np.ndarray, keys: np.ndarray
+    masking: Masking, candidates: np.ndarray, lengths: np.ndarray, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    if how.rounding == "random" and not how.legacy_duplicates:
-        return choose(candidates, how.rate, keys)
-    if how.rounding == "random":
-        positions, counted = choose(candidates, how.rate, keys)
+    if masking.rounding == "random" and not masking.legacy_duplicates:
+        return choose(candidates, masking.rate, keys)
+    if masking.rounding == "random":
+        positions, counted = choose(candidates, masking.rate, keys)
         chosen, most = counted.sum(1), positions.shape[1]
     else:
         # From the padded width, which is that of the global batch, so that noise drawn for the
         # positions does not depend on which rows share a micro-batch.
-        most = int(nearest_counts(np.array(candidates.shape[1]), how))
-        chosen = nearest_counts(lengths, how)
-    draw = pick_with_replacement if how.legacy_duplicates else pick
+        most = int(nearest_counts(np.array(candidates.shape[1]), masking))
+        chosen = nearest_counts(lengths, masking)
+    draw = pick_with_replacement if masking.legacy_duplicates else pick
     return draw(candidates, chosen, most, keys)
 
 
 def mask_tokens(
-    tokens: np.ndarray, lengths: np.ndarray, keys: np.ndarray, how: Masking
+    tokens: np.ndarray, lengths: np.ndarray, keys: np.ndarray, masking: Masking
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Hide tokens of rows (B, S) with `lengths` (B,), row i by keys[i].
 
     Returns the hidden rows (B, S), the chosen positions (B, M) and their original tokens (B, M), -1
     where a row has fewer than M. S is to be the width of the global batch.
     """
-    positions, counted = _choose_as(how, candidates_of(tokens, lengths, how), lengths, keys)
-    masked, originals = hide(tokens, positions, counted, keys, how)
+    positions, counted = _choose_as(masking, candidates_of(tokens, lengths, masking), lengths, keys)
+    masked, originals = hide(tokens, positions, counted, keys, masking)
     return masked, positions, originals
 
 
 def hide(
-    tokens: np.ndarray, positions: np.ndarray, counted: np.ndarray, keys: np.ndarray, how: Masking
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    counted: np.ndarray,
+    keys: np.ndarray,
+    masking: Masking,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Hide the tokens of rows (B, S) at `positions` (B, M) as `how` says, row i by keys[i].
+    """Hide the tokens of rows (B, S) at `positions` (B, M) as `masking` says, row i by keys[i].
 
     Returns the hidden rows (B, S) and the original tokens (B, M), -1 where `counted` (B, M) is false.
     """
     rows = np.arange(len(tokens))[:, None]
     originals = tokens[rows, positions]
     action = uniforms(_subkeys(keys, 3), 0, positions.shape[1])
-    hidden = np.where(action < how.keep, originals, how.mask)
-    if how.random:
+    hidden = np.where(action < masking.keep, originals, masking.mask)
+    if masking.random:
         draw = uniforms(_subkeys(keys, 4), 0, positions.shape[1])
-        replacement = how.replacements[(draw * len(how.replacements)).astype(np.int64)]
-        drawn = (action >= how.keep) & (action < how.keep + how.random)
+        replacement = masking.replacements[(draw * len(masking.replacements)).astype(np.int64)]
+        drawn = (action >= masking.keep) & (action < masking.keep + masking.random)
         hidden = np.where(drawn, replacement, hidden)
     masked = tokens.copy()
     # Uncounted entries all point at position 0; writing there would undo a counted one. Nor may a
     # kept one undo the same token hidden by another draw.
-    at_row, at = np.nonzero(counted & (action >= how.keep))
+    at_row, at = np.nonzero(counted & (action >= masking.keep))
     masked[at_row, positions[at_row, at]] = hidden[at_row, at]
     return masked, np.where(counted, originals, -1)

@@ -91,8 +91,8 @@ def labels(data: WordSet, train: WordSet | None) -> Iterator[Finding]:
     )
     if train is None or train.labels is None or train is data:
         return
-    seen = np.bincount(np.asarray(train.labels.tokens), minlength=len(counts)) > 0
-    wrong = [data.label_names[i] for i in np.flatnonzero((counts > 0) & ~seen)]
+    in_train = np.bincount(np.asarray(train.labels.tokens), minlength=len(counts)) > 0
+    wrong = [data.label_names[i] for i in np.flatnonzero((counts > 0) & ~in_train)]
     if wrong:
         text = f"{data.split} has {data.form} that train lacks:"
         yield Finding(WARNING, f"{data.folder}: {text} {', '.join(wrong)}")

@@ -50,11 +50,6 @@ def rows_name(split: str) -> str:
     return f"{split}.rows.jsonl"
 
 
-def plain_form(inputs: int) -> str:
-    """Return the form of a set about which only the number of text columns is known."""
-    return "single" if inputs == 1 else "pair"
-
-
 class LabelledSet:
     """One split of a labelled set, memory-mapped.
 
@@ -84,8 +79,8 @@ class LabelledSet:
         self.label_names: list[str] = manifest.details["labels"]
         self.tokenizer_hash: str = manifest.tokenizer["hash"]
         count: int = manifest.details["inputs"]
-        self.form: str = manifest.details.get("form", plain_form(count))
-        self.benchmark: str = manifest.details.get("benchmark", "")
+        self.form: str = manifest.details["form"]
+        self.benchmark: str = manifest.details["benchmark"]
         self._check_form(count)
         self.inputs = [IndexedDataset(self.folder / input_name(split, i)) for i in range(count)]
         self._check_inputs()
@@ -95,10 +90,10 @@ class LabelledSet:
         require_sizes(self.folder)
 
     def _check_form(self, count: int) -> None:
-        least, most = FORMS.get(self.form, (0, -1)) if isinstance(self.form, str) else (0, -1)
+        least, most = FORMS.get(self.form, (0, -1))
         if not least <= count <= most:
             raise MetaseqError(
-                f"{self.folder}: a set of form {str(self.form)[:20]!r} with {count} text columns; "
+                f"{self.folder}: a set of form {self.form[:20]!r} with {count} text columns; "
                 "this program does not read it, preprocess again"
             )
 
@@ -186,7 +181,7 @@ class LabelledSet:
         if rows_name(self.split) not in self._files:
             return None
         path = self.folder / rows_name(self.split)
-        found = []
+        rows = []
         for number, text, _ in numbered_lines(path, "fail"):
             try:
                 row = json.loads(text)
@@ -194,13 +189,13 @@ class LabelledSet:
                 raise MetaseqError(f"{path}:{number}: damaged: {error}") from error
             if not isinstance(row, dict):
                 raise MetaseqError(f"{path}:{number}: damaged: not a JSON object")
-            found.append(row)
-        if len(found) != len(self):
+            rows.append(row)
+        if len(rows) != len(self):
             raise MetaseqError(
-                f"{path}: {len(found)} lines but {self.inputs[0].prefix} has {len(self)} rows; the "
+                f"{path}: {len(rows)} lines but {self.inputs[0].prefix} has {len(self)} rows; the "
                 "files do not belong together, preprocess again"
             )
-        return found
+        return rows
 
     def __len__(self) -> int:
         return len(self.inputs[0])

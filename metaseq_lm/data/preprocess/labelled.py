@@ -19,7 +19,6 @@ from metaseq_lm.data.labelled.sets import (
     WITH_PLACES,
     input_name,
     label_name,
-    plain_form,
     rows_name,
     spans_name,
 )
@@ -292,7 +291,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             "labels": self._classes or [],
             "regression": self.form.regression,
             "inputs": count,
-            "form": self.form.form or plain_form(count),
+            "form": self.form.form or ("single" if count == 1 else "pair"),
             "benchmark": self.form.benchmark,
             **self.form.details,
         }

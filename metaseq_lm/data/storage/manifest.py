@@ -52,9 +52,16 @@ def block_checksums(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]
 class Manifest:
     """The content of a `manifest.json`.
 
-    `kind` is "corpus" or "labelled"; `tokenizer` has name, hash, vocabulary size; `splits` holds
-    the counts of each split; `details` what only this kind has; `files` the size in bytes and
-    block checksums of each file.
+    Attributes:
+        kind: The kind of dataset, such as "corpus" or "labelled".
+        tokenizer: Name, hash and vocabulary size of the tokenizer.
+        splits: The counts of each split.
+        command: The command line that made the folder.
+        details: What only this kind has.
+        files: The size in bytes and the block checksums of each file.
+        block_bytes: The size of a block.
+        made_by: The program and its version.
+        version: The version of this format.
     """
 
     kind: str
@@ -97,8 +104,8 @@ class Manifest:
         except (ValueError, KeyError, RecursionError) as error:
             raise MetaseqError(f"{path}: damaged: {error!r}; preprocess again") from error
         if version != FORMAT:
-            found = repr(version)[:20]
-            raise MetaseqError(f"{path}: format {found}; this program reads format {FORMAT}")
+            shown = repr(version)[:20]
+            raise MetaseqError(f"{path}: format {shown}; this program reads format {FORMAT}")
         if checksum != actual:
             raise MetaseqError(f"{path}: damaged or edited: its own checksum does not match")
         try:
@@ -114,7 +121,7 @@ class Manifest:
 
         Names of files and splits are names: they lead out of no folder.
         """
-        wanted: dict[str, tuple[Any, type]] = {
+        typed: dict[str, tuple[Any, type]] = {
             "tokenizer hash": (self.tokenizer["hash"], str),
             "splits": (self.splits, dict),
             "details": (self.details, dict),
@@ -122,13 +129,15 @@ class Manifest:
             "block_bytes": (self.block_bytes, int),
         }
         for name, record in self.files.items():
-            wanted[f"size of {name}"] = (record["bytes"], int)
-            wanted[f"blocks of {name}"] = (record["blocks"], list)
+            typed[f"size of {name}"] = (record["bytes"], int)
+            typed[f"blocks of {name}"] = (record["blocks"], list)
         if self.kind == LABELLED:
-            wanted["labels"] = (self.details["labels"], list)
-            wanted["regression"] = (self.details["regression"], bool)
-            wanted["inputs"] = (self.details["inputs"], int)
-        wrong = [name for name, (value, kind) in wanted.items() if type(value) is not kind]
+            typed["labels"] = (self.details["labels"], list)
+            typed["regression"] = (self.details["regression"], bool)
+            typed["inputs"] = (self.details["inputs"], int)
+            typed["form"] = (self.details["form"], str)
+            typed["benchmark"] = (self.details["benchmark"], str)
+        wrong = [name for name, (value, expected) in typed.items() if type(value) is not expected]
         wrong += [repr(n) for n in (*self.files, *self.splits) if not FILE_NAME.fullmatch(n)]
         if wrong or self.block_bytes < 1:
             raise ValueError(", ".join(wrong) or "block_bytes")
@@ -153,9 +162,9 @@ def check_sizes(folder: str | Path) -> list[str]:
 def require_sizes(folder: str | Path) -> None:
     """Raise MetaseqError if a file of the manifest is missing or has another size."""
     if faults := check_sizes(folder):
-        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        others = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise MetaseqError(
-            f"{'; '.join(faults[:3])}{more}; copy the folder again or preprocess again"
+            f"{'; '.join(faults[:3])}{others}; copy the folder again or preprocess again"
         )
 
 
@@ -173,8 +182,8 @@ def verify(folder: str | Path) -> list[str]:
         if not path.is_file() or path.stat().st_size != record["bytes"]:
             continue
         actual = block_checksums(path, manifest.block_bytes)
-        for number, (found, expected) in enumerate(zip(actual, record["blocks"])):
-            if found != expected:
+        for number, (actual_sum, expected) in enumerate(zip(actual, record["blocks"])):
+            if actual_sum != expected:
                 first = number * manifest.block_bytes
                 last = min(first + manifest.block_bytes, record["bytes"]) - 1
                 faults.append(f"{path}: block {number} (bytes {first}-{last}) is damaged")
@@ -188,10 +197,10 @@ def tokenizer_hash(folder: str | Path) -> str | None:
     return Manifest.load(folder).tokenizer["hash"]
 
 
-def require_tokenizer(folder: Path, own: str) -> None:
-    """Raise MetaseqError if a set inside a data folder has another tokenizer (`own`) than the folder."""
+def require_tokenizer(folder: Path, fingerprint: str) -> None:
+    """Raise MetaseqError unless `fingerprint`, the tokenizer of a set, is that of the folder around it."""
     corpus = tokenizer_hash(folder.parent)
-    if corpus is not None and corpus != own:
+    if corpus is not None and corpus != fingerprint:
         raise MetaseqError(
             f"{folder}: made with another tokenizer than {folder.parent}; preprocess it again"
         )
@@ -242,20 +251,20 @@ def sets_named(folder: str | Path, options: Any) -> list[str]:
 def labels_in(folder: str | Path, names: Iterable[str]) -> dict[str, list[str]]:
     """Return the classes, in their order, of those of the sets `names` in a data folder that have some.
 
-    HERE stands for the folder itself; of real values there are no classes, [].
+    HERE stands for the folder itself; real values have no classes, [].
     """
-    places = {name: Path(folder) / name for name in names}
-    there = {name: p for name, p in places.items() if (p / MANIFEST_FILE).is_file()}
-    labels = {name: Manifest.load(place).details.get("labels") for name, place in there.items()}
-    return {name: found for name, found in labels.items() if isinstance(found, list)}
+    paths = {name: Path(folder) / name for name in names}
+    folders = {name: p for name, p in paths.items() if (p / MANIFEST_FILE).is_file()}
+    labels = {name: Manifest.load(path).details.get("labels") for name, path in folders.items()}
+    return {name: classes for name, classes in labels.items() if isinstance(classes, list)}
 
 
 def classes_of(folder: str | Path) -> list[str]:
     """Return the classes of a labelled set in their order; MetaseqError for data without classes."""
-    found = labels_in(folder, [HERE]).get(HERE)
-    if not found:
+    classes = labels_in(folder, [HERE]).get(HERE)
+    if not classes:
         raise MetaseqError(f"{folder}: not a labelled set with classes, such as D/NAME")
-    return found
+    return classes
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -123,12 +123,12 @@ def pieces(line: bytes) -> list[bytes]:
     """Cut a line into pieces of at most PIECE bytes."""
     if len(line) <= PIECE:
         return [line]
-    found, at = [], 0
-    while len(line) - at > PIECE:
-        size = cut_point(line[at : at + PIECE + 1])
-        found.append(line[at : at + size])
-        at += size
-    return [*found, line[at:]]
+    parts, start = [], 0
+    while len(line) - start > PIECE:
+        size = cut_point(line[start : start + PIECE + 1])
+        parts.append(line[start : start + size])
+        start += size
+    return [*parts, line[start:]]
 
 
 def blocks(path: Path, size: int = BLOCK) -> Iterator[Block]:

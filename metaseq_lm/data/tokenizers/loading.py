@@ -51,8 +51,8 @@ def load_tokenizer(folder: str | Path, prefix: str = "") -> Tokenizer:
     that was saved with it.
     """
     folder = Path(folder)
-    own = bool(prefix) or (folder / OPTIONS_FILE).is_file()
-    source = _own_source(folder, prefix) if own else transformers_source(folder)
+    has_options = bool(prefix) or (folder / OPTIONS_FILE).is_file()
+    source = _own_source(folder, prefix) if has_options else transformers_source(folder)
     dictionary = folder / (prefix + DICT_FILE)
     vocabulary = Vocabulary.load(dictionary) if dictionary.is_file() else None
     kind = tokenizer_class(source.kind)

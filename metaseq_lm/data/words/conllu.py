@@ -52,14 +52,14 @@ class ConlluReader(SentenceReader):
                     f"{self.path}:{number}: id {fields[ID]!r} where {len(rows) + 1} should stand"
                 )
             rows.append((number, fields))
-        found = Sentence(
+        sentence = Sentence(
             self.path,
             [number for number, _ in rows],
             [fields[FORM] for _, fields in rows],
             [fields[self.label] for _, fields in rows],
             [self._head(number, fields[HEAD]) for number, fields in rows] if self.trees else None,
         )
-        return checked_tree(found) if self.trees else found
+        return checked_tree(sentence) if self.trees else sentence
 
     def _head(self, number: int, text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 10):

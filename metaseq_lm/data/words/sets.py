@@ -117,8 +117,8 @@ class WordSet:
                     f"{data.prefix}.bin: a number outside 0..{bound - 1}; preprocess again"
                 )
         if self.heads is not None:
-            own = np.repeat(self.lengths, self.lengths)
-            if (np.asarray(self.heads.tokens) > own).any():
+            bounds_of_heads = np.repeat(self.lengths, self.lengths)
+            if (np.asarray(self.heads.tokens) > bounds_of_heads).any():
                 raise MetaseqError(
                     f"{self.heads.prefix}.bin: a head outside its sentence; preprocess again"
                 )
@@ -172,10 +172,10 @@ class WordSet:
     @functools.cached_property
     def _punctuation(self) -> np.ndarray:
         """Whether each form is one that scores of trees leave out, boolean (forms,)."""
-        found = np.zeros(len(self.surface_forms), bool)
+        punctuation = np.zeros(len(self.surface_forms), bool)
         forms = self._short_forms(max(map(len, BRACKETS)))
-        found[[i for i, form in forms.items() if is_punctuation(form)]] = True
-        return found
+        punctuation[[i for i, form in forms.items() if is_punctuation(form)]] = True
+        return punctuation
 
     def punctuation(self, sentences: np.ndarray) -> np.ndarray:
         """Return which words of `sentences`, end to end, scores of trees leave out, boolean (words,)."""

@@ -56,11 +56,15 @@ def test_damaged_spans(wsc, values):
 
 def test_unknown_form(wsc):
     manifest = Manifest.load(wsc)
-    for form, inputs in (("tree", 1), ("pair", 1), (3, 1), ("choices", 2), ("single", 0)):
+    for form, inputs in (("tree", 1), ("pair", 1), ("choices", 2), ("single", 0)):
         manifest.details |= {"form": form, "inputs": inputs}
         manifest.save(wsc)
         with pytest.raises(MetaseqError, match="a set of form .* text columns"):
             LabelledSet(wsc, "train")
+    manifest.details["form"] = 3
+    manifest.save(wsc)
+    with pytest.raises(MetaseqError, match="manifest.json: unknown content: .*form"):
+        LabelledSet(wsc, "train")
 
 
 def test_a_replaced_set_leaves_nothing_behind(run, wsc):
