@@ -217,6 +217,17 @@ def test_tutorials_run(
         played[name(this)] = folder
 
 
+def test_named_modules_exist() -> None:
+    """Python files that pages name with a folder are there."""
+    missing = []
+    for page in PAGES:
+        places = [ROOT, ROOT / "metaseq_lm", ROOT / "tests", page.parent]
+        for file in re.findall(r"`([\w/]+/\w+\.py)`", page.read_text(encoding="utf-8")):
+            if not any((place / file).is_file() for place in places):
+                missing.append(f"{name(page)}: {file}")
+    assert not missing, "\n".join(missing)
+
+
 def test_there_are_blocks() -> None:
     """The pattern finds them, and no comment stands alone."""
     found = [block for page in PAGES for block in blocks(page)]
