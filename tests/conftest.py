@@ -1,16 +1,20 @@
 """Fixtures that tests of several folders share: one thread, the registered methods, small data."""
 
+import functools
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import bam_bench
 import bam_data
 import battery
+import composing
 import image_data
 import parallel_data
 import pytest
+import sharing
 import squad_data
 import tartan_bench
 import torch
@@ -33,6 +37,13 @@ settings.load_profile("no deadline")
 def one_thread() -> None:
     """Tiny models are fastest on one thread, and tests must not fight for cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def remembered_compositions() -> Iterator[None]:
+    """Configurations of the same names are composed once."""
+    with composing.remembered():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,15 +82,19 @@ def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def whole(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> battery.Weights:
-    """The weights after 10 updates on whole batches."""
-    place = tmp_path_factory.mktemp("whole")
-    return {
-        case: battery.train(
-            battery.configure(moons, place / f"{case[0]}-{case[1]}", case, *battery.exact())
-        )
-        for case in battery.ALL
-    }
+def whole(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> battery.Whole:
+    """The weights of a case after six updates on whole batches."""
+
+    @functools.cache
+    def weights(case: battery.Case) -> dict[str, torch.Tensor]:
+        def train(place: Path) -> None:
+            config = battery.configure(moons, place / "run", case, *battery.dropped())
+            torch.save(battery.train(config), place / "weights.pt")
+
+        folder = sharing.once(tmp_path_factory, f"whole/{case[0]}-{case[1]}", train)
+        return torch.load(folder / "weights.pt", weights_only=True)
+
+    return weights
 
 
 @pytest.fixture(scope="session")

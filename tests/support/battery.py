@@ -5,8 +5,10 @@ As a program (under torchrun): trains cases on all replicas and saves the weight
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import composing
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
@@ -17,7 +19,8 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.training.run import TrainingRun
 
 Case = tuple[str, int]
-Weights = dict[Case, dict[str, Tensor]]
+# Gives the weights of a case that was trained on whole batches.
+Whole = Callable[[Case], dict[str, Tensor]]
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
     "model.encoder_layers=2",
@@ -241,10 +244,21 @@ SHARDED = (
     "tartan_meta",
     "cvt_aux",
 )
-# By number of processes, the cases and whether the optimizer is sharded.
+
+
+def task_of(case: Case) -> str:
+    """Return the override that chooses the task of a case."""
+    options = CASES[case[0]][case[1]]
+    return next((o for o in options if o.startswith("task=")), "task=masked_lm")
+
+
+# The first case of each task.
+TASKS = list({task_of(case): case for case in reversed(FIRST)}.values())[::-1]
+# By number of processes, the cases and whether the optimizer is sharded. How four replicas share
+# the rows is a matter of the task.
 REPLICATED = {
     2: [(case, False) for case in ALL] + [((name, 0), True) for name in SHARDED],
-    4: [(case, False) for case in FIRST],
+    4: [(case, False) for case in TASKS],
 }
 
 
@@ -288,6 +302,12 @@ def exact(*more: str) -> list[str]:
     return [*off, *calm, "trainer.max_update=10", *more]
 
 
+def dropped(*more: str) -> list[str]:
+    """Return overrides for six such updates with dropout, whose masks belong to rows, not to calls."""
+    on = ["model.dropout=0.1", "model.attention_dropout=0.1"]
+    return exact(*on, "trainer.max_update=6", *more)
+
+
 def train(config: DictConfig) -> dict[str, Tensor]:
     """Train a run and return its weights."""
     run = TrainingRun(config)
@@ -305,10 +325,11 @@ def main(data: str, out: str) -> None:
     """Train what REPLICATED says; replica r saves OUT/weights.r.pt, keyed by (case, sharded)."""
     plugins.load_all(str(ROOT / "user_dir"))
     weights = {}
-    for case, sharded in REPLICATED[int(os.environ["WORLD_SIZE"])]:
-        save = Path(out) / f"{case[0]}-{case[1]}-{sharded}"
-        more = exact("engine.micro_batch_size=2", f"engine.shard_optimizer={sharded}")
-        weights[case, sharded] = train(configure(Path(data), save, case, *more))
+    with composing.remembered():
+        for case, sharded in REPLICATED[int(os.environ["WORLD_SIZE"])]:
+            save = Path(out) / f"{case[0]}-{case[1]}-{sharded}"
+            more = dropped("engine.micro_batch_size=2", f"engine.shard_optimizer={sharded}")
+            weights[case, sharded] = train(configure(Path(data), save, case, *more))
     torch.save(weights, Path(out) / f"weights.{process_group.rank()}.pt")
     process_group.finish()
 

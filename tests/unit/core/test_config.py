@@ -3,9 +3,11 @@
 from dataclasses import fields
 from pathlib import Path
 
+import hydra
 import pytest
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from metaseq_lm.core import config as module_of_configs
 from metaseq_lm.core.config import (
     GROUPS,
     EngineConfig,
@@ -56,6 +58,18 @@ def test_numbers_outside_their_range_are_refused() -> None:
         listed = isinstance(OmegaConf.select(load_config(choice), key), ListConfig)
         with pytest.raises(UsageError, match=f"{key} must be {words} {bound}, got "):
             load_config([*choice, f"{key}=[{value},{value}]" if listed else f"{key}={value}"])
+
+
+def test_remembered_compositions_are_hydras(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests/support/composing.py gives the tests is what a user gets."""
+    given = [[*choice, "trainer.max_update=7", "label='a b'", "data=/x"] for choice in CHOICES]
+    remembered = [load_config(overrides) for _ in range(2) for overrides in given]
+    monkeypatch.setattr(module_of_configs, "compose", hydra.compose)
+    composed = [load_config(overrides) for overrides in given]
+    assert remembered == composed * 2
+    for ours, hydras in zip(remembered, composed * 2):
+        assert OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(hydras)
+        assert all(OmegaConf.get_type(ours[g]) is OmegaConf.get_type(hydras[g]) for g in GROUPS)
 
 
 def test_numbers_that_are_not_finite_or_too_long_are_refused() -> None:
