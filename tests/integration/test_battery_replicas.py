@@ -1,12 +1,10 @@
 """What every registered criterion must satisfy on several processes; runs beside test_battery."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import battery
 import pytest
+import real_runs
 import torch
 
 Replicas = dict[int, list[dict]]
@@ -25,15 +23,7 @@ def replicas(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> Replicas:
 
 def trained_on(processes: int, data: Path, out: Path) -> list[dict]:
     """Train the cases of this number of processes; return the weights of each replica."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*launcher, f"--nproc-per-node={processes}", battery.__file__, str(data), str(out)],
-        env=dict(os.environ, OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    real_runs.on_replicas(processes, battery.replicated, str(data), str(out), seconds=900)
     return [torch.load(out / f"weights.{r}.pt", weights_only=True) for r in range(processes)]
 
 

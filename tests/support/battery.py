@@ -1,10 +1,6 @@
-"""The cases of the battery: one small run per registered criterion, and how to train it.
-
-As a program (under torchrun): trains cases on all replicas and saves the weights.
-"""
+"""The cases of the battery: one small run per registered criterion, and how to train it."""
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -321,8 +317,11 @@ def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max((a[n] - b[n]).abs().max().item() for n in a)
 
 
-def main(data: str, out: str) -> None:
-    """Train what REPLICATED says; replica r saves OUT/weights.r.pt, keyed by (case, sharded)."""
+def replicated(data: str, out: str) -> None:
+    """Train what REPLICATED says, as one of several replicas.
+
+    Replica r saves OUT/weights.r.pt, keyed by (case, sharded).
+    """
     plugins.load_all(str(ROOT / "user_dir"))
     weights = {}
     with composing.remembered():
@@ -332,7 +331,3 @@ def main(data: str, out: str) -> None:
             weights[case, sharded] = train(configure(Path(data), save, case, *more))
     torch.save(weights, Path(out) / f"weights.{process_group.rank()}.pt")
     process_group.finish()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

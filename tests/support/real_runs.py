@@ -201,7 +201,7 @@ class Forked:
         os._exit(code)
 
 
-def on_replicas(world: int, function: Callable, *arguments: Any) -> None:
+def on_replicas(world: int, function: Callable, *arguments: Any, seconds: float = LONG) -> None:
     """Call `function`, which joins the process group itself, in `world` replicas; all must return."""
     from torch.distributed import TCPStore
 
@@ -213,7 +213,7 @@ def on_replicas(world: int, function: Callable, *arguments: Any) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(LONG)
+        process.join(seconds)
         process.kill()
     assert [process.exitcode for process in processes] == [0] * world
 
