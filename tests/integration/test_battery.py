@@ -41,7 +41,7 @@ def test_micro_batches_change_nothing(
     config = battery.configure(
         moons, tmp_path, case, *battery.dropped(f"engine.micro_batch_size={rows}")
     )
-    assert battery.difference(whole(case), battery.train(config)) <= 1e-11
+    assert battery.difference(whole(case), battery.train_uncounted(config)) <= 1e-11
 
 
 @pytest.mark.parametrize("case", battery.TASKS, ids=lambda c: c[0])
