@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.cli.score import take_apart
+from metaseq_lm.cli.score import split_overrides
 from metaseq_lm.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,23 +58,23 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.runs import checkpoint
     from metaseq_lm.training.restore import open_run
 
-    args.split, more = take_apart(args.split)
-    given, overrides = take_apart(args.checkpoint + args.overrides)
-    overrides += more
+    args.split, more_overrides = split_overrides(args.split)
+    names, overrides = split_overrides(args.checkpoint + args.overrides)
+    overrides += more_overrides
     if not args.split:
         raise UsageError("--split names no split")
     for split in args.split:
         if not FILE_NAME.fullmatch(split):
             raise UsageError(f"--split {split!r}: a name of letters, digits, '_', '-' and '.'")
-    if not given:
+    if not names:
         raise UsageError("no checkpoint or run folder given")
-    if len(given) > 1 and not args.ensemble:
+    if len(names) > 1 and not args.ensemble:
         raise UsageError(
-            f"{len(given)} checkpoints: give one, or --ensemble to score them together"
+            f"{len(names)} checkpoints: give one, or --ensemble to score them together"
         )
     if not args.ensemble and (args.best is not None or args.metric is not None):
         raise UsageError("--best and --metric choose the runs of an ensemble; give --ensemble too")
-    paths = [checkpoint.resolve(name, prefer="best") for name in given]
+    paths = [checkpoint.resolve(name, prefer="best") for name in names]
     if args.ensemble:
         return run_ensemble(args, paths, overrides)
     scorer = open_run(str(paths[0]), args.data, args.user_dir, overrides)
@@ -88,7 +88,7 @@ def report(
     args: argparse.Namespace,
     scorer: "RestoredRun",
     split: str,
-    about: dict[str, Any],
+    source: dict[str, Any],
     metrics: dict[str, float],
     rows: Sequence[dict],
 ) -> None:
@@ -97,7 +97,7 @@ def report(
     from metaseq_lm.evaluation.predictions import write_predictions
     from metaseq_lm.tasks.protocols import submissions_of
 
-    print(json.dumps({"split": split, **about, **metrics}))
+    print(json.dumps({"split": split, **source, **metrics}))
     if args.out:
         folder = Path(args.out)
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,13 +131,13 @@ def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Seq
         return 0  # the first replica has all rows
     for split in args.split:
         metrics, rows = scorer.task.ensemble(split, members[split])
-        about = {"checkpoints": [str(path) for path in paths]}
-        report(args, scorer, split, about, metrics, rows)
+        source = {"checkpoints": [str(path) for path in paths]}
+        report(args, scorer, split, source, metrics, rows)
     return 0
 
 
-def best_of(paths: Sequence[Path], most: int, metric: str | None) -> list[Path]:
-    """Return the `most` checkpoints with the best validation metric, in the order given.
+def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]:
+    """Return the `count` checkpoints with the best validation metric, in the order given.
 
     The metric is the first one of validation if none is named. Which end is best is what the runs
     kept their best checkpoint by, or else what its name says.
@@ -157,11 +157,13 @@ def best_of(paths: Sequence[Path], most: int, metric: str | None) -> list[Path]:
             )
     values = [float(of_one[name]) for of_one in valid]
     kept = manifests[0]["config"]["trainer"]
-    own = "higher" if kept["maximize_best_checkpoint_metric"] else "lower"
-    asked = Metric.of(name, values, own if kept["best_checkpoint_metric"] == name else None)
-    if asked.guessed:
+    direction = "higher" if kept["maximize_best_checkpoint_metric"] else "lower"
+    chosen_metric = Metric.of(
+        name, values, direction if kept["best_checkpoint_metric"] == name else None
+    )
+    if chosen_metric.guessed:
         raise UsageError(
             f"--best: whether a higher or a lower {name} is better is not known; name another --metric, "
             "such as loss"
         )
-    return [paths[i] for i in best(values, most, asked.lower_is_better)]
+    return [paths[i] for i in best(values, count, chosen_metric.lower_is_better)]

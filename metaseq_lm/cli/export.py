@@ -42,13 +42,13 @@ def run(args: argparse.Namespace) -> int:
 
     if args.check:
         library()
-    found = checkpoint.load(checkpoint.resolve(args.checkpoint, prefer="best"))
-    config = stored_config(found)
+    stored = checkpoint.load(checkpoint.resolve(args.checkpoint, prefer="best"))
+    config = stored_config(stored)
     data, out = Path(args.data) if args.data else None, Path(args.out)
-    export_checkpoint(found, config, out, args.part, data)
-    print(f"{out}: exported from {found.path}")
+    export_checkpoint(stored, config, out, args.part, data)
+    print(f"{out}: exported from {stored.path}")
     if args.check:
-        tokenizer = load_tokenizer(data or tokenizer_folder(found, config))
-        part = export_part(found, config, tokenizer.vocabulary, args.part)
+        tokenizer = load_tokenizer(data or tokenizer_folder(stored, config))
+        part = export_part(stored, config, tokenizer.vocabulary, args.part)
         print(check(part, tokenizer, out, args.part == "main"))
     return 0

@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
     import_folder(sources["main"], Path(args.out), sources.get("generator"))
     print(f"{args.out}: imported from {' and '.join(map(str, sources.values()))}")
     if args.check:
-        found = checkpoint.load(checkpoint.resolve(args.out))
+        stored = checkpoint.load(checkpoint.resolve(args.out))
         tokenizer = load_tokenizer(args.out)
         for name, folder in sources.items():
-            part = export_part(found, stored_config(found), tokenizer.vocabulary, name)
+            part = export_part(stored, stored_config(stored), tokenizer.vocabulary, name)
             print(check(part, tokenizer, folder, name == "main"))
     return 0

@@ -1,7 +1,7 @@
-"""List what is registered, with the module each name came from.
+"""List registered names with the module that each comes from.
 
-A criterion says which tasks it is for, if not for any. Sizes are files that --model (model=NAME) takes
-like a model: a model with its options set.
+Criterions that fit only some tasks name them. Sizes are models with their options set, and are chosen
+like a model (--model NAME).
 """
 
 import argparse
@@ -32,13 +32,15 @@ def run(args: argparse.Namespace) -> int:
             print(f"{kind}:")
             for name in registry.names():
                 entry = registry.entries[name]
-                about = (entry.value.__doc__ or "").strip().split("\n")[0]
+                summary = (entry.value.__doc__ or "").strip().split("\n")[0]
                 tasks = ", ".join(getattr(entry.value, "tasks", ()))
-                print(f"  {name:<28}{about}{f' (task {tasks})' if tasks else ''}  [{entry.origin}]")
+                print(
+                    f"  {name:<28}{summary}{f' (task {tasks})' if tasks else ''}  [{entry.origin}]"
+                )
             if kind == "model":
                 print("model, sizes:")
-                for name, about in sizes():
-                    print(f"  {name:<28}{about}")
+                for name, summary in sizes():
+                    print(f"  {name:<28}{summary}")
     return 0
 
 

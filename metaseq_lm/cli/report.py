@@ -22,9 +22,8 @@ from tempfile import TemporaryDirectory
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
-from metaseq_lm.reporting.choice import chosen_values
 from metaseq_lm.reporting.formats import WRITERS
-from metaseq_lm.reporting.html import Report, to_html
+from metaseq_lm.reporting.html import Report, samples_markdown, samples_of, to_html
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.plots import (
     Pictures,
@@ -37,8 +36,7 @@ from metaseq_lm.reporting.plots import (
     require_logged,
 )
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.samples import samples_of, to_markdown
-from metaseq_lm.reporting.settings import Setting, group, where
+from metaseq_lm.reporting.settings import Setting, chosen_values, group, where
 from metaseq_lm.reporting.significance import TESTS, compare
 from metaseq_lm.reporting.sweeps import find_plan, pick_stage, read_runs
 from metaseq_lm.reporting.table import Table, choose_metric, pivot_table, setting_table
@@ -203,7 +201,7 @@ def run(args: argparse.Namespace) -> int:
     samples = samples_of(settings)
     if samples and "md" in wanted:
         paths.append(args.out / "samples.md")
-        paths[-1].write_text(to_markdown(samples), encoding="utf-8")
+        paths[-1].write_text(samples_markdown(samples), encoding="utf-8")
     if set(wanted) & set(DRAWN):
         pictures = Pictures(settings, args.spread, args.columns, args.x)
         with TemporaryDirectory() as spare:

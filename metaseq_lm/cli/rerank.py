@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.cli.score import add_scoring_arguments, take_apart
+from metaseq_lm.cli.score import add_scoring_arguments, split_overrides
 from metaseq_lm.core.errors import MetaseqError, UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     """Re-rank with every run and scores file; print a JSON line each and a table."""
     from metaseq_lm.evaluation.nbest import read_nbest
 
-    runs, options = take_apart(args.runs + args.overrides)
+    runs, options = split_overrides(args.runs + args.overrides)
     sources = [(path, False) for path in runs] + [(path, True) for path in args.scores]
     if not sources:
         raise UsageError("give a RUN, or --scores FILE with saved pseudo-log-likelihoods")
@@ -149,17 +149,19 @@ def score_run(
     first: dict[str, Sentence] = {}
     for part in sets.values():
         for nbest in part.lists:
-            for text in (own + part.append for own in nbest.texts):
+            for text in (candidate + part.append for candidate in nbest.texts):
                 first.setdefault(
                     text, Sentence(text, f"{part.path}: utterance {nbest.utterance!r}")
                 )
-    found = {text: score for text, score in zip(first, scorer.score(list(first.values()))) if score}
+    scores = {
+        text: score for text, score in zip(first, scorer.score(list(first.values()))) if score
+    }
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        rows = ((score.pll, len(score.tokens), text) for text, score in found.items())
+        rows = ((score.pll, len(score.tokens), text) for text, score in scores.items())
         write_atomic(folder / PLLS_FILE, score_lines(rows))
     print(f"{source}: {scorer.cost}", file=sys.stderr)
-    return {text: score.pll for text, score in found.items()}
+    return {text: score.pll for text, score in scores.items()}
 
 
 def read_saved(source: str, sets: dict[str, Lists]) -> dict[str, float]:
@@ -187,19 +189,19 @@ def rerank(
     from metaseq_lm.evaluation.nbest import write_nbest
     from metaseq_lm.evaluation.rerank import choose_weight, combined, result
 
-    own = {
+    scores_by_set = {
         name: [np.array([plls[text + part.append] for text in nbest.texts]) for nbest in part.lists]
         for name, part in sets.items()
     }
-    weight = choose_weight(sets["dev"].lists, own["dev"], grid)
-    found: dict[str, Any] = {"lambda": weight}
+    weight = choose_weight(sets["dev"].lists, scores_by_set["dev"], grid)
+    results: dict[str, Any] = {"lambda": weight}
     for name, part in sets.items():
-        found[name] = asdict(result(part.lists, own[name], weight))
+        results[name] = asdict(result(part.lists, scores_by_set[name], weight))
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            scores = combined(part.lists, own[name], weight)
+            scores = combined(part.lists, scores_by_set[name], weight)
             write_atomic(folder / f"{name}.json", write_nbest(part.lists, scores))
-    return found
+    return results
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.pairs and args.tokens:
         raise UsageError("--tokens shows single sentences; leave it out with --pairs")
-    sources, options = take_apart(args.input + args.overrides)
+    sources, options = split_overrides(args.input + args.overrides)
     if len(set(sources)) < len(sources):
         raise UsageError("--input names a file twice")
     if args.out and Path(args.out).is_dir():
@@ -89,10 +89,10 @@ def run(args: argparse.Namespace) -> int:
     opened = open_run(args.run_path, args.data, args.user_dir, options)
     scorer = SentenceScorer(opened, args.batch_tokens, args.too_long)
     if args.pairs:
-        pairs = {source: found for source, (found, _) in files.items()}
+        pairs = {source: lines for source, (lines, _) in files.items()}
         output, skipped = score_pairs(scorer, pairs)
     else:
-        sentences = [sentence for found, _ in files.values() for sentence in found]
+        sentences = [sentence for lines, _ in files.values() for sentence in lines]
         output, skipped = score_sentences(scorer, sentences, args.tokens)
     write_output(output, args.out)
     bad = sum(count for _, count in files.values())
@@ -103,10 +103,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def take_apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the paths and names among `words`, and the key=value overrides, which name no file.
+def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split words into paths or names, and key=value overrides, which name no file.
 
-    argparse takes them for one more path where they stand behind one.
+    argparse takes an override for one more path if it follows one.
     """
     overrides = [word for word in words if "=" in word and not Path(word).exists()]
     return [word for word in words if word not in overrides], overrides
@@ -158,11 +158,11 @@ def score_pairs(
     """Return the summary of minimal pairs by file and overall, and how many pairs were skipped."""
     sentences = [s for pairs in files.values() for pair in pairs for s in pair]
     scores = iter(scorer.score(sentences))
-    found = {
+    scored = {
         source: [(next(scores), next(scores)) for _ in pairs] for source, pairs in files.items()
     }
-    summary = {"files": {source: accuracy(pairs) for source, pairs in found.items()}}
-    overall = accuracy([pair for pairs in found.values() for pair in pairs])
+    summary = {"files": {source: accuracy(pairs) for source, pairs in scored.items()}}
+    overall = accuracy([pair for pairs in scored.values() for pair in pairs])
     skipped = len(sentences) // 2 - overall["pairs"]
     return (json.dumps({"overall": overall, **summary}, indent=1) + "\n").encode(), int(skipped)
 

@@ -153,8 +153,8 @@ def status(folder: Any, args: argparse.Namespace) -> int:
     """Print one line per run and a line of counts."""
     from metaseq_lm.sweeps.states import lines, states, summary
 
-    found = states(folder)
-    print("\n".join([*lines(found), summary(found)]))
+    rows = states(folder)
+    print("\n".join([*lines(rows), summary(rows)]))
     return 0
 
 
@@ -221,8 +221,8 @@ def launch_sweep(args: argparse.Namespace) -> int:
     if args.dry_run:
         show_plan(runs, definition)
         if launch.executor == "slurm":
-            given = slurm_parameters(launch, out)
-            print("sbatch: " + "  ".join(f"{key}={value}" for key, value in given.items()))
+            parameters = slurm_parameters(launch, out)
+            print("sbatch: " + "  ".join(f"{key}={value}" for key, value in parameters.items()))
         return 0
     if launch.executor == "slurm":
         need_slurm()
@@ -324,11 +324,11 @@ def go(folder: Any, runs: list[Any], launch: Any, chosen: tuple[str, ...], new_c
     from metaseq_lm.sweeps.states import states, summary
     from metaseq_lm.sweeps.submit import submit_slurm
 
-    found = states(folder, runs)
-    wanted = {state.run for state in found if state.state in chosen}
+    current = states(folder, runs)
+    wanted = {state.run for state in current if state.state in chosen}
     todo = [run for run in runs if run.name in wanted]
     folder.check_inside(todo)
-    print(summary(found))
+    print(summary(current))
     if not todo:
         print("nothing to launch")
     if todo and launch.executor == "slurm":
@@ -338,7 +338,7 @@ def go(folder: Any, runs: list[Any], launch: Any, chosen: tuple[str, ...], new_c
         return 0
     if todo:
         return go_local(folder, todo, launch, take_code(folder, new_code))
-    over = all(state.state == "finished" for state in found)
+    over = all(state.state == "finished" for state in current)
     return 0 if over or launch.executor == "slurm" else 1
 
 
@@ -355,13 +355,13 @@ def go_local(folder: Any, todo: list[Any], launch: Any, code: Any) -> int:
         print("\n".join(lines(states(folder, [run]))), flush=True)
 
     stopped = LocalRuns(folder, launch, code).work(todo, report)
-    found = states(folder)
-    print(summary(found), flush=True)
+    current = states(folder)
+    print(summary(current), flush=True)
     if stopped:
         raise Interrupted(
             "the runs were stopped and have saved; the same command goes on with them"
         )
-    return 0 if all(state.state == "finished" for state in found) else 1
+    return 0 if all(state.state == "finished" for state in current) else 1
 
 
 def take_code(folder: Any, new: bool) -> Any:

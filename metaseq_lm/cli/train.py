@@ -81,9 +81,9 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
     """Return flags and key=value arguments as overrides; a choice of a group comes first."""
     from metaseq_lm.core.config import quote
 
-    given = ([args.data] if args.data else []) + args.keys + args.overrides
-    data = [a for a in given if "=" not in a]
-    plain = [a for a in given if "=" in a]
+    words = ([args.data] if args.data else []) + args.keys + args.overrides
+    data = [a for a in words if "=" not in a]
+    plain = [a for a in words if "=" in a]
     if len(data) > 1:
         raise UsageError(f"more than one DATA folder: {', '.join(data)}; options are key=value")
     for override in plain:

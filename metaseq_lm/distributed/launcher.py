@@ -15,24 +15,24 @@ from metaseq_lm.core.errors import Interrupted, MetaseqError
 from metaseq_lm.distributed.signals import PARENT_DIES, handled, received
 
 HOST = "127.0.0.1"
-PATIENCE = 15.0  # seconds in which the others can end by themselves when one has failed
+PATIENCE = 15.0  # seconds for the others to end by themselves when one has failed
 
 
 def environment_of(rank: int, count: int, port: int) -> dict[str, str]:
-    """Return the environment of a replica: what torchrun sets, and cores shared out."""
+    """Return the environment of a replica: torchrun's variables, and its share of the cores."""
     cores = max(1, usable_cores() // count)
-    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-    given |= {"MASTER_PORT": port, PARENT_DIES: os.getpid()}
-    # The store is ours, as it is torchrun's there: it outlives every replica.
-    given |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    variables |= {"MASTER_PORT": port, PARENT_DIES: os.getpid()}
+    # The launcher holds the store, as torchrun's agent does, so that it outlives every replica.
+    variables |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
     # The store's own log repeats as stack traces what our messages say.
     defaults = {"OMP_NUM_THREADS": str(cores), "TORCH_CPP_LOG_LEVEL": "FATAL"}
-    numbers = {name: str(value) for name, value in given.items()}
+    numbers = {name: str(value) for name, value in variables.items()}
     return {**defaults, **os.environ, **numbers, "MASTER_ADDR": HOST}
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: a job often has fewer than the machine."""
+    """Return how many cores this process may use; a job often has fewer than the machine."""
     if hasattr(os, "sched_getaffinity"):  # not everywhere
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -83,7 +83,7 @@ def watch(children: Sequence[subprocess.Popen], signals: Sequence[int]) -> int:
     """
     first: int | None = None  # the replica that failed first
     deadline = float("inf")
-    # Of a list: each is asked, also those behind one that lives.
+    # A list, not a generator: every child must be polled.
     while any([child.poll() is None for child in children]):
         if first is None:
             first = failed(children)
@@ -107,7 +107,7 @@ def watch(children: Sequence[subprocess.Popen], signals: Sequence[int]) -> int:
 
 
 def failed(children: Sequence[subprocess.Popen]) -> int | None:
-    """Return the first replica that ended and not well; one that was killed explains the others."""
+    """Return the first replica that failed, a killed one first: it explains the others."""
     ended = [r for r, child in enumerate(children) if child.returncode]
     return min(ended, key=lambda r: children[r].returncode > 0, default=None)
 

@@ -1,7 +1,7 @@
 """The process group: from torchrun's, Slurm's or our own environment, or none; and its collectives.
 
-Every collective goes through `_together`, so that a replica that dies or hangs ends all of them
-with a message that names it (RELIABILITY of a run: all end within the timeout and 30 s).
+Every collective goes through `_together`, so that a replica that dies or hangs ends all of them with
+a message that names it, within the timeout and 30 s.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from metaseq_lm.distributed import signals
 
 T = TypeVar("T")
 
-GRACE = 5.0  # seconds in which all replicas that still live say why they stop
+GRACE = 5.0  # seconds for the surviving replicas to report why they stop
 _store: Optional[dist.Store] = None
 _timeout = 600.0
 _armed = 0.0
@@ -71,14 +71,14 @@ def initialise(device: str, timeout_seconds: float = 600.0) -> None:
     dist.init_process_group(backend, store=group, rank=number, world_size=world, timeout=limit)
 
 
-def own_gpu(environment: Any, there: int) -> int:
-    """Return which of the GPUs that are `there` a process takes; UsageError if there are too few."""
+def own_gpu(environment: Any, count: int) -> int:
+    """Return which of `count` GPUs this process takes; UsageError if there are too few."""
     number = int(environment.get("LOCAL_RANK", "0"))
-    if there == 1 and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+    if count == 1 and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         return 0  # srun --gpus-per-task=1 shows each task its own alone
-    if number >= there:
+    if number >= count:
         raise UsageError(
-            f"process {number} of this machine has no GPU, there are {there}; start at most {there} "
+            f"process {number} of this machine has no GPU, there are {count}; start at most {count} "
             "processes (--nproc), or give engine.device=cpu"
         )
     return number
@@ -87,29 +87,29 @@ def own_gpu(environment: Any, there: int) -> int:
 def slurm_environment(environment: Any) -> dict[str, str]:
     """Return torchrun's variables for a task of an `srun` step, {} outside one or with one task.
 
-    SLURM_STEP_NUM_TASKS exists in steps only; SLURM_NTASKS is also there in a batch script, where
-    nobody else would come to the meeting.
+    SLURM_STEP_NUM_TASKS exists in steps only; SLURM_NTASKS exists in a batch script too, where no
+    other process would join.
     """
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks == 1 or "SLURM_PROCID" not in environment:
         return {}
     step = 100 * int(environment["SLURM_JOB_ID"]) + int(environment.get("SLURM_STEP_ID", "0"))
-    found = {
+    variables = {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": str(tasks),
         "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
         "MASTER_PORT": environment.get("MASTER_PORT", str(20000 + step % 12000)),
     }
     if "MASTER_ADDR" in environment:
-        return found
+        return variables
     nodes = environment["SLURM_STEP_NODELIST"]
     command = ["scontrol", "show", "hostnames", nodes]
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    return found | {"MASTER_ADDR": names[0]}
+    return variables | {"MASTER_ADDR": names[0]}
 
 
 def finish() -> None:
-    """Leave the process group together, after a clean run only: after an error nobody else would come."""
+    """Leave the process group together. Only after a clean run: after an error it would hang."""
     faulthandler.cancel_dump_traceback_later()
     if dist.is_initialized():
         with _together():
@@ -118,7 +118,7 @@ def finish() -> None:
 
 
 def fail(error: MetaseqError) -> None:
-    """Tell the other replicas why this one stops; marks the error as said if another has said it."""
+    """Tell the other replicas why this one stops; sets `error.said` if another has printed it."""
     if world_size() == 1 or isinstance(error, ReplicaLost):
         return
     with contextlib.suppress(RuntimeError):  # the store went with the replica that held it
@@ -128,8 +128,8 @@ def fail(error: MetaseqError) -> None:
 
 
 def alive() -> None:
-    """Say that the main thread moves; if it does not for longer than the timeout, its stack is
-    printed and the process ends, which the other replicas notice."""
+    """Reset the watchdog: without a call for longer than the timeout, it prints the stack of the
+    main thread and ends the process, which the other replicas notice."""
     global _armed
     if world_size() == 1:
         return
@@ -140,7 +140,7 @@ def alive() -> None:
 
 
 def _wait(done: Callable[[], bool], seconds: float) -> bool:
-    """Return whether `done` comes true within `seconds`."""
+    """Return whether `done` becomes true within `seconds`."""
     end = time.monotonic() + seconds
     while not done():
         if time.monotonic() > end:
@@ -151,7 +151,7 @@ def _wait(done: Callable[[], bool], seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _together() -> Iterator[None]:
-    """Turn the failure of a collective into a ReplicaLost that names who did not come."""
+    """Turn the failure of a collective into a ReplicaLost that names the missing replicas."""
     try:
         yield
     except RuntimeError as error:
@@ -167,11 +167,11 @@ def _who_is_missing(reason: str) -> ReplicaLost:
         "hung": f"hangs (nothing heard of it for {_timeout:.0f} s)",
         "gone": "is gone (killed, or crashed)",
     }
-    how = "hung" if "Timed out" in reason else "gone"
+    ending = "hung" if "Timed out" in reason else "gone"
     try:
         assert _store is not None
         store = _store
-        store.set(f"waiting/{rank()}", how)
+        store.set(f"waiting/{rank()}", ending)
 
         def told(r: int) -> bool:
             return store.check([f"waiting/{r}"]) or store.check([f"failed/{r}"])
@@ -180,11 +180,11 @@ def _who_is_missing(reason: str) -> ReplicaLost:
         waiting = [r for r in others if store.check([f"waiting/{r}"])]
         failed = [r for r in others if store.check([f"failed/{r}"])]
         # One that waits no longer looks gone to those who waited a little later.
-        how = "hung" if any(store.get(f"waiting/{r}") == b"hung" for r in waiting) else how
+        ending = "hung" if any(store.get(f"waiting/{r}") == b"hung" for r in waiting) else ending
         parts = [f"replica {r} failed: {store.get(f'failed/{r}').decode()}" for r in failed]
     except RuntimeError:
-        return ReplicaLost(f"replica 0 {words[how]}; {again}")
-    parts += [f"replica {r} {words[how]}" for r in others if r not in waiting + failed]
+        return ReplicaLost(f"replica 0 {words[ending]}; {again}")
+    parts += [f"replica {r} {words[ending]}" for r in others if r not in waiting + failed]
     lost = ReplicaLost(f"{'; '.join(parts) or f'a collective failed ({reason})'}; {again}")
     # One replica speaks for all that wait; one that failed speaks for itself.
     lost.said = any(r < rank() for r in waiting) or len(failed) == len(parts) > 0
@@ -222,12 +222,12 @@ def sum_(tensors: Sequence[Tensor]) -> None:
 def share(tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
     """Give every replica each tensor as its owner has it, in place, in one collective per owner."""
     for owner in sorted(set(owners)):
-        mine = [t for t, o in zip(tensors, owners, strict=True) if o == owner]
-        flat = torch.cat([t.reshape(-1) for t in mine])
+        owned = [t for t, o in zip(tensors, owners, strict=True) if o == owner]
+        flat = torch.cat([t.reshape(-1) for t in owned])
         with _together():
             dist.broadcast(flat, owner)
         if owner != rank():
-            for tensor, piece in zip(mine, flat.split([t.numel() for t in mine])):
+            for tensor, piece in zip(owned, flat.split([t.numel() for t in owned])):
                 tensor.copy_(piece.view_as(tensor))
 
 

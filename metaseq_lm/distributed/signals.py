@@ -1,4 +1,4 @@
-"""The signals that ask a run to stop; they are remembered, and acted upon between two updates."""
+"""Signals that ask a run to stop. They are recorded, and handled between two updates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from metaseq_lm.core.errors import Interrupted
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 # scancel sends TERM alone; a preemption sends TERM and then submitit's signal, some seconds later.
 SECOND_SIGNAL = 5.0
-# In the environment: the id of the parent, which this process must not outlive.
+# Environment variable with the id of the parent process, which this process must not outlive.
 PARENT_DIES = "METASEQ_LM_PARENT_DIES"
 
 _received: list[int] = []
@@ -24,7 +24,7 @@ _listening = False
 
 
 def received() -> int:
-    """Return the last stop signal that came while listening, or 0."""
+    """Return the last stop signal received while listening, or 0."""
     return _received[-1] if _received else 0
 
 
@@ -49,7 +49,7 @@ def interruption(number: int, where: str) -> Interrupted:
 
 
 def handled() -> list[signal.Signals]:
-    """Return the stop signals for this process: under nohup, which ignores it, a hang-up is none."""
+    """Return the stop signals of this process; not HUP under nohup, which ignores it."""
     return [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
 
@@ -63,10 +63,9 @@ def _remember(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Remember stop signals inside the block; one inside another, or a thread, changes nothing.
+    """Record stop signals inside the block; a nested block, or one in a thread, changes nothing.
 
-    A handler that only remembers makes a second signal, during a save too, as harmless as the
-    first.
+    The handler only records, so a second signal, even during a save, is as harmless as the first.
     """
     global _listening
     if _listening or threading.current_thread() is not threading.main_thread():
@@ -84,7 +83,7 @@ def listening() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """If the environment names a parent, get SIGTERM when it dies."""
+    """Ask for SIGTERM when the parent that the environment names dies."""
     parent = os.environ.pop(PARENT_DIES, "")
     if parent:
         follow_parent()
@@ -93,7 +92,7 @@ def end_with_parent() -> None:
 
 
 def follow_parent() -> None:
-    """Get SIGTERM when the process that started this one dies (Linux only)."""
+    """Ask for SIGTERM when the process that started this one dies (Linux only)."""
     if sys.platform.startswith("linux"):
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Proof that a model and its tokenizer do the same here and in the transformers library."""
+"""Comparison of a model and its tokenizer with the transformers library: logits and tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -29,22 +29,22 @@ def check(part: Part, tokenizer: Tokenizer, folder: Path, main: bool = True) -> 
     """Return a line with the largest difference; MetaseqError if it is above LIMIT or ids differ."""
     transformers = library()
     kind = getattr(transformers, part.foreign.architecture.name)
-    model, told = kind.from_pretrained(folder, output_loading_info=True)
-    absent = sorted(told["missing_keys"])
+    model, loading = kind.from_pretrained(folder, output_loading_info=True)
+    absent = sorted(loading["missing_keys"])
     absent = [n for n in absent if ".pooler." not in f".{n}"]
     if absent:
         raise MetaseqError(f"{folder}: transformers finds no {', '.join(absent[:4])} in it")
-    own = build(part.foreign, part.weights, folder, main)
-    most = largest_difference(part, own, model.float().eval(), tokenizer.vocabulary)
-    if not most <= LIMIT:
+    net = build(part.foreign, part.weights, folder, main)
+    difference = largest_difference(part, net, model.float().eval(), tokenizer.vocabulary)
+    if not difference <= LIMIT:
         raise MetaseqError(
-            f"{folder}: logits differ by up to {most:.2e} from those of transformers ({LIMIT:.0e} allowed)"
+            f"{folder}: logits differ by up to {difference:.2e} from those of transformers ({LIMIT:.0e} allowed)"
         )
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    foreign_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for line, ids in zip(TEXT, tokenizer.encode_batch(TEXT)):
-        if theirs(line, add_special_tokens=False)["input_ids"] != ids:
+        if foreign_tokenizer(line, add_special_tokens=False)["input_ids"] != ids:
             raise MetaseqError(f"{folder}: transformers cuts {line!r} into other tokens")
-    return f"{folder}: logits differ by at most {most:.2e}, tokens of {len(TEXT)} lines are equal"
+    return f"{folder}: logits differ by at most {difference:.2e}, tokens of {len(TEXT)} lines are equal"
 
 
 def library() -> Any:
@@ -60,20 +60,20 @@ def library() -> Any:
 
 @torch.no_grad()
 def largest_difference(
-    part: Part, own: nn.Module, other: nn.Module, vocabulary: Vocabulary
+    part: Part, net: nn.Module, other: nn.Module, vocabulary: Vocabulary
 ) -> float:
     """Return the largest difference of all outputs on random rows, with and without padding."""
-    most = 0.0
+    largest = 0.0
     for padded in (False, True):
         rows, padding, segments = random_rows(part, vocabulary, padded)
-        ours = own_outputs(own, rows, padding if padded else None, segments)
-        theirs = foreign_outputs(other, rows, padding, segments)
-        for name, mine in ours.items():
-            difference = (mine - theirs[name]).abs()
+        our_outputs = own_outputs(net, rows, padding if padded else None, segments)
+        their_outputs = foreign_outputs(other, rows, padding, segments)
+        for name, output in our_outputs.items():
+            difference = (output - their_outputs[name]).abs()
             if name != "next_sentence":
                 difference = difference[~padding]
-            most = max(most, float(difference.max().nan_to_num(torch.inf)))
-    return most
+            largest = max(largest, float(difference.max().nan_to_num(torch.inf)))
+    return largest
 
 
 def random_rows(
@@ -97,7 +97,7 @@ def random_rows(
 def own_outputs(
     net: nn.Module, rows: Tensor, padding: Tensor | None, segments: Tensor | None
 ) -> dict[str, Tensor]:
-    """Return what a net of `parts.assemble` says, by the name of the head, "hidden" without heads."""
+    """Return the outputs of a net by the name of the head, "hidden" for one without heads."""
     if not isinstance(net, TransformerLM):
         assert isinstance(net, nn.ModuleDict)
         parts = net["generator"]
@@ -107,21 +107,21 @@ def own_outputs(
         states = parts["stack"](embeddings(rows, segments), attention_mask(padding))
         return {"lm": parts["head"](states, embeddings.tokens.weight)}
     states = net.encoder(rows, padding, segments)
-    said = {name: head(states) for name, head in net.heads.items() if name != "lm"}
+    outputs = {name: head(states) for name, head in net.heads.items() if name != "lm"}
     if "lm" in net.heads:
-        said["lm"] = net.predict(states, head="lm")
-    return said or {"hidden": states}
+        outputs["lm"] = net.predict(states, head="lm")
+    return outputs or {"hidden": states}
 
 
 def foreign_outputs(
     model: nn.Module, rows: Tensor, padding: Tensor, segments: Tensor | None
 ) -> dict[str, Tensor]:
-    """Return what a model of the transformers library says, by our names of its heads."""
-    said = model(input_ids=rows, attention_mask=(~padding).long(), token_type_ids=segments)
+    """Return the outputs of a model of the transformers library by our names of its heads."""
+    outputs = model(input_ids=rows, attention_mask=(~padding).long(), token_type_ids=segments)
     names = {
-        "lm": "prediction_logits" if "prediction_logits" in said else "logits",
+        "lm": "prediction_logits" if "prediction_logits" in outputs else "logits",
         "rtd": "logits",
         "next_sentence": "seq_relationship_logits",
         "hidden": "last_hidden_state",
     }
-    return {own: said[name] for own, name in names.items() if name in said}
+    return {ours_name: outputs[name] for ours_name, name in names.items() if name in outputs}

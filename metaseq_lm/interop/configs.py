@@ -1,4 +1,4 @@
-"""Sizes and options: a `config.json` of the transformers library, ours, and one from the other."""
+"""Conversion between a `config.json` of the transformers library and our model options."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -12,7 +12,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.names import ARCHITECTURES, Architecture
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 
-# In config.json: what the foreign options cannot say of a model of ours.
+# Key of config.json for what its own options cannot express about our models.
 OWN_KEY = "metaseq_lm"
 SIZES = {
     "num_hidden_layers": "encoder_layers",
@@ -39,7 +39,7 @@ FIXED = {
 
 @dataclass(frozen=True)
 class Foreign:
-    """What a `config.json` says of a model."""
+    """A model as a `config.json` describes it."""
 
     architecture: Architecture
     model: TransformerConfig
@@ -55,13 +55,15 @@ class Foreign:
 
 
 def read_config(config: dict[str, Any], place: object) -> Foreign:
-    """Understand the content of a `config.json`; MetaseqError that names `place` if it cannot be."""
+    """Parse the content of a `config.json`; MetaseqError that names `place` if it cannot be used."""
 
     def number(key: str, kind: type, default: Any = None) -> Any:
         value = config.get(key, default)
         fits = isinstance(value, (int, kind)) and not isinstance(value, bool)
         if not fits or not 0 <= value < 1 << 31:
-            raise MetaseqError(f"{place}: {key} is {str(value)[:40]!r}, not a number that can be")
+            raise MetaseqError(
+                f"{place}: {key} is {str(value)[:40]!r}, not a number that can be used"
+            )
         return kind(value)
 
     architecture = architecture_of(config, place)
@@ -71,10 +73,10 @@ def read_config(config: dict[str, Any], place: object) -> Foreign:
                 f"{place}: {key} is {str(config[key])[:40]!r}; only models with {value!r} can be used"
             )
     pad = number("pad_token_id", int, 1 if architecture.base == "roberta" else 0)
-    options: dict[str, Any] = {own: number(key, int) for key, own in SIZES.items()}
-    options |= {own: number(key, float, usual) for key, (own, usual) in RATES.items()}
-    own = config.get(OWN_KEY)
-    segments = not (isinstance(own, dict) and own.get("segments") == 0)
+    options: dict[str, Any] = {option: number(key, int) for key, option in SIZES.items()}
+    options |= {option: number(key, float, usual) for key, (option, usual) in RATES.items()}
+    extra = config.get(OWN_KEY)
+    segments = not (isinstance(extra, dict) and extra.get("segments") == 0)
     kinds = number("type_vocab_size", int, 2)
     options["segments"] = kinds if segments else 0
     offset = pad + 1 if architecture.base == "roberta" else 0
@@ -83,10 +85,10 @@ def read_config(config: dict[str, Any], place: object) -> Foreign:
     if architecture.base == "electra":
         embed = number("embedding_size", int, 128)
         options["token_embed_dim"] = embed if embed != width else 0
-    least = min(*(options[own] for own in SIZES.values()), options["max_positions"])
+    least = min(*(options[option] for option in SIZES.values()), options["max_positions"])
     # A config of a few bytes must not ask for the work of thousands of layers.
-    most = max(options["encoder_layers"], kinds)
-    if least < 1 or most > MOST or width % options["encoder_attention_heads"]:
+    largest = max(options["encoder_layers"], kinds)
+    if least < 1 or largest > MOST or width % options["encoder_attention_heads"]:
         raise MetaseqError(f"{place}: there is no model with {options}")
     model = TransformerConfig(encoder_normalize_before=False, init="truncated_normal", **options)
     tied = config.get("tie_word_embeddings", True) is not False
@@ -101,10 +103,10 @@ def architecture_of(config: dict[str, Any], place: object) -> Architecture:
         raise MetaseqError(
             f"{place}: architectures is {str(named)[:60]}; one of {', '.join(ARCHITECTURES)} can be used"
         )
-    found = ARCHITECTURES[name]
-    if config.get("model_type", found.base) != found.base:
+    architecture = ARCHITECTURES[name]
+    if config.get("model_type", architecture.base) != architecture.base:
         raise MetaseqError(f"{place}: model_type is {config['model_type']!r} but it is a {name}")
-    return found
+    return architecture
 
 
 def write_config(
@@ -113,8 +115,8 @@ def write_config(
     """Return the `config.json` of a model; post-LN only."""
     base, pad = architecture.base, vocabulary.pad
     values: dict[str, Any] = {"architectures": [architecture.name], "model_type": base}
-    values |= {key: getattr(model, own) for key, own in SIZES.items()}
-    values |= {key: getattr(model, own) for key, (own, _) in RATES.items()}
+    values |= {key: getattr(model, option) for key, option in SIZES.items()}
+    values |= {key: getattr(model, option) for key, (option, _) in RATES.items()}
     if base == "electra":
         values["embedding_size"] = model.embed_dim
     positions = model.max_positions + (pad + 1 if base == "roberta" else 0)
@@ -133,7 +135,7 @@ def write_config(
 
 
 def model_options(config: DictConfig, place: object) -> TransformerConfig:
-    """Return the sizes that a run's config has for its encoder; MetaseqError if it is no such model."""
+    """Return the encoder options in a run's config; MetaseqError for another kind of model."""
     node = config.model if OmegaConf.is_dict(config.model) else {}
     usual = {item.name: item.default for item in fields(TransformerConfig)}
     options = {name: node[name] for name in usual if name in node}
@@ -152,9 +154,10 @@ def model_options(config: DictConfig, place: object) -> TransformerConfig:
 def run_config(
     foreign: Foreign, generator: Foreign | None, sharing: str, folder: str
 ) -> DictConfig:
-    """Return the configuration of a run that goes on from an imported model.
+    """Return the configuration of a run that continues an imported model.
 
-    The discriminator of ELECTRA gets its own task; whatever else there is, masked_lm.
+    ELECTRA's discriminator gets task electra, BERT with next-sentence prediction sentence_pairs,
+    all others masked_lm.
     """
     model = {item.name: getattr(foreign.model, item.name) for item in fields(TransformerConfig)}
     config = load_config(["task=masked_lm", "criterion=masked_lm", "model=transformer"])
@@ -182,7 +185,7 @@ def run_config(
 
 
 def _renamed(config: DictConfig, names: dict[str, str]) -> DictConfig:
-    """Return `config` with other choices of groups; plain names where none is registered yet."""
+    """Return `config` with other choices of groups; only the names if they are not registered."""
     if names["task"] in TASKS.entries:
         config = load_config([f"{group}={name}" for group, name in names.items()])
         OmegaConf.set_struct(config, False)

@@ -25,73 +25,77 @@ SIZE_OF_GENERATOR = "generator.stack.layers.0.fc1.weight"
 
 
 def export_checkpoint(
-    found: Checkpoint, config: DictConfig, out: Path, name: str, data: Path | None = None
+    stored: Checkpoint, config: DictConfig, out: Path, name: str, data: Path | None = None
 ) -> None:
     """Fill the new folder `out` with config.json, weights and tokenizer of part `name` of a checkpoint.
 
     `data` is the folder of its tokenizer; by default the run folder if it has one, else the data
     folder of its config. MetaseqError if the library has no such model.
     """
-    folder = data or tokenizer_folder(found, config)
+    folder = data or tokenizer_folder(stored, config)
     tokenizer = load_tokenizer(folder)
-    part = export_part(found, config, tokenizer.vocabulary, name)
+    part = export_part(stored, config, tokenizer.vocabulary, name)
     with new_folder(out) as target:
         names = names_of(part.foreign, MAIN if name == "main" else GENERATOR)
         write_model(target, part.config, write_part(part, names))
-        originals = found.path.parent.parent / ORIGINALS
-        if not (KEY in found.manifest and data is None and copy_tokenizer(originals, target)):
+        originals = stored.path.parent.parent / ORIGINALS
+        if not (KEY in stored.manifest and data is None and copy_tokenizer(originals, target)):
             write_tokenizer(tokenizer, target, part.foreign.model)
 
 
-def tokenizer_folder(found: Checkpoint, config: DictConfig) -> Path:
-    """Return the folder that has the tokenizer of a checkpoint."""
-    run = found.path.parent.parent
+def tokenizer_folder(stored: Checkpoint, config: DictConfig) -> Path:
+    """Return the folder with the tokenizer of a checkpoint: its run or its data."""
+    run = stored.path.parent.parent
     return run if (run / DICT_FILE).is_file() else Path(config.data)
 
 
-def export_part(found: Checkpoint, config: DictConfig, vocabulary: Vocabulary, name: str) -> Part:
+def export_part(stored: Checkpoint, config: DictConfig, vocabulary: Vocabulary, name: str) -> Part:
     """Return the net `name` of a checkpoint as a model of the transformers library.
 
     UsageError if there is no such net, MetaseqError if it has no counterpart.
     """
     weights = {
-        n: w for n, w in found.weights.items() if n.startswith("generator.") == (name != "main")
+        n: w for n, w in stored.weights.items() if n.startswith("generator.") == (name != "main")
     }
     if not weights:
-        raise UsageError(f"{found.path}: it has no generator; leave --part away")
-    ours, theirs = EMBEDDINGS
-    if name != "main" and not any(n.startswith(theirs) for n in weights):
-        shared = [n for n in found.weights if n.startswith(ours)]
-        weights |= {n.replace(ours, theirs): found.weights[n] for n in shared}
+        raise UsageError(f"{stored.path}: it has no generator; leave --part away")
+    main_prefix, generator_prefix = EMBEDDINGS
+    if name != "main" and not any(n.startswith(generator_prefix) for n in weights):
+        shared = [n for n in stored.weights if n.startswith(main_prefix)]
+        weights |= {n.replace(main_prefix, generator_prefix): stored.weights[n] for n in shared}
     places = MAIN if name == "main" else GENERATOR
     tokens = weights.get(f"{places.embeddings}.tokens.weight")
     if tokens is None:
-        raise MetaseqError(f"{found.path}: it has no {places.embeddings}.tokens; not our encoder")
+        raise MetaseqError(f"{stored.path}: it has no {places.embeddings}.tokens; not our encoder")
     if len(tokens) != len(vocabulary):
         raise MetaseqError(
-            f"{found.path}: it has {len(tokens)} symbols, but the tokenizer {len(vocabulary)}; give "
+            f"{stored.path}: it has {len(tokens)} symbols, but the tokenizer {len(vocabulary)}; give "
             "the folder of the tokenizer it was trained with by --data"
         )
-    known = found.manifest.get(KEY)
+    known = stored.manifest.get(KEY)
     if known is not None:
-        part = _remembered(found, known, name, weights)
+        part = _remembered(stored, known, name, weights)
     else:
-        part = _new(found, config, vocabulary, name, weights)
-    build(part.foreign, part.weights, found.path, name == "main")
+        part = _new(stored, config, vocabulary, name, weights)
+    build(part.foreign, part.weights, stored.path, name == "main")
     return part
 
 
-def _remembered(found: Checkpoint, known: Any, name: str, weights: dict[str, Tensor]) -> Part:
-    """Return an imported model as it was."""
-    place = f"{found.path / 'manifest.json'}: {KEY}"
+def _remembered(stored: Checkpoint, known: Any, name: str, weights: dict[str, Tensor]) -> Part:
+    """Return an imported model with the names, copies and spare tensors that its folder had."""
+    place = f"{stored.path / 'manifest.json'}: {KEY}"
     try:
-        about, rest = known[name], found.state[KEY][name]
+        record, rest = known[name], stored.state[KEY][name]
         texts = [
-            text for key in ("names", "copies") for pair in about[key].items() for text in pair
+            text for key in ("names", "copies") for pair in record[key].items() for text in pair
         ]
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("not a table of names")
-        config, names, copies = dict(about["config"]), dict(about["names"]), dict(about["copies"])
+        config, names, copies = (
+            dict(record["config"]),
+            dict(record["names"]),
+            dict(record["copies"]),
+        )
         rest = {str(n): tensor for n, tensor in rest.items() if isinstance(tensor, Tensor)}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise MetaseqError(f"{place}: damaged ({error!r})") from error
@@ -107,17 +111,17 @@ def _remembered(found: Checkpoint, known: Any, name: str, weights: dict[str, Ten
 
 
 def _new(
-    found: Checkpoint,
+    stored: Checkpoint,
     config: DictConfig,
     vocabulary: Vocabulary,
     name: str,
     weights: dict[str, Tensor],
 ) -> Part:
-    """Return a model that was trained here as the nearest class of the transformers library."""
-    model = model_options(config, found.path)
+    """Return a model that was trained here as the matching class of the transformers library."""
+    model = model_options(config, stored.path)
     if model.encoder_normalize_before:
         raise MetaseqError(
-            f"{found.path}: a pre-LN encoder, and BERT, RoBERTa and ELECTRA are post-LN; train with "
+            f"{stored.path}: a pre-LN encoder, and BERT, RoBERTa and ELECTRA are post-LN; train with "
             "model.encoder_normalize_before=false (e.g. --model bert_small) to export it"
         )
     if name == "main":
@@ -125,21 +129,21 @@ def _new(
     else:
         architecture = ARCHITECTURES["ElectraForMaskedLM"]
         if SIZE_OF_GENERATOR not in weights:
-            raise MetaseqError(f"{found.path}: its generator is no masked language model of ours")
+            raise MetaseqError(f"{stored.path}: its generator is no masked language model of ours")
         model = generator_sizes(model, weights)
     head = "heads.lm.weight" if name == "main" else "generator.head.weight"
     values = write_config(architecture, model, vocabulary, head not in weights)
-    part = Part(read_config(values, found.path), values, weights)
+    part = Part(read_config(values, stored.path), values, weights)
     names = names_of(part.foreign, MAIN if name == "main" else GENERATOR)
     bias = next((n for group in names.values() for n in group if n in COPIES), None)
     part.copies = {} if bias is None else {COPIES[bias]: bias}
-    for what, wrong in (
+    for message, wrong in (
         ("a {} has no place for its", weights.keys() - names.keys()),
         ("a {} has more than it, such as", names.keys() - weights.keys()),
     ):
         if wrong:
-            told = f"{what.format(architecture.name)} {', '.join(sorted(wrong)[:4])}"
-            raise MetaseqError(f"{found.path}: {told}")
+            detail = f"{message.format(architecture.name)} {', '.join(sorted(wrong)[:4])}"
+            raise MetaseqError(f"{stored.path}: {detail}")
     return part
 
 

@@ -1,4 +1,4 @@
-"""A folder of the transformers library to a run folder that training goes on from."""
+"""Import: from a folder of the transformers library to a run folder that training can start from."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def import_folder(source: Path, out: Path, generator: Path | None = None) -> Non
     config = run_config(
         part.foreign, parts["generator"].foreign if generator else None, sharing, str(out)
     )
-    about = {
+    manifest = {
         "config": OmegaConf.to_container(config),
         "valid": {},
         "data": {},
@@ -55,7 +55,7 @@ def import_folder(source: Path, out: Path, generator: Path | None = None) -> Non
         (folder / ORIGINALS).mkdir()
         copy_tokenizer(source, folder / ORIGINALS)
         write_atomic(folder / "config.yaml", OmegaConf.to_yaml(config).encode())
-        checkpoint.save(folder / "checkpoints", 0, weights, state, about)
+        checkpoint.save(folder / "checkpoints", 0, weights, state, manifest)
 
 
 def load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
@@ -63,13 +63,13 @@ def load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
     config = read_folder_config(folder)
     foreign = read_config(config, folder / CONFIG_FILE)
     vocabulary = tokenizer.vocabulary
-    for what, theirs, ours in (
+    for key, value, expected in (
         ("vocab_size", foreign.vocab_size, len(vocabulary)),
         ("pad_token_id", foreign.pad, vocabulary.pad),
     ):
-        if theirs != ours:
+        if value != expected:
             raise MetaseqError(
-                f"{folder / CONFIG_FILE}: {what} is {theirs} but the tokenizer's is {ours}"
+                f"{folder / CONFIG_FILE}: {key} is {value} but the tokenizer's is {expected}"
             )
     part = read_part(foreign, config, read_weights(folder), folder, main)
     build(foreign, part.weights, folder, main)
@@ -88,12 +88,12 @@ def check_generator(main: Part, other: Part, folder: Path) -> None:
             f"{other.foreign.architecture.name}"
         )
     first, second = main.foreign.model, other.foreign.model
-    width, whole = second.encoder_embed_dim, first.encoder_embed_dim
-    for what, has, wants in (
+    width, main_width = second.encoder_embed_dim, first.encoder_embed_dim
+    for key, has, wants in (
         (
             "intermediate_size",
             second.encoder_ffn_embed_dim,
-            round(first.encoder_ffn_embed_dim * width / whole),
+            round(first.encoder_ffn_embed_dim * width / main_width),
         ),
         ("num_attention_heads", second.encoder_attention_heads, first.heads_for(width)),
         ("max_position_embeddings", second.max_positions, first.max_positions),
@@ -102,18 +102,18 @@ def check_generator(main: Part, other: Part, folder: Path) -> None:
     ):
         if has != wants:
             raise MetaseqError(
-                f"{folder / CONFIG_FILE}: {what} is {has}; the generator of this discriminator, "
+                f"{folder / CONFIG_FILE}: {key} is {has}; the generator of this discriminator, "
                 f"{width} wide, has {wants}"
             )
 
 
 def join(main: Part, other: Part) -> tuple[dict[str, torch.Tensor], str]:
     """Return the weights of both, and "embeddings" if they share those, "none" if not."""
-    ours, theirs = EMBEDDINGS
-    own = {n: w for n, w in other.weights.items() if n.startswith(theirs)}
+    main_prefix, generator_prefix = EMBEDDINGS
+    embeddings = {n: w for n, w in other.weights.items() if n.startswith(generator_prefix)}
     shared = all(
-        torch.equal(weight, main.weights[name.replace(theirs, ours)])
-        for name, weight in own.items()
+        torch.equal(weight, main.weights[name.replace(generator_prefix, main_prefix)])
+        for name, weight in embeddings.items()
     )
-    kept = {n: w for n, w in other.weights.items() if not shared or n not in own}
+    kept = {n: w for n, w in other.weights.items() if not shared or n not in embeddings}
     return {**main.weights, **kept}, "embeddings" if shared else "none"

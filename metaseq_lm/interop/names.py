@@ -1,9 +1,9 @@
-"""Which foreign tensors hold which of our parameters."""
+"""Names of our parameters and of the transformers library's tensors that hold them."""
 
 import re
 from dataclasses import dataclass
 
-# Our parameter -> the foreign ones whose rows, one after the other, are its rows.
+# Our parameter -> the foreign tensors that, concatenated by rows, make it.
 Mapping = dict[str, tuple[str, ...]]
 
 LAYER = {
@@ -84,7 +84,7 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Places:
-    """Where the parts of a model are among our parameters."""
+    """Prefixes of our parameters for the parts of a model."""
 
     embeddings: str = "encoder.embeddings"
     stack: str = "encoder.stack"
@@ -104,55 +104,60 @@ def mapping(
     tied: bool,
     places: Places = MAIN,
 ) -> Mapping:
-    """Return where each of our parameters is in a model with so many layers.
+    """Return the foreign tensors of each of our parameters.
 
-    `project`: the embeddings have another width; `segments`: they have segments; `tied`: the output
-    weights of the language-model head are the token embedding.
+    Args:
+        architecture: class of the transformers library.
+        layers: number of layers.
+        project: whether the embeddings have another width than the layers.
+        segments: whether there are segment embeddings.
+        tied: whether the language-model head uses the token embedding as output weights.
+        places: prefixes of our parameters.
     """
     base = architecture.base
-    found: Mapping = {}
+    names: Mapping = {}
     modules: Mapping = {f"{places.embeddings}.norm": (f"{base}.embeddings.LayerNorm",)}
     if project:
         modules[f"{places.stack}.project"] = (f"{base}.embeddings_project",)
     for n in range(layers):
-        for own, theirs in LAYER.items():
-            modules[f"{places.stack}.layers.{n}.{own}"] = tuple(
-                f"{base}.encoder.layer.{n}.{name}" for name in theirs
+        for ours, foreign in LAYER.items():
+            modules[f"{places.stack}.layers.{n}.{ours}"] = tuple(
+                f"{base}.encoder.layer.{n}.{name}" for name in foreign
             )
     for head in architecture.heads:
-        own = places.lm if head == "lm" else f"{places.heads}{head}"
+        ours = places.lm if head == "lm" else f"{places.heads}{head}"
         for part, name in HEADS[base][head].items():
             if not part.startswith("."):
-                modules[f"{own}.{part}"] = (name,)
+                modules[f"{ours}.{part}"] = (name,)
             elif not tied:
-                found[own + part] = (TWINS.get(name, name),)
+                names[ours + part] = (TWINS.get(name, name),)
             elif part != ".weight":
-                found[own + part] = (name,)
+                names[ours + part] = (name,)
     tables = {"tokens": "word", "positions": "position"} | (
         {"segments": "token_type"} if segments else {}
     )
-    for own, name in tables.items():
-        found[f"{places.embeddings}.{own}.weight"] = (
+    for ours, name in tables.items():
+        names[f"{places.embeddings}.{ours}.weight"] = (
             f"{base}.embeddings.{name}_embeddings.weight",
         )
-    for own, theirs in modules.items():
+    for ours, foreign in modules.items():
         for kind in ("weight", "bias"):
-            found[f"{own}.{kind}"] = tuple(f"{name}.{kind}" for name in theirs)
-    return found
+            names[f"{ours}.{kind}"] = tuple(f"{name}.{kind}" for name in foreign)
+    return names
 
 
 def canonical(name: str, base: str) -> str:
-    """Return the present name of a tensor that an older version, or a base model, calls otherwise."""
+    """Return the present name of a tensor that is stored under an older or a base model's name."""
     name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
     return f"{base}.{name}" if name.startswith(BASE_PARTS) else name
 
 
 def known(base: str) -> set[str]:
-    """Return the names, besides the backbone's, that a folder of this kind may hold."""
-    found = {copy for copy in COPIES}
+    """Return the tensor names, besides the backbone's, that a folder of this kind may hold."""
+    names = {copy for copy in COPIES}
     for head in HEADS[base].values():
         for part, name in head.items():
             single = part.startswith(".")
-            found |= {name} if single else {f"{name}.weight", f"{name}.bias"}
-    return found
+            names |= {name} if single else {f"{name}.weight", f"{name}.bias"}
+    return names

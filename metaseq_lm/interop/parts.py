@@ -1,4 +1,4 @@
-"""One model of the transformers library, or one net of ours, as named tensors on either side."""
+"""A model as named tensors: between the transformers library's names and ours."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,16 +30,16 @@ from metaseq_lm.models.transformer.encoder import (
 from metaseq_lm.models.transformer.heads import BinaryHead, LMHead, SentenceHead
 from metaseq_lm.runs import checkpoint
 
-# In the manifest and in state.pt of an imported checkpoint: what exporting it again needs.
+# Key in manifest.json and state.pt of an imported checkpoint for what exporting it again needs.
 KEY = "transformers"
 
 
 @dataclass
 class Part:
-    """A model's parameters under our names, and what else its folder held.
+    """A model's parameters under our names, and the remaining content of its folder.
 
-    `names` are the tensors it calls otherwise than they are called now, `copies` those that equal
-    another one, `rest` those that our model has no place for, by their names in the folder.
+    `names` maps present names of tensors to differing ones in the folder, `copies` maps tensors to
+    those that they equal, `rest` holds tensors that our model has no place for.
     """
 
     foreign: Foreign
@@ -51,7 +51,7 @@ class Part:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the manifest remembers of it."""
+        """What the manifest keeps, so that the model can be exported unchanged."""
         return {"config": self.config, "names": self.names, "copies": self.copies}
 
 
@@ -75,33 +75,35 @@ def table(foreign: Foreign, kind: str) -> str:
 def read_part(
     foreign: Foreign, config: dict[str, Any], tensors: dict[str, Tensor], place: object, main: bool
 ) -> Part:
-    """Sort the tensors of a folder; MetaseqError that names those which are missing or not known."""
+    """Read the tensors of a folder into a Part; MetaseqError naming missing or unknown ones."""
     base = foreign.architecture.base
     calls = {canonical(name, base): name for name in tensors}
     if len(calls) < len(tensors):
         raise MetaseqError(f"{place}: a tensor is there under an old and under its present name")
     names = names_of(foreign, MAIN if main else GENERATOR)
-    wanted = [name for theirs in names.values() for name in theirs]
+    wanted = [name for pieces in names.values() for name in pieces]
     for name in wanted:
         if name not in calls and TWINS.get(name) in calls:
             calls[name] = calls.pop(TWINS[name])
-    found = {name: tensors[call] for name, call in calls.items()}
-    missing = [name for name in wanted if name not in found]
+    by_name = {name: tensors[call] for name, call in calls.items()}
+    missing = [name for name in wanted if name not in by_name]
     if missing:
         raise MetaseqError(
             f"{place}: it lacks {', '.join(missing[:4])}, which a {foreign.architecture.name} has"
         )
     part = Part(foreign, config, {})
     part.names = {name: calls[name] for name in wanted if calls[name] != name}
-    _sort_rest(part, {n: found[n] for n in found.keys() - wanted}, calls, found, place)
+    _sort_rest(part, {n: by_name[n] for n in by_name.keys() - wanted}, calls, by_name, place)
     position = table(foreign, "position")
     if foreign.offset:
-        part.rest[calls[position]] = found[position][: foreign.offset].clone()
-        found[position] = found[position][foreign.offset :].clone()
+        part.rest[calls[position]] = by_name[position][: foreign.offset].clone()
+        by_name[position] = by_name[position][foreign.offset :].clone()
     try:
         part.weights = {
-            own: torch.cat([found[n] for n in theirs]) if len(theirs) > 1 else found[theirs[0]]
-            for own, theirs in names.items()
+            parameter: torch.cat([by_name[n] for n in pieces])
+            if len(pieces) > 1
+            else by_name[pieces[0]]
+            for parameter, pieces in names.items()
         }
     except RuntimeError as error:
         raise MetaseqError(f"{place}: its tensors do not fit together ({error})") from error
@@ -112,7 +114,7 @@ def _sort_rest(
     part: Part,
     others: dict[str, Tensor],
     calls: dict[str, str],
-    found: dict[str, Tensor],
+    by_name: dict[str, Tensor],
     place: object,
 ) -> None:
     """Tell copies from tensors to be kept; anything else is a model that is not understood."""
@@ -121,7 +123,7 @@ def _sort_rest(
     copies = {**COPIES, output: table(part.foreign, "word")}
     spare = known(base) | ({table(part.foreign, "token_type")} - set(part.weights))
     for name, tensor in sorted(others.items()):
-        original = found.get(copies.get(name, ""))
+        original = by_name.get(copies.get(name, ""))
         if original is not None and torch.equal(original, tensor):
             part.copies[calls[name]] = copies[name]
         elif name == output and tied and "lm" in part.foreign.architecture.heads:
@@ -143,8 +145,8 @@ def write_part(part: Part, names: Mapping) -> dict[str, Tensor]:
     weights, foreign = part.weights, part.foreign
     tensors = {
         name: piece.clone()
-        for own, theirs in names.items()
-        for name, piece in zip(theirs, weights[own].chunk(len(theirs)))
+        for parameter, pieces in names.items()
+        for name, piece in zip(pieces, weights[parameter].chunk(len(pieces)))
     }
     words, position = tensors[table(foreign, "word")], table(foreign, "position")
     if not foreign.segments:

@@ -124,13 +124,13 @@ def _sentencepiece(tokenizer: SentencePiece) -> tokenizers.Tokenizer:
 
 def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
     """Return the pairs that make a piece, best score first: what sentencepiece merges first."""
-    found = [
+    pairs = [
         (-score, at, piece[:at], piece[at:])
         for piece, score in scores.items()
         for at in range(1, len(piece))
         if piece[:at] in scores and piece[at:] in scores
     ]
-    return [(left, right) for _, _, left, right in sorted(found)]
+    return [(left, right) for _, _, left, right in sorted(pairs)]
 
 
 def _charsmap(model: bytes) -> bytes:
@@ -143,7 +143,7 @@ def _charsmap(model: bytes) -> bytes:
 
 def _field(message: bytes, wanted: int) -> bytes:
     """Return the last field `wanted` of a message if it is a string of bytes, else b""."""
-    found, at = b"", 0
+    content, at = b"", 0
 
     def varint() -> int:
         nonlocal at
@@ -159,10 +159,10 @@ def _field(message: bytes, wanted: int) -> bytes:
         if kind == 2:
             size = varint()
             if number == wanted:
-                found = message[at : at + size]
+                content = message[at : at + size]
             at += size
         elif kind == 0:
             varint()
         else:
             at += {1: 8, 5: 4}[kind]
-    return found
+    return content

@@ -25,7 +25,10 @@ class InheritConfig:
 
 @register_model(INHERIT, dataclass=InheritConfig)
 class Inherit(nn.Module):
-    """A name only: `inherited` puts the model of init_from in its place before anything is built."""
+    """Use the architecture of the checkpoint named by init_from.
+
+    `inherited` replaces this entry in the configuration before anything is built.
+    """
 
 
 def inherited(config: DictConfig) -> DictConfig:

@@ -1,9 +1,9 @@
-"""The runs of a table in one file, to keep and to share without their folders.
+"""Archives: the runs of a table in one file, without their folders.
 
-An archive is JSON lines. The first has the format, the number of runs (which old archives lack), and
-the config keys with the value that most runs have; every other line is a run: its name, where its
-config differs, its results, its validation log.
-`metaseq-lm report` reads it like a folder, beside folders too, so that seeds can be added later.
+An archive is JSON lines. The first holds the format, the number of runs (some archives lack it) and
+the config keys with the value that most runs have. Every other line is a run: its name, the config
+values that differ, its results and its validation log. `metaseq-lm report` reads archives like
+folders, and beside them, so that seeds can be added later.
 """
 
 import json
@@ -19,11 +19,12 @@ from metaseq_lm.reporting.runs import PATH_KEYS, Run, check_results, is_log_line
 KIND = "metaseq-lm runs "
 FORMAT = f"{KIND}1"
 WHOLE_FILE = "Take the file from where it is whole, or delete it and write it anew."
-WHOLE, LAST = ("valid",), ("train", "samples")  # kinds of log lines of which all, the last are kept
+# Kinds of log lines of which all are kept, and of which the last one is.
+KEPT_WHOLE, KEPT_LAST = ("valid",), ("train", "samples")
 
 
 def write(path: Path, runs: Sequence[Run]) -> None:
-    """Write the archive of `runs` in one piece.
+    """Write the archive of `runs` atomically.
 
     Raises UsageError for a place that cannot be one, or an archive with runs that are not in `runs`.
     """
@@ -34,16 +35,18 @@ def write(path: Path, runs: Sequence[Run]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     values = [portable(run) for run in runs]
     usual = {}
-    for key in dict.fromkeys(key for own in values for key in own):
-        found = Counter(json.dumps(own[key]) for own in values if key in own)
-        usual[key] = json.loads(found.most_common(1)[0][0])
+    for key in dict.fromkeys(key for config in values for key in config):
+        counts = Counter(json.dumps(config[key]) for config in values if key in config)
+        usual[key] = json.loads(counts.most_common(1)[0][0])
     lines: list[dict[str, Any]] = [{"format": FORMAT, "runs": len(runs), "values": usual}]
-    for run, own in zip(runs, values):
+    for run, config in zip(runs, values):
         lines.append(
             {
                 "name": name_of(run),
-                "values": {k: v for k, v in own.items() if json.dumps(v) != json.dumps(usual[k])},
-                "absent": [key for key in usual if key not in own],
+                "values": {
+                    k: v for k, v in config.items() if json.dumps(v) != json.dumps(usual[k])
+                },
+                "absent": [key for key in usual if key not in config],
                 "results": results_of(run),
                 "log": kept_lines(run.log),
                 "notes": list(run.notes),
@@ -64,13 +67,13 @@ def check_kept(path: Path, runs: Sequence[Run]) -> None:
 
 
 def content(run: Run) -> str:
-    """Return what is the same of a run and of its copy in an archive, wherever they are."""
+    """Return what identifies a run and its copies in archives."""
     reached = results_of(run) or kept_lines(run.log)
     return json.dumps([run.values.get("label"), run.seed, reached])
 
 
 def name_of(run: Run) -> str:
-    """Return the name of a run below the archive: as it was before if it comes from one."""
+    """Return the name of a run in an archive; one that comes from an archive keeps its name."""
     for above in run.path.parents:
         if above.is_file():
             return str(run.path.relative_to(above))
@@ -78,7 +81,7 @@ def name_of(run: Run) -> str:
 
 
 def portable(run: Run) -> dict[str, Any]:
-    """Return a run's config without what says where something was on the machine that trained."""
+    """Return a run's config without paths of the machine that trained it."""
     kept = {
         key: value
         for key, value in run.values.items()
@@ -91,7 +94,7 @@ def portable(run: Run) -> dict[str, Any]:
 
 
 def results_of(run: Run) -> dict[str, Any] | None:
-    """Return the results of a run; of what it started from the sums, not where it was."""
+    """Return the results of a run; of its ancestors the total cost, not their paths."""
     if not run.results or not run.results.get("pretraining"):
         return run.results
     before = {k: v for k, v in run.results["pretraining"].items() if k not in ("run", "runs")}
@@ -100,8 +103,8 @@ def results_of(run: Run) -> dict[str, Any] | None:
 
 def kept_lines(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the validations of a log, the last line of training and the last samples."""
-    last = {line["kind"]: line for line in log if line["kind"] in LAST}
-    return [line for line in log if line["kind"] in WHOLE or line is last.get(line["kind"])]
+    last = {line["kind"]: line for line in log if line["kind"] in KEPT_LAST}
+    return [line for line in log if line["kind"] in KEPT_WHOLE or line is last.get(line["kind"])]
 
 
 def read(path: Path) -> list[Run]:
@@ -112,14 +115,14 @@ def read(path: Path) -> list[Run]:
     """
     runs: list[Run] = []
     usual: dict[str, Any] | None = None
-    due: int | None = 0  # the runs that there have to be before the next first line or the end
+    expected: int | None = 0  # number of runs before the next first line, or the end
     for number, row in enumerate(path.read_bytes().splitlines() or [b""], start=1):
         try:
             line = json.loads(row)
             if "format" in line:
-                check_count(path, len(runs), due)
+                check_count(path, len(runs), expected)
                 usual = usual_values(f"{path}:{number}", line)
-                due = len(runs) + line["runs"] if "runs" in line else None
+                expected = len(runs) + line["runs"] if "runs" in line else None
             else:
                 runs.append(parse_run(path.resolve(), line, usual))
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -131,17 +134,17 @@ def read(path: Path) -> list[Run]:
             raise MetaseqError(
                 f"{path}:{number}: not a run of an archive: {row[:60]!r}. {WHOLE_FILE}"
             ) from error
-    check_count(path, len(runs), due)
+    check_count(path, len(runs), expected)
     if not runs:
         raise MetaseqError(f"{path}: an archive that holds no runs. {WHOLE_FILE}")
     return runs
 
 
-def check_count(path: Path, found: int, due: int | None) -> None:
-    """Raise MetaseqError unless as many runs were found as are due, if that is known."""
-    if due is not None and found != due:
+def check_count(path: Path, count: int, expected: int | None) -> None:
+    """Raise MetaseqError unless the number of runs is the `expected` one, if that is known."""
+    if expected is not None and count != expected:
         raise MetaseqError(
-            f"{path}: damaged: its runs are {found}, and were {due} when it was written. "
+            f"{path}: damaged: its runs are {count}, and were {expected} when it was written. "
             f"{WHOLE_FILE}"
         )
 
@@ -162,7 +165,7 @@ def usual_values(place: str, line: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_run(path: Path, line: dict[str, Any], usual: dict[str, Any] | None) -> Run:
-    """Return the run of a line; raises what a line of another form makes it raise."""
+    """Return the run of a line; raises LookupError, TypeError or ValueError for another form."""
     if usual is None:
         raise ValueError("no first line")
     absent = set(line["absent"])

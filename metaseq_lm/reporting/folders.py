@@ -1,7 +1,7 @@
-"""Run folders, found and read.
+"""Finding and reading run folders.
 
-A run folder holds `config.yaml`, `log.jsonl` and, once the run has ended, `results.json`. Nothing
-that is found is dropped: a run without a score stays in the list and can say why it has none.
+A run folder holds `config.yaml`, `log.jsonl` and, once the run has ended, `results.json`. No run is
+dropped: one without a score stays in the list and knows why it has none.
 """
 
 import json
@@ -30,7 +30,7 @@ SKIPPED_FOLDERS = ("checkpoints", "tb")
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """Read every run at or below `paths`, each once, in natural order of the paths; those of archives first.
+    """Read every run at or below `paths`, each once: archives first, then folders in natural order.
 
     Raises UsageError for a path that does not exist or holds no run, MetaseqError for a run that
     cannot be read.
@@ -45,15 +45,15 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
             raise UsageError(
                 f"{path}: no such folder. Give run folders, folders of runs, or archives of them."
             )
-        found = sorted(run_folders(path), key=lambda folder: natural(str(folder)))
-        if not found:
+        below = sorted(run_folders(path), key=lambda folder: natural(str(folder)))
+        if not below:
             raise UsageError(
                 f"{path}: no runs found. A run folder holds config.yaml and log.jsonl, as "
                 "'metaseq-lm train ... --save-dir RUN' writes them."
             )
-        folders.update(dict.fromkeys(found))
+        folders.update(dict.fromkeys(below))
     runs = [read_run(folder) for folder in folders]
-    # A run counts once, though it be in its folder and in archives.
+    # A run counts once even if it is in its folder and in archives.
     seen = {archive.content(run) for run in runs} if archives else set()
     kept = []
     for run in (run for path in archives for run in archive.read(path)):
@@ -80,14 +80,14 @@ def run_folders(root: Path) -> Iterable[Path]:
 def is_run(files: Iterable[str]) -> bool:
     """Return whether a folder with these files is that of a run that was started.
 
-    command.txt without a log: the run died before its first line, and is named as such.
+    With command.txt but no log, the run died before its first line; the report names it.
     """
     names = set(files)
     return "config.yaml" in names and bool(names & {"log.jsonl", "command.txt"})
 
 
 def raise_error(error: OSError) -> None:
-    """Raise; os.walk would pass over a folder that it may not read."""
+    """Raise: os.walk alone would skip a folder that it may not read."""
     raise error
 
 
@@ -103,9 +103,9 @@ def read_run(folder: Path) -> Run:
 def read_values(
     folder: Path, notes: list[str], seen: tuple[Path, ...] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the flat config of a run with those of the runs that it names, and the keys that name them.
+    """Return the flat config of a run with those of its ancestors, and the keys that name those.
 
-    `seen` are the runs that led here: folders that were moved about can name each other.
+    `seen` are the runs that led here: moved folders can name each other in a circle.
     """
     values = flatten(read_config(folder / "config.yaml"))
     names = [str(values[k]) for k in ("task._name", "criterion._name") if values.get(k)]
@@ -115,7 +115,7 @@ def read_values(
         values["data"] = from_here(str(values["data"]))
         values["data_hash"] = (read_results(folder / "results.json") or {}).get("data")
     named = run_folder.read_sources(folder)
-    # Where several runs are does not count, but how many there are does.
+    # The paths of several runs make no setting, their number does.
     lists = {key: name for key, name in named.items() if isinstance(values.get(key), list)}
     values |= {name: len(values[key]) for key, name in lists.items()}
     sources = [key for key in named if key in values]
@@ -137,10 +137,10 @@ def read_values(
 
 
 def find_start(folder: Path, start: Path) -> Path | None:
-    """Return the run that `start` (a run, or a checkpoint in one) belongs to, or None.
+    """Return the run folder that `start` (a run, or a checkpoint in one) belongs to, or None.
 
-    A relative path is meant from the working directory of the run: a folder above that of the run,
-    wherever the tree is now, or else this working directory.
+    A relative path is relative to the working directory in which the run was trained: some folder
+    above the run, or else the present working directory.
     """
     bases = [*folder.parents, Path.cwd()] if not start.is_absolute() else [Path("/")]
     for base in bases:
@@ -155,15 +155,15 @@ def find_start(folder: Path, start: Path) -> Path | None:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Return config.yaml as nested dicts; raises MetaseqError if it is not a YAML mapping."""
-    # A run writes it resolved; a reference in it is not followed, it could lead to a secret.
+    # Written resolved. References are not followed, since they could lead to a secret.
     return OmegaConf.to_container(run_folder.read_config(path))  # type: ignore[return-value]
 
 
 def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """Return the lines of a log; of two lines of one kind and update the later counts.
+    """Return the lines of a log; of two lines of one kind and update the later one.
 
-    A last line that a killed process left torn is dropped and noted; any other bad line is a
-    MetaseqError with file and line number. A missing log is an empty one.
+    An incomplete last line, left by a killed process, is dropped and noted. Any other bad line is a
+    MetaseqError with file and line number. A missing log counts as empty.
     """
     if not path.exists():
         notes.append("no log.jsonl: the run ended before its first update was logged")

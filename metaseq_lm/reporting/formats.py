@@ -23,7 +23,7 @@ TEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     "±": r"$\pm$",
-    # After a row's end LaTeX takes a bracket or star in the next cell for an argument of it.
+    # After "\\" (end of row) LaTeX takes a bracket or star in the next cell for an argument.
     "[": "{[}",
     "]": "{]}",
     "*": "{*}",
@@ -119,7 +119,7 @@ def numeric_columns(table: Table) -> list[bool]:
 
 
 def clean(text: str) -> str:
-    """Return the text on one line and without control characters, which could drive a terminal."""
+    """Return the text on one line without control characters, which could control a terminal."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 

@@ -1,4 +1,4 @@
-"""One page that holds a whole report: table, notes, pictures, settings, runs; nothing is linked."""
+"""One self-contained html page of a whole report, and the page of samples."""
 
 import base64
 from collections.abc import Iterable, Sequence
@@ -55,7 +55,7 @@ $body
 
 @dataclass(frozen=True)
 class Report:
-    """What a page shows: the table, settings and runs in it, pictures (png), their notes, samples."""
+    """The content of a page: table, settings with their runs, pictures (png) with notes, samples."""
 
     table: Table
     settings: Sequence[Setting]
@@ -86,12 +86,12 @@ def to_html(report: Report) -> str:
 
 
 def text(value: str) -> str:
-    """Return a text as HTML shows it as it is."""
+    """Return a text escaped for HTML."""
     return escape(clean(value))
 
 
 def plain(words: str) -> str:
-    """Return a text of several lines as HTML shows it as it is."""
+    """Return a text of several lines escaped for HTML."""
     return "\n".join(map(text, words.splitlines()))
 
 
@@ -138,11 +138,13 @@ def figure(path: Path) -> str:
 
 
 def differences(settings: Sequence[Setting]) -> str:
-    """Return the config of each setting as far as it differs and its name does not say it."""
+    """Return a table of the config values of each setting that its name does not show."""
     rows = []
     for setting in settings:
-        told = {k: v for k, v in setting.values.items() if k not in setting.shown and v is not None}
-        words = ", ".join(f"{key}={show(value)}" for key, value in told.items())
+        hidden = {
+            k: v for k, v in setting.values.items() if k not in setting.shown and v is not None
+        }
+        words = ", ".join(f"{key}={show(value)}" for key, value in hidden.items())
         rows.append([Cell(setting.name), Cell(words)])
     return html_table(["setting", "config"], rows, [False, False], "small")
 
@@ -175,3 +177,38 @@ def run_cells(setting: Setting, run: Run, metric: Metric) -> list[str]:
         str(results.get("code", "-")),
         run.name,
     ]
+
+
+# ---------------------------------------------------------------- samples
+
+
+def last_samples(run: Run) -> tuple[int, list[str]]:
+    """Return the update and the texts of the last samples in a run's log; (0, []) if there are none."""
+    for line in reversed(run.log):
+        texts = line.get("texts")
+        if line["kind"] == "samples" and isinstance(texts, list):
+            return line.get("update", 0), [text for text in texts if isinstance(text, str)]
+    return 0, []
+
+
+def samples_of(settings: Sequence[Setting]) -> list[tuple[str, str]]:
+    """Return (heading, text) for each setting: the last samples of its first run with any."""
+    pages = []
+    for setting in settings:
+        for run in setting.runs:
+            update, texts = last_samples(run)
+            if texts:
+                heading = f"{setting.name} (seed {run.seed}, update {update})"
+                pages.append((heading, "\n\n".join(texts)))
+                break
+    return pages
+
+
+def samples_markdown(samples: Sequence[tuple[str, str]]) -> str:
+    """Return a page of samples, indented so that nothing in them is taken for Markdown."""
+    parts = ["# Samples that the runs logged"]
+    for heading, text in samples:
+        parts.append(f"## {clean(heading)}")
+        # splitlines knows more line breaks than "\n", and each would end the block.
+        parts.append("\n".join(f"    {clean(line)}".rstrip() for line in text.splitlines()))
+    return "\n\n".join(parts) + "\n"

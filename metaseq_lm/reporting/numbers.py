@@ -1,4 +1,4 @@
-"""How numbers are summarised and written: metrics, their spread over seeds, FLOPs, seconds."""
+"""Summaries and formats of numbers: metrics, their spread over seeds, FLOPs, seconds."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 SPREADS = ("sd", "range")
-# Words in a metric's name by which we know its direction and its unit.
+# Words in a metric's name that tell its direction and unit.
 LOWER_IS_BETTER = {
     "loss",
     "entropy",
@@ -41,9 +41,9 @@ FRACTIONS = {
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric's name, whether it is a fraction shown in per cent, and which end is good.
+    """A metric: its name, whether it is a fraction shown in per cent, and its direction.
 
-    `guessed`: nothing said which, so the higher one.
+    `guessed` is set if nothing told the direction, and higher counts as better.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Summary:
-    """The middle of some values and their spread, `low` to `high`; no spread for one value."""
+    """The centre of some values and their spread, `low` to `high`; one value has no spread."""
 
     n: int
     centre: float
@@ -127,7 +127,7 @@ def summarise(values: Sequence[float], spread: str = "sd") -> Summary | None:
 
 
 def spread_words(spread: str) -> str:
-    """Return what the two numbers of a cell, or the line and band of a curve, are."""
+    """Return a description of a spread, for titles and legends."""
     return {"sd": "mean ± sample sd over seeds", "range": "median [min, max] over seeds"}[spread]
 
 
@@ -164,8 +164,8 @@ def seconds_text(seconds: float | None) -> str:
         return f"{seconds:.1f} s"
     for (big, size), (small, unit) in pairwise((("d", 86400), ("h", 3600), ("min", 60), ("s", 1))):
         # Rounded before it is split, so that 3599.9 s is 1 h and never 59 min 60 s.
-        whole = round(seconds / unit) * unit
-        if whole >= size:
-            first, rest = divmod(whole, size)
+        rounded = round(seconds / unit) * unit
+        if rounded >= size:
+            first, rest = divmod(rounded, size)
             return f"{first} {big} {rest // unit} {small}" if rest else f"{first} {big}"
     raise AssertionError(seconds)

@@ -93,14 +93,14 @@ def require_logged(runs: Sequence[Run], metric: str) -> list[str]:
     Raises UsageError naming what is logged if there are none.
     """
     known = sorted({name for run in runs for name in run.logged}, key=natural)
-    found = [name for name in known if fnmatchcase(name, metric)] if is_pattern(metric) else []
-    found = found or [name for name in known if name == metric]
-    if not found:
+    matching = [name for name in known if fnmatchcase(name, metric)] if is_pattern(metric) else []
+    matching = matching or [name for name in known if name == metric]
+    if not matching:
         raise UsageError(
             f"no log has the metric '{metric}'.{nearest(metric, known)} "
             f"Logged: {', '.join(known) or 'nothing'}."
         )
-    return found
+    return matching
 
 
 def draw_together(pictures: Pictures, pattern: str, path: Path) -> list[str]:
@@ -198,10 +198,10 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     if not present:
         raise MetaseqError(f"no run sets {key}; choose another key for --x")
     values = sorted({identity(s.values[key]): s.values[key] for s in present}.values(), key=order)
-    found = as_numbers(values)
-    numbers, prefix = found if found else ([float(i) for i in range(len(values))], "")
+    numeric = as_numbers(values)
+    numbers, prefix = numeric if numeric else ([float(i) for i in range(len(values))], "")
     at = {identity(value): number for value, number in zip(values, numbers)}
-    is_log = found is not None and min(numbers) > 0 and max(numbers) > 10 * min(numbers)
+    is_log = numeric is not None and min(numbers) > 0 and max(numbers) > 10 * min(numbers)
     styles = pictures.styles()
     parts = pictures.panels if pictures.panels != key else None
     panels = pictures.split(parts)
@@ -213,7 +213,7 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
             axes.set(title=title, xlabel=label, ylabel=metric.axis)
             if is_log:
                 axes.set_xscale("log")
-            ticks(axes, numbers, None if found else [show(value) for value in values], is_log)
+            ticks(axes, numbers, None if numeric else [show(value) for value in values], is_log)
             for i, (name, style) in enumerate(styles.items()):
                 places = [
                     (dodge(at[identity(s.values[key])], i % lanes, lanes, numbers, is_log), s)
@@ -264,10 +264,10 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
             at = beside([(c, s.scores(metric.name)) for s, c in inside], axes.get_xlim())
             moved |= any(abs(x - cost) > 1e-6 * cost for x, (_, cost) in zip(at, inside))
             for name, style in styles.items():
-                own = [(x, s) for x, (s, _) in zip(at, inside) if pictures.series(s) == name]
-                own.sort(key=lambda pair: pair[0])
-                places = [(x, s.scores(metric.name)) for x, s in own]
-                texts = [sizes.get(s.name, "") for _, s in own]
+                points = [(x, s) for x, (s, _) in zip(at, inside) if pictures.series(s) == name]
+                points.sort(key=lambda pair: pair[0])
+                places = [(x, s.scores(metric.name)) for x, s in points]
+                texts = [sizes.get(s.name, "") for _, s in points]
                 trend(axes, places, metric, style, pictures.spread, texts)
         subject = f"small: a seed; large: {spread_words(pictures.spread)}"
         if any(sizes.values()):
@@ -283,8 +283,8 @@ def sizes_of(pictures: Pictures) -> dict[str, str]:
     key = pictures.along
     if key is None:
         return {}
-    found = as_numbers([s.values[key] for s in pictures.settings])
-    return {s.name: f"{x:g}" for s, x in zip(pictures.settings, found[0])} if found else {}
+    numeric = as_numbers([s.values[key] for s in pictures.settings])
+    return {s.name: f"{x:g}" for s, x in zip(pictures.settings, numeric[0])} if numeric else {}
 
 
 def beside(points: Sequence[tuple[float, list[float]]], ends: tuple[float, float]) -> list[float]:

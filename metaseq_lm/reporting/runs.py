@@ -1,4 +1,4 @@
-"""What a report knows of one run: its config, its log, its results or why it has none."""
+"""One run as reports see it: config, log, and results or the reason why there are none."""
 
 import math
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 from metaseq_lm.core.config import TOP
 
-# Where a run is says nothing about what it computed; nor does how it was looked at and kept.
+# Options that make no setting: where a run is, and how it was logged and saved.
 PATH_KEYS = ("save_dir", "user_dir")
 BOOKKEEPING = tuple(
     f"trainer.{key}"
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder as short as it can be written from here."""
+        """The folder, relative to the working directory if it is below it."""
         return from_here(self.path)
 
     @property
@@ -63,8 +63,8 @@ class Run:
     @cached_property
     def metrics(self) -> dict[str, float]:
         """Final metrics by dotted name (`test.accuracy`); empty without results."""
-        found = flatten((self.results or {}).get("metrics") or {})
-        return {name: float(value) for name, value in found.items() if is_number(value)}
+        flat = flatten((self.results or {}).get("metrics") or {})
+        return {name: float(value) for name, value in flat.items() if is_number(value)}
 
     @cached_property
     def losses(self) -> set[str]:
@@ -92,7 +92,7 @@ class Run:
         return [update for update, _ in points], [value for _, value in points]
 
     def why_unended(self) -> str | None:
-        """Return how this run ended if it did not finish, with the message it left, else None."""
+        """Return how this run ended, with its message, or None if it finished."""
         if self.results is None:
             total = self.values.get("trainer.max_update")
             goal = f" of {total}" if total is not None else ""
@@ -102,11 +102,11 @@ class Run:
         code = self.results.get("exit_code")
         exited = f" (exit code {code})" if code else ""
         message = str(self.results.get("message") or "").strip().partition("\n")[0]
-        said = f": {shorten(message, 120).rstrip('.')}" if message else ""
-        return f"{self.status} after {self.results.get('updates', '?')} updates{exited}{said}"
+        detail = f": {shorten(message, 120).rstrip('.')}" if message else ""
+        return f"{self.status} after {self.results.get('updates', '?')} updates{exited}{detail}"
 
     def why_unscored(self, metric: str) -> str | None:
-        """Return why this run does not count for `metric`, or None if it counts."""
+        """Return why this run has no score of `metric`, or None if it has one."""
         unended = self.why_unended()
         if unended:
             return unended
@@ -115,16 +115,20 @@ class Run:
         value = self.metrics[metric]
         return None if math.isfinite(value) else f"{metric} is {value}"
 
-    def cost(self, what: str, own: bool = False) -> float | None:
-        """Return "flops", "seconds" or "peak_memory" (bytes), plus pretraining's unless `own`.
+    def cost(self, name: str, own: bool = False) -> float | None:
+        """Return the cost called `name`: with that of all ancestors, or the run's own.
 
-        None if the run recorded no finite ones; the pretraining's record is the sum of all before.
-        It has no "flops_by_rule", which there is with `own` only.
+        Args:
+            name: "flops", "seconds", "peak_memory" (bytes) or "flops_by_rule".
+            own: leave the ancestors out; "flops_by_rule" is known for the run itself only.
+
+        Returns:
+            The cost, None if a finite one is not on record.
         """
         results = self.results or {}
-        parts: list[Any] = [results.get(what)]
+        parts: list[Any] = [results.get(name)]
         if not own and results.get("pretraining"):
-            parts.append(results["pretraining"].get(what))
+            parts.append(results["pretraining"].get(name))
         known = [float(part) for part in parts if is_number(part) and math.isfinite(part)]
         return sum(known) if len(known) == len(parts) else None
 

@@ -1,4 +1,4 @@
-"""Runs grouped into settings: the runs of one setting differ in their seed and in nothing else."""
+"""Settings: groups of runs that differ in nothing but their seed."""
 
 import json
 import math
@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
@@ -16,7 +18,7 @@ from metaseq_lm.reporting.runs import BOOKKEEPING, PATH_KEYS, Run, is_number, na
 class Setting:
     """The runs that share all keys of `values`: the label and what differs between the settings.
 
-    `shown` are the few keys that already tell the settings apart; they make the name.
+    `shown` are the keys that suffice to tell the settings apart; they make the name.
     """
 
     values: dict[str, Any]
@@ -29,7 +31,7 @@ class Setting:
         return self.name_without()
 
     def name_without(self, *keys: str | None) -> str:
-        """Return the name of the series that this setting is a point of when `keys` vary."""
+        """Return the name without `keys`: that of the series in which only those vary."""
         kept = [key for key in self.shown if key not in keys]
         ends = [key.removesuffix("._name").rpartition(".")[2] for key in kept]
         parts = []
@@ -58,7 +60,7 @@ class Setting:
 def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Setting]:
     """Group runs into settings by label, `keys` (even excluded ones) and all keys that differ.
 
-    Where data lie does not tell settings apart if they are known to be the same data.
+    Data at different paths count as equal if their fingerprints are.
     Settings come sorted by their shown keys, numbers by size. Raises UsageError for a key that no
     run has.
     """
@@ -66,14 +68,14 @@ def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Setting]:
         require_key(runs, key)
     differing = differing_keys(runs)
     places = [key for key in differing if own_key(key) == "data" and key not in keys]
-    told = dict.fromkeys(["label", *keys, *(key for key in differing if key not in places)])
-    mixed = [s.runs for s in group_by(runs, told)]
+    telling = dict.fromkeys(["label", *keys, *(key for key in differing if key not in places)])
+    mixed = [s.runs for s in group_by(runs, telling)]
     needed = [key for key in places if any(are_other_data(key, same) for same in mixed)]
-    return group_by(runs, [*told, *needed])
+    return group_by(runs, [*telling, *needed])
 
 
 def are_other_data(key: str, runs: Sequence[Run]) -> bool:
-    """Return whether data at several places, by the config key `key`, are not known to be the same."""
+    """Return whether runs have data at several paths (key `key`) that are not known to be equal."""
     if len({run.values.get(key) for run in runs}) == 1:
         return False
     hashes = {run.values.get(f"{key}_hash") for run in runs if run.results is not None}
@@ -81,7 +83,7 @@ def are_other_data(key: str, runs: Sequence[Run]) -> bool:
 
 
 def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
-    """Group runs by exactly these keys, whatever else differs."""
+    """Group runs by exactly these keys, ignoring all others."""
     keys = list(keys)
     buckets: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
@@ -110,22 +112,22 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
 
 
 def is_excluded(key: str) -> bool:
-    """Return whether a key says where or how a run was made, not what it computed."""
-    own = own_key(key)
-    if own.partition(".")[0] in ("seed", "engine"):
-        return own != "engine.precision"
-    return own in (*PATH_KEYS, *BOOKKEEPING, "data_hash")
+    """Return whether a key concerns where or how a run was made, not what it computed."""
+    bare = own_key(key)
+    if bare.partition(".")[0] in ("seed", "engine"):
+        return bare != "engine.precision"
+    return bare in (*PATH_KEYS, *BOOKKEEPING, "data_hash")
 
 
 def telling_keys(identities: list[tuple[Any, ...]], keys: list[str]) -> tuple[str, ...]:
-    """Return the first key and those later ones that tell apart what the earlier do not."""
+    """Return the first key, and each later one that separates settings the earlier ones do not."""
     chosen: list[int] = []
-    told = 0
+    distinct = 0
     for i in range(len(keys)):
         count = len({tuple(row[j] for j in (*chosen, i)) for row in identities})
-        if not chosen or count > told:
+        if not chosen or count > distinct:
             chosen.append(i)
-            told = count
+            distinct = count
     return tuple(keys[i] for i in chosen)
 
 
@@ -143,7 +145,7 @@ def hidden_keys(settings: Sequence[Setting]) -> list[str]:
 
 
 def where(runs: Sequence[Run], conditions: Iterable[str], option: str = "--where") -> list[Run]:
-    """Return the runs that meet `KEY=VALUE` conditions: one of the values of each key.
+    """Return the runs that meet `KEY=VALUE` conditions: for each key, one of its values.
 
     Raises UsageError for a malformed condition, an unknown key, or a value that no run has.
     """
@@ -179,7 +181,7 @@ def require_key(runs: Sequence[Run], key: str) -> None:
 
 
 def identity(value: Any) -> tuple[str, Any]:
-    """Return what makes two config values the same: 1 and 1.0 are, 1 and true are not."""
+    """Return a value by which config values compare: 1 equals 1.0, but not true."""
     if is_number(value):
         return ("number", float(value))
     return ("other", json.dumps(value, sort_keys=True, default=str))
@@ -193,7 +195,7 @@ def order(value: Any) -> tuple[int, float, list[tuple[int, Any]]]:
 
 
 def show(value: Any) -> str:
-    """Return a config value as one writes it on the command line."""
+    """Return a config value as it is written on the command line."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -228,11 +230,63 @@ def as_numbers(values: Sequence[Any]) -> tuple[list[float], str] | None:
     """
     if all(is_number(v) for v in values):
         return [float(v) for v in values], ""
-    found = [
+    matches = [
         re.fullmatch(r"(.*?)(\d+(?:\.\d+)?)", v) if isinstance(v, str) else None for v in values
     ]
-    parts = [match.groups() for match in found if match]
+    parts = [match.groups() for match in matches if match]
     if len(parts) < len(values) or len({prefix for prefix, _ in parts}) != 1:
         return None
     numbers = [float(digits) for _, digits in parts]
     return (numbers, parts[0][0]) if all(map(math.isfinite, numbers)) else None
+
+
+# ---------------------------------------------------------------- choosing a value
+
+
+def chosen_values(runs: Sequence[Run], key: str) -> tuple[list[Run], list[str]]:
+    """Return the runs of the best value of `key` in each setting, and a note that names the values.
+
+    The metric is the one by which each run kept its best checkpoint, at that checkpoint, the mean
+    over seeds. A value with a run that has not finished is passed over; where that leaves none, all
+    stay. Raises UsageError for an unknown key, and for runs that kept no best checkpoint.
+    """
+    kept: list[Run] = []
+    lines = []
+    buckets: dict[tuple[Any, ...], list[Setting]] = {}
+    for setting in group(runs, [key]):
+        rest = tuple((k, identity(v)) for k, v in setting.values.items() if k != key)
+        buckets.setdefault(rest, []).append(setting)
+    for settings in buckets.values():
+        known = [(value, s) for s in settings if (value := validated(s)) is not None]
+        if not known:
+            kept += [run for setting in settings for run in setting.runs]
+            continue
+        # The first of equals, as everywhere: max keeps it.
+        best = max(known, key=lambda pair: pair[0])[1]
+        kept += best.runs
+        lines.append(f"{best.name_without(key)}: {show(best.values[key])}")
+    note = f"{key} was chosen by validation ({', '.join(sorted({metric_of(r) for r in kept}))}): "
+    return kept, [note + "; ".join(lines) + "."]
+
+
+def metric_of(run: Run) -> str:
+    """Return the validation metric by which a run kept its best checkpoint, as "valid.score"."""
+    name = run.values.get("trainer.best_checkpoint_metric")
+    if not name:
+        raise UsageError(
+            f"--choose: {run.name} kept no best checkpoint, so nothing says which value is better; train "
+            "with trainer.best_checkpoint_metric"
+        )
+    return f"{run.values.get('trainer.valid_split')}.{name}"
+
+
+def validated(setting: Setting) -> float | None:
+    """Return the mean validation metric of a setting, larger is better; None if a run lacks it."""
+    values = []
+    for run in setting.runs:
+        metric = metric_of(run)
+        if run.why_unscored(metric) is not None:
+            return None
+        sign = 1 if run.values.get("trainer.maximize_best_checkpoint_metric") else -1
+        values.append(sign * run.metrics[metric])
+    return float(np.mean(values))

@@ -1,4 +1,4 @@
-"""Is a setting better than the baseline, or was it luck of the seeds? Tests over a table.
+"""Significance tests: is a setting better than the baseline, beyond the noise of seeds?
 
 One-sided and unpaired: the alternative is that the setting is better, in the direction of the
 metric. Resampling p-values are (1 + #{>=}) / (1 + N), which is never 0 and valid for every N; where
@@ -18,14 +18,14 @@ from metaseq_lm.reporting.settings import Setting, identity, show, where
 
 RESAMPLES = 10_000
 LEVEL = 0.05
-FEWEST = 3  # seeds; with fewer no arrangement of the scores is rare enough to mean anything
+FEWEST = 3  # seeds; with fewer no p-value can be small
 TESTS = ("permutation", "bootstrap", "mann-whitney")
 EPS = 1e-12  # relative; means of the same numbers in another order differ in their last bits
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A setting and its baseline: p and p after Holm-Bonferroni, or None and why there is none.
+    """The test of a setting against its baseline: p and p after Holm-Bonferroni, None if not tested.
 
     `sizes` are the numbers of seeds of the two; `baseline` is None where none is equal to the
     setting in the other keys, and the setting itself for a baseline.
@@ -44,7 +44,7 @@ class Comparison:
 
     @property
     def texts(self) -> tuple[str, str]:
-        """What the cells p and p (Holm) say."""
+        """The texts of the cells p and p (Holm)."""
         if self.p is not None:
             return p_text(self.p), p_text(self.holm)
         if self.is_baseline:
@@ -63,7 +63,7 @@ class Significance:
     keys: tuple[str, ...]
 
     def notes(self) -> list[str]:
-        """Return what was tested, what is significant, what could be, and what was not tested."""
+        """Return notes on the test, the significant settings, the smallest possible p, and what was not tested."""
         tested = [c for c in self.comparisons if c.p is not None]
         lines = [self.describe(len(tested))]
         if tested:
@@ -89,7 +89,7 @@ class Significance:
 
     def describe(self, count: int) -> str:
         """Return the test, the alternative, the baseline and the correction in one sentence."""
-        what = {
+        test = {
             "permutation": f"permutation test of {self.centre}s, all assignments of the scores, or "
             f"{RESAMPLES:,} random ones where there are more",
             "bootstrap": f"bootstrap test of {self.centre}s, {RESAMPLES:,} resamples "
@@ -98,7 +98,7 @@ class Significance:
         }[self.test]
         within = f" with equal {', '.join(self.keys)}" if self.keys else ""
         return (
-            f"p: {what}, unpaired, one-sided (better than the baseline {self.baseline}{within}); "
+            f"p: {test}, unpaired, one-sided (better than the baseline {self.baseline}{within}); "
             f"p (Holm): corrected by Holm-Bonferroni for the {count} comparisons of this table."
         )
 
@@ -134,21 +134,21 @@ def compare(
     keys = tuple(k for k in (settings[0].shown if settings else ()) if k not in named)
     pairs = pair_up(settings, conditions, keys)
     centre = "median" if spread == "range" else "mean"
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for setting, base in pairs:
         if base is None or base is setting:
-            found.append(Comparison(setting, base))
+            comparisons.append(Comparison(setting, base))
             continue
         a, b = by_seed(setting, metric), by_seed(base, metric)
         enough = min(len(a), len(b)) >= FEWEST
         p = p_value(a, b, metric.lower_is_better, test, centre) if enough else None
-        found.append(Comparison(setting, base, (len(a), len(b)), p))
-    corrected = iter(holm([c.p for c in found if c.p is not None]))
-    found = [
+        comparisons.append(Comparison(setting, base, (len(a), len(b)), p))
+    corrected = iter(holm([c.p for c in comparisons if c.p is not None]))
+    comparisons = [
         c if c.p is None else Comparison(c.setting, c.baseline, c.sizes, c.p, next(corrected))
-        for c in found
+        for c in comparisons
     ]
-    return Significance(found, ", ".join(conditions), test, centre, keys)
+    return Significance(comparisons, ", ".join(conditions), test, centre, keys)
 
 
 def pair_up(
@@ -185,7 +185,7 @@ def pair_up(
 
 
 def by_seed(setting: Setting, metric: Metric) -> list[float]:
-    """Return one score a seed: a seed that was run twice is no second witness."""
+    """Return one score per seed, the mean of runs with the same seed."""
     seeds: dict[object, list[float]] = {}
     for run in setting.scored(metric.name):
         seeds.setdefault(run.seed, []).append(run.metrics[metric.name])
@@ -217,9 +217,9 @@ def permutation(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
         shuffled = np.random.default_rng(0).permuted(np.tile(pooled, (RESAMPLES, 1)), axis=1)
         return resampled(exceeding(shuffled[:, :size], shuffled[:, size:], x, y, centre))
     chosen = np.array(list(combinations(range(len(pooled)), size)))
-    left = np.ones((count, len(pooled)), dtype=bool)
-    np.put_along_axis(left, chosen, False, axis=1)
-    others = np.tile(pooled, (count, 1))[left].reshape(count, -1)
+    unchosen = np.ones((count, len(pooled)), dtype=bool)
+    np.put_along_axis(unchosen, chosen, False, axis=1)
+    others = np.tile(pooled, (count, 1))[unchosen].reshape(count, -1)
     return exceeding(pooled[chosen], others, x, y, centre) / count
 
 

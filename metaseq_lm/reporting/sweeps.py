@@ -1,7 +1,7 @@
-"""What a sweep planned: which of its runs never started, and which stage ends in the score.
+"""The plan of a sweep: its runs that never started, and the stage that has the score.
 
-`metaseq-lm sweep` leaves `sweep.json` in its folder: its runs, each with its stages in order and
-their folders. The last stage ends in the score; what the earlier ones cost is part of its results.
+`metaseq-lm sweep` writes `sweep.json` into its folder: the runs, each with its stages in order and
+their folders. The last stage has the score; the cost of earlier ones is part of its results.
 """
 
 import json
@@ -16,7 +16,7 @@ from metaseq_lm.reporting.folders import find_runs, is_run, read_run, run_folder
 from metaseq_lm.reporting.runs import Run
 
 FILE = "sweep.json"
-ABOVE = 2  # levels above a given folder where its sweep is looked for
+LEVELS_ABOVE = 2  # how far above a folder its sweep is looked for
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Planned:
 def find_plan(paths: Iterable[str | Path]) -> list[Planned]:
     """Return the runs that the sweeps at or above `paths` planned; none where there is no sweep.
 
-    An archive of runs stands for itself, wherever it lies.
+    Archives have no plan.
     """
     files: dict[Path, None] = {}
     for path in (Path(path).resolve() for path in paths):
         if path.is_file():
             continue
-        folders = (path, *path.parents[:ABOVE])
+        folders = (path, *path.parents[:LEVELS_ABOVE])
         files.update({f / FILE: None for f in folders if (f / FILE).is_file()})
     return [planned for file in files for planned in read_plan(file)]
 
@@ -44,7 +44,7 @@ def find_plan(paths: Iterable[str | Path]) -> list[Planned]:
 def read_plan(path: Path) -> list[Planned]:
     """Return the planned runs of a sweep.json; raises MetaseqError if it is damaged.
 
-    A run without stages is one stage in its own folder; what has no folder is left out.
+    Entries without stages or folders are left out.
     """
     try:
         sweep = json.loads(path.read_bytes())
@@ -52,29 +52,29 @@ def read_plan(path: Path) -> list[Planned]:
         raise MetaseqError(
             f"{path}: not readable as JSON ({error}). Delete it and start the sweep again."
         ) from error
-    found = []
+    planned = []
     for run in dicts(sweep.get("runs") if isinstance(sweep, dict) else None):
         stages = {}
-        for stage in dicts(run.get("stages")) or [run]:
+        for stage in dicts(run.get("stages")):
             if stage.get("folder"):
                 folder = (path.parent / str(stage["folder"])).resolve()
                 stages[str(stage.get("name") or folder.name)] = folder
         if stages:
-            found.append(
+            planned.append(
                 Planned(str(run.get("name") or run.get("folder") or next(iter(stages))), stages)
             )
-    return found
+    return planned
 
 
 def dicts(value: Any) -> list[dict[str, Any]]:
-    """Return the dicts of a list; anything else that JSON can hold is no entry."""
+    """Return the dicts in a list, and none for another JSON value."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """Read the runs at or below `paths`, those of a sweep also where it put them elsewhere.
+    """Read the runs at or below `paths`, and those of a sweep wherever it put them.
 
-    Raises as `find_runs`, except that a sweep may still be without a run.
+    Raises as `find_runs` does, except that a sweep may have no run yet.
     """
     places: list[Path] = []
     for path in map(Path, paths):
@@ -91,7 +91,7 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
 def pick_stage(
     runs: Sequence[Run], plan: Sequence[Planned], paths: Sequence[str | Path], stage: str | None
 ) -> tuple[list[Run], list[str]]:
-    """Return the runs of one stage with those of no sweep, and notes on the rest and the missing.
+    """Return the runs of one stage and those of no sweep, and notes on hidden and missing runs.
 
     `stage` is None for the last one. Raises UsageError for an unknown stage.
     """
@@ -105,7 +105,7 @@ def pick_stage(
         shown = stage if stage is not None else list(planned.stages)[-1]
         wanted |= {folder for name, folder in planned.stages.items() if name == shown}
         others |= {folder: name for name, folder in planned.stages.items() if name != shown}
-    # A path with no run of the stage below it, like the folder of an earlier stage, is meant as is.
+    # A path without a run of the stage below it, like the folder of an earlier stage, is taken as it is.
     meant = [
         root
         for root in (Path(path).resolve() for path in paths)
@@ -126,7 +126,7 @@ def pick_stage(
 
 
 def missing(plan: Sequence[Planned], runs: Sequence[Run]) -> list[str]:
-    """Return a note for each planned run or stage that never started, and why if that is known."""
+    """Return a note for each planned run or stage that never started, with the reason if known."""
     known = {run.path: run for run in runs}
     lines = []
     for planned in plan:
@@ -135,8 +135,12 @@ def missing(plan: Sequence[Planned], runs: Sequence[Run]) -> list[str]:
         if not started:
             lines.append(f"Missing: {planned.name} (never started).")
         elif never:
-            begun = {name: known.get(f) or read_run(f) for name, f in started.items()}
-            ends = [f"stage {name} {why}" for name, r in begun.items() if (why := r.why_unended())]
+            started_runs = {name: known.get(f) or read_run(f) for name, f in started.items()}
+            ends = [
+                f"stage {name} {why}"
+                for name, r in started_runs.items()
+                if (why := r.why_unended())
+            ]
             reason = "; ".join(["never started", *ends])
             lines.append(f"Missing: {planned.name}, stage {', '.join(never)} ({reason}).")
     return lines

@@ -22,7 +22,7 @@ from metaseq_lm.reporting.significance import Comparison, Significance
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its text as plain Unicode, whether it is the best, whether it is aligned right."""
+    """One cell: plain text, whether it is the best of its column, whether it is a number."""
 
     text: str
     best: bool = False
@@ -44,11 +44,11 @@ BEST = ("best_checkpoint_metric", "maximize_best_checkpoint_metric")
 
 
 def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = None) -> Metric:
-    """Return the metric called `name`, or test.accuracy, or the one that chose the best checkpoint.
+    """Return the metric called `name`; by default test.accuracy, or the one of the best checkpoint.
 
-    Where its name does not say which end of it is good, the runs do. Without any of them it is the
-    first valid metric. Raises UsageError naming the metrics that exist for one that no finished run
-    has; where no run has finished, any name passes.
+    If its name does not say whether higher is better, the configs of the runs do. Raises UsageError
+    naming the known metrics for one that no finished run has; while no run has finished, any name
+    is accepted.
     """
     known = list(dict.fromkeys(metric for run in runs for metric in run.metrics))
     by_run = [[run.values.get(f"trainer.{key}") for key in BEST] for run in runs]
@@ -63,9 +63,9 @@ def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = No
         raise UsageError(f"no run has the metric '{name}'.{hint} Metrics: {', '.join(known)}.")
     values = [run.metrics[name] for run in runs if name in run.metrics]
     metric = Metric.of(name, values, better)
-    own = name.partition(".")[2]
-    maximize = chosen.get(own)
-    if maximize is None and any(own in run.losses for run in runs):
+    bare_name = name.partition(".")[2]
+    maximize = chosen.get(bare_name)
+    if maximize is None and any(bare_name in run.losses for run in runs):
         maximize = False
     if metric.guessed and isinstance(maximize, bool):
         return Metric.of(name, values, "higher" if maximize else "lower")
@@ -115,8 +115,8 @@ def setting_table(
         )
         row += [Cell(text) for text in compared[i].texts] if compared else []
         row += [
-            Cell(write(cost_of(setting, metric, what, own, spread)))
-            for _, what, own, write in costs
+            Cell(write(cost_of(setting, metric, cost, own, spread)))
+            for _, cost, own, write in costs
         ]
         rows.append(row)
     hidden = ", ".join(hidden_keys(settings))
@@ -169,8 +169,8 @@ def pivot_table(
         lines = [[by_place.get((identity(x), identity(y))) for y in across] for x in down]
         means = [mean_over(line, metric, spread) for line in lines]
         for row, summary, is_best in zip(body, means, best_of(means, metric)):
-            found = "-" if summary is None else f"{summary.text(metric)} ({summary.n})"
-            row.append(Cell(found, is_best))
+            text = "-" if summary is None else f"{summary.text(metric)} ({summary.n})"
+            row.append(Cell(text, is_best))
         if None in means:
             below.append("There is no mean where a column has no score of the same seeds.")
     return Table(
@@ -185,17 +185,17 @@ def pivot_table(
 def mean_over(cells: Sequence[Setting | None], metric: Metric, spread: str) -> Summary | None:
     """Return the summary over seeds of the mean over cells, of the seeds that all cells have.
 
-    None if there are none. A seed that counts several times in a cell counts with its mean.
+    None if there are none. A seed that occurs several times in a cell counts with its mean.
     """
     by_seed: dict[Any, list[float]] = {}
     for cell in cells:
-        own: dict[Any, list[float]] = {}
+        in_cell: dict[Any, list[float]] = {}
         for run in cell.scored(metric.name) if cell else []:
-            own.setdefault(run.seed, []).append(run.metrics[metric.name])
-        for seed, scores in own.items():
+            in_cell.setdefault(run.seed, []).append(run.metrics[metric.name])
+        for seed, scores in in_cell.items():
             by_seed.setdefault(seed, []).append(sum(scores) / len(scores))
-    whole = [scores for scores in by_seed.values() if len(scores) == len(cells)]
-    return summarise([sum(scores) / len(scores) for scores in whole], spread)
+    complete = [scores for scores in by_seed.values() if len(scores) == len(cells)]
+    return summarise([sum(scores) / len(scores) for scores in complete], spread)
 
 
 def pivot_text(cell: Setting | None, summary: Summary | None, metric: Metric) -> str:
@@ -206,21 +206,21 @@ def pivot_text(cell: Setting | None, summary: Summary | None, metric: Metric) ->
 
 
 def place(cell: Setting, keys: Sequence[str]) -> tuple[Any, ...]:
-    """Return where in a pivot a group of runs stands."""
+    """Return the position of a group of runs in a pivot table."""
     return tuple(identity(cell.values[key]) for key in keys)
 
 
 def distinct(values: Any) -> list[Any]:
-    """Return each config value once, in order."""
+    """Return the distinct config values in order."""
     return sorted({identity(value): value for value in values}.values(), key=order)
 
 
 def best_of(
     summaries: Sequence[Summary | None], metric: Metric, groups: Sequence[Any] | None = None
 ) -> list[bool]:
-    """Return which centres are best (of their group); all that print alike are.
+    """Return for each summary whether it is the best of its group; equal printed values tie.
 
-    None is where nothing competes.
+    A value without a competitor is not marked.
     """
     groups = groups or [None] * len(summaries)
     marks = []
@@ -247,12 +247,12 @@ def best_seed(setting: Setting, metric: Metric) -> float | None:
 
 
 def cost_of(
-    setting: Setting, metric: Metric, what: str, own: bool = False, spread: str = "sd"
+    setting: Setting, metric: Metric, cost: str, own: bool = False, spread: str = "sd"
 ) -> float | None:
     """Return the mean (median for "range") cost of the scored runs, None unless all recorded it."""
-    costs = [run.cost(what, own) for run in setting.scored(metric.name)]
-    known = [cost for cost in costs if cost is not None]
-    summary = summarise(known, spread) if len(known) == len(costs) else None
+    values = [run.cost(cost, own) for run in setting.scored(metric.name)]
+    known = [value for value in values if value is not None]
+    summary = summarise(known, spread) if len(known) == len(values) else None
     return summary.centre if summary else None
 
 
@@ -283,16 +283,16 @@ def record(
     if compared:
         base = compared.baseline
         line |= {"baseline": base.name if base else None, "p": compared.p, "p_holm": compared.holm}
-    for what in ("flops", "seconds"):
-        line[what] = cost_of(setting, metric, what, False, spread)
-        line[f"own_{what}"] = cost_of(setting, metric, what, True, spread)
+    for cost in ("flops", "seconds"):
+        line[cost] = cost_of(setting, metric, cost, False, spread)
+        line[f"own_{cost}"] = cost_of(setting, metric, cost, True, spread)
     line["own_flops_by_rule"] = cost_of(setting, metric, "flops_by_rule", True, spread)
     line["peak_memory"] = cost_of(setting, metric, "peak_memory", True, spread)
     return line
 
 
 def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
-    """Return what a reader has to know: runs left out, double seeds, damage."""
+    """Return notes for the reader: runs left out, duplicate seeds, damaged files."""
     lines: list[str] = []
     if metric.guessed:
         lines.append(f"Higher {metric.name} counts as better; --better lower turns it round.")
@@ -304,10 +304,10 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
         for seed, runs in setting.duplicates(metric.name).items():
             names = ", ".join(run.name for run in runs)
             lines.append(f"Warning: {setting.name}: seed {seed} counts {len(runs)} times: {names}.")
-        for what in ("data", "code"):
-            hashes = {str((r.results or {}).get(what)) for r in setting.scored(metric.name)}
+        for kind in ("data", "code"):
+            hashes = {str((r.results or {}).get(kind)) for r in setting.scored(metric.name)}
             if len(hashes) > 1:
-                lines.append(f"Warning: {setting.name}: its runs differ in the {what} they used.")
+                lines.append(f"Warning: {setting.name}: its runs differ in the {kind} they used.")
     lines += [f"{run.name}: {note}." for s in settings for run in s.runs for note in run.notes]
     return lines
 

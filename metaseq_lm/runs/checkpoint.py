@@ -34,12 +34,12 @@ REPLACED = ".old-"  # in the moment in which a checkpoint is written again
 
 
 class CheckpointError(MetaseqError):
-    """A checkpoint that cannot be used; the message says which and why."""
+    """A checkpoint cannot be used; the message says which and why."""
 
 
 @dataclass
 class Checkpoint:
-    """What a verified checkpoint holds."""
+    """The content of a verified checkpoint."""
 
     path: Path
     weights: dict[str, Tensor]
@@ -52,12 +52,20 @@ def save(
     update: int,
     weights: dict[str, Tensor],
     state: dict[str, Any],
-    about: dict[str, Any],
+    description: dict[str, Any],
 ) -> Path:
     """Write checkpoint `update` under `folder` and return its path.
 
-    `about` goes into the manifest. Raises CheckpointError with the bytes needed and free if it
-    cannot be written; earlier checkpoints are then untouched.
+    Args:
+        folder: folder of all checkpoints of the run.
+        update: number of updates made.
+        weights: the state_dict of the model.
+        state: everything else that resuming needs, as plain data and tensors.
+        description: entries for the manifest.
+
+    Raises:
+        CheckpointError: it cannot be written; the message gives the bytes needed and free. Earlier
+            checkpoints are untouched.
     """
     stream = io.BytesIO()
     torch.save(state, stream)
@@ -65,11 +73,13 @@ def save(
         check_archive(stream.getvalue())
     except ValueError as error:  # better now than when it is to be loaded
         raise CheckpointError(f"the state of the run cannot be saved: {error}") from error
-    about = {"state": structure(state), **about}
-    weights = apart({name: tensor.detach().cpu() for name, tensor in weights.items()})
+    description = {"state": structure(state), **description}
+    weights = without_shared_memory(
+        {name: tensor.detach().cpu() for name, tensor in weights.items()}
+    )
     files = {"model.safetensors": safetensors.torch.save(weights), "state.pt": stream.getvalue()}
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    manifest = {"format": FORMAT, "update": update, "sha256": sums, **about}
+    manifest = {"format": FORMAT, "update": update, "sha256": sums, **description}
     files["manifest.json"] = json.dumps(manifest, indent=1).encode()
     final = folder_of(folder, update)
     temporary = folder / f"{TEMPORARY}{final.name}"
@@ -105,37 +115,37 @@ def save(
     return final
 
 
-def apart(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous tensors without common memory, of which safetensors takes none.
+def without_shared_memory(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors that share no memory, which safetensors requires.
 
     A model that shares a tensor under two names loads it from either.
     """
     seen: set[int] = set()
     for name, tensor in weights.items():
-        own = tensor.contiguous()
-        place = own.untyped_storage().data_ptr()
-        weights[name] = own.clone() if place in seen else own
+        copy = tensor.contiguous()
+        place = copy.untyped_storage().data_ptr()
+        weights[name] = copy.clone() if place in seen else copy
         seen.add(place)
     return weights
 
 
 def folder_of(folder: Path, update: int) -> Path:
-    """Return where checkpoint `update` is."""
+    """Return the path of checkpoint `update`."""
     return folder / f"{PREFIX}{update:09d}"
 
 
-def structure(state: Any, most: float = math.inf) -> str:
-    """Return a hash of the keys and shapes in nested containers, by which a lacking part is noticed.
+def structure(state: Any, limit: float = math.inf) -> str:
+    """Return a hash of the keys and shapes in nested containers, so that a missing part is noticed.
 
-    ValueError if there are more than `most` values: containers inside each other many times over.
+    Raises ValueError for more than `limit` values: containers nested many times over.
     """
     count = 0
 
     def outline(value: Any) -> Any:
         nonlocal count
         count += 1
-        if count > most:
-            raise ValueError(f"more than {most:,} values")
+        if count > limit:
+            raise ValueError(f"more than {limit:,} values")
         if isinstance(value, dict):
             return sorted((str(k), outline(v)) for k, v in value.items())
         if isinstance(value, (list, tuple)):
@@ -146,7 +156,7 @@ def structure(state: Any, most: float = math.inf) -> str:
 
 
 def nonfinite(weights: dict[str, Tensor]) -> list[str]:
-    """Return the names of the weights that hold NaN or infinity: such a state is no good."""
+    """Return the names of the weights that hold NaN or infinity."""
     return [n for n, w in weights.items() if w.is_floating_point() and not w.isfinite().all()]
 
 
@@ -159,9 +169,9 @@ def link(folder: Path, name: str, target: Path) -> None:
 
 
 def relink(folder: Path, newest: Path, best: int | None) -> None:
-    """Make "last" and "best" true again: a kill may have come between a checkpoint and its links.
+    """Point "last" and "best" at the right checkpoints after a kill between a save and its links.
 
-    `best` is the update of the best one, None where there is none.
+    `best` is the update of the best one, None if there is none.
     """
     link(folder, "last", newest)
     if best is None:
@@ -190,11 +200,11 @@ def load(path: Path) -> Checkpoint:
         check_header(contents["model.safetensors"])
         check_archive(contents["state.pt"])
         state = torch.load(io.BytesIO(contents["state.pt"]), weights_only=True, map_location="cpu")
-        found = structure(state, most=len(contents["state.pt"]))
+        outline = structure(state, limit=len(contents["state.pt"]))
     except Exception as error:  # whatever the two libraries raise for a file that is not theirs
         reason = str(error).split("\n")[0]
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {reason}") from error
-    if not isinstance(state, dict) or found != manifest.get("state"):
+    if not isinstance(state, dict) or outline != manifest.get("state"):
         raise CheckpointError(
             f"{path / 'state.pt'} lacks a part that was saved, or has one more than was saved"
         )
@@ -227,7 +237,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def labels_of(facts: Any, source: object) -> dict[str, list[str]]:
-    """Return the classes of each set of a checkpoint; CheckpointError if it does not say them."""
+    """Return the classes of each set from a checkpoint's facts; CheckpointError without any."""
     labels = facts.get("labels") if isinstance(facts, dict) else None
     if not isinstance(labels, dict) or not all(isinstance(v, list) for v in labels.values()):
         raise CheckpointError(
@@ -237,9 +247,9 @@ def labels_of(facts: Any, source: object) -> dict[str, list[str]]:
 
 
 def check_facts(then: Any, now: dict[str, Any], path: Path) -> None:
-    """Raise CheckpointError if a checkpoint does not have the facts of the run that would go on.
+    """Raise CheckpointError if the facts of a checkpoint differ from those of the run to be resumed.
 
-    What it does not say is not compared.
+    Facts that the checkpoint lacks are not compared.
     """
     then = then if isinstance(then, dict) else {}
     differing = [key for key in now if key in then and then[key] != now[key]]
@@ -252,17 +262,17 @@ def check_facts(then: Any, now: dict[str, Any], path: Path) -> None:
 
 
 def all_updates(folder: Path) -> list[Path]:
-    """Return what has the name of a checkpoint, oldest first; a link to nothing too."""
+    """Return all paths named like a checkpoint, oldest first, dangling links included."""
     return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
 
 
 def newest(
-    folder: Path, check: Callable[[Checkpoint], None] = lambda found: None
+    folder: Path, check: Callable[[Checkpoint], None] = lambda stored: None
 ) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest checkpoint that verifies and passes `check`, and why newer ones were skipped.
 
-    Leftovers of an interrupted save are removed. Raises CheckpointError if there are checkpoints
-    but none that can be used: starting anew would lose the run without a word.
+    Remains of an interrupted save are removed. Raises CheckpointError if there are checkpoints but
+    none can be used: starting anew would lose the run silently.
     """
     skipped: list[str] = []
     for old in folder.glob(f"{REPLACED}*") if folder.is_dir() else ():
@@ -275,9 +285,9 @@ def newest(
         _remove(leftover)
     for path in reversed(all_updates(folder)):
         try:
-            found = load(path)
-            check(found)
-            return found, skipped
+            stored = load(path)
+            check(stored)
+            return stored, skipped
         except CheckpointError as error:
             skipped.append(str(error))
     if skipped:
@@ -289,12 +299,13 @@ def newest(
 
 
 def prune(folder: Path, keep_last: int, update: int) -> None:
-    """Remove all but the `keep_last` newest checkpoints up to `update`, at least one, and the best.
+    """Remove checkpoints up to `update` but for the `keep_last` newest (at least one) and the best.
 
-    Later ones were found damaged when the run went on from an earlier one; it comes to them again.
+    Later ones stay: they were damaged when the run was resumed from an earlier one, and will be
+    written again.
     """
-    own = folder_of(folder, update).name
-    known = [path for path in all_updates(folder) if path.name <= own]
+    latest = folder_of(folder, update).name
+    known = [path for path in all_updates(folder) if path.name <= latest]
     kept = {path.name for path in known[-max(keep_last, 1) :]}
     best = folder / "best"
     if best.is_symlink():
@@ -309,13 +320,13 @@ def prune(folder: Path, keep_last: int, update: int) -> None:
 
 
 def resolve(path: str, prefer: str = "last") -> Path:
-    """Return the checkpoint folder that `path` means: itself, or the `prefer`red one of a run folder."""
-    given = Path(path)
-    if not given.exists():
+    """Return a checkpoint folder: `path` itself, or the `prefer`red checkpoint of a run folder."""
+    place = Path(path)
+    if not place.exists():
         raise CheckpointError(f"{path}: there is no such checkpoint or run folder")
-    if (given / "manifest.json").is_file():
-        return given.resolve()
-    for folder in (given / "checkpoints", given):
+    if (place / "manifest.json").is_file():
+        return place.resolve()
+    for folder in (place / "checkpoints", place):
         for name in (prefer, "last"):
             if (folder / name / "manifest.json").is_file():
                 return (folder / name).resolve()
@@ -332,17 +343,17 @@ def load_into(module: torch.nn.Module, weights: dict[str, Tensor], source: objec
 
 def check_fit(module: torch.nn.Module, weights: dict[str, Tensor], source: object) -> None:
     """Raise CheckpointError that names the weights that are missing, extra or misshapen."""
-    own = module.state_dict()
-    missing = sorted(own.keys() - weights.keys())
-    extra = sorted(weights.keys() - own.keys())
+    expected = module.state_dict()
+    missing = sorted(expected.keys() - weights.keys())
+    extra = sorted(weights.keys() - expected.keys())
     wrong = [
-        f"{n}: {tuple(weights[n].shape)} there, {tuple(own[n].shape)} in the model"
-        for n in sorted(own.keys() & weights.keys())
-        if own[n].shape != weights[n].shape
+        f"{n}: {tuple(weights[n].shape)} there, {tuple(expected[n].shape)} in the model"
+        for n in sorted(expected.keys() & weights.keys())
+        if expected[n].shape != weights[n].shape
     ]
     if missing or extra or wrong:
         parts = [("missing", missing), ("unexpected", extra), ("of another shape", wrong)]
-        text = "; ".join(f"{what}: {', '.join(names[:4])}" for what, names in parts if names)
+        text = "; ".join(f"{kind}: {', '.join(names[:4])}" for kind, names in parts if names)
         raise CheckpointError(
             f"{source} does not fit the model ({text}); use the same model and vocabulary"
         )

@@ -1,4 +1,4 @@
-"""FLOPs of a run: each shape of batch is counted once, then looked up."""
+"""FLOPs of a run. Each shape of batch is counted once, then looked up."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ def _cudnn(inputs: Sequence[int], weights: Any, *rest: Any, out_shape: Any = Non
     return _matrices(inputs, weights)
 
 
-# LSTMs that are one operation, of which torch's counter knows nothing; backward is twice forward.
+# Fused LSTM operations, which torch's counter does not know; backward is twice forward.
 LSTMS = {
     torch.ops.aten.mkldnn_rnn_layer: _fused,
     torch.ops.aten.mkldnn_rnn_layer_backward: lambda *a, **k: 2 * _fused(*a, **k),
@@ -54,12 +54,12 @@ LSTMS = {
 class Counter(TorchDispatchMode):
     """Adds up the FLOPs of operations by the rules of torch's FlopCounterMode.
 
-    That one asks of every operation whether it can be taken apart, and for whom it is: a fifth of
+    FlopCounterMode tries to decompose every operation and tracks the module that it is for, which takes a fifth of
     the time of a small model whose batches differ in length, so that many shapes are new.
     """
 
     supports_higher_order_operators = True
-    whole: ClassVar[set[Any]] = set()  # operations that are known not to come apart
+    whole: ClassVar[set[Any]] = set()  # operations that do not decompose
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,12 +67,12 @@ class Counter(TorchDispatchMode):
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Carry out an operation, or its parts, and count it."""
+        """Run an operation, or what it decomposes into, and count its FLOPs."""
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
-            with FlopCounterMode(display=False, custom_mapping=LSTMS) as theirs:
+            with FlopCounterMode(display=False, custom_mapping=LSTMS) as counter:
                 result = func(*args, **kwargs)
-            self.total += theirs.get_total_flops()
+            self.total += counter.get_total_flops()
             return result
         if func not in self.whole:
             with self:
@@ -96,7 +96,7 @@ class FlopMeter:
 
     @contextlib.contextmanager
     def count(self, work: Any) -> Iterator[None]:
-        """Add the FLOPs of the with block, whose cost is a function of the shapes in `work`."""
+        """Add the FLOPs of the with block, whose cost depends only on the shapes in `work`."""
         name = f"{key(repr(signature(work))):016x}"
         if name not in self.known:
             with Counter() as counter:
@@ -107,13 +107,13 @@ class FlopMeter:
         self.total += self.known[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return total and table; the table keeps a resumed run from counting a shape again."""
+        """Return the total and the table of shapes, so that a resumed run does not count them again."""
         return {"total": self.total, "known": dict(self.known)}
 
     def of_all(self) -> dict[str, Any]:
-        """Return the total of all replicas and this one's table; a call of all of them."""
+        """Return the total over all replicas and this one's table; a call of all replicas."""
         return {**self.state_dict(), "total": sum(process_group.gather_objects(self.total))}
 
     def load_state_dict(self, state: dict[str, Any], share: bool = True) -> None:
-        """Take a saved table, and its total or, without a `share` in it, none."""
+        """Load a saved table, and its total if this replica is to `share` in it."""
         self.total, self.known = state["total"] * share, dict(state["known"])

@@ -30,7 +30,7 @@ FREE = ("engine.", "trainer.")
 SOURCES_FILE = "sources.json"
 LARGEST_CONFIG = 1 << 20
 NAME = re.compile(r"[A-Za-z_][\w.]*")
-# What resuming and starting from a run ask its results.json for.
+# Keys of results.json that resuming a run, and starting from one, need.
 NEEDED = ("status", "updates", "max_update", "seconds", "flops", "stopped_by", "pretraining")
 
 
@@ -46,7 +46,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.path.mkdir(parents=True, exist_ok=True)
         self._waiting: list[str] = []
-        commands = self._held = held(self.path / "command.txt")
+        commands = self._held = open_locked(self.path / "command.txt")
         file = self.path / "config.yaml"
         if file.exists():
             try:
@@ -65,7 +65,7 @@ class RunFolder:
         commands.flush()
 
     def log(self, kind: str, update: int, seconds: float, values: dict[str, Any]) -> None:
-        """Append one line to log.jsonl; on a full disk it waits, with others, until there is room."""
+        """Append one line to log.jsonl; on a full disk lines wait until there is room."""
         line = {"kind": kind, "update": update, "seconds": round(seconds, 3), **values}
         self._waiting.append(json.dumps(line) + "\n")
         path = self.path / "log.jsonl"
@@ -87,14 +87,14 @@ class RunFolder:
         write_atomic(self.path / "results.json", (json.dumps(results, indent=1) + "\n").encode())
 
     def is_finished(self) -> bool:
-        """Return whether results.json says that the run has come to its end."""
+        """Return whether results.json says that the run is finished."""
         try:
             return (read_results(self.path) or {}).get("status") == "finished"
         except MetaseqError:  # damaged: no loss
             return False
 
     def forget_results(self) -> None:
-        """Remove results.json: the run goes on, and what it says is no longer so."""
+        """Remove results.json, which no longer holds once the run goes on."""
         (self.path / "results.json").unlink(missing_ok=True)
 
 
@@ -107,10 +107,10 @@ def begun(folder: Path) -> bool:
     return any(line.startswith(('{"kind": "train"', '{"kind": "valid"')) for line in lines)
 
 
-def held(path: Path) -> IO[str]:
-    """Return a file of a run folder, open at its end, that no other process has until this one ends.
+def open_locked(path: Path) -> IO[str]:
+    """Open a file of a run folder for appending, locked until this process ends.
 
-    Raises MetaseqError if another one has it, which trains the run.
+    Raises MetaseqError if another process, which trains the run, holds the lock.
     """
     file = open(path, "a", encoding="utf-8")
     try:
@@ -126,9 +126,9 @@ def held(path: Path) -> IO[str]:
 
 
 def read_config(file: Path) -> DictConfig:
-    """Return the config.yaml of a run as it stands; MetaseqError if it is none that a run writes.
+    """Return the config.yaml of a run, unresolved; MetaseqError if no run wrote it.
 
-    An alias is none: a few of them, inside each other, make a small file a large config.
+    YAML aliases are refused: a few of them, nested, make a large config of a small file.
     """
     try:
         size = file.stat().st_size
@@ -206,7 +206,7 @@ def read_results(path: Path) -> dict[str, Any] | None:
 
 
 def cut_torn_line(file: Path) -> None:
-    """Drop a last line without its end, which a killed process left; the next would be glued to it."""
+    """Drop an incomplete last line that a killed process left, before another is appended to it."""
     if file.is_file():
         data = file.read_bytes()
         if data and not data.endswith(b"\n"):
@@ -216,7 +216,7 @@ def cut_torn_line(file: Path) -> None:
 def check_same(old: Any, new: DictConfig, path: Path) -> None:
     """Raise UsageError naming the keys in which two configs ask for different results.
 
-    An option that the old one lacks, since it is from before there was that option, had its default.
+    An option that did not exist when the old one was written counts as its default.
     """
     before, after = flatten(OmegaConf.to_container(old)), flatten(OmegaConf.to_container(new))
     before |= {key: default_of(new, key) for key in after.keys() - before.keys()}
@@ -239,7 +239,7 @@ def check_same(old: Any, new: DictConfig, path: Path) -> None:
 
 
 def default_of(config: DictConfig, key: str) -> Any:
-    """Return the default of a task's, criterion's or other registered thing's option; None for others."""
+    """Return the default of an option of a registered class; None for other keys."""
     group, _, name = key.partition(".")
     entry = ALL[group].entries.get(config[group]._name) if group in ALL else None
     if entry is None or entry.dataclass is None:

@@ -25,9 +25,9 @@ def ancestors(source: str, prefer: str = "last") -> Costs:
     results = read_results(folder)
     if results is None:
         return None
-    own = {str(folder): {key: results[key] for key in KEYS}}
+    cost = {str(folder): {key: results[key] for key in KEYS}}
     pretraining = results["pretraining"]
-    return union([pretraining["runs"], own]) if pretraining else own
+    return union([pretraining["runs"], cost]) if pretraining else cost
 
 
 def union(parts: Iterable[Costs]) -> Costs:

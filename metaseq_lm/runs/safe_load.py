@@ -1,4 +1,4 @@
-"""What a file of somebody else may hold: looked at before a library reads it."""
+"""Checks of files from others before torch or safetensors reads them."""
 
 import io
 import json
@@ -7,8 +7,8 @@ import re
 import zipfile
 from typing import Any
 
-# All that a pickle of plain data and tensors names. torch allows more, some of which makes much
-# memory out of few bytes.
+# All that a pickle of plain data and tensors names. torch allows more, some of which turns few bytes
+# into much memory.
 HARMLESS = re.compile(
     r"torch\._utils\._rebuild_(tensor_v[23]|parameter)|torch\.(storage\.)?\w*Storage|torch\.Size|"
     r"torch\.u?(float|bfloat|int|complex|bool)\w*|collections\.OrderedDict|_codecs\.encode|"
@@ -17,7 +17,7 @@ HARMLESS = re.compile(
 
 
 def check_header(data: bytes) -> None:
-    """Raise ValueError if a safetensors file names a tensor twice; the library takes the last."""
+    """Raise ValueError if a safetensors file names a tensor twice; the library would take the last."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):
@@ -28,10 +28,10 @@ def check_header(data: bytes) -> None:
 
 
 def check_archive(data: bytes) -> None:
-    """Raise ValueError if `data` is not such a zip as torch.save writes for plain data and tensors.
+    """Raise ValueError unless `data` is a zip as torch.save writes it for plain data and tensors.
 
-    Members must be as large as they are in the file, each once, and nothing else be there: torch
-    unpacks them and looks names up in its own way. Their pickles may name HARMLESS things only.
+    Each member must be stored uncompressed and only once, with nothing else in the file, because
+    torch unpacks members and looks names up in its own way. Pickles may name HARMLESS things only.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()

@@ -1,1 +1,1 @@
-"""Sweeps: a definition becomes runs, the runs become jobs, and their folder tells how they fare."""
+"""Sweeps: a definition is expanded into runs, launched as jobs, and followed by their folder."""

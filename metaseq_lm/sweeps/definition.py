@@ -31,7 +31,7 @@ KEY = re.compile(r"([A-Za-z][\w-]*:)?[A-Za-z_][\w./@-]*")
 STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 # {name}, but not OmegaConf's ${name} and not Hydra's {key: value}.
 PLACEHOLDER = re.compile(r"(?<!\$)\{([^{}:,\s]+)\}")
-OURS = {
+RESERVED = {
     "save_dir": "the sweep names the folders",
     "seed": "give seeds (--seeds 1,2,3)",
     "user_dir": "give --user-dir",
@@ -69,7 +69,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def yaml_problem(error: Exception) -> str:
-    """Return what YAML's reader found wrong, and where if it says so, as one line."""
+    """Return the problem that the YAML reader reports, with its place, as one line."""
     if isinstance(error, RecursionError):
         return "nested too deeply, or an alias (*name) stands inside of what it names"
     mark, key = getattr(error, "problem_mark", None), getattr(error, "full_key", None)
@@ -78,12 +78,12 @@ def yaml_problem(error: Exception) -> str:
 
 
 def absolute(path: str, base: Path) -> str:
-    """Return a path of the user as an absolute one."""
+    """Return a path of the user as an absolute path."""
     return os.path.abspath(base / Path(printable(path, "path")).expanduser())
 
 
 def plugin(name: str, base: Path) -> str:
-    """Return a --user-dir as an absolute path, or as it is if it is an installed module's name."""
+    """Return a --user-dir as an absolute path, or unchanged if it names an installed module."""
     path = absolute(name, base)
     return path if os.sep in name or Path(path).exists() else name
 
@@ -93,7 +93,7 @@ def axis(text: str) -> tuple[str, list[Any]]:
     key, equals, _ = text.partition("=")
     if not equals or not KEY.fullmatch(key):
         raise UsageError(f"--grid {printable(text, '--grid')}: not of the form KEY=VALUE,VALUE")
-    stage, colon, own = key.rpartition(":")
+    stage, colon, bare = key.rpartition(":")
     try:
         override = OverridesParser.create().parse_override(text[len(stage) + len(colon) :])
         values = (
@@ -115,9 +115,9 @@ def plain(value: Any) -> Any:
 
 
 def normalise(content: dict[str, Any], wanted: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the checked definition, with every key; raises UsageError that names what is wrong.
+    """Return the checked definition with every key; raises UsageError that names the fault.
 
-    `wanted` are patterns of the names of stages: only those stay, and those that they start from.
+    `wanted` are patterns of stage names: only those stages stay, and those they start from.
     """
     if not content.get("data"):
         raise UsageError("no DATA folder given; see 'metaseq-lm sweep --help'")
@@ -158,7 +158,7 @@ def normalise(content: dict[str, Any], wanted: Sequence[str] = ()) -> dict[str, 
 
 
 def repeated(stage: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a stage once for each value of its `each`, put where {key} stands in its texts."""
+    """Return a stage once for each value of its `each`, which replaces {key} in its texts."""
     each = mapping(stage.get("each", {}), "each")
     choices = [sequence(values, f"each {key}") for key, values in each.items()]
     rest = {key: value for key, value in stage.items() if key != "each"}
@@ -170,16 +170,16 @@ def repeated(stage: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def put(value: Any, values: dict[str, str]) -> Any:
-    """Return a text, or a list of them, with `values` for their {names}; other names stay."""
+    """Return a text, or a list of texts, with {names} replaced by `values`; other names stay."""
     if isinstance(value, list):
         return [put(item, values) for item in value]
     if not isinstance(value, str):
         return value
-    return PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), value)
+    return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), value)
 
 
 def chosen_stages(stages: list[dict[str, Any]], wanted: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the stages whose names match a pattern, and all that those start from; all without any."""
+    """Return the stages whose names match a pattern and those they start from; all without patterns."""
     names = [stage["name"] for stage in stages]
     for pattern in wanted:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -217,7 +217,7 @@ def stage_of(stage: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_axes(definition: dict[str, Any], stages: list[str]) -> None:
-    """Raise UsageError for axes that clash, repeat themselves or lack a value."""
+    """Raise UsageError for axes that clash, repeat a value or lack one."""
     chosen = definition["list"]
     keys = list(definition["grid"]) + list(chosen[0] if chosen else [])
     for key in keys + [k for item in chosen for k in item]:
@@ -226,8 +226,8 @@ def check_axes(definition: dict[str, Any], stages: list[str]) -> None:
             raise UsageError(f"'{printable(key, 'key')}' is neither a key nor <stage>:<key>")
         if key in stages:
             raise UsageError(f"'{key}' is the name of a stage and of a value; rename one")
-        if key.rpartition(":")[2] in OURS:
-            raise UsageError(f"{key} cannot be varied: {OURS[key.rpartition(':')[2]]}")
+        if key.rpartition(":")[2] in RESERVED:
+            raise UsageError(f"{key} cannot be varied: {RESERVED[key.rpartition(':')[2]]}")
     for item in chosen:
         if set(item) != set(chosen[0]):
             raise UsageError(
@@ -282,8 +282,8 @@ def override_of(value: Any) -> str:
         raise UsageError(f"overrides: {value!r} is not key=value")
     printable(value, "overrides")
     key = value.partition("=")[0]
-    if key in OURS:
-        raise UsageError(f"'{value}': {OURS[key]}")
+    if key in RESERVED:
+        raise UsageError(f"'{value}': {RESERVED[key]}")
     if not KEY.fullmatch(key) or ":" in key:
         raise UsageError(f"'{value}': keys can be set (key=value), not added or removed")
     return value
@@ -308,7 +308,7 @@ def printable(text: str, name: str) -> str:
 
 
 def text_of(value: Any, name: str) -> str:
-    """Return a value as a placeholder is replaced by it; raises UsageError."""
+    """Return a value as the text that replaces a placeholder; raises UsageError."""
     if isinstance(value, str):
         return printable(value, name)
     if value is None or isinstance(value, (bool, int, float, list)):
@@ -317,7 +317,7 @@ def text_of(value: Any, name: str) -> str:
 
 
 def hydra_text(value: Any, name: str) -> str:
-    """Return a value of `name` in Hydra's grammar, so that it comes out the same there."""
+    """Return a value of `name` spelled so that Hydra parses it to the same value."""
     if isinstance(value, list):
         return "[" + ",".join(hydra_text(v, name) for v in value) + "]"
     if value is None or isinstance(value, (bool, int, float)):
@@ -326,7 +326,7 @@ def hydra_text(value: Any, name: str) -> str:
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """Return what differs between two definitions, as lines of text; of stages by their names."""
+    """Return the differences of two definitions as lines of text; stages are compared by name."""
     if where == "stages" and isinstance(old, list) and isinstance(new, list) and old != new:
         old, new = ({stage["name"]: stage for stage in stages} for stages in (old, new))
         lines = [f"stage {n} only there" for n in old if n not in new]

@@ -60,9 +60,10 @@ class Run:
 
 
 def expand(definition: dict[str, Any], out: Path) -> list[Run]:
-    """Return the runs: all of the grid x the list for the first seed, then for the next. UsageError.
+    """Return the runs: all of the grid x the list for the first seed, then for the next.
 
-    So a sweep that is stopped, or not over yet, has settings to compare.
+    In that order an unfinished sweep already has settings to compare. Raises UsageError for
+    templates that cannot be filled.
     """
     grid = definition["grid"]
     settings = [
@@ -104,18 +105,18 @@ def arguments_of(
     every = []
     for stage in definition["stages"]:
         name = stage["name"]
-        own = [*definition["overrides"], *stage["overrides"]]
+        overrides = [*definition["overrides"], *stage["overrides"]]
         for key, value in values.items():
             only, _, bare = key.rpartition(":")
             if key not in used and only in ("", name):
-                own.append(f"{bare}={hydra_text(value, key)}")
+                overrides.append(f"{bare}={hydra_text(value, key)}")
         arguments = list(start)
         if stage["config_name"] is not None:
             arguments += ["--config-name", fill(stage["config_name"], filled, {})]
         folder = str(out / folders[name])
         arguments += ["--save-dir", folder, f"seed={seed}"]
-        own_start = len(definition["overrides"]) + len(stage["overrides"])
-        arguments += [fill(o, filled, paths) for o in own[:own_start]] + own[own_start:]
+        written = len(definition["overrides"]) + len(stage["overrides"])
+        arguments += [fill(o, filled, paths) for o in overrides[:written]] + overrides[written:]
         for argument in arguments[1:]:
             check_path(argument)
         every.append(arguments)
@@ -136,15 +137,15 @@ def check_path(argument: str) -> None:
 def listed_paths(argument: str) -> list[str]:
     """Return the items of an override KEY=[ITEM,ITEM]; UsageError if it is not written so."""
     try:
-        found = OverridesParser.create().parse_override(argument).value()
+        value = OverridesParser.create().parse_override(argument).value()
     except HydraException as error:
         raise UsageError(f"'{argument}': {str(error).splitlines()[0]}") from error
-    items = found if isinstance(found, list) else []
+    items = value if isinstance(value, list) else []
     return [item.text if isinstance(item, QuotedString) else str(item) for item in items]
 
 
 def fill(template: str, values: dict[str, str], paths: dict[str, str]) -> str:
-    """Put values for the {placeholders}; a value with a path in it is quoted, of a list each part."""
+    """Replace the {placeholders}; a value with a path in it is quoted, in a list each item."""
     names = PLACEHOLDER.findall(template)
     for name in names:
         if name not in values and name not in paths:

@@ -1,4 +1,4 @@
-"""The folder of a sweep: its definition, the record of its jobs, and the lock of who works on it."""
+"""The folder of a sweep: definition, record of jobs, and the lock of the command that works on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from metaseq_lm.sweeps.expansion import Run
 VERSION = 1
 KINDS = {dict: "mapping", list: "list", str: "text", int: "whole number"}
 NAMED = {"name": str, "folder": str}
-# What sweep.json and the lines of jobs.jsonl have to hold; see `misfit`.
+# The required content of sweep.json and of the lines of jobs.jsonl; see `misfit`.
 FORM = {
     "version": int,
     "out": str,
@@ -37,7 +37,7 @@ JOBS = {
 
 @dataclass(frozen=True)
 class Submission:
-    """The last job of a run: a line of jobs.jsonl. `start` is of a local process, in clock ticks."""
+    """The last job of a run, from jobs.jsonl; `start` is a local process's, in clock ticks."""
 
     run: str
     executor: str
@@ -57,7 +57,7 @@ class SweepFolder:
         self.lock_file = self.path / ".lock"
 
     def read(self) -> dict[str, Any]:
-        """Return sweep.json; UsageError for no sweep's folder, MetaseqError for a damaged one."""
+        """Return sweep.json; UsageError if there is none, MetaseqError if it is damaged."""
         file = self.path / "sweep.json"
         try:
             content = json.loads(file.read_bytes())
@@ -82,7 +82,7 @@ class SweepFolder:
     def adopt(self, definition: dict[str, Any], runs: list[Run], launch: dict[str, Any]) -> None:
         """Write sweep.json; raises UsageError if another sweep is here.
 
-        A sweep may grow: by seeds, values, stages, if all that was in it stays as it was.
+        A sweep may grow by seeds, values and stages if its present runs stay the same.
         """
         if (self.path / "sweep.json").exists():
             old = self.read()
@@ -102,7 +102,7 @@ class SweepFolder:
         write_atomic(self.path / "sweep.json", (json.dumps(content, indent=1) + "\n").encode())
 
     def check_inside(self, runs: list[Run]) -> None:
-        """Raise UsageError if a run folder leads out of OUT, through a link."""
+        """Raise UsageError if a run folder is a link that leads out of OUT."""
         for run in runs:
             for stage in run.stages:
                 place = (self.path / stage.folder).resolve()
@@ -111,7 +111,7 @@ class SweepFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only one who submits runs of this sweep; raises MetaseqError if another does."""
+        """Hold the lock for submitting runs of this sweep; MetaseqError if another command holds it."""
         with open(self.lock_file, "ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,9 +138,9 @@ class SweepFolder:
             os.fsync(file.fileno())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the lines of jobs.jsonl; one that a killed process left torn is passed over.
+        """Return the lines of jobs.jsonl without incomplete ones, which killed processes left.
 
-        Raises MetaseqError for one that is whole and lacks something.
+        Raises MetaseqError for a complete line that lacks a value.
         """
         file = self.path / "jobs.jsonl"
         rows = []
@@ -171,7 +171,7 @@ class SweepFolder:
         return last
 
     def commands(self) -> list[dict[str, Any]]:
-        """Return the waiting `sweep` commands that were ever started here."""
+        """Return all waiting `sweep` commands that were started for this sweep."""
         return [row for row in self.rows() if row.get("kind") == "command"]
 
     def last_code(self) -> Optional[str]:
@@ -180,7 +180,7 @@ class SweepFolder:
         return used[-1] if used else None
 
     def new_jobs_folder(self) -> Path:
-        """Make a fresh folder for submitit: in one used before it would find old results."""
+        """Make a new folder for submitit, which would find old results in a used one."""
         jobs = self.path / "jobs"
         jobs.mkdir(exist_ok=True)
         number = len(list(jobs.iterdir()))
@@ -195,33 +195,33 @@ class SweepFolder:
 
 
 def grown(old: dict[str, Any], definition: dict[str, Any], runs: list[Run]) -> bool:
-    """Return whether `runs` have every stage of what sweep.json names, with the same arguments."""
+    """Return whether `runs` include every stage in sweep.json with the same arguments."""
     places = ("config_dir", "user_dir")
-    now = {stage.folder: list(stage.arguments) for run in runs for stage in run.stages}
+    current = {stage.folder: list(stage.arguments) for run in runs for stage in run.stages}
     before = [stage for run in old["runs"] for stage in run["stages"]]
     return all(old["definition"][key] == definition[key] for key in places) and all(
-        now.get(stage["folder"]) == stage["arguments"] for stage in before
+        current.get(stage["folder"]) == stage["arguments"] for stage in before
     )
 
 
 def not_local(row: dict[str, Any]) -> str:
-    """Return what a job of this machine lacks to be one, else ""."""
+    """Return why a line cannot be a local job, else ""."""
     is_local = row.get("kind") == "submit" and row["executor"] == "local"
     return "job is no process" if is_local and not row["job"].isdecimal() else ""
 
 
 def misfit(value: Any, form: Any, name: str = "it") -> str:
-    """Return what of a JSON value is not as in `form`, "" if it fits.
+    """Return how a JSON value deviates from `form`, "" if it fits.
 
-    A form is a type, or several; a list with the form of its items, of which there has to be one;
-    or a dict with forms for the keys that there have to be.
+    A form is a type or a tuple of types; a list with the form of its items, of which there must be
+    at least one; or a dict with the forms of its required keys.
     """
     kind = type(form) if isinstance(form, (list, dict)) else form
     if not isinstance(value, kind):
         return f"{name} is no {KINDS[kind[0] if isinstance(kind, tuple) else kind]}"
     if isinstance(form, list):
-        found = [misfit(item, form[0], f"an item of {name}") for item in value]
-        return next(filter(None, found), "" if value else f"{name} is empty")
+        problems = [misfit(item, form[0], f"an item of {name}") for item in value]
+        return next(filter(None, problems), "" if value else f"{name} is empty")
     for key in form if isinstance(form, dict) else ():
         problem = misfit(value[key], form[key], key) if key in value else f"{name} lacks '{key}'"
         if problem:

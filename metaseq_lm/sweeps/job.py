@@ -1,8 +1,8 @@
-"""The inside of a sweep's job: the snapshot of the code it runs from, and what submitit calls there.
+"""A job of a sweep: the snapshot of the code that it runs from, and what submitit calls.
 
 submitit calls a `Job`; that runs `metaseq-lm train` from the snapshot as a child process, one stage
-after the other, hands every signal on to the child, waits until it has saved, and only then asks
-submitit to requeue. How a job ended is left in a small file beside submitit's logs.
+after the other, forwards every signal to the child, waits until it has saved, and only then asks
+submitit to requeue. The outcome of a job is written to a small file beside submitit's logs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Code:
 
 
 class Snapshot:
-    """The files that a sweep's runs are made of, as they are now."""
+    """The present files that a sweep's runs depend on."""
 
     def __init__(self, out: Path, user_dir: Optional[str], config_dir: Optional[str]) -> None:
         self.out, self.user_dir, self.config_dir = out, user_dir, config_dir
@@ -65,11 +65,11 @@ class Snapshot:
             self.files[f"plugin/{plugin.name}"] = plugin
         elif plugin is not None and plugin.is_dir():
             kinds = (".py", ".yaml", ".yml", ".json")
-            found = sources(plugin, kinds, out)
-            self.files |= {f"plugin/{plugin.name}/{name}": path for name, path in found}
+            files = sources(plugin, kinds, out)
+            self.files |= {f"plugin/{plugin.name}/{name}": path for name, path in files}
         if config_dir:
-            found = sources(Path(config_dir), (".yaml", ".yml"), out)
-            self.files |= {f"config/{name}": path for name, path in found}
+            files = sources(Path(config_dir), (".yaml", ".yml"), out)
+            self.files |= {f"config/{name}": path for name, path in files}
         digest = hashlib.sha256()
         for name, path in sorted(self.files.items()):
             content = path.read_bytes()
@@ -114,7 +114,7 @@ def sources(root: Path, kinds: tuple[str, ...], out: Path) -> Iterator[tuple[str
 
 @dataclass
 class Job:
-    """What one run does: stages of (name, run folder, arguments of `train`). Plain data, pickled.
+    """The work of one run: stages of (name, run folder, arguments of `train`). Plain data, pickled.
 
     `threads` is OMP_NUM_THREADS of each process; the job ends when another process lets go of the
     file `lock` (the waiting `sweep` command of the local executor).
@@ -131,15 +131,15 @@ class Job:
         Runner(self).run()
 
     def checkpoint(self) -> DelayedSubmission:
-        """Return what submitit is to requeue: the same again, since `train` resumes by itself."""
+        """Return the job to requeue: the same, since `train` resumes by itself."""
         return DelayedSubmission(self)
 
 
 class Runner:
     """Runs a job inside submitit's process.
 
-    Signal handlers run in the main thread, in the middle of whatever it does there. So they only
-    note the signal and pass it on; all waiting and deciding is done in `run`.
+    Signal handlers interrupt the main thread anywhere, so they only record the signal and forward
+    it; `run` does all waiting and deciding.
     """
 
     def __init__(self, job: Job) -> None:
@@ -173,7 +173,7 @@ class Runner:
         self.record("finished", "", 0, "")
 
     def on_signal(self, number: int, frame: Optional[FrameType]) -> None:
-        """Note a signal and pass it on, once."""
+        """Record a signal and forward it to the child, once."""
         fresh = number not in self.signals
         self.signals.append(number)
         if self.child and fresh:
@@ -207,12 +207,12 @@ class Runner:
             results["message"] = last_lines(log, before)
         return code, results
 
-    def interrupted(self, stage: str, code: int, told: Optional[int], requeue: Any) -> None:
+    def interrupted(self, stage: str, code: int, reported: Optional[int], requeue: Any) -> None:
         """Ask submitit to requeue if this was a preemption or time-out; else raises MetaseqError.
 
-        `told` is the signal by which the training says that it was stopped.
+        `reported` is the signal that stopped the training according to its results.
         """
-        numbers = {-code} if code < 0 else {told} if told else set()
+        numbers = {-code} if code < 0 else {reported} if reported else set()
         deadline = time.monotonic() + signals.SECOND_SIGNAL
         while self.on_slurm and time.monotonic() < deadline:
             if (numbers | set(self.signals)) != {signal.SIGTERM}:
@@ -233,14 +233,14 @@ class Runner:
         raise MetaseqError(f"stage {stage or 'train'}: {message}, and not requeued")
 
     def record(self, state: str, stage: str, code: int, message: str) -> None:
-        """Leave how this life of the job ended where `sweep status` finds it."""
+        """Write how this start of the job ended to where `sweep status` looks."""
         paths = self.environment.paths
-        how = {"state": state, "stage": stage, "exit_code": code, "message": message}
-        write_atomic(outcome_file(paths.folder, str(paths.job_id)), json.dumps(how).encode())
+        outcome = {"state": state, "stage": stage, "exit_code": code, "message": message}
+        write_atomic(outcome_file(paths.folder, str(paths.job_id)), json.dumps(outcome).encode())
 
 
 def outcome_file(folder: Path, job_id: str) -> Path:
-    """Return the file in which a job leaves how it ended."""
+    """Return the file with the outcome of a job."""
     return folder / f"{job_id}_outcome.json"
 
 
@@ -256,7 +256,7 @@ def read_json(file: Path, since: float = 0.0) -> dict[str, Any]:
 
 
 def last_lines(log: Path, start: int, count: int = 5) -> str:
-    """Return the last lines of a log after byte `start`; srun writes them a moment later."""
+    """Return the last lines of a log after byte `start`; srun writes them with a delay."""
     text = ""
     for _ in range(10):
         if log.exists():
@@ -265,7 +265,7 @@ def last_lines(log: Path, start: int, count: int = 5) -> str:
             break
         time.sleep(0.2)
     lines = text.splitlines()
-    # Our own messages say it all; anything else ends with the error.
+    # Our own messages suffice; other output ends with the error.
     return "\n".join([x for x in lines if x.startswith("metaseq-lm: ")] or lines[-count:])
 
 
@@ -287,12 +287,12 @@ def signal_name(number: int) -> str:
 
 
 def ending(code: int) -> str:
-    """Return what a process ended with, in words."""
+    """Return an exit code in words."""
     return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
 
 
 def stop_without(lock: str) -> None:
-    """Wait until the holder of a lock is gone, then stop this process. For a thread."""
+    """Wait in a thread until the holder of a lock is gone, then stop this process."""
     with open(lock, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         os.kill(os.getpid(), signal.SIGTERM)

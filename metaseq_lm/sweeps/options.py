@@ -1,4 +1,4 @@
-"""How the runs of a sweep are launched. Every value is checked before it can reach a script.
+"""Launch options of a sweep. Every value is checked before it can reach a shell script.
 
 submitit writes the values into a shell script (as `#SBATCH` lines, and setup lines as they are), so
 names are held to the characters that Slurm's own names have, and setup lines to plain words.
@@ -31,7 +31,7 @@ SLURM_ONLY = ("mem", "partition", "constraint", "account", "qos", "setup")
 
 @dataclass
 class Launch:
-    """The launch options of a sweep; raises UsageError for a value that is not safe or not possible."""
+    """The launch options of a sweep; raises UsageError for an unsafe or impossible value."""
 
     executor: str = option("local", "local (on this machine, and wait) or slurm (a job array)")
     max_parallel: Optional[int] = option(None, "runs at a time (default: local 1, slurm all)")
@@ -83,8 +83,8 @@ class Launch:
 def launch_from(stored: dict[str, Any], given: dict[str, Any]) -> Launch:
     """Return checked launch options: those of a file, and those of the command line over them.
 
-    Raises UsageError for an unknown one. What only Slurm knows is passed over on this machine if a
-    file says it, so that one file serves both.
+    Raises UsageError for an unknown option. On this machine, options of Slurm in a file are ignored,
+    so that one file serves both executors.
     """
     names = [f.name for f in fields(Launch)]
     for name in stored:

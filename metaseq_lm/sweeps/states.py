@@ -1,4 +1,4 @@
-"""How every run of a sweep fares: from its folder, from what its job left, and from the scheduler."""
+"""The state of every run of a sweep, from its folder, its job's outcome and the scheduler."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class State:
 
 
 class Slurm:
-    """What Slurm knows about jobs: the controller for now, the accounting for what is long over."""
+    """Slurm's view of jobs: from the controller, and from the accounting for those that are over."""
 
     def __init__(self, jobs: list[str]) -> None:
         self.states: dict[str, str] = {}
@@ -69,7 +69,7 @@ class Slurm:
 
 
 def ask(command: list[str], columns: int) -> tuple[list[list[str]], str]:
-    """Return the rows that a Slurm command prints about single jobs, and what went wrong or ""."""
+    """Return the rows that a Slurm command prints about single jobs, and its error or ""."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -91,20 +91,20 @@ def states(folder: SweepFolder, runs: Optional[list[Run]] = None) -> list[State]
 
 
 def unfinished(folder: SweepFolder, run: Run) -> list[StageRun]:
-    """Return the stages of a run that have to be trained yet, in their order.
+    """Return the stages of a run that still have to be trained, in order.
 
-    Those are the stages that are not finished. One that later stages start from counts only if one
-    of them has to be trained: a folder that nothing needs any more may be deleted.
+    A finished stage does not count, nor does one that only finished stages start from: its folder
+    may have been deleted.
     """
-    found: list[StageRun] = []
+    open_stages: list[StageRun] = []
     for at, stage in reversed(list(enumerate(run.stages))):
         results = read_json(folder.path / stage.folder / "results.json")
         if results.get("status") == "finished":
             continue
         users = [later for later in run.stages[at + 1 :] if later.starts_from(stage)]
-        if not users or any(user in found for user in users):
-            found.insert(0, stage)
-    return found
+        if not users or any(user in open_stages for user in users):
+            open_stages.insert(0, stage)
+    return open_stages
 
 
 def state_of(folder: SweepFolder, run: Run, last: Optional[Submission], slurm: Slurm) -> State:
@@ -112,33 +112,33 @@ def state_of(folder: SweepFolder, run: Run, last: Optional[Submission], slurm: S
     stages = unfinished(folder, run)
     stage = stages[0] if stages else run.stages[-1]
     place = folder.path / stage.folder
-    update, most, seconds = progress(place)
-    about: dict[str, Any] = {
+    update, max_update, seconds = progress(place)
+    common: dict[str, Any] = {
         "run": run.name,
         "stage": stage.name or "train",
         "update": update,
-        "max_update": most,
+        "max_update": max_update,
         "seconds": seconds,
         "job": last.job if last else "",
         "requeued": requeued(folder, last, slurm),
     }
     if not stages:
-        return State(state="finished", **about)
+        return State(state="finished", **common)
     if last is None:
-        return State(state="waiting", **about)
-    now = active(last, slurm)
-    if now:
-        reason = slurm.problem if now == "unknown" else ""
-        if now == "unknown" and last.executor == "local":
+        return State(state="waiting", **common)
+    activity = active(last, slurm)
+    if activity:
+        reason = slurm.problem if activity == "unknown" else ""
+        if activity == "unknown" and last.executor == "local":
             reason = f"it was started on {last.host}; ask there"
-        return State(state=now, reason=reason, **about)
+        return State(state=activity, reason=reason, **common)
     added = not place.exists() and any((folder.path / s.folder).exists() for s in run.stages)
     state, reason = ended(folder, last, slurm, added)
-    return State(state=state, reason=reason, **about)
+    return State(state=state, reason=reason, **common)
 
 
 def progress(place: Path) -> tuple[int, int, float]:
-    """Return updates done, updates wanted and seconds of a run folder, by its log and config."""
+    """Return updates made, updates to make and seconds of a run, from its log and config."""
     update, seconds = 0, 0.0
     log = place / "log.jsonl"
     if log.exists():
@@ -153,11 +153,11 @@ def progress(place: Path) -> tuple[int, int, float]:
             except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
                 # Torn, or cut by the seek.
                 continue
-    found = place / "results.json"
-    results = read_json(found)
-    most = number(results, "max_update", 0, found) or configured(place / "config.yaml")
-    done = number(results, "updates", update, found)
-    return int(done), int(most), float(number(results, "seconds", seconds, found))
+    results_file = place / "results.json"
+    results = read_json(results_file)
+    max_update = number(results, "max_update", 0, results_file) or configured(place / "config.yaml")
+    done = number(results, "updates", update, results_file)
+    return int(done), int(max_update), float(number(results, "seconds", seconds, results_file))
 
 
 def configured(config: Path) -> float:
@@ -172,7 +172,7 @@ def configured(config: Path) -> float:
 
 
 def number(content: dict[str, Any], key: str, default: float, file: Path) -> float:
-    """Return a number of a run's file, `default` if it has none; MetaseqError if it is another value."""
+    """Return a number from a run's file, or `default`; MetaseqError if the value is no number."""
     value = default if content.get(key) is None else content[key]
     if not isinstance(value, (int, float)) or not abs(value) < LARGEST:
         raise MetaseqError(
@@ -183,7 +183,7 @@ def number(content: dict[str, Any], key: str, default: float, file: Path) -> flo
 
 
 def requeued(folder: SweepFolder, last: Optional[Submission], slurm: Slurm) -> int:
-    """Return how often the last job of a run was started again."""
+    """Return how often the last job of a run was requeued."""
     if last is None:
         return 0
     lives = slurm.lives[last.job]
@@ -209,29 +209,35 @@ def active(last: Submission, slurm: Slurm) -> str:
 
 
 def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> tuple[str, str]:
-    """Return how a job that is over ended without finishing its run, and why.
+    """Return the state of a run whose job is over but which is not finished, and the reason.
 
-    `added`: the run has a stage that did not begin, as when the sweep grew after the job.
+    `added` is set if a stage has not begun, for example one that the sweep got after the job.
     """
     if last.cancelled:
         return "cancelled", ""
     outcome = read_json(outcome_file(folder.path / last.folder, last.job))
-    left = str(outcome.get("state", ""))
-    said = slurm.states.get(last.job, "")
+    outcome_state = str(outcome.get("state", ""))
+    slurm_state = slurm.states.get(last.job, "")
     where = log_file(folder, last, "err")
-    if said in GONE and left not in ("failed", "diverged"):
-        return GONE[said], f"Slurm: {said}, {where}"
-    if left in ("failed", "diverged", "timeout", "interrupted"):
-        code = outcome.get("exit_code") if left in ("failed", "diverged") else None
-        how = f"{ending(code)}: " if isinstance(code, int) else ""
+    if slurm_state in GONE and outcome_state not in ("failed", "diverged"):
+        return GONE[slurm_state], f"Slurm: {slurm_state}, {where}"
+    if outcome_state in ("failed", "diverged", "timeout", "interrupted"):
+        code = outcome.get("exit_code") if outcome_state in ("failed", "diverged") else None
+        code_text = f"{ending(code)}: " if isinstance(code, int) else ""
         message = str(outcome.get("message", "")).removeprefix("metaseq-lm: ")
-        return left, f"{how}{textwrap.shorten(message, 120, placeholder=' ...')} [{where}]"
-    if left == "finished" and added:
+        return (
+            outcome_state,
+            f"{code_text}{textwrap.shorten(message, 120, placeholder=' ...')} [{where}]",
+        )
+    if outcome_state == "finished" and added:
         return "waiting", ""
-    if left == "finished":
+    if outcome_state == "finished":
         return "lost", "the job ended well, but its results are not there"
-    if said:
-        return "failed", f"Slurm: {said}, exit code {slurm.codes.get(last.job, '?')} [{where}]"
+    if slurm_state:
+        return (
+            "failed",
+            f"Slurm: {slurm_state}, exit code {slurm.codes.get(last.job, '?')} [{where}]",
+        )
     return "lost", f"job {last.job} is gone without a trace {slurm.note} [{where}]"
 
 
@@ -240,14 +246,14 @@ def log_file(folder: SweepFolder, last: Submission, kind: str) -> Path:
     return folder.path / last.folder / f"{last.job}_0_log.{kind}"
 
 
-def summary(found: list[State]) -> str:
+def summary(found_states: list[State]) -> str:
     """Return counts of all states as one line."""
-    counts = Counter(state.state for state in found)
+    counts = Counter(state.state for state in found_states)
     parts = [f"{counts[name]} {name}" for name in ORDER if counts[name]]
-    return f"{len(found)} run{'s' if len(found) > 1 else ''}: {', '.join(parts)}"
+    return f"{len(found_states)} run{'s' if len(found_states) > 1 else ''}: {', '.join(parts)}"
 
 
-def lines(found: list[State]) -> list[str]:
+def lines(found_states: list[State]) -> list[str]:
     """Return one line per run, in columns."""
     rows = [
         (
@@ -260,7 +266,7 @@ def lines(found: list[State]) -> list[str]:
             f"job {s.job}" if s.job else "",
             s.reason,
         )
-        for s in found
+        for s in found_states
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(7)]
     return [

@@ -1,4 +1,4 @@
-"""Handing runs to submitit, and taking them back: the Slurm array, the local executor, cancelling."""
+"""Launching runs with submitit, as a Slurm array or on this machine, and cancelling them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ SAVING = 600.0  # seconds that `cancel` waits for runs to save
 
 
 def job_of(folder: SweepFolder, run: Run, launch: Launch, code: Code) -> Job:
-    """Return what submitit is to call for a run."""
+    """Return the job that submitit calls for a run."""
     several = ["--nproc", str(launch.nproc)] if launch.nproc > 1 else []
-    more = [*code.arguments(), *several]
+    common = [*code.arguments(), *several]
     stages = state_module.unfinished(folder, run)
-    todo = [(s.name, str(folder.path / s.folder), [*s.arguments, *more]) for s in stages]
+    todo = [(s.name, str(folder.path / s.folder), [*s.arguments, *common]) for s in stages]
     lock = str(folder.lock_file) if launch.executor == "local" else None
     return Job(run.name, todo, str(code.folder), launch.threads(), lock)
 
 
 def python(code: Code) -> str:
-    """Return the command with which submitit is to start Python, for its script: on the snapshot."""
+    """Return the command by which submitit's script starts Python on the snapshot."""
     start = "from submitit.core.submission import process_job; process_job(sys.argv[-1])"
     return shlex.join(launcher.python(str(code.folder), start))
 
@@ -69,7 +69,7 @@ def submit_slurm(folder: SweepFolder, runs: list[Run], launch: Launch, code: Cod
 def record(
     folder: SweepFolder, run: Run, launch: Launch, code: Code, place: Path, job: str, start: int = 0
 ) -> Submission:
-    """Write a submission down."""
+    """Append a submission to jobs.jsonl."""
     values: dict[str, Any] = {
         "run": run.name,
         "executor": launch.executor,
@@ -87,7 +87,7 @@ def record(
 
 
 class LocalRuns:
-    """Runs jobs on this machine, `max_parallel` at a time, until all are over or a signal comes."""
+    """Runs jobs on this machine, `max_parallel` at a time, until all are over or a signal arrives."""
 
     def __init__(self, folder: SweepFolder, launch: Launch, code: Code) -> None:
         self.folder, self.launch, self.code = folder, launch, code
@@ -106,7 +106,7 @@ class LocalRuns:
         waiting = list(runs)
         ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(handled())
         before = {n: signal.signal(n, lambda number, frame: self.stop.append(number)) for n in ends}
-        told = 0.0
+        last_signal = 0.0
         try:
             while self.running or (waiting and not self.stop):
                 while waiting and self.slots and not self.stop:
@@ -117,9 +117,9 @@ class LocalRuns:
                     run, _, _, slot = self.running.pop(name)
                     self.slots.append(slot)
                     report(run)
-                if self.stop and time.monotonic() - told > 1:
-                    # Again and again: a job that is just starting may miss a signal.
-                    told = time.monotonic()
+                if self.stop and time.monotonic() - last_signal > 1:
+                    # Repeatedly, because a job that is just starting may miss a signal.
+                    last_signal = time.monotonic()
                     for _, _, entry, _ in self.running.values():
                         send(entry, signal.SIGTERM)
                 time.sleep(0.1)
@@ -139,7 +139,7 @@ class LocalRuns:
             visible_gpus=self.gpus[slot * count : (slot + 1) * count],
             signal_delay_s=30,
         )
-        with only_we_hear_the_terminal():
+        with terminal_signals_blocked():
             job = executor.submit(job_of(self.folder, run, self.launch, self.code))
         start = process_start(int(job.job_id))
         entry = record(self.folder, run, self.launch, self.code, place, job.job_id, start)
@@ -147,8 +147,8 @@ class LocalRuns:
 
 
 @contextmanager
-def only_we_hear_the_terminal() -> Iterator[None]:
-    """Block Ctrl-C and hang-up for processes started inside: they must save, and we tell them to.
+def terminal_signals_blocked() -> Iterator[None]:
+    """Block Ctrl-C and hang-up for processes started inside, which get SIGTERM from us and save.
 
     submitit's controller would kill its job one second after a Ctrl-C.
     """
@@ -192,13 +192,13 @@ def visible_gpus() -> list[int]:
 
 def cancel(folder: SweepFolder) -> list[str]:
     """Cancel all active runs and wait for local ones to save; return the names of the runs."""
-    found = {s.run: s for s in state_module.states(folder) if s.state in state_module.ACTIVE}
-    last = {name: entry for name, entry in folder.submissions().items() if name in found}
+    active = {s.run: s for s in state_module.states(folder) if s.state in state_module.ACTIVE}
+    last = {name: entry for name, entry in folder.submissions().items() if name in active}
     here = socket.gethostname()
     elsewhere = [e for e in last.values() if e.executor == "local" and e.host != here]
     if elsewhere:
         raise MetaseqError(f"runs of this sweep were started on {elsewhere[0].host}; cancel there")
-    # First on paper: Slurm keeps no trace of a pending array element that is cancelled.
+    # Recorded first: Slurm keeps no trace of a pending array element that is cancelled.
     for name, entry in last.items():
         folder.append("cancel", run=name, job=entry.job, folder=entry.folder)
     on_slurm = [entry.job for entry in last.values() if entry.executor == "slurm"]
@@ -215,11 +215,11 @@ def cancel(folder: SweepFolder) -> list[str]:
     for entry in commands:
         send(entry, signal.SIGTERM)
     deadline = time.monotonic() + SAVING
-    while left := [entry for entry in (*commands, *local) if alive(entry)]:
-        for entry in left:
+    while remaining := [entry for entry in (*commands, *local) if alive(entry)]:
+        for entry in remaining:
             if entry not in commands:
                 send(entry, signal.SIGTERM)
         if time.monotonic() > deadline:
-            raise MetaseqError(f"process {left[0].job} does not end; it may hang")
+            raise MetaseqError(f"process {remaining[0].job} does not end; it may hang")
         time.sleep(0.5)
     return list(last)

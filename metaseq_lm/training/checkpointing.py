@@ -117,11 +117,11 @@ class Checkpointer:
 
     def _check_fit(self, stored: Checkpoint) -> None:
         """Raise CheckpointError if the run cannot go on from a checkpoint."""
-        then, now = stored.manifest.get("data"), self.parts.data_fingerprint
-        if then != now:
+        trained_on, current = stored.manifest.get("data"), self.parts.data_fingerprint
+        if trained_on != current:
             raise CheckpointError(
                 f"{stored.path} was trained on other data than {self.parts.config.data} holds now "
-                f"({then} then, {now} now); choose another --save-dir"
+                f"({trained_on} then, {current} now); choose another --save-dir"
             )
         facts = self.description["facts"]
         checkpoint.check_facts(stored.manifest.get("facts"), facts, stored.path)

@@ -68,9 +68,9 @@ def check_source(stored: Checkpoint, config: DictConfig) -> None:
 
 def check_tokenizer(stored: Checkpoint, data: str) -> None:
     """Raise UsageError if a checkpoint was trained on the tokens of another tokenizer than `data`'s."""
-    then, now = stored.manifest.get("tokenizer"), tokenizer_hash(data)
-    if then and now and then != now:
+    trained_with, current = stored.manifest.get("tokenizer"), tokenizer_hash(data)
+    if trained_with and current and trained_with != current:
         raise UsageError(
-            f"{stored.path} was trained with another tokenizer than {data} has ({then} and {now}); "
+            f"{stored.path} was trained with another tokenizer than {data} has ({trained_with} and {current}); "
             "binarise the data with its tokenizer: preprocess --tokenizer-from FOLDER"
         )

@@ -43,7 +43,7 @@ class Score:
 
 @dataclass
 class Cost:
-    """What scoring took: seconds, different sentences, their tokens, tokens through the encoder."""
+    """The cost of scoring: seconds, distinct sentences, their tokens, tokens through the encoder."""
 
     seconds: float = 0.0
     sentences: int = 0
@@ -64,8 +64,8 @@ class Cost:
 class SentenceScorer:
     """Scores sentences with an opened run; `batch_tokens` bounds what a pass takes, not the result.
 
-    `too_long` says what becomes of a sentence that is longer than the rows of the run: fail, skip,
-    or cut to the first tokens. `cost` adds up over calls.
+    `too_long` decides about sentences longer than the rows of the run: fail, skip, or cut to the
+    first tokens. `cost` accumulates over calls.
     """
 
     def __init__(
@@ -97,17 +97,17 @@ class SentenceScorer:
         values, sizes = encode_texts(self.tokenizer, texts)
         ids = np.split(values.astype(np.int64), np.cumsum(sizes)[:-1]) if texts else []
         rows = [self._fit(tokens, first[text]) for tokens, text in zip(ids, texts)]
-        # Equal rows go once: in another batch a tie could come out a rounding error apart. Nothing
-        # is asked of the model for a sentence without tokens.
+        # Equal rows are scored once: in another batch a tie could differ by a rounding error. A
+        # sentence without tokens needs no pass.
         unique = {row.tobytes(): Score(row, np.zeros(len(row))) for row in rows if row is not None}
-        asked = [score for score in unique.values() if len(score.tokens)]
-        lengths = np.array([len(score.tokens) + 2 for score in asked], dtype=np.int64)
+        nonempty = [score for score in unique.values() if len(score.tokens)]
+        lengths = np.array([len(score.tokens) + 2 for score in nonempty], dtype=np.int64)
         self._counted(lengths)
-        with tqdm(total=len(asked), unit="sent", desc="scoring", disable=None) as bar:
+        with tqdm(total=len(nonempty), unit="sent", desc="scoring", disable=None) as bar:
             for chosen in batches_by_length(lengths, self.batch_tokens):
-                log_probs = self._log_probs([asked[i].tokens for i in chosen], lengths[chosen])
+                log_probs = self._log_probs([nonempty[i].tokens for i in chosen], lengths[chosen])
                 for i, row in zip(chosen, log_probs):
-                    asked[i].log_probs[:] = row[1 : lengths[i] - 1]
+                    nonempty[i].log_probs[:] = row[1 : lengths[i] - 1]
                 bar.update(len(chosen))
         self.cost.seconds += time.perf_counter() - started
         by_text = {t: None if r is None else unique[r.tobytes()] for t, r in zip(texts, rows)}
@@ -140,7 +140,7 @@ class SentenceScorer:
             if isinstance(module, Stack)
         ]
         try:
-            found = engine.map(
+            log_probs = engine.map(
                 lambda batch: self.token_log_probs(model, batch),
                 engine.to_device([batch]),
                 draw="score",
@@ -148,7 +148,7 @@ class SentenceScorer:
         finally:
             for hook in hooks:
                 hook.remove()
-        return found.double().cpu().numpy()
+        return log_probs.double().cpu().numpy()
 
     def batch(self, sentences: list[np.ndarray], lengths: np.ndarray) -> Batch:
         """Return the micro-batch of rows `[CLSn] x [SEP]`, (B, S), for ScoresTokens.token_log_probs."""
@@ -172,10 +172,10 @@ class SentenceScorer:
 
 
 def batches_by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
-    """Yield the numbers of the rows of each batch: all rows once, those of like length together.
+    """Yield the row numbers of each batch, rows of similar length together.
 
-    The longest come first, so that a lack of memory shows at once. A batch has one row, or at most
-    `batch_tokens` tokens with its padding.
+    The longest come first, so that a lack of memory shows at once. A batch has at most
+    `batch_tokens` tokens with padding, but at least one row.
     """
     order = np.argsort(-lengths, kind="stable")
     start = 0

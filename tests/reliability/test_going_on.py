@@ -357,8 +357,8 @@ def test_flops_of_all_replicas_go_to_the_first() -> None:
 def test_one_process_at_a_time(moons: Path, tmp_path: Path) -> None:
     """A second one is told; when the first has ended, whatever way, the next may go on."""
     hold = (
-        "import sys, pathlib; from metaseq_lm.runs.folder import held; "
-        "f = held(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+        "import sys, pathlib; from metaseq_lm.runs.folder import open_locked; "
+        "f = open_locked(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     )
     pipe = subprocess.PIPE
     first = subprocess.Popen(

@@ -340,5 +340,5 @@ def resign(path: Path) -> None:
     if b"bytearray" not in content and b"_rebuild_device" not in content:
         with contextlib.suppress(Exception):
             found = torch.load(path / "state.pt", weights_only=True)
-            manifest["state"] = structure(found, most=1_000_000)
+            manifest["state"] = structure(found, limit=1_000_000)
     (path / "manifest.json").write_text(json.dumps(manifest))

@@ -103,7 +103,9 @@ def test_a_sweep_by_one_command(tmp_path, capsys):
 
 
 def test_a_sweep_that_has_not_started_says_so(tmp_path, capsys):
-    (tmp_path / "sweep.json").write_text(json.dumps({"runs": [{"name": "a", "folder": "a"}]}))
+    (tmp_path / "sweep.json").write_text(
+        json.dumps({"runs": [{"name": "a", "stages": [{"name": "", "folder": "a"}]}]})
+    )
     assert main(["report", str(tmp_path), "--baseline", "MLM"]) == 1
     assert "Missing: a (never started)" in capsys.readouterr().err
 

@@ -78,12 +78,15 @@ def test_absent_keys_are_tolerated(tmp_path, sweep):
     assert len(picked(tmp_path)[0]) == 1
 
 
-def test_a_run_without_stages_is_one_in_its_folder(tmp_path):
+def test_planned_run_outside_the_sweep_folder_is_named(tmp_path):
     make_run(tmp_path / "a")
-    text = json.dumps({"runs": [{"folder": "a"}, {"folder": str(tmp_path / "b")}]})
-    (tmp_path / "sweep.json").write_text(text)
+    runs = [
+        {"name": "a", "stages": [{"name": "", "folder": "a"}]},
+        {"stages": [{"name": "", "folder": str(tmp_path / "b")}]},
+    ]
+    (tmp_path / "sweep.json").write_text(json.dumps({"runs": runs}))
     names, notes = picked(tmp_path)
-    assert len(names) == 1 and notes == [f"Missing: {tmp_path / 'b'} (never started)."]
+    assert len(names) == 1 and notes == ["Missing: b (never started)."]
 
 
 def test_runs_that_the_sweep_put_elsewhere_are_read(tmp_path):
