@@ -80,8 +80,9 @@ class PolynomialConfig:
     warmup_ratio: float = option(
         0.0, "share of total_updates to warm up; the longer of the two", at_least=0, at_most=1
     )
+    # 0 until the updates are known that trainer.max_flops pays for.
     total_updates: int = option(
-        II("trainer.max_update"), "updates until the rate is at its end", at_least=1
+        II("trainer.max_update"), "updates until the rate is at its end", at_least=0
     )
     power: float = option(1.0, "of the decay; 1 is linear", at_least=0)
     end: float = option(0.0, "share of the rate that is left at the end", at_least=0)
@@ -101,6 +102,8 @@ def polynomial(config: PolynomialConfig) -> Schedule:
     number, rounded down.
     """
     total, end = config.total_updates, config.end
+    if total < 1:
+        raise UsageError(f"schedule.total_updates must be at least 1, got {total}")
     rising = warmup_length(config.warmup_updates, config.warmup_ratio, total)
     if not config.decay_in_warmup:
         rising = int(rising)
