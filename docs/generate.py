@@ -96,6 +96,7 @@ def option_pages() -> Iterator[tuple[str, str]]:
     """Yield a page per registry with a table of options for each name, and one for every run's."""
     from metaseq_lm.core.config import EngineConfig, RunConfig, TrainerConfig
     from metaseq_lm.core.registry import ALL
+    from metaseq_lm.tasks import tasks_for
 
     groups = ", ".join(f"[{title.lower()}]({kind}.md)" for kind, (title, _) in KINDS.items())
     page = [
@@ -117,7 +118,7 @@ def option_pages() -> Iterator[tuple[str, str]]:
         for name in registry.names():
             entry = registry.entries[name]
             page.append(f"## {name}")
-            tasks = getattr(entry.value, "tasks", ())
+            tasks = tasks_for(entry.value) if kind == "criterion" else []
             suited = f" For task {', '.join(f'`{t}`' for t in tasks)}." if tasks else ""
             summary = (entry.value.__doc__ or "").strip().split("\n\n")[0]
             page.append(f"{escape(summary)}{suited} Defined in `{entry.origin}`.")

@@ -21,6 +21,7 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.core import plugins
     from metaseq_lm.core.errors import UsageError
     from metaseq_lm.core.registry import ALL, nearest
+    from metaseq_lm.tasks import tasks_for
 
     plugins.load_all(args.user_dir)
     wanted = args.kind.rstrip("s") if args.kind else None
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
             for name in registry.names():
                 entry = registry.entries[name]
                 summary = (entry.value.__doc__ or "").strip().split("\n")[0]
-                tasks = ", ".join(getattr(entry.value, "tasks", ()))
+                tasks = ", ".join(tasks_for(entry.value) if kind == "criterion" else [])
                 print(
                     f"  {name:<28}{summary}{f' (task {tasks})' if tasks else ''}  [{entry.origin}]"
                 )

@@ -118,6 +118,36 @@ class ImageBatch(Batch):
     targets: Optional[Tensor] = None
 
 
+@dataclass(kw_only=True)
+class WordBatch(Batch):
+    """Sentences of words as rows `<start> words <end>`; M are the characters of a word.
+
+    Attributes:
+        tokens: Word ids (B, S).
+        padding: Where rows are padding, boolean (B, S).
+        scored: Where words stand, boolean (B, S).
+        lengths: Words of each sentence (B,).
+        characters: Character ids (B, S, M); None where no model reads them.
+        labels: Label of each word (B, S), -1 where no word stands; None without labels.
+        heads: Position of each word's head (B, S), 0 for the root, -1 where no word stands; None
+            unless the labels are those of trees.
+        set_name: Name of the labelled set that the sentences are of.
+        learners: Names of the sets whose heads learn from unlabelled sentences.
+        layers: States (B, S, X) of each layer of a frozen language model; None until computed.
+    """
+
+    tokens: Tensor
+    padding: Tensor
+    scored: Tensor
+    lengths: Tensor
+    characters: Optional[Tensor] = None
+    labels: Optional[Tensor] = None
+    heads: Optional[Tensor] = None
+    set_name: str = ""
+    learners: tuple[str, ...] = ()
+    layers: Optional[list[Tensor]] = None
+
+
 @dataclass
 class Term:
     """A summand of a loss.

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.batch import Terms
 
 
 class Criterion:
@@ -18,14 +18,17 @@ class Criterion:
         config: An instance of the dataclass that it is registered with.
 
     Attributes:
-        tasks: Names of the tasks whose batches and models it needs; empty if any will do.
+        tasks: Names of the tasks whose batches and models it needs; empty if it names none.
+        general: Whether any task can use it. If not, only a task whose `criterions` has its class,
+            or a base class of it, which is how a task says that its batches and models fit.
     """
 
     tasks: tuple[str, ...] = ()
+    general: bool = True
 
     def __init__(self, config: Any = None) -> None:
         self.config = config
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
-        """Return the terms of one micro-batch by name."""
+    def __call__(self, model: nn.Module, batch: Any) -> Terms:
+        """Return the terms of one micro-batch, a Batch of the kind that it needs, by name."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(model, batch)")

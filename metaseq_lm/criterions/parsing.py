@@ -8,7 +8,5 @@ from metaseq_lm.criterions.tagging import TaggingConfig, WordLabels
 class Parsing(WordLabels):
     """The mean over words of the cross-entropy over all pairs of a head and a relation, not smoothed."""
 
-    tasks = ("parsing", "cvt")
-
     def __init__(self, config: object = None) -> None:
         super().__init__(TaggingConfig(label_smoothing=0.0))

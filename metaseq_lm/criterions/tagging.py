@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.batch import Term, Terms, WordBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
@@ -31,50 +31,54 @@ class TaggingConfig:
     )
 
 
-@register_criterion("tagging", dataclass=TaggingConfig)
 class WordLabels(Criterion):
-    """The mean over words of the primary module's cross-entropy; batch["set"] names the labelled set.
+    """The mean over words of the primary module's cross-entropy."""
 
-    UsageError for a smoothing outside [0, 1).
-    """
-
-    tasks: tuple[str, ...] = ("tagging", "cvt")
-
+    general = False
     config: TaggingConfig
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: WordBatch) -> Terms:
         assert isinstance(model, WordNet)
         return self.gold_terms(model, model.views(batch), batch)
 
     def gold_terms(
-        self, model: WordNet, views: Views, batch: Batch, module: str = PRIMARY
+        self, model: WordNet, views: Views, batch: WordBatch, module: str = PRIMARY
     ) -> Terms:
         """Return the terms of one module, given the views of the rows: cross-entropy and accuracy."""
-        scores = model.scores(views, batch["scored"], batch["set"], module)
+        scores = model.scores(views, batch.scored, batch.set_name, module)
         return self.terms(model, scores, batch, module)
 
-    def terms(self, model: WordNet, scores: Tensor, batch: Batch, module: str = PRIMARY) -> Terms:
+    def terms(
+        self, model: WordNet, scores: Tensor, batch: WordBatch, module: str = PRIMARY
+    ) -> Terms:
         """Return the terms of scores (B, S, C) of a module; the accuracy is the primary one's only."""
-        name = batch["set"]
+        name = batch.set_name
         shift = model.shift_of(name, module)
         targets = targets_of(model, batch)
         if shift:
-            targets = (next_to(targets - IGNORE, shift) + IGNORE).where(batch["scored"], IGNORE)
-        smoothing = 0.0 if "heads" in batch or not model.training else self.config.label_smoothing
+            targets = (next_to(targets - IGNORE, shift) + IGNORE).where(batch.scored, IGNORE)
+        smoothed = model.training and batch.heads is None
+        smoothing = self.config.label_smoothing if smoothed else 0.0
         loss = cross_entropy(scores, targets, smoothing).sum()
         terms = {model.label(name, module): Term(loss, "pairs" if shift else "words")}
         if module == PRIMARY:
             with torch.no_grad():
-                right = (scores.argmax(-1) == targets).sum().to(loss.dtype)
-            terms[model.label(name, "accuracy")] = Term(right, "words", weight=0.0)
+                correct = (scores.argmax(-1) == targets).sum().to(loss.dtype)
+            terms[model.label(name, "accuracy")] = Term(correct, "words", weight=0.0)
         return terms
 
 
-def targets_of(model: WordNet, batch: Batch) -> Tensor:
+def targets_of(model: WordNet, batch: WordBatch) -> Tensor:
     """Return the class of each word of a batch (B, S), IGNORE where no word stands."""
-    if "heads" not in batch:
-        return batch["labels"]
-    primary = model.module(batch["set"], PRIMARY)
+    assert batch.labels is not None
+    if batch.heads is None:
+        return batch.labels
+    primary = model.module(batch.set_name, PRIMARY)
     assert isinstance(primary, ParsingModule)
-    classes = classes_of(batch["heads"], batch["labels"], primary.relations)
-    return classes.where(batch["scored"], IGNORE)
+    classes = classes_of(batch.heads, batch.labels, primary.relations)
+    return classes.where(batch.scored, IGNORE)
+
+
+@register_criterion("tagging", dataclass=TaggingConfig)
+class Tagging(WordLabels):
+    """The mean over words of the cross-entropy of their tags, or of heads and relations."""

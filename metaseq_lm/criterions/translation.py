@@ -36,10 +36,10 @@ def target_terms(logits: Tensor, targets: Tensor, label_smoothing: float) -> Ter
 class Translation(Criterion):
     """The loss of the primary head on targets that are known (teacher forcing).
 
-    Targets are smoothed in training only. UsageError for a smoothing outside [0, 1).
+    Targets are smoothed in training only.
     """
 
-    tasks: tuple[str, ...] = ("translation", "cvt_translation")
+    general = False
 
     @property
     def gold_smoothing(self) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import ImageBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.storage.manifest import FILE_NAME, Manifest
@@ -82,14 +82,14 @@ class ClassifiedImages:
         samples: np.ndarray,
         keys: np.ndarray,
         width: int,
-    ) -> Batch:
+    ) -> ImageBatch:
         """Return images (B, C, H, W), normalised, and targets (B,); the size is "rows"."""
-        return {
-            "images": normalised(self.images.images[samples], mean, sd),
-            "targets": self.labels[samples],
-            "samples": samples,
-            "sizes": {"rows": len(samples)},
-        }
+        return ImageBatch(
+            images=normalised(self.images.images[samples], mean, sd),
+            targets=self.labels[samples],
+            samples=samples,
+            sizes={"rows": len(samples)},
+        )
 
 
 def load_images(folder: str | Path, split: str) -> Images:
@@ -110,8 +110,7 @@ def load_images(folder: str | Path, split: str) -> Images:
         raise
     except Exception as error:  # whatever numpy and zipfile raise for a file that is not theirs
         raise MetaseqError(f"{path}: damaged, or not such a file: {error}") from error
-    loaded = Images(images, labels, classes)
-    loaded.check(f"{path}: {split}")
+    Images(images, labels, classes).check(f"{path}: {split}")
     return Images(images, labels.astype(np.int64), classes)
 
 
@@ -140,19 +139,14 @@ def save_images(
 def require_channels(images: Images, options: Mapping[str, int]) -> None:
     """Raise UsageError unless each of `options`, name to channels, agrees with the images."""
     channels = images.images.shape[3]
-    for name, found in options.items():
-        if found != channels:
-            raise UsageError(f"{name} is for {found} channel(s), but the images have {channels}")
+    for name, expected in options.items():
+        if expected != channels:
+            raise UsageError(f"{name} is for {expected} channel(s), but the images have {channels}")
 
 
 def require_scale(images: Images, mean: Sequence[float], sd: Sequence[float]) -> None:
-    """Raise UsageError unless there are a mean and an sd above 0 for each channel of the images."""
+    """Raise UsageError unless there are a mean and an sd for each channel of the images."""
     require_channels(images, {"task.mean": len(mean), "task.sd": len(sd)})
-    if not np.isfinite([*mean, *sd]).all() or min(sd) <= 0:
-        raise UsageError(
-            f"task.mean is {list(mean)} and task.sd {list(sd)}; images are divided by the second, "
-            "which must be above 0"
-        )
 
 
 def normalised(images: np.ndarray, mean: Sequence[float], sd: Sequence[float]) -> np.ndarray:

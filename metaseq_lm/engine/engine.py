@@ -25,7 +25,7 @@ from metaseq_lm.engine.term_means import Logs, means, plain, weighted_loss
 from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.optim import Optimizer
 
-LossFn = Callable[[Batch], Terms]
+LossFn = Callable[[Any], Terms]  # of a Batch of some kind
 T = TypeVar("T")
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
@@ -187,7 +187,7 @@ class Engine:
     @torch.no_grad()
     def map(
         self,
-        function: Callable[[Batch], T],
+        function: Callable[[Any], T],
         batches: Sequence[Batch],
         draw: int | str | None = None,
     ) -> list[T]:

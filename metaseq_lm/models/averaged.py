@@ -5,8 +5,6 @@ import copy
 import torch
 from torch import nn
 
-from metaseq_lm.core.errors import UsageError
-
 RAW = "raw_"  # before the names of scores of the weights themselves
 
 
@@ -15,15 +13,10 @@ class AveragedWeights(nn.Module):
 
     It starts at the weights that `net` has, without correction of the start. As a part of the model
     it is in every checkpoint; it has no trained parameters. Buffers are copied, not averaged.
-    UsageError unless 0 <= decay < 1.
     """
 
     def __init__(self, net: nn.Module, decay: float) -> None:
         super().__init__()
-        if not 0 <= decay < 1:
-            raise UsageError(
-                f"the decay of averaged weights (task.average_decay) must be from 0 to below 1, got {decay}"
-            )
         self.decay = decay
         self.net = copy.deepcopy(net).requires_grad_(False)
 
@@ -38,5 +31,5 @@ class AveragedWeights(nn.Module):
         torch._foreach_lerp_(
             list(averages.values()), [weights[name] for name in averages], 1 - self.decay
         )
-        for name, own in self.net.named_buffers():
-            own.copy_(buffers[name])
+        for name, buffer in self.net.named_buffers():
+            buffer.copy_(buffers[name])

@@ -32,7 +32,9 @@ class BiLSTMConfig:
     encoder_hidden_dim: int = option(
         4096, "cells of each LSTM, which are projected to encoder_embed_dim", at_least=1
     )
-    dropout: float = option(0.1, "of what goes into each LSTM and into the heads")
+    dropout: float = option(
+        0.1, "of what goes into each LSTM and into the heads", at_least=0, below=1
+    )
 
     @property
     def width(self) -> int:
@@ -62,7 +64,7 @@ class BiLSTM(nn.Module):
         super().__init__()
         self.register_buffer("ids", ids)
         width, cells = config.encoder_embed_dim, config.encoder_hidden_dim
-        if not 0 < width < cells:
+        if width >= cells:
             raise UsageError(
                 f"model.encoder_hidden_dim must be more than model.encoder_embed_dim, to which it is "
                 f"projected; got {cells} and {width}"
@@ -94,14 +96,14 @@ class BiLSTM(nn.Module):
         return ahead, [reverse(states, lengths) for states in back]
 
     def _stack(self, layers: nn.ModuleList, x: Tensor) -> list[Tensor]:
-        found = [x]
+        states = [x]
         for number, layer in enumerate(layers):
             x = self.dropout(x)
             with differentiable():
                 out, _ = layer(x)
             x = out + x if number else out
-            found.append(x)
-        return found
+            states.append(x)
+        return states
 
     def forward(
         self, tokens: Tensor, padding: Tensor | None = None, segments: Tensor | None = None

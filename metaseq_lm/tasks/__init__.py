@@ -13,7 +13,7 @@ from torch import nn
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import CRITERIONS, SCHEDULES
+from metaseq_lm.core.registry import CRITERIONS, SCHEDULES, TASKS
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.engine.engine import Engine, Logs
@@ -66,27 +66,24 @@ class Task:
 
     def _check_criterion(self) -> None:
         """Raise UsageError unless task and criterion belong together."""
-        task, given, known = (
-            self.run_config.task._name,
-            self.run_config.criterion._name,
-            self.criterion.tasks,
+        task, criterion = self.run_config.task._name, self.run_config.criterion._name
+        if takes(task, type(self), type(self.criterion)):
+            return
+        tasks = tasks_for(type(self.criterion))
+        if tasks:
+            raise UsageError(
+                f"criterion {criterion} is for task {' or '.join(tasks)}, not for {task}; give --task "
+                "and --criterion that belong together"
+            )
+        fitting = [
+            name
+            for name, entry in sorted(CRITERIONS.entries.items())
+            if takes(task, type(self), entry.value)
+        ]
+        raise UsageError(
+            f"task '{task}' needs criterion={' or '.join(fitting)}, not '{criterion}'; one of your own "
+            f"derives from {' or '.join(c.__name__ for c in self.criterions)}"
         )
-        if known and task not in known:
-            raise UsageError(
-                f"criterion {given} is for task {' or '.join(known)}, not for {task}; give --task and "
-                "--criterion that belong together"
-            )
-        if not isinstance(self.criterion, self.criterions):
-            fitting = [
-                name
-                for name, entry in sorted(CRITERIONS.entries.items())
-                if issubclass(entry.value, self.criterions)
-                and task in (entry.value.tasks or (task,))
-            ]
-            raise UsageError(
-                f"task '{task}' needs criterion={' or '.join(fitting)}, not '{given}'; one of your own "
-                f"derives from {' or '.join(c.__name__ for c in self.criterions)}"
-            )
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         """Return the named streams of "train" (endless) or of another split (one pass)."""
@@ -134,6 +131,23 @@ class Task:
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Choose from a checkpoint's `weights` those that this task's model starts from."""
         return weights
+
+
+def takes(name: str, task: type[Task], criterion: type[Criterion]) -> bool:
+    """Return whether a task, registered under `name`, takes a criterion."""
+    bases = [base for base in task.criterions if issubclass(criterion, base)]
+    if criterion.tasks:
+        return bool(bases) and name in criterion.tasks
+    return any(criterion.general or base is not Criterion for base in bases)
+
+
+def tasks_for(criterion: type[Criterion]) -> list[str]:
+    """Return the names of the tasks that a criterion is for; none if it is for any."""
+    if criterion.general and not criterion.tasks:
+        return []
+    return [
+        name for name, entry in sorted(TASKS.entries.items()) if takes(name, entry.value, criterion)
+    ]
 
 
 def with_epochs(

@@ -5,7 +5,7 @@ sets, and into the heads, one mix for each set.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from omegaconf import DictConfig
@@ -31,11 +31,12 @@ class ElmoConfig:
         "run of task word_language_modeling on DATA whose states are further input ('' = none)",
         source="language_model",
     )
-    elmo_dropout: float = option(0.5, "of the mixed states (the paper does not say how much)")
+    elmo_dropout: float = option(
+        0.5, "of the mixed states (the paper does not say how much)", at_least=0, below=1
+    )
     elmo_heads: bool = option(True, "the heads of each set get them too, with weights of their own")
-    elmo_sizes: list[int] = field(
-        default_factory=list,
-        metadata={"help": "words, layers, width and cells of that model, found in its run"},
+    elmo_sizes: list[int] = option(
+        [], "words, layers, width and cells of that model, filled in from its run"
     )
 
 
@@ -50,21 +51,21 @@ def with_sizes(config: DictConfig) -> DictConfig:
     if not config.task.elmo:
         return config
     place = checkpoint.resolve(config.task.elmo, prefer="best")
-    found = checkpoint.load(place)
-    model = (found.manifest.get("config") or {}).get("model") or {}
+    source = checkpoint.load(place)
+    model = (source.manifest.get("config") or {}).get("model") or {}
     if model.get("_name") != MODEL:
         raise UsageError(
             f"task.elmo: {place} has model {model.get('_name')}; give a run of --task "
             f"word_language_modeling --criterion language_modeling --model {MODEL}"
         )
-    then, now = found.manifest.get("tokenizer"), tokenizer_hash(config.data)
-    if then != now or f"{ENCODER}ids" not in found.weights:
+    then, now = source.manifest.get("tokenizer"), tokenizer_hash(config.data)
+    if then != now or f"{ENCODER}ids" not in source.weights:
         raise UsageError(
             f"task.elmo: {place} was trained on another vocabulary than {config.data} has ({then} and "
             f"{now}); train it on this folder, or make the folder with its vocabulary: preprocess "
             "--words --tokenizer-from FOLDER"
         )
-    words = len(found.weights[f"{ENCODER}tokens.weight"])
+    words = len(source.weights[f"{ENCODER}tokens.weight"])
     sizes = ("encoder_layers", "encoder_embed_dim", "encoder_hidden_dim")
     config.task.elmo_sizes = [words, *(model[name] for name in sizes)]
     return config
@@ -89,13 +90,13 @@ def scalar_mix(options: DictConfig) -> ScalarMix | None:
 
 def head_mixes(options: DictConfig, names: Sequence[str]) -> dict[str, ScalarMix]:
     """Return a mix for the heads of each of the sets `names`, none without task.elmo_heads."""
-    found = {name: scalar_mix(options) for name in names if getattr(options, "elmo_heads", None)}
-    return {name: mix for name, mix in found.items() if mix is not None}
+    mixes = {name: scalar_mix(options) for name in names if getattr(options, "elmo_heads", None)}
+    return {name: mix for name, mix in mixes.items() if mix is not None}
 
 
 def load_language_model(net: BiLSTM, source: str) -> None:
     """Give `net` the weights of the best checkpoint of the run `source`."""
-    found = checkpoint.load(checkpoint.resolve(source, prefer="best"))
-    encoder = {n: w for n, w in found.weights.items() if n.startswith(ENCODER)}
-    own = {name.removeprefix(ENCODER): weight for name, weight in encoder.items()}
-    checkpoint.load_into(net, own, found.path)
+    stored = checkpoint.load(checkpoint.resolve(source, prefer="best"))
+    encoder = {n: w for n, w in stored.weights.items() if n.startswith(ENCODER)}
+    weights = {name.removeprefix(ENCODER): weight for name, weight in encoder.items()}
+    checkpoint.load_into(net, weights, stored.path)

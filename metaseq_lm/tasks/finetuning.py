@@ -151,7 +151,7 @@ def label_range(folder: Path) -> tuple[float, float]:
 
 
 def judged(
-    engine: Engine, batches: Iterable[list[Batch]], judge: Callable[[Batch], tuple[Terms, list[T]]]
+    engine: Engine, batches: Iterable[list[Batch]], judge: Callable[[Any], tuple[Terms, list[T]]]
 ) -> tuple[Logs, list[T]]:
     """Return the mean loss over all `batches` of a split, and what `judge` finds, of all replicas.
 
@@ -229,7 +229,7 @@ def labelled_scores(
     engine: Engine,
     data: Labels,
     batches: Iterable[list[Batch]],
-    scored: Callable[[Batch], tuple[Tensor, Terms]],
+    scored: Callable[[Any], tuple[Tensor, Terms]],
 ) -> Scored:
     """Return the `labelled_split` of what `scored` finds: the main metric first, then the terms.
 

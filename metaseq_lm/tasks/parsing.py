@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_task
+from metaseq_lm.criterions.parsing import Parsing
 from metaseq_lm.data.words.sets import TREES, WordSet
 from metaseq_lm.tasks.tagging import of_form
 from metaseq_lm.tasks.words import ParserConfig, WordTask, WordTaskConfig
@@ -21,6 +22,8 @@ class ParsingConfig(ParserConfig, WordTaskConfig):
 @register_task("parsing", dataclass=ParsingConfig)
 class ParsingTask(WordTask):
     """An encoder of words and one treebank; scores are LAS and UAS without punctuation."""
+
+    criterions = (Parsing,)
 
     @property
     def names(self) -> list[str]:

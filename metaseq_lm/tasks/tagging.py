@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
+from metaseq_lm.criterions.tagging import Tagging
 from metaseq_lm.data.words.sets import TAGS, WordSet
 from metaseq_lm.tasks.words import WordTask, WordTaskConfig
 
@@ -24,14 +25,14 @@ class TaggingConfig(WordTaskConfig):
 class TaggingTask(WordTask):
     """An encoder of words and one tagged set; scores are F1 of spans, or accuracy."""
 
-    form = TAGS
+    criterions = (Tagging,)
 
     @property
     def names(self) -> list[str]:
         return [self.config.labelled]
 
     def _labelled(self, name: str, split: str) -> WordSet:
-        return of_form(super()._labelled(name, split), self.form, self.run_config)
+        return of_form(super()._labelled(name, split), TAGS, self.run_config)
 
 
 def of_form(data: WordSet, form: str, config: DictConfig) -> WordSet:

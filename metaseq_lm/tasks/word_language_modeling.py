@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
@@ -29,14 +28,18 @@ class WordLanguageModelingConfig(BucketsConfig):
         64, "sentences of a batch, on average: of long ones it has fewer", at_least=1
     )
     min_frequency: int = option(
-        2, "words that the text has less often are <unk>, which so has a meaning for unknown ones"
+        2,
+        "words that the text has less often are <unk>, which so has a meaning for unknown ones",
+        at_least=1,
     )
-    vocab_size: int = option(0, "most words that are not <unk>, frequent ones first (0 = all)")
+    vocab_size: int = option(
+        0, "most words that are not <unk>, frequent ones first (0 = all)", at_least=0
+    )
     chunk: int = option(
-        CHUNK, "random sentences that are put into buckets by length together (0 = all)"
+        CHUNK, "random sentences that are put into buckets by length together (0 = all)", at_least=0
     )
     longest: int = option(
-        LONGEST, "training sentences with so many words or more are left out (0 = none)"
+        LONGEST, "training sentences with so many words or more are left out (0 = none)", at_least=0
     )
     valid_size: int = option(
         0, "sentences of the validation split that are used (0 = all)", at_least=0
@@ -57,7 +60,6 @@ class WordLanguageModelingTask(LanguageModelingTask):
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         options, seed = self.config, self.run_config.seed
-        check_least({"task.chunk": options.chunk, "task.longest": options.longest}, 0)
         data = WordSet(self.data, split, self.words)
         collate = partial(sentence_batch, data)
         if split == "train":
@@ -81,11 +83,13 @@ class WordLanguageModelingTask(LanguageModelingTask):
         return self.language_model(int(ids.max()) + 1, self.words.PAD, torch.from_numpy(ids))
 
 
-def sentence_batch(data: WordSet, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> Batch:
-    """Return sentences as `token_rows` gives them; the size "targets" is that of the words and <end>."""
-    batch = token_rows(data, samples, width)
-    sizes = {"targets": batch["sizes"]["words"] + len(samples), **batch["sizes"]}
-    return {"tokens": batch["tokens"], "padding": batch["padding"], "sizes": sizes}
+def sentence_batch(
+    data: WordSet, samples: np.ndarray, keys: np.ndarray, width: int = 0
+) -> TokenBatch:
+    """Return sentences as `token_rows` has them; the size "targets" counts the words and <end>."""
+    rows = token_rows(data, samples, width)
+    sizes = {"targets": rows.sizes["words"] + len(samples), **rows.sizes}
+    return TokenBatch(tokens=rows.tokens, padding=rows.padding, sizes=sizes)
 
 
 def model_ids(vocabulary: WordVocabulary, least: int, most: int = 0) -> np.ndarray:
@@ -94,8 +98,6 @@ def model_ids(vocabulary: WordVocabulary, least: int, most: int = 0) -> np.ndarr
     The `most` frequent words (0: all) that occur `least` times follow, others are <unk>. UsageError
     if there is none.
     """
-    if least < 1 or most < 0:
-        raise UsageError("task.min_frequency must be at least 1 and task.vocab_size at least 0")
     counts = np.asarray(vocabulary.counts)
     order = np.argsort(-counts, kind="stable")
     chosen = order[counts[order] >= least]  # no special word: they count 0

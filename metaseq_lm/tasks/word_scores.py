@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import WordBatch
 from metaseq_lm.data.words.conllu import conllu_text
 from metaseq_lm.data.words.sets import TREES, WordSet
 from metaseq_lm.data.words.tags import bio_tags
@@ -22,7 +22,7 @@ from metaseq_lm.models.words.parsing_heads import heads_of
 Predicted = tuple[int, list[list[int]]]
 
 
-def predictions_of(data: WordSet, scores: Tensor, batch: Batch) -> list[Predicted]:
+def predictions_of(data: WordSet, scores: Tensor, batch: WordBatch) -> list[Predicted]:
     """Return the best classes of the words of a batch, or relations and heads, as plain numbers.
 
     `scores` are (B, S, C). The class of tags that training lacks is never predicted.
@@ -36,19 +36,20 @@ def predictions_of(data: WordSet, scores: Tensor, batch: Batch) -> list[Predicte
         heads, relations = heads_of(best, len(data.label_names))
         parts = [relations, heads]
     columns = [part.tolist() for part in parts]
-    lengths = batch["lengths"].tolist()
+    lengths = batch.lengths.tolist()
+    assert batch.samples is not None
     return [
         (sample, [column[row][1 : lengths[row] + 1] for column in columns])
-        for row, sample in enumerate(batch["samples"].tolist())
+        for row, sample in enumerate(batch.samples.tolist())
     ]
 
 
-def set_scores(data: WordSet, found: Sequence[Predicted]) -> Logs:
+def set_scores(data: WordSet, predictions: Sequence[Predicted]) -> Logs:
     """Return the scores of a split of which all predictions are known, the main one first.
 
     That is "f1" of spans, "accuracy" of other tags, "las" of trees; all are from 0 to 1.
     """
-    ordered = sorted(found)
+    ordered = sorted(predictions)
     samples = [sample for sample, _ in ordered]
     parts = [[columns[i] for _, columns in ordered] for i in range(len(ordered[0][1]))]
     if data.form == TREES:
@@ -58,14 +59,14 @@ def set_scores(data: WordSet, found: Sequence[Predicted]) -> Logs:
     return {main: scores[main], **scores}
 
 
-def prediction_rows(name: str, data: WordSet, found: Sequence[Predicted]) -> list[dict]:
+def prediction_rows(name: str, data: WordSet, predictions: Sequence[Predicted]) -> list[dict]:
     """Return of each sentence "index", "set", its "words", and "gold" and "predicted" label names.
 
     Of trees "gold_heads" and "predicted_heads" too: places of words, 1 for the first, 0 for the root.
     """
     rows = []
     assert data.labels is not None
-    for sample, columns in found:
+    for sample, columns in predictions:
         gold = data.labels[sample].tolist()
         row: dict[str, Any] = {
             "index": sample,
@@ -103,6 +104,8 @@ def prediction_files(name: str, data: WordSet, rows: Sequence[dict]) -> dict[str
         every.append(tags)
     files = {f"{name}.{data.split}.conll": "".join(line + "\n" for line in lines)}
     if data.spans:
-        report = conlleval_report([gold for gold, _ in every], [found for _, found in every])
+        report = conlleval_report(
+            [gold for gold, _ in every], [predicted for _, predicted in every]
+        )
         files[f"{name}.{data.split}.conlleval.txt"] = report
     return files

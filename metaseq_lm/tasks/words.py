@@ -15,8 +15,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.core.batch import Batch, Terms
-from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.batch import Terms, WordBatch
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import MODELS
@@ -29,7 +28,7 @@ from metaseq_lm.data.words.sets import TREES, WordSet
 from metaseq_lm.data.words.vocabulary import WordVocabulary
 from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.models.averaged import RAW
-from metaseq_lm.models.words.parsing_heads import ParsingModule
+from metaseq_lm.models.words.parsing_heads import ROOTS, ParsingModule
 from metaseq_lm.models.words.prediction_modules import PRIMARY, TaggingModule
 from metaseq_lm.models.words.views import ViewsEncoder
 from metaseq_lm.models.words.word_model import WordModel, WordNet
@@ -64,13 +63,18 @@ class WordTaskConfig(BucketsConfig, ElmoConfig):
     batch_size: int = option(
         64, "sentences of a batch, on average: of long ones it has fewer", at_least=1
     )
-    label_fraction: float = option(1.0, "share of the training sentences that is used")
+    label_fraction: float = option(
+        1.0, "share of the training sentences that is used", above=0, at_most=1
+    )
     fraction_seed: Optional[int] = option(
         1, "seed of that share, the same for all runs (null = the run's)"
     )
-    hidden_dim: int = option(512, "hidden units of the heads")
+    hidden_dim: int = option(512, "hidden units of the heads", at_least=1)
     average_decay: float = option(
-        0.998, "of the moving average of the weights that is scored (0 = the weights themselves)"
+        0.998,
+        "of the moving average of the weights that is scored (0 = the weights themselves)",
+        at_least=0,
+        below=1,
     )
     score_raw: bool = option(False, "log the scores of the weights themselves too")
     freeze_encoder: bool = option(False, "train the heads only, on the encoder of init_from")
@@ -83,9 +87,11 @@ class WordTaskConfig(BucketsConfig, ElmoConfig):
 class ParserConfig:
     """The parser's heads."""
 
-    parser_dim: int = option(128, "units of the parser's bilinear scores")
+    parser_dim: int = option(128, "units of the parser's bilinear scores", at_least=1)
     root: str = option(
-        "linear", "scores of ROOT: linear, a layer on the dependent (the code), or a learned vector"
+        "linear",
+        "scores of ROOT: linear, a layer on the dependent (the code), or a learned vector",
+        choices=ROOTS,
     )
 
 
@@ -101,8 +107,6 @@ class WordTask(Task):
 
     def __init__(self, config: Any, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
-        sizes = ("batch_size", "hidden_dim", "parser_dim")
-        check_least({f"task.{name}": getattr(self.config, name, 1) for name in sizes}, 1)
         self.vocabulary = WordVocabulary.load(self.data)
         # Every evaluation, and the files of predictions, ask for the same split.
         self.labelled = lru_cache(maxsize=None)(self._labelled)
@@ -204,9 +208,9 @@ class WordTask(Task):
         """Take the encoder of a run of words, the averaged one if it has one."""
         averaged = AVERAGE + ENCODER
         prefix = averaged if any(name.startswith(averaged) for name in weights) else ENCODER
-        found = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-        own = [ENCODER] if not self.config.average_decay else [ENCODER, averaged]
-        return {start + name: weight for start in own for name, weight in found.items()}
+        encoder = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+        targets = [ENCODER] if not self.config.average_decay else [ENCODER, averaged]
+        return {start + name: weight for start in targets for name, weight in encoder.items()}
 
     # ---------------------------------------------------------------- updates and scores
 
@@ -236,7 +240,7 @@ class WordTask(Task):
         if self.config.score_raw and model.average is not None:
             nets[RAW] = model
         logs: Logs = {}
-        found: dict[str, list[float]] = {f"{prefix}score": [] for prefix in nets}
+        main_scores: dict[str, list[float]] = {f"{prefix}score": [] for prefix in nets}
         losses: list[float] = []
         makers: list[Callable[[], list[dict]]] = []
         for key, batches in passes.items():
@@ -249,10 +253,10 @@ class WordTask(Task):
             logs |= terms
             for prefix in nets:
                 scores = set_scores(data, predicted[prefix])
-                found[f"{prefix}score"].append(next(iter(scores.values())))
+                main_scores[f"{prefix}score"].append(next(iter(scores.values())))
                 logs |= {prefix + model.label(name, what): v for what, v in scores.items()}
             makers.append(partial(prediction_rows, name, data, predicted[""]))
-        means = {what: float(np.mean(values)) for what, values in found.items()}
+        means = {what: float(np.mean(values)) for what, values in main_scores.items()}
         metrics = {**means, **logs, "loss": float(np.mean(losses))}
         return Scored(metrics, lambda: [row for rows in makers for row in rows()])
 
@@ -263,22 +267,22 @@ class WordTask(Task):
         nets: dict[str, WordNet],
         data: WordSet,
         name: str,
-        batches: Iterable[list[Batch]],
+        batches: Iterable[list[Any]],
     ) -> tuple[Logs, dict[str, list[Predicted]]]:
         """Return the terms of the first of a model's nets on a set, and what each predicts, by prefix."""
 
-        def judge(batch: Batch) -> tuple[Terms, list[tuple[str, Predicted]]]:
-            found: list[tuple[str, Predicted]] = []
+        def judge(batch: WordBatch) -> tuple[Terms, list[tuple[str, Predicted]]]:
+            predicted: list[tuple[str, Predicted]] = []
             terms: Terms = {}
             batch = model.read(batch)
             for prefix, net in nets.items():
-                scores = net.scores(net.views(batch), batch["scored"], name, PRIMARY)
+                scores = net.scores(net.views(batch), batch.scored, name, PRIMARY)
                 terms = terms or self.criterion.terms(net, scores, batch)
-                found += [(prefix, row) for row in predictions_of(data, scores, batch)]
-            return terms, found
+                predicted += [(prefix, row) for row in predictions_of(data, scores, batch)]
+            return terms, predicted
 
-        logs, found = judged(engine, batches, judge)
-        by_net = {net: [row for prefix, row in found if prefix == net] for net in nets}
+        logs, predictions = judged(engine, batches, judge)
+        by_net = {net: [row for prefix, row in predictions if prefix == net] for net in nets}
         # The official accuracy takes the place of the term.
         return {k: v for k, v in logs.items() if not k.endswith("accuracy")}, by_net
 
@@ -292,14 +296,14 @@ class WordTask(Task):
 
 def word_batch(
     data: WordSet, name: str, samples: np.ndarray, keys: np.ndarray, width: int = 0
-) -> Batch:
-    """Return sentences as `word_rows` gives them, the name of their set, and the size "pairs".
+) -> WordBatch:
+    """Return sentences of a set as `word_rows` gives them, with the size "pairs".
 
     Those are pairs of neighbouring words.
     """
     batch = word_rows(data, samples, width)
-    pairs = int(np.maximum(batch["lengths"] - 1, 0).sum())
-    return {**batch, "set": name, "sizes": {**batch["sizes"], "pairs": pairs}}
+    pairs = int((batch.lengths - 1).clamp(min=0).sum())
+    return batch.replace(set_name=name, sizes={**batch.sizes, "pairs": pairs})
 
 
 def build_encoder(config: DictConfig, vocabulary: WordVocabulary) -> ViewsEncoder:

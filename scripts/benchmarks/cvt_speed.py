@@ -91,7 +91,7 @@ def our_step(data: Path, size: str, sets: tuple[str, ...], rows: int, kind: str)
         micro = streams[name].micro_batches(given[name], run.shard)
         given[name] += 1
         batch = run.engine.to_device(micro)
-        words = sum(m["sizes"]["words"] for m in batch)
+        words = sum(m.sizes["words"] for m in batch)
         # FLOPs of the first step alone, which warms up: to count takes time.
         logs = train(run, update, {name: [batch]}, count=not work)
         work = work or run.flops.total / words
@@ -159,13 +159,13 @@ def plain_step(data: Path, size: str, rows: int) -> Step:
         nonlocal count
         batch = loaded[count % len(loaded)]
         count += 1
-        scores = model(batch["tokens"], batch["characters"])
-        loss = F.cross_entropy(scores.flatten(0, 1), batch["labels"].flatten(), ignore_index=-1)
+        scores = model(batch.tokens, batch.characters)
+        loss = F.cross_entropy(scores.flatten(0, 1), batch.labels.flatten(), ignore_index=-1)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        return {"amount": batch["sizes"]["words"], "loss": loss.item()}
+        return {"amount": batch.sizes["words"], "loss": loss.item()}
 
     return step
 

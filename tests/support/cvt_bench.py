@@ -8,7 +8,7 @@ from battery import CVT
 from omegaconf import DictConfig
 from torch import Tensor
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import WordBatch
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.models.words.word_model import dropout_at
@@ -39,19 +39,19 @@ def built(data: Path, *options: str) -> Parts:
     return run
 
 
-def batch_of(run: Parts, stream: str = "unlabelled", number: int = 0) -> Batch:
+def batch_of(run: Parts, stream: str = "unlabelled", number: int = 0) -> WordBatch:
     """Return a global batch; an unlabelled one is for all sets."""
     micro = run.task.build_streams("train")[stream].micro_batches(number, Shard())
-    found = run.engine.to_device(micro)[0]
-    return found | {"sets": run.task.names} if stream == "unlabelled" else found
+    (batch,) = run.engine.to_device(micro)
+    return batch.replace(learners=tuple(run.task.names)) if stream == "unlabelled" else batch
 
 
-def scores(run: Parts, batch: Batch, name: str, module: str) -> Tensor:
+def scores(run: Parts, batch: WordBatch, name: str, module: str) -> Tensor:
     with torch.no_grad(), dropout_at(run.model, 0.0):
-        return run.model.scores(run.model.views(batch), batch["scored"], name, module)
+        return run.model.scores(run.model.views(batch), batch.scored, name, module)
 
 
-def gradients(run: Parts, batch: Batch) -> tuple[dict[str, Any], Any]:
+def gradients(run: Parts, batch: WordBatch) -> tuple[dict[str, Any], Any]:
     parameters = run.engine.parameters("main")
     names = {id(p): name for name, p in run.model.named_parameters()}
     grads, _ = run.engine.gradients(

@@ -7,13 +7,14 @@ of several texts one after another a run that ends early would see the first onl
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 
 from metaseq_lm.core import random_streams
+from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 
 BUCKETS = (15, 40)
@@ -26,12 +27,10 @@ FEW = 4  # batches; those of fewer would be of nearly the same sentences in ever
 class BucketsConfig:
     """Which sentences stand in one batch (default: Clark et al. 2018, code)."""
 
-    buckets: list[int] = field(
-        default_factory=lambda: list(BUCKETS),
-        metadata={
-            "help": "lengths of sentences (of pairs the longer side, in tokens) at which a new bucket "
-            "begins; a training batch is of one bucket, so more of them save time on padding"
-        },
+    buckets: list[int] = option(
+        list(BUCKETS),
+        "lengths of sentences (of pairs the longer side, in tokens) at which a new bucket begins; a "
+        "training batch is of one bucket, so more of them save time on padding",
     )
 
 
@@ -59,8 +58,6 @@ class Bucketed:
         longest: int = 0,
         buckets: Sequence[int] = BUCKETS,
     ) -> None:
-        if batch_size < 1:
-            raise UsageError(f"task.batch_size must be at least 1, got {batch_size}")
         if any(after <= before for before, after in pairwise([0, *buckets])):
             raise UsageError(
                 f"task.buckets must be lengths that grow, from 1 on; got {list(buckets)}"
@@ -100,21 +97,21 @@ class Bucketed:
     def _bucketed(self, samples: np.ndarray, per_batch: float) -> list[tuple[np.ndarray, int]]:
         """Return the sentences of each bucket of a piece, and how many batches it makes."""
         place = np.searchsorted(self._begins, self._lengths[samples], side="right")
-        found: list[np.ndarray] = []
+        buckets: list[np.ndarray] = []
 
         def few() -> bool:
-            return float(self._weights(found[-1]).sum()) < FEW * per_batch
+            return float(self._weights(buckets[-1]).sum()) < FEW * per_batch
 
         for number in range(len(self._begins) + 1):
             members = samples[place == number]
-            if found and few():
-                found[-1] = np.concatenate([found[-1], members])
+            if buckets and few():
+                buckets[-1] = np.concatenate([buckets[-1], members])
             elif len(members):
-                found.append(members)
-        if len(found) > 1 and few():
-            found[-2:] = [np.concatenate(found[-2:])]
-        counts = [max(1, round(float(self._weights(m).sum()) / per_batch)) for m in found]
-        return [(members, min(n, len(members))) for members, n in zip(found, counts)]
+                buckets.append(members)
+        if len(buckets) > 1 and few():
+            buckets[-2:] = [np.concatenate(buckets[-2:])]
+        counts = [max(1, round(float(self._weights(m).sum()) / per_batch)) for m in buckets]
+        return [(members, min(n, len(members))) for members, n in zip(buckets, counts)]
 
     def _fewest(self, members: np.ndarray, batches: int) -> int:
         """Return a number of sentences that no batch of a bucket falls below in any epoch."""
@@ -124,11 +121,11 @@ class Bucketed:
     def _plan(
         self, buckets: list[tuple[np.ndarray, int]], generator: np.random.Generator
     ) -> list[np.ndarray]:
-        found = []
+        plan = []
         for members, batches in buckets:
             order = generator.permutation(members)
-            found += np.split(order, cuts(self._weights(order), batches))
-        return [found[i] for i in generator.permutation(len(found))]
+            plan += np.split(order, cuts(self._weights(order), batches))
+        return [plan[i] for i in generator.permutation(len(plan))]
 
     def batch(self, number: int) -> np.ndarray:
         """Return the sentences of global batch `number`, int64 (rows,)."""
@@ -146,7 +143,7 @@ def cuts(weights: np.ndarray, batches: int) -> np.ndarray:
     numbers = np.arange(1, batches)
     totals = np.cumsum(weights)
     # By the middles of the items, so that equal ones make equal runs.
-    found = np.searchsorted(totals - weights / 2, totals[-1] * numbers / batches)
+    places = np.searchsorted(totals - weights / 2, totals[-1] * numbers / batches)
     # Room for one item in each run before and after.
-    found = np.maximum.accumulate(np.maximum(found, numbers) - numbers) + numbers
-    return np.minimum(found, len(weights) - batches + numbers)
+    places = np.maximum.accumulate(np.maximum(places, numbers) - numbers) + numbers
+    return np.minimum(places, len(weights) - batches + numbers)

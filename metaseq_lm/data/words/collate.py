@@ -5,36 +5,38 @@ Shapes: B sentences, S positions of a row (words, start and end), M characters o
 
 import numpy as np
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import WordBatch
+from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import CHARACTERS, LONGEST_WORD, WordVocabulary
 
 
-def word_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> Batch:
-    """Return the `token_rows` of `sentences` (B,) with characters and labels.
+def word_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatch:
+    """Return the `token_rows` of `sentences` (B,) with characters, and the labels of a labelled set.
 
-    "characters" int64 (B, S, M), each word as padding, word start, its first 20 characters, word end,
-    padding (start and end have no characters, padding is all padding). For tags and trees "labels"
-    int64 (B, S), -1 where no word stands; for trees "heads" int64 (B, S), positions in the row, 0
-    (that of <start>) for the root, -1 where no word stands.
+    A word's characters are padding, word start, its first 20 characters, word end, padding. Start and
+    end of a row have no characters, padding is all padding.
     """
     rows = np.asarray(sentences, np.int64)
     batch = token_rows(data, rows, width)
-    scored, lengths = batch["scored"], batch["lengths"]
+    scored, lengths = batch.scored.numpy(), batch.lengths.numpy()
 
-    batch["characters"] = _characters(data, rows, scored, lengths)
-    if data.labels is not None:
-        batch["labels"] = _spread(scored, data.labels.gather(rows, 0)[0][_inside(lengths)], -1)
-    if data.heads is not None:
-        batch["heads"] = _spread(scored, data.heads.gather(rows, 0)[0][_inside(lengths)], -1)
-    return batch
+    def by_position(column: IndexedDataset | None) -> np.ndarray | None:
+        if column is None:
+            return None
+        return _spread(scored, column.gather(rows, 0)[0][_inside(lengths)], -1)
+
+    return batch.replace(
+        characters=_characters(data, rows, scored, lengths),
+        labels=by_position(data.labels),
+        heads=by_position(data.heads),
+    )
 
 
-def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> Batch:
-    """Return `sentences` (B,) as arrays for rows of at least `width` words, S = width + 2.
+def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatch:
+    """Return `sentences` (B,) as rows of at least `width` words, S = width + 2.
 
-    "tokens" int64 (B, S), word ids with start and end; "padding" bool (B, S); "scored" bool (B, S),
-    true at words; "lengths" int64 (B,) in words. "sizes": "rows" and "words".
+    Sizes: "rows" and "words".
     """
     rows = np.asarray(sentences, np.int64)
     lengths = data.lengths[rows]
@@ -44,13 +46,13 @@ def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> Batch:
     tokens = _spread(scored, data.words.gather(rows, 0)[0][_inside(lengths)], WordVocabulary.PAD)
     tokens[:, 0] = WordVocabulary.START
     tokens[np.arange(len(rows)), lengths + 1] = WordVocabulary.END
-    return {
-        "tokens": tokens,
-        "padding": at > lengths[:, None] + 1,
-        "scored": scored,
-        "lengths": lengths,
-        "sizes": {"rows": len(rows), "words": int(lengths.sum())},
-    }
+    return WordBatch(
+        tokens=tokens,
+        padding=at > lengths[:, None] + 1,
+        scored=scored,
+        lengths=lengths,
+        sizes={"rows": len(rows), "words": int(lengths.sum())},
+    )
 
 
 def _spread(scored: np.ndarray, values: np.ndarray, fill: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
 from metaseq_lm.data.words.vocabulary import BRACKETS, WordVocabulary, is_punctuation
@@ -184,9 +184,7 @@ class WordSet:
     def fraction(self, share: float, seed: int) -> np.ndarray:
         """Return the numbers of a random share of the sentences, rising, int64; at least one.
 
-        A smaller share of the same seed lies within a larger one. UsageError unless 0 < share <= 1.
+        A smaller share of the same seed lies within a larger one.
         """
-        if not 0 < share <= 1:
-            raise UsageError(f"task.label_fraction must be above 0 and at most 1, got {share}")
         order = random_streams.generator(seed, "fraction of the labels").permutation(len(self))
         return np.sort(order[: max(1, round(share * len(self)))])

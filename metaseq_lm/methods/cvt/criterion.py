@@ -1,21 +1,20 @@
 """Criterions on words: gold labels on labelled sentences, the primary module's opinion on others.
 
-A batch with "labels" is a labelled one; else batch["sets"] names the sets whose modules learn from
-it. The teacher is the primary module on the whole sentence, without dropout and without gradient.
+The modules of the sets that `WordBatch.learners` names learn from an unlabelled batch. The teacher is the primary module on the whole sentence, without dropout and without gradient.
 Facts follow Clark et al. 2018 and its code. Shapes: B rows, S positions, C classes, W width of the
 word embeddings.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Optional
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.batch import Term, Terms, WordBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.forward_context import current_pass
@@ -23,8 +22,8 @@ from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.tagging import WordLabels
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.data.words.vocabulary import REMOVED
-from metaseq_lm.methods.cvt.model import PARSING, TAGGING, auxiliaries, check_auxiliaries
-from metaseq_lm.methods.cvt.perturbation import gaussian, harmful, unit
+from metaseq_lm.methods.cvt.model import PARSING, TAGGING, auxiliaries
+from metaseq_lm.methods.cvt.perturbation import adversarial_direction, gaussian, unit
 from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.words.parsing_heads import ParsingModule
 from metaseq_lm.models.words.prediction_modules import PRIMARY, next_to
@@ -76,29 +75,29 @@ class Unlabelled(WordLabels):
         """Return the auxiliary modules that sets of a form have; UsageError if nothing would learn."""
         return []
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: WordBatch) -> Terms:
         assert isinstance(model, WordModel)
-        if "labels" in batch:
+        if batch.labels is not None:
             return self.labelled_terms(model, batch)
         targets = self.targets(model, batch)
         with dropout_at(model, self.config.unlabelled_dropout):
             return self.student_terms(model, batch, targets)
 
-    def labelled_terms(self, model: WordModel, batch: Batch) -> Terms:
+    def labelled_terms(self, model: WordModel, batch: WordBatch) -> Terms:
         """Return the terms of labelled sentences, with which other modules have nothing to do."""
         return super().__call__(model, batch)
 
     @torch.no_grad()
-    def targets(self, model: WordModel, batch: Batch) -> dict[str, Tensor]:
+    def targets(self, model: WordModel, batch: WordBatch) -> dict[str, Tensor]:
         """Return what the teacher says of each set: probabilities (B, S, C), 0 where it does not count."""
         net = model.averaged if self.config.mean_teacher else model
-        found = {}
+        targets = {}
         with dropout_at(net, 0.0):
             views = net.views(batch)
-            for name in batch["sets"]:
-                scores = net.scores(views, batch["scored"], name, PRIMARY)
-                found[name] = self._target(full_precision(scores).softmax(-1), batch["scored"])
-        return found
+            for name in batch.learners:
+                scores = net.scores(views, batch.scored, name, PRIMARY)
+                targets[name] = self._target(full_precision(scores).softmax(-1), batch.scored)
+        return targets
 
     def _target(self, probabilities: Tensor, scored: Tensor) -> Tensor:
         if self.config.confidence:
@@ -108,18 +107,20 @@ class Unlabelled(WordLabels):
             probabilities = torch.zeros_like(probabilities).scatter_(-1, best, 1.0)
         return probabilities * scored.unsqueeze(-1)
 
-    def student_terms(self, model: WordModel, batch: Batch, targets: dict[str, Tensor]) -> Terms:
+    def student_terms(
+        self, model: WordModel, batch: WordBatch, targets: dict[str, Tensor]
+    ) -> Terms:
         """Return the terms of the students, given the targets by set; dropout is the student's."""
         raise NotImplementedError(f"{type(self).__name__} must define student_terms")
 
     def term(
-        self, model: WordNet, views: Views, batch: Batch, name: str, module: str, target: Tensor
+        self, model: WordNet, views: Views, batch: WordBatch, name: str, module: str, target: Tensor
     ) -> Terms:
         """Return the cross-entropy of a module of a set to the target (B, S, C), mean over words."""
         shift = model.shift_of(name, module)
         if shift:  # of pairs of words only: nobody predicts from <start>
-            target = next_to(target, shift) * batch["scored"].unsqueeze(-1)
-        scores = full_precision(model.scores(views, batch["scored"], name, module))
+            target = next_to(target, shift) * batch.scored.unsqueeze(-1)
+        scores = full_precision(model.scores(views, batch.scored, name, module))
         loss = soft_cross_entropy(scores, target.to(scores.dtype)).sum()
         label = model.label(name, f"unlabelled_{module}")
         return {label: Term(loss, "pairs" if shift else "words")}
@@ -141,13 +142,15 @@ class CrossViewConfig(UnlabelledConfig):
         at_least=0,
         below=1,
     )
-    tagging_auxiliaries: list[str] = field(
-        default_factory=lambda: list(TAGGING),
-        metadata={"help": "modules of tagged sets that learn from the primary one"},
+    tagging_auxiliaries: list[str] = option(
+        list(TAGGING),
+        "modules of tagged sets that learn from the primary one",
+        choices=tuple(TAGGING),
     )
-    parsing_auxiliaries: list[str] = field(
-        default_factory=lambda: list(PARSING),
-        metadata={"help": "modules of treebanks that learn from the primary one"},
+    parsing_auxiliaries: list[str] = option(
+        list(PARSING),
+        "modules of treebanks that learn from the primary one",
+        choices=tuple(PARSING),
     )
     use_unlabelled: bool = option(True, "false leaves unlabelled sentences out")
     gold_auxiliaries: bool = option(False, "auxiliary modules learn from gold labels too")
@@ -164,12 +167,10 @@ class CrossView(Unlabelled):
 
     def __init__(self, config: CrossViewConfig) -> None:
         super().__init__(config)
-        check_auxiliaries(
-            config.tagging_auxiliaries, list(TAGGING), "criterion.tagging_auxiliaries"
-        )
-        check_auxiliaries(
-            config.parsing_auxiliaries, list(PARSING), "criterion.parsing_auxiliaries"
-        )
+        for option_name in ("tagging_auxiliaries", "parsing_auxiliaries"):
+            names = list(getattr(config, option_name))
+            if len(set(names)) < len(names):
+                raise UsageError(f"criterion.{option_name}: {names} names a module twice")
 
     @property
     def unlabelled(self) -> bool:
@@ -186,16 +187,18 @@ class CrossView(Unlabelled):
             )
         return chosen
 
-    def labelled_terms(self, model: WordModel, batch: Batch) -> Terms:
+    def labelled_terms(self, model: WordModel, batch: WordBatch) -> Terms:
         if not self.config.gold_auxiliaries:
             return super().labelled_terms(model, batch)
         views = model.views(batch)
         terms: Terms = {}
-        for module in (PRIMARY, *model.modules_of(batch["set"])):
+        for module in (PRIMARY, *model.modules_of(batch.set_name)):
             terms |= self.gold_terms(model, views, batch, module)
         return terms
 
-    def student_terms(self, model: WordModel, batch: Batch, targets: dict[str, Tensor]) -> Terms:
+    def student_terms(
+        self, model: WordModel, batch: WordBatch, targets: dict[str, Tensor]
+    ) -> Terms:
         views = model.views(batch)
         terms: Terms = {}
         for name, target in targets.items():
@@ -222,22 +225,25 @@ class WordDropout(Unlabelled):
 
     config: WordDropoutConfig
 
-    def student_terms(self, model: WordModel, batch: Batch, targets: dict[str, Tensor]) -> Terms:
+    def student_terms(
+        self, model: WordModel, batch: WordBatch, targets: dict[str, Tensor]
+    ) -> Terms:
         views = model.views(self.removed(batch))
         terms: Terms = {}
         for name, target in targets.items():
             terms |= self.term(model, views, batch, name, PRIMARY, target)
         return terms
 
-    def removed(self, batch: Batch) -> Batch:
+    def removed(self, batch: WordBatch) -> WordBatch:
         """Return the batch with some of its words removed."""
-        shape = batch["scored"].shape
+        shape = batch.scored.shape
         noise = current_pass().noise
         u = torch.rand(shape) if noise is None else noise.uniform(shape, torch.double)
-        gone = (u.to(batch["scored"].device) < self.config.rate) & batch["scored"]
-        tokens = batch["tokens"].masked_fill(gone, REMOVED)
-        characters = batch["characters"].masked_fill(gone.unsqueeze(-1), 0)
-        return {**batch, "tokens": tokens, "characters": characters}
+        gone = (u.to(batch.scored.device) < self.config.rate) & batch.scored
+        tokens = batch.tokens.masked_fill(gone, REMOVED)
+        assert batch.characters is not None
+        characters = batch.characters.masked_fill(gone.unsqueeze(-1), 0)
+        return batch.replace(tokens=tokens, characters=characters)
 
 
 @dataclass
@@ -268,21 +274,23 @@ class VirtualAdversarial(Unlabelled):
 
     config: VATConfig
 
-    def student_terms(self, model: WordModel, batch: Batch, targets: dict[str, Tensor]) -> Terms:
+    def student_terms(
+        self, model: WordModel, batch: WordBatch, targets: dict[str, Tensor]
+    ) -> Terms:
         terms: Terms = {}
         for name, target in targets.items():
             views = model.views(batch, self.perturbation(model, batch, name, target))
             terms |= self.term(model, views, batch, name, PRIMARY, target)
         return terms
 
-    def perturbation(self, model: WordModel, batch: Batch, name: str, target: Tensor) -> Tensor:
+    def perturbation(self, model: WordModel, batch: WordBatch, name: str, target: Tensor) -> Tensor:
         """Return what is added to the embeddings of the words (B, S, W), of the norm of the set a row."""
         trees = isinstance(model.module(name, PRIMARY), ParsingModule)
         norm = self.config.parsing_norm if trees else self.config.tagging_norm
         encoder: ViewsEncoder = model.encoder  # type: ignore[assignment]
         width = encoder.embedding.words.embedding_dim
-        words = batch["scored"].unsqueeze(-1)
-        like = target.new_zeros(*batch["tokens"].shape, width)
+        words = batch.scored.unsqueeze(-1)
+        like = target.new_zeros(*batch.tokens.shape, width)
 
         def loss(step: Tensor) -> Tensor:
             views = model.views(batch, step)
@@ -290,7 +298,7 @@ class VirtualAdversarial(Unlabelled):
             return term.sum
 
         with dropout_at(model, 0.0):
-            gradient = harmful(gaussian(like) * words, self.config.xi, loss)
+            gradient = adversarial_direction(gaussian(like) * words, self.config.xi, loss)
         return norm * unit(gradient * words)
 
 

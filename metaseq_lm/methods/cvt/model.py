@@ -1,16 +1,13 @@
 """The auxiliary modules of Cross-View Training on words (Clark et al. 2018, code).
 
-Their nets, and the primary modules, are the core's (models/tagging_heads.py, parsing_heads.py); here
+Their nets, and the primary modules, are the core's (models/words/prediction_modules.py, parsing_heads.py); here
 stands what each of them sees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.models.words.views import AHEAD, BACK, FULL
 
@@ -37,15 +34,3 @@ PARSING: dict[str, dict[str, Any]] = {
 def auxiliaries(form: str) -> dict[str, dict[str, Any]]:
     """Return the options of all auxiliary modules of sets of a form, tags or trees."""
     return PARSING if form == TREES else TAGGING
-
-
-def check_auxiliaries(names: Sequence[str], known: Sequence[str], what: str) -> None:
-    """Raise UsageError for the name of a module that there is not, or one named twice."""
-    for name in names:
-        if name not in known:
-            raise UsageError(
-                f"{what}: no auxiliary module '{name}'.{nearest(name, list(known))} There are "
-                f"{', '.join(known)}"
-            )
-    if len(set(names)) < len(names):
-        raise UsageError(f"{what}: {list(names)} names a module twice")

@@ -32,7 +32,7 @@ def gaussian(like: Tensor) -> Tensor:
     return (-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * math.pi * angle)
 
 
-def harmful(start: Tensor, xi: float, loss: Callable[[Tensor], Tensor]) -> Tensor:
+def adversarial_direction(start: Tensor, xi: float, loss: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the gradient (B, ...) of a loss, a sum over rows, at `xi` in the directions of `start`.
 
     With random directions that is one step of power iteration for those that raise the loss most.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
@@ -11,8 +11,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.batch import WordBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
@@ -35,16 +34,19 @@ UNLABELLED = "unlabelled"
 class CVTConfig(ParserConfig, WordTaskConfig):
     """Which labelled sets, the unlabelled text, batches, heads and averaged weights."""
 
-    labelled: list[str] = field(
-        default_factory=list,
-        metadata={"help": "tagged sets and treebanks in DATA; several are multi-task training"},
+    labelled: list[str] = option(
+        [], "tagged sets and treebanks in DATA; several are multi-task training"
     )
     unlabelled: str = option("train", "split of the text in DATA that is the unlabelled one")
     unlabelled_chunk: int = option(
-        CHUNK, "random sentences of it that are put into buckets by length together (0 = all)"
+        CHUNK,
+        "random sentences of it that are put into buckets by length together (0 = all)",
+        at_least=0,
     )
     unlabelled_longest: int = option(
-        LONGEST, "sentences of it with so many words or more are left out (0 = none)"
+        LONGEST,
+        "sentences of it with so many words or more are left out (0 = none)",
+        at_least=0,
     )
 
 
@@ -62,8 +64,6 @@ class CVTTask(WordTask):
     def __init__(self, config: CVTConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
         options = self.config
-        names = ("unlabelled_chunk", "unlabelled_longest")
-        check_least({f"task.{name}": getattr(options, name) for name in names}, 0)
         if UNLABELLED in self.names:
             raise UsageError(f"a set called '{UNLABELLED}' cannot be one of task.labelled")
         if needs_normalised(self.criterion) and not run_config.model.get("normalize_words"):
@@ -123,9 +123,9 @@ class CVTTask(WordTask):
         )
         streams = {}
         for number, (name, sets) in enumerate(self.learners.items()):
-            own = EveryOther(order, number, len(self.learners))
+            every_other = EveryOther(order, number, len(self.learners))
             collate = partial(unlabelled_batch, data, sets)
-            streams[name] = Stream(name, own, collate, seed, data.lengths)
+            streams[name] = Stream(name, every_other, collate, seed, data.lengths)
         return streams
 
     @cached_property
@@ -174,6 +174,6 @@ class EveryOther:
 
 def unlabelled_batch(
     data: WordSet, sets: Sequence[str], samples: np.ndarray, keys: np.ndarray, width: int = 0
-) -> Batch:
-    """Return a `word_batch` of unlabelled sentences, with "sets", those whose modules learn from it."""
-    return word_batch(data, UNLABELLED, samples, keys, width) | {"sets": list(sets)}
+) -> WordBatch:
+    """Return a `word_batch` of unlabelled sentences from which the modules of `sets` learn."""
+    return word_batch(data, UNLABELLED, samples, keys, width).replace(learners=tuple(sets))

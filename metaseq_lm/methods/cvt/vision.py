@@ -5,7 +5,7 @@ Shapes: B images, C channels, H height, W width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
@@ -13,8 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Batch, Terms
-from metaseq_lm.core.checks import check_least, check_share
+from metaseq_lm.core.batch import ImageBatch, Terms
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
@@ -43,34 +42,40 @@ from metaseq_lm.tasks import Batches, Passes, Scored, Task
 from metaseq_lm.tasks.finetuning import labelled_scores
 from metaseq_lm.tasks.protocols import Kinds
 
-# Options that are at least 0, and at least 1.
-NUMBERS = ("labelled", "valid_count", "translate"), ("batch_size", "unlabelled_batch_size")
-
 
 @dataclass
 class CVTVisionTaskConfig:
     """Which images have labels, batches, and how images are moved (sizes of VAT: from memory)."""
 
-    labelled: int = option(4000, "labelled images, as many of each class as can be (0 = all)")
-    labelled_share: float = option(0.0, "their share of the training images instead (0 = labelled)")
-    valid_count: int = option(1000, "training images that are split valid (0 = the data has one)")
+    labelled: int = option(
+        4000, "labelled images, as many of each class as can be (0 = all)", at_least=0
+    )
+    labelled_share: float = option(
+        0.0,
+        "their share of the training images instead (0 = labelled)",
+        at_least=0,
+        at_most=1,
+    )
+    valid_count: int = option(
+        1000, "training images that are split valid (0 = the data has one)", at_least=0
+    )
     split_seed: int = option(1, "seed of these choices; a smaller set is a part of a larger one")
     batch_size: int = option(32, "labelled images of a batch", at_least=1)
-    unlabelled_batch_size: int = option(128, "unlabelled images of a batch")
+    unlabelled_batch_size: int = option(128, "unlabelled images of a batch", at_least=1)
     joint: bool = option(
         False, "each update has a batch of both kinds and one step; false: they take turns"
     )
-    translate: int = option(0, "training images are moved by up to this many pixels (CIFAR-10+: 2)")
+    translate: int = option(
+        0, "training images are moved by up to this many pixels (CIFAR-10+: 2)", at_least=0
+    )
     flip: bool = option(False, "half of the training images are mirrored")
-    mean: list[float] = field(
-        default_factory=lambda: [0.4914, 0.4822, 0.4465], metadata={"help": "mean by channel"}
-    )
-    sd: list[float] = field(
-        default_factory=lambda: [0.2023, 0.1994, 0.2010],
-        metadata={"help": "standard deviation by channel"},
-    )
+    mean: list[float] = option([0.4914, 0.4822, 0.4465], "mean by channel")
+    sd: list[float] = option([0.2023, 0.1994, 0.2010], "standard deviation by channel", above=0)
     average_decay: float = option(
-        0.998, "of the moving average of the weights that is scored (0 = the weights themselves)"
+        0.998,
+        "of the moving average of the weights that is scored (0 = the weights themselves)",
+        at_least=0,
+        below=1,
     )
     score_raw: bool = option(False, "score the weights themselves too, as raw_*")
 
@@ -81,8 +86,8 @@ def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
     shuffled = generator.permutation(len(labels))
     rank = np.empty(len(labels), np.int64)  # of each among those of its class
     for label in np.unique(labels):
-        own = shuffled[labels[shuffled] == label]
-        rank[own] = np.arange(len(own))
+        members = shuffled[labels[shuffled] == label]
+        rank[members] = np.arange(len(members))
     return shuffled[np.argsort(rank[shuffled], kind="stable")]
 
 
@@ -103,9 +108,6 @@ class CVTVisionTask(Task):
             largest = max(largest, options.unlabelled_batch_size)
             check_teacher(self.criterion.config.mean_teacher, options.average_decay)
         check_whole_batches(sizes.norm, largest, run_config.engine.micro_batch_size, POSITIONAL)
-        for least, names in enumerate(NUMBERS):
-            check_least({f"task.{name}": getattr(options, name) for name in names}, least)
-        check_share("task.labelled_share", options.labelled_share)
 
     # ---------------------------------------------------------------- data
 
@@ -140,7 +142,7 @@ class CVTVisionTask(Task):
 
     def training_batch(
         self, part: Images, size: str, samples: np.ndarray, keys: np.ndarray, width: int
-    ) -> Batch:
+    ) -> ImageBatch:
         """Return images (B, C, H, W), moved and normalised, and targets (B,); the size is `size`."""
         options, images = self.config, part.images[samples]
         if options.translate or options.flip:
@@ -148,12 +150,12 @@ class CVTVisionTask(Task):
             most = options.translate
             shifts = (drawn[:, :2] * (2 * most + 1)).astype(np.int64) - most
             images = moved(images, shifts, options.flip & (drawn[:, 2] < 0.5))
-        batch: Batch = {
-            "images": normalised(images, options.mean, options.sd),
-            "samples": samples,
-            "sizes": {size: len(samples)},
-        }
-        return batch if size == UNLABELLED else {**batch, "targets": part.labels[samples]}
+        return ImageBatch(
+            images=normalised(images, options.mean, options.sd),
+            targets=None if size == UNLABELLED else part.labels[samples],
+            samples=samples,
+            sizes={size: len(samples)},
+        )
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         options, seed = self.config, self.run_config.seed
@@ -226,9 +228,9 @@ class CVTVisionTask(Task):
         """Return accuracy, macro F1, loss and rows of one net."""
         ((split, batches),) = passes.items()
 
-        def scored(batch: Batch) -> tuple[Tensor, Terms]:
-            logits = net(batch["images"])
-            return logits.double().softmax(-1), class_terms(logits, batch["targets"])
+        def scored(batch: ImageBatch) -> tuple[Tensor, Terms]:
+            logits = net(batch.images)
+            return logits.double().softmax(-1), class_terms(logits, batch.targets)
 
         return labelled_scores(engine, self.labelled(split), batches, scored)
 

@@ -13,11 +13,11 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.batch import ImageBatch, Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.image_classification import ImageClassification
-from metaseq_lm.methods.cvt.perturbation import gaussian, harmful, unit
+from metaseq_lm.methods.cvt.perturbation import adversarial_direction, gaussian, unit
 from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.vision.conv_large import ConvLarge
 from metaseq_lm.models.vision.wide_resnet import frozen_statistics
@@ -77,27 +77,27 @@ class ConsistentImages(ImageClassification):
 
     config: ConsistencyConfig
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
-        if batch["stream"] != UNLABELLED:
+    def __call__(self, model: nn.Module, batch: ImageBatch) -> Terms:
+        if batch.stream != UNLABELLED:
             return super().__call__(model, batch)
-        images, net = batch["images"], model.net
+        images, net = batch.images, model.net
         teacher = model.averaged if self.config.mean_teacher else net
         # Passes on unlabelled images leave no trace in statistics of batch normalisation.
         with torch.no_grad(), frozen_statistics(teacher), dropout_at(teacher, 0.0):  # type: ignore
-            wanted = full_precision(teacher(images)).log_softmax(-1)  # type: ignore[operator]
+            target = full_precision(teacher(images)).log_softmax(-1)  # type: ignore[operator]
         dropout = self.config.unlabelled_dropout
         with frozen_statistics(net), dropout_at(net, dropout):  # type: ignore[arg-type]
 
             def loss(changed: Tensor) -> Tensor:
-                return self.losses(net, changed, wanted)  # type: ignore[arg-type]
+                return self.losses(net, changed, target)  # type: ignore[arg-type]
 
             changed = images + self.perturbation(net, images, loss)  # type: ignore[arg-type]
             losses = loss(changed)
         return {"consistency": Term(losses.sum(), UNLABELLED, self.config.weight)}
 
-    def losses(self, net: ConvLarge, images: Tensor, wanted: Tensor) -> Tensor:
+    def losses(self, net: ConvLarge, images: Tensor, target: Tensor) -> Tensor:
         """Return the student's loss (B,) on images, given the teacher's log-probabilities (B, K)."""
-        return divergence(wanted, net(images))
+        return divergence(target, net(images))
 
     def perturbation(
         self, net: nn.Module, images: Tensor, loss: Callable[[Tensor], Tensor]
@@ -112,16 +112,16 @@ class ConsistentImages(ImageClassification):
         direction = gaussian(images)
         if self.config.perturbation == ADVERSARIAL:
             with dropout_at(net, 0.0):
-                direction = harmful(
+                direction = adversarial_direction(
                     direction, self.config.xi, lambda step: loss(images + step).sum()
                 )
         return self.config.radius * unit(direction)
 
 
-def divergence(wanted: Tensor, logits: Tensor) -> Tensor:
+def divergence(target: Tensor, logits: Tensor) -> Tensor:
     """Return KL of log-probabilities (..., K) and the softmax of logits (..., K)."""
-    given = full_precision(logits).log_softmax(-1)
-    return (wanted.exp() * (wanted - given)).sum(-1)
+    predicted = full_precision(logits).log_softmax(-1)
+    return (target.exp() * (target - predicted)).sum(-1)
 
 
 @register_criterion("vat_vision", dataclass=ConsistencyConfig)
@@ -139,12 +139,12 @@ class CVTVision(ConsistentImages):
 
     config: CVTVisionConfig
 
-    def losses(self, net: ConvLarge, images: Tensor, wanted: Tensor) -> Tensor:
+    def losses(self, net: ConvLarge, images: Tensor, target: Tensor) -> Tensor:
         features = net.features(images)
-        each = divergence(wanted.unsqueeze(1), net.heads[PLACES](features))  # (B, P)
+        each = divergence(target.unsqueeze(1), net.heads[PLACES](features))  # (B, P)
         total = each.mean(1) if self.config.reduction == "mean" else each.sum(1)
         if self.config.primary:
-            total = total + divergence(wanted, net.primary(features))
+            total = total + divergence(target, net.primary(features))
         return total
 
 

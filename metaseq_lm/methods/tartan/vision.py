@@ -63,13 +63,8 @@ class TartanVisionConfig:
     batch_size: int = option(64, "images of a batch of each task", at_least=1)
     dev_batch_size: int = option(16, "images of a batch of the meta-objective")
     meta_head_batch_size: int = option(16, "images the meta head is fitted to")
-    mean: list[float] = field(
-        default_factory=lambda: [0.4914, 0.4822, 0.4465], metadata={"help": "mean by channel"}
-    )
-    sd: list[float] = field(
-        default_factory=lambda: [0.2023, 0.1994, 0.2010],
-        metadata={"help": "standard deviation by channel"},
-    )
+    mean: list[float] = option([0.4914, 0.4822, 0.4465], "mean by channel")
+    sd: list[float] = option([0.2023, 0.1994, 0.2010], "standard deviation by channel", above=0)
     head_lr: Optional[float] = option(None, "rate of the end task's head (null = optimizer.lr)")
     head_weight_decay: float = option(0.0, "weight decay of the end task's head")
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.layers import Dropout, LayerNorm, Linear
 from metaseq_lm.models.vision.wide_resnet import BatchNorm
@@ -23,12 +22,13 @@ POSITIONAL, BATCH = "positional", "batch"
 class ConvLargeConfig:
     """Sizes; the layers are those of the authors' program, from memory."""
 
-    width: float = option(1.0, "factor of the channels 128, 256 and 512")
-    channels: int = option(3, "channels of the images")
-    dropout: float = option(0.5, "after each pooling")
+    width: float = option(1.0, "factor of the channels 128, 256 and 512", above=0)
+    channels: int = option(3, "channels of the images", at_least=1)
+    dropout: float = option(0.5, "after each pooling", at_least=0, below=1)
     norm: str = option(
         POSITIONAL,
         "positional: over the channels of each place; batch: needs whole batches in one process",
+        choices=(POSITIONAL, BATCH),
     )
 
 
@@ -44,9 +44,7 @@ class PositionalNorm(LayerNorm):
 
 
 def norm_of(norm: str, channels: int) -> nn.Module:
-    """Return the normalisation of a layer; UsageError for an unknown one."""
-    if norm not in (POSITIONAL, BATCH):
-        raise UsageError(f"model.norm is '{norm}'; one of {POSITIONAL}, {BATCH}")
+    """Return the normalisation of a layer."""
     return PositionalNorm(channels) if norm == POSITIONAL else BatchNorm(channels)
 
 
@@ -70,13 +68,11 @@ class ConvLarge(nn.Module):
     The third stage begins without padding, so that 32 x 32 pixels become 6 x 6 places, of which the
     corners have seen 21 x 21 pixels and those in the middle 29 x 29 (Clark 2021, section 4.4); batch
     norm adds, in training, the mean and variance of each channel over the batch. The head "primary"
-    is on the mean of all places; other heads may be added. UsageError for sizes that do not fit.
+    is on the mean of all places; other heads may be added.
     """
 
     def __init__(self, config: ConvLargeConfig, classes: int) -> None:
         super().__init__()
-        if not config.width > 0:
-            raise UsageError(f"model.width must be above 0, got {config.width}")
         small, middle, large = (max(8, round(c * config.width) // 8 * 8) for c in (128, 256, 512))
 
         def three(inputs: int, outputs: int) -> list[nn.Module]:

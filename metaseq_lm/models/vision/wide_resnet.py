@@ -17,21 +17,23 @@ from metaseq_lm.core.registry import register_model
 from metaseq_lm.distributed import process_group
 from metaseq_lm.models.layers import Dropout
 
-NORMS = ("batch", "group")
-
 
 @dataclass
 class WideResNetConfig:
     """Sizes of the network; the defaults are WRN-16-2 with the dropout of Dery et al. 2021."""
 
     depth: int = option(16, "layers with weights, 6 n + 4")
-    width: int = option(2, "factor of the channels 16, 32 and 64")
-    channels: int = option(3, "channels of the images")
-    dropout: float = option(0.1, "between the convolutions of a block")
+    width: int = option(2, "factor of the channels 16, 32 and 64", at_least=1)
+    channels: int = option(3, "channels of the images", at_least=1)
+    dropout: float = option(0.1, "between the convolutions of a block", at_least=0, below=1)
     norm: str = option(
-        "batch", "batch: needs whole batches in one process; group: each image by itself"
+        "batch",
+        "batch: needs whole batches in one process; group: each image by itself",
+        choices=("batch", "group"),
     )
-    groups: int = option(8, "parts of the channels that norm=group normalises: 1, 2, 4, 8, 16")
+    groups: int = option(
+        8, "parts of the channels that norm=group normalises", choices=(1, 2, 4, 8, 16)
+    )
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -62,15 +64,8 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def norm_of(config: WideResNetConfig, channels: int) -> nn.Module:
-    """Return the normalisation of a layer; UsageError for an unknown one, or groups that do not fit."""
-    if config.norm not in NORMS:
-        raise UsageError(f"model.norm is '{config.norm}'; one of {', '.join(NORMS)}")
-    if config.norm == "group":
-        if config.groups < 1 or channels % config.groups:
-            raise UsageError(
-                f"model.groups is {config.groups}, but a layer has {channels} channels; the groups must "
-                "divide them"
-            )
+    """Return the normalisation of a layer."""
+    if config.norm == "group":  # all layers have a multiple of 16 channels
         return nn.GroupNorm(config.groups, channels)
     return BatchNorm(channels)
 
@@ -116,7 +111,7 @@ class WideResNet(nn.Module):
     """Three groups of (depth - 4) / 6 blocks, then the mean over all places.
 
     Convolutions start from a normal distribution by their outputs (He et al. 2015). Raises
-    UsageError for a depth that is not 6 n + 4, an unknown norm, and other sizes that do not fit.
+    UsageError for a depth that is not 6 n + 4.
     """
 
     def __init__(self, config: WideResNetConfig) -> None:
@@ -124,11 +119,6 @@ class WideResNet(nn.Module):
         blocks, rest = divmod(config.depth - 4, 6)
         if rest or blocks < 1:
             raise UsageError(f"model.depth is {config.depth}; it must be 10, 16, 22, ... (6 n + 4)")
-        if min(config.width, config.channels) < 1:
-            raise UsageError(
-                f"model.width and model.channels are {config.width} and {config.channels}; both must be "
-                "at least 1"
-            )
         self.stem = nn.Conv2d(config.channels, 16, 3, padding=1, bias=False)
         layers, inputs = [], 16
         for group, outputs in enumerate(16 * config.width * 2**i for i in range(3)):

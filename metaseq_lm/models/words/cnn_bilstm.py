@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.bilstm import lengths_of, projected_lstm, reverse
 from metaseq_lm.models.layers import Dropout, ScalarMix
@@ -24,19 +23,16 @@ class CNNBiLSTMConfig(WordEmbeddingConfig):
     """Sizes and dropout; the defaults are the paper's."""
 
     encoder_hidden_dim: int = option(1024, "cells of each direction of the first layer", at_least=1)
-    second_hidden_dim: int = option(512, "cells of each direction of the second layer")
+    second_hidden_dim: int = option(512, "cells of each direction of the second layer", at_least=1)
     projection_dim: int = option(
-        512, "width cells are projected to, or their number if that is not more"
+        512, "width cells are projected to, or their number if that is not more", at_least=1
     )
-    dropout: float = option(0.5, "of embeddings, characters, LSTM outputs and the parser's heads")
-
-    def check(self) -> None:
-        super().check()
-        if min(self.encoder_hidden_dim, self.second_hidden_dim, self.projection_dim) < 1:
-            raise UsageError(
-                "model.encoder_hidden_dim, model.second_hidden_dim and model.projection_dim must be at "
-                "least 1"
-            )
+    dropout: float = option(
+        0.5,
+        "of embeddings, characters, LSTM outputs and the parser's heads",
+        at_least=0,
+        below=1,
+    )
 
     @property
     def widths(self) -> tuple[int, int]:

@@ -8,7 +8,6 @@ class (1 + j) L + r. There are (1 + S) L.
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.checks import check_choice
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.words.prediction_modules import HIDDEN, Projection, glorot
 from metaseq_lm.models.words.views import FULL, Views, ViewsEncoder
@@ -39,7 +38,6 @@ class ParsingModule(nn.Module):
         views: tuple[str, str] = (FULL, FULL),
     ) -> None:
         super().__init__()
-        check_choice("task.root", root, ROOTS)
         self.shift, self.relations = 0, relations
         self.candidate = Projection(encoder, views[0], hidden)
         self.dependent = Projection(encoder, views[1], hidden)
@@ -93,5 +91,5 @@ def classes_of(heads: Tensor, labels: Tensor, relations: int) -> Tensor:
 
 def heads_of(classes: Tensor, relations: int) -> tuple[Tensor, Tensor]:
     """Return heads and relations of classes, the inverse of `classes_of`."""
-    found = torch.div(classes, relations, rounding_mode="floor")
-    return (found - 1).clamp(min=0), classes - found * relations
+    heads = torch.div(classes, relations, rounding_mode="floor")
+    return (heads - 1).clamp(min=0), classes - heads * relations

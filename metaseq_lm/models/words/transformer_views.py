@@ -26,15 +26,16 @@ class TransformerViewsConfig(WordEmbeddingConfig, TransformerConfig):
     """Sizes and dropout; encoder_layers are those that see everything."""
 
     encoder_layers: int = option(2, "layers that see all words", at_least=1)
-    directed_layers: int = option(2, "layers below them in each direction")
+    directed_layers: int = option(2, "layers below them in each direction", at_least=1)
     dropout: float = option(
-        0.1, "of embeddings, attention and feed-forward outputs, parser's heads"
+        0.1,
+        "of embeddings, attention and feed-forward outputs, parser's heads",
+        at_least=0,
+        below=1,
     )
 
     def check(self) -> None:
         super().check()
-        if min(self.encoder_layers, self.directed_layers) < 1:
-            raise UsageError("model.encoder_layers and model.directed_layers must be at least 1")
         if self.segments or self.token_embed_dim:
             raise UsageError(
                 "model transformer_views has neither segments nor token_embed_dim; leave them 0"

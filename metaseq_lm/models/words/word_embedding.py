@@ -5,7 +5,7 @@ width of the word embeddings, E width of the result.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from metaseq_lm.core.checks import check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.words.vocabulary import CHARACTERS, UNKNOWN
@@ -30,7 +29,9 @@ BLOCK = 2048
 class WordEmbeddingConfig:
     """Word embeddings and the character CNN (defaults: Clark et al. 2018)."""
 
-    word_embed_dim: int = option(300, "width of word embeddings, that of the vectors if there are")
+    word_embed_dim: int = option(
+        300, "width of word embeddings, that of the vectors if there are", at_least=1
+    )
     word_vectors: bool = option(
         True, "start from the data folder's word vectors, if it has some; false: at random"
     )
@@ -39,25 +40,27 @@ class WordEmbeddingConfig:
         "give the embeddings mean 0 and variance 1 over the words of the text, by their frequency "
         "(Miyato et al. 2017); a norm of criterion vat means something only then",
     )
-    char_embed_dim: int = option(50, "width of character embeddings")
-    char_filters: int = option(100, "filters of each width of the character CNN (0 = no CNN)")
-    char_widths: list[int] = field(
-        default_factory=lambda: [2, 3, 4], metadata={"help": "widths of the filters in characters"}
+    char_embed_dim: int = option(50, "width of character embeddings", at_least=1)
+    char_filters: int = option(
+        100, "filters of each width of the character CNN (0 = no CNN)", at_least=0
     )
-    combine: str = option("concat", "word and characters side by side (the code), or their sum")
+    char_widths: list[int] = option(
+        [2, 3, 4],
+        "widths of the filters in characters, of which a word with its padding has that many at most",
+        at_least=1,
+        at_most=CHARACTERS,
+    )
+    combine: str = option(
+        "concat",
+        "word and characters side by side (the code), or their sum",
+        choices=("concat", "sum"),
+    )
 
     def check(self) -> None:
         """Raise UsageError for sizes that do not fit together."""
-        if self.combine not in ("concat", "sum"):
-            raise UsageError(f"model.combine must be concat or sum, got '{self.combine}'")
-        widths = {"model.word_embed_dim": self.word_embed_dim}
-        check_least(widths | {"model.char_embed_dim": self.char_embed_dim}, 1)
-        check_least({"model.char_filters": self.char_filters}, 0)
-        wrong = [width for width in self.char_widths if not 1 <= width <= CHARACTERS]
-        if self.char_filters and (wrong or not self.char_widths):
+        if self.char_filters and not self.char_widths:
             raise UsageError(
-                f"model.char_widths is {list(self.char_widths)}; it must name one or more widths from 1 to "
-                f"{CHARACTERS}, the characters of a word with its padding"
+                "model.char_widths is empty; name one or more widths, or give model.char_filters=0"
             )
         if self.combine == "sum" and self.char_filters:
             if self.char_filters * len(self.char_widths) != self.word_embed_dim:

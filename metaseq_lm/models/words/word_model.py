@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.core.batch import WordBatch
 from metaseq_lm.models.averaged import AveragedWeights
 from metaseq_lm.models.bilstm import BiLSTM
 from metaseq_lm.models.layers import Dropout, ScalarMix
@@ -35,14 +36,11 @@ class WordNet(nn.Module):
         self.heads = nn.ModuleDict(heads)
         self.mixes = nn.ModuleDict(mixes)
 
-    def views(self, batch: dict, shift: Tensor | None = None) -> Views:
-        """Return the views of the rows of a batch; `shift` is added to the embeddings of words.
-
-        batch["layers"], if it is there, are the states of a language model.
-        """
+    def views(self, batch: WordBatch, shift: Tensor | None = None) -> Views:
+        """Return the views of the rows of a batch; `shift` is added to the embeddings of words."""
         encoder: ViewsEncoder = self.encoder  # type: ignore[assignment]
-        layers = batch.get("layers", ())
-        views = encoder(batch["tokens"], batch["characters"], batch["padding"], shift, layers)
+        layers = batch.layers or ()
+        views = encoder(batch.tokens, batch.characters, batch.padding, shift, layers)
         return views._replace(layers=layers)
 
     def scores(self, views: Views, scored: Tensor, name: str, module: str) -> Tensor:
@@ -92,18 +90,18 @@ class WordModel(WordNet):
             language_model.requires_grad_(False)
 
     @torch.no_grad()
-    def read(self, batch: dict) -> dict:
-        """Return the batch with "layers", the states (B, S, X) of each layer of the language model.
+    def read(self, batch: WordBatch) -> WordBatch:
+        """Return the batch with `layers`, the states of the language model.
 
         Without a language model, and if they are there already, the batch as it is. A net of
         averaged weights needs such a batch; `views` of this one reads by itself.
         """
-        if self.language_model is None or "layers" in batch:
+        if self.language_model is None or batch.layers is not None:
             return batch
-        states = self.language_model.states(batch["tokens"], batch["padding"])
-        return {**batch, "layers": [torch.cat(pair, -1) for pair in zip(*states)]}
+        states = self.language_model.states(batch.tokens, batch.padding)
+        return batch.replace(layers=[torch.cat(pair, -1) for pair in zip(*states)])
 
-    def views(self, batch: dict, shift: Tensor | None = None) -> Views:
+    def views(self, batch: WordBatch, shift: Tensor | None = None) -> Views:
         return super().views(self.read(batch), shift)
 
     @property

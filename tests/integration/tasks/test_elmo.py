@@ -49,7 +49,7 @@ def batch_of(run: TrainingRun, name: str) -> Batch:
 
 def scores(run: TrainingRun, batch: Batch, name: str) -> Tensor:
     with torch.no_grad():
-        return run.model.scores(run.model.views(batch), batch["scored"], name, "primary")
+        return run.model.scores(run.model.views(batch), batch.scored, name, "primary")
 
 
 def test_sets_share_the_weights_of_the_encoder_only(
@@ -87,7 +87,7 @@ def test_the_states_are_those_of_the_language_model(
     run.model.train()
     batch = batch_of(run, "chunk")
     views = run.model.views(batch)
-    states = run.model.language_model.eval().states(batch["tokens"], batch["padding"])
+    states = run.model.language_model.eval().states(batch.tokens, batch.padding)
     assert len(views.layers) == 3
     for found, ahead, back in zip(views.layers, *states):
         assert torch.equal(found, torch.cat([ahead, back], -1)) and not found.requires_grad
@@ -172,7 +172,7 @@ def test_the_cost_is_counted(sentences: Path, tmp_path: Path) -> None:
     meter = FlopMeter()
     with meter.count(batch):
         run.model.read(batch)
-    words, width, cells = batch["tokens"].numel(), 8, 12
+    words, width, cells = batch.tokens.numel(), 8, 12
     each = 2 * words * (4 * cells * 2 * width + cells * width)
     assert meter.total == pytest.approx(4 * each, rel=1e-12)
 

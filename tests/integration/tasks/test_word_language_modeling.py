@@ -46,12 +46,12 @@ def test_the_loss_is_the_mean_of_both_directions(sentences: Path, tmp_path: Path
     unknown = model.encoder.ids == vocabulary.UNKNOWN
     assert unknown.sum() == len(vocabulary) - 5 - 9 + 1
     stream = run.task.build_streams("valid")["valid"]
-    assert sum(len(b["samples"]) for (b,) in stream.once(Shard())) == 11
+    assert sum(len(b.samples) for (b,) in stream.once(Shard())) == 11
     (batch,) = run.engine.to_device(stream.micro_batches(0, Shard()))
     total = {"forward": 0.0, "backward": 0.0}
     count = 0
     plain = dict(model.encoder.named_buffers())["ids"]
-    for row, pads in zip(batch["tokens"], batch["padding"]):
+    for row, pads in zip(batch.tokens, batch.padding):
         text = row[~pads]
         assert text[0] == vocabulary.START and text[-1] == vocabulary.END
         ids = plain[text]
@@ -59,7 +59,7 @@ def test_the_loss_is_the_mean_of_both_directions(sentences: Path, tmp_path: Path
         total["forward"] += F.cross_entropy(ahead[0], ids[1:], reduction="sum").item()
         total["backward"] += F.cross_entropy(back[0], ids[:-1], reduction="sum").item()
         count += len(text) - 1
-    assert batch["sizes"]["targets"] == count
+    assert batch.sizes["targets"] == count
     for name, term in run.task.criterion(model, batch).items():
         assert (term.per, term.weight) == ("targets", 0.5)
         assert term.sum.item() == pytest.approx(total[name], abs=1e-9)

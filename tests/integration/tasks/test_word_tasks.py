@@ -146,7 +146,7 @@ def test_label_smoothing_is_for_training_only(sentences: Path) -> None:
         name = run.task.names[0]
         data = run.task.labelled(name, "train")
         batch = run.task.build_streams("train")[name].micro_batches(0, run.parts.shard)[0]
-        scores = run.model.scores(run.model.views(batch), batch["scored"], name, "primary")
+        scores = run.model.scores(run.model.views(batch), batch.scored, name, "primary")
         logs = scores.log_softmax(-1)
         gold = targets_of(run.model, batch)
         picked = logs.gather(-1, gold.clamp(min=0).unsqueeze(-1)).squeeze(-1)
@@ -155,9 +155,9 @@ def test_label_smoothing_is_for_training_only(sentences: Path) -> None:
             share = smoothed if training else 0.0
             each = -(1 - share) * picked - share * logs.mean(-1)
             term = run.task.criterion(run.model, batch)["primary"]
-            assert term.sum.item() == pytest.approx(each[batch["scored"]].sum().item(), rel=1e-5)
-        assert batch["sizes"]["pairs"] == batch["sizes"]["words"] - len(batch["lengths"])
-        assert word_batch(data, name, [0], [0])["set"] == name
+            assert term.sum.item() == pytest.approx(each[batch.scored].sum().item(), rel=1e-5)
+        assert batch.sizes["pairs"] == batch.sizes["words"] - len(batch.lengths)
+        assert word_batch(data, name, [0], [0]).set_name == name
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_label_smoothing_is_for_training_only(sentences: Path) -> None:
         ([*PARSING, "task.hidden_dim=0"], "task.hidden_dim must be at least 1, got 0"),
         ([*PARSING, "task.batch_size=0"], "task.batch_size must be at least 1, got 0"),
         ([*PARSING, "task.valid_size=-3"], "task.valid_size must be at least 0, got -3"),
-        ([*PARSING, "model.char_widths=[30]"], "from 1 to 24"),
+        ([*PARSING, "model.char_widths=[30]"], "char_widths must be at most 24"),
         ([*PARSING, "trainer.valid_split=train"], "the stream of 'train' is endless"),
         ([*PARSING, "trainer.final_splits=[train]"], "the stream of 'train' is endless"),
     ],

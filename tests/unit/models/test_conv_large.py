@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.models.vision.conv_large import ConvLarge, ConvLargeConfig, PositionalNorm, places
 
@@ -70,5 +71,5 @@ def test_the_primary_head_is_on_the_mean() -> None:
     head = net.heads["primary"]
     wanted = features.flatten(2).mean(2) @ head.weight.T + head.bias
     torch.testing.assert_close(net(images), wanted)
-    with pytest.raises(UsageError, match="model.norm is 'group'; one of positional, batch"):
-        ConvLarge(ConvLargeConfig(norm="group"), 4)
+    with pytest.raises(UsageError, match="model.norm is 'group'.* Choices: positional, batch"):
+        typed_options("model", {"_name": "conv_large", "norm": "group"})

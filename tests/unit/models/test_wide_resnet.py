@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.models.vision.wide_resnet import WideResNet, WideResNetConfig, frozen_statistics
 
@@ -76,4 +77,4 @@ def test_group_norm_takes_each_image_by_itself() -> None:
 )
 def test_wrong_options_are_refused(options: dict) -> None:
     with pytest.raises(UsageError, match="model."):
-        WideResNet(WideResNetConfig(**options))
+        WideResNet(typed_options("model", {"_name": "wide_resnet", **options}))

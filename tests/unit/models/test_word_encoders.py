@@ -263,11 +263,11 @@ def test_the_moments_have_the_gradient_of_autograd(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"combine": "mean"}, "concat or sum"),
+        ({"combine": "mean"}, "Choices: concat, sum"),
         ({"combine": "sum", "char_filters": 3}, "as many filters"),
         ({"char_widths": []}, "char_widths"),
         ({"char_widths": [2, 0]}, "char_widths"),
-        ({"char_widths": [2, 25]}, r"char_widths is \[2, 25\]; .* from 1 to 24"),
+        ({"char_widths": [2, 25]}, r"char_widths must be at most 24, got \[2, 25\]"),
         ({"word_embed_dim": 0}, "model.word_embed_dim must be at least 1"),
         ({"char_filters": -1}, "model.char_filters must be at least 0"),
         ({"projection_dim": 0}, "at least 1"),
@@ -276,7 +276,8 @@ def test_the_moments_have_the_gradient_of_autograd(monkeypatch: pytest.MonkeyPat
 )
 def test_sizes_that_do_not_fit_are_refused(change: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        CNNBiLSTM(replace(LSTM, **change), WORDS, CHARACTERS)
+        options = typed_options("model", {"_name": "cnn_bilstm", **vars(LSTM), **change})
+        CNNBiLSTM(options, WORDS, CHARACTERS)
 
 
 def test_a_sentence_longer_than_the_positions_is_told() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest, verify
 from metaseq_lm.data.words.overlap import Overlap
@@ -206,12 +206,9 @@ def test_fractions_are_nested(words, share, larger, seed):
     assert small and small <= large and len(large) == max(1, round(4 * max(share, larger)))
 
 
-def test_fractions_differ_by_seed_and_are_checked(words):
+def test_fractions_differ_by_seed(words):
     data = WordSet(words / "chunk", "train")
     assert len({tuple(data.fraction(0.5, seed)) for seed in range(20)}) > 1
-    for share in (0, 1.1):
-        with pytest.raises(UsageError):
-            data.fraction(share, 0)
 
 
 def test_the_vocabulary_alone_and_taken_over(words, run, tmp_path):

@@ -18,10 +18,10 @@ from metaseq_lm.training.run import TrainingRun
 
 
 def with_another_word(batch: Batch, at: int) -> Batch:
-    tokens, characters = batch["tokens"].clone(), batch["characters"].clone()
+    tokens, characters = batch.tokens.clone(), batch.characters.clone()
     tokens[:, at] = torch.where(tokens[:, at] == 7, 8, 7)
     characters[:, at, 2] = torch.where(characters[:, at, 2] == 5, 6, 5)
-    return {**batch, "tokens": tokens, "characters": characters}
+    return batch.replace(tokens=tokens, characters=characters)
 
 
 def knows(view: str, position: int, word: int) -> bool:
@@ -36,8 +36,8 @@ def test_tagging_modules_see_their_view_only(module: str, sentences: Path) -> No
     batch, at = batch_of(run), 5
     before = scores(run, batch, "chunk", module)
     moved = (scores(run, with_another_word(batch, at), "chunk", module) != before).any(-1)
-    moved = (moved & ~batch["padding"]).any(0)  # padding means nothing
-    length = batch["tokens"].shape[1]
+    moved = (moved & ~batch.padding).any(0)  # padding means nothing
+    length = batch.tokens.shape[1]
     view = TAGGING[module]["view"]
     assert moved.tolist() == [knows(view, t, at) for t in range(length)]
     predicted_at = at - TAGGING[module].get("shift", 0)  # where the label of the word is predicted
@@ -66,7 +66,7 @@ def test_unlabelled_sentences_train_encoder_and_auxiliaries(
 ) -> None:
     """Not the primary modules, nor modules of other sets, nor the averages, which nobody trains."""
     run = built(sentences, "criterion=cvt_aux")
-    found, _ = gradients(run, batch_of(run) | {"sets": sets})
+    found, _ = gradients(run, batch_of(run).replace(learners=tuple(sets)))
     for name, gradient in found.items():
         own = any(name.startswith(f"heads.{s}.") for s in sets) and ".primary." not in name
         wanted = name.startswith("encoder.") or own
@@ -102,10 +102,10 @@ def test_the_teacher_is_the_primary_module_without_dropout(
     other = run.model if mean_teacher else run.model.averaged
     run.model.eval()
     for name in BOTH:
-        wanted = net.scores(net.views(batch), batch["scored"], name, "primary").softmax(-1)
-        assert torch.equal(targets[name], wanted * batch["scored"].unsqueeze(-1))
+        wanted = net.scores(net.views(batch), batch.scored, name, "primary").softmax(-1)
+        assert torch.equal(targets[name], wanted * batch.scored.unsqueeze(-1))
         assert not targets[name].requires_grad
-        different = other.scores(other.views(batch), batch["scored"], name, "primary").softmax(-1)
+        different = other.scores(other.views(batch), batch.scored, name, "primary").softmax(-1)
         assert (different - wanted).abs().max() > 1e-4
 
 
@@ -126,14 +126,14 @@ def test_losses_are_means_over_words_and_over_pairs(sentences: Path) -> None:
         teacher = scores(run, batch, name, "primary").softmax(-1)
         given = scores(run, batch, name, module).log_softmax(-1)
         total, count = 0.0, 0
-        for row, length in enumerate(batch["lengths"].tolist()):
+        for row, length in enumerate(batch.lengths.tolist()):
             for t in range(1, length + 1):
                 if 1 <= t + shift <= length:
                     total -= float((teacher[row, t + shift] * given[row, t]).sum())
                     count += 1
         term = terms[f"{name}_unlabelled_{module}"]
         assert term.sum.item() == pytest.approx(total, rel=1e-12)
-        assert term.weight == 1 and batch["sizes"][term.per] == count
+        assert term.weight == 1 and batch.sizes[term.per] == count
 
 
 def test_cross_entropy_has_the_gradient_of_the_divergence() -> None:
@@ -157,13 +157,13 @@ def test_hard_targets_and_confidence(sentences: Path) -> None:
     batch = batch_of(run)
     probabilities = scores(run, batch, "chunk", "primary").softmax(-1)
     hard = run.task.criterion.targets(run.model, batch)["chunk"]
-    assert torch.equal(hard.sum(-1), batch["scored"].double()) and hard.unique().tolist() == [0, 1]
-    assert torch.equal(hard.argmax(-1)[batch["scored"]], probabilities.argmax(-1)[batch["scored"]])
-    level = probabilities.amax(-1)[batch["scored"]].median().item()
+    assert torch.equal(hard.sum(-1), batch.scored.double()) and hard.unique().tolist() == [0, 1]
+    assert torch.equal(hard.argmax(-1)[batch.scored], probabilities.argmax(-1)[batch.scored])
+    level = probabilities.amax(-1)[batch.scored].median().item()
     run = built(sentences, "criterion=cvt_aux", f"criterion.confidence={level}")
     kept = run.task.criterion.targets(run.model, batch)["chunk"].sum(-1) > 0.5
-    assert torch.equal(kept, (probabilities.amax(-1) >= level) & batch["scored"])
-    assert 0 < kept.sum() < batch["scored"].sum()
+    assert torch.equal(kept, (probabilities.amax(-1) >= level) & batch.scored)
+    assert 0 < kept.sum() < batch.scored.sum()
 
 
 def test_auxiliaries_learn_from_gold_labels_if_asked(sentences: Path) -> None:

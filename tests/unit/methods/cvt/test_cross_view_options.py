@@ -23,13 +23,13 @@ def test_word_dropout_removes_words(sentences: Path) -> None:
     run = built(sentences, "criterion=word_dropout")
     batch = batch_of(run)
     found = [run.task.criterion.removed(batch_of(run, number=n)) for n in range(10)]
-    gone = torch.cat([(b["tokens"] == REMOVED)[b["scored"]] for b in found])
+    gone = torch.cat([(b.tokens == REMOVED)[b.scored] for b in found])
     assert gone.double().mean().item() == pytest.approx(0.1, abs=0.04)
     for changed in found:
-        removed = changed["tokens"] == REMOVED
-        assert not (removed & ~changed["scored"]).any()
-        assert (changed["characters"][removed] == 0).all()
-        assert (changed["characters"][changed["scored"] & ~removed] != 0).any(-1).all()
+        removed = changed.tokens == REMOVED
+        assert not (removed & ~changed.scored).any()
+        assert (changed.characters[removed] == 0).all()
+        assert (changed.characters[changed.scored & ~removed] != 0).any(-1).all()
     grads, _ = gradients(run, batch)
     assert all(gradient is not None for gradient in grads.values())
 
@@ -42,7 +42,7 @@ def test_the_student_reads_what_was_changed(
     run = built(sentences, f"criterion={name}", NORMALISED)
     criterion, batch, read = run.task.criterion, batch_of(run), []
     shift = torch.ones_like(run.model.views(batch)[0])[..., :1]
-    removed = {**batch, "tokens": batch["tokens"].clone().fill_(REMOVED)}
+    removed = batch.replace(tokens=batch.tokens.clone().fill_(REMOVED))
     monkeypatch.setattr(criterion, "removed", lambda given: removed, raising=False)
     monkeypatch.setattr(criterion, "perturbation", lambda *given: shift, raising=False)
     views = run.model.views
@@ -94,9 +94,9 @@ def test_the_perturbation_is_adversarial_and_of_its_norm(sentences: Path) -> Non
         shift = criterion.perturbation(run.model, batch, name, targets[name])
         rows = shift.flatten(1).norm(dim=1)
         assert torch.allclose(rows, torch.full_like(rows, norm)) and not shift.requires_grad
-        assert not shift[~batch["scored"]].any()
+        assert not shift[~batch.scored].any()
         assert all(p.grad is None for p in run.model.parameters())
-        random = torch.randn_like(shift) * batch["scored"].unsqueeze(-1)
+        random = torch.randn_like(shift) * batch.scored.unsqueeze(-1)
         random *= norm / random.flatten(1).norm(dim=1)[:, None, None]
         clean = harm(name, torch.zeros_like(shift))
         assert harm(name, shift) - clean > 3 * abs(harm(name, random) - clean)
@@ -165,7 +165,10 @@ def test_the_encoder_can_be_a_transformer(more: list[str], sentences: Path, tmp_
         (["criterion=cvt_aux", "task.labelled=[chunk,chunk]"], "different labelled sets"),
         (["criterion=cvt_aux", "criterion.tagging_auxiliaries=[]"], "tagging_auxiliaries is empty"),
         (["criterion=cvt_aux", "criterion.parsing_auxiliaries=[]"], "parsing_auxiliaries is empty"),
-        (["criterion=cvt_aux", "criterion.unlabelled_dropout=1"], "from 0 to below 1, got 1"),
+        (
+            ["criterion=cvt_aux", "criterion.unlabelled_dropout=1"],
+            "unlabelled_dropout must be below 1, got 1",
+        ),
         (["criterion=word_dropout", "criterion.unlabelled_dropout=-0.1"], "unlabelled_dropout"),
         (
             ["criterion=vat", "criterion.mean_teacher=true", "task.average_decay=0", NORMALISED],

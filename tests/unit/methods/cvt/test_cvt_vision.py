@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import Noise, Pass, entered, key
+from metaseq_lm.core.forward_context import Noise, Pass, entered
+from metaseq_lm.core.random_streams import key
 from metaseq_lm.data.images import moved
 from metaseq_lm.data.streams import Shard, mean_over_first
 from metaseq_lm.methods.cvt.perturbation import gaussian
@@ -93,7 +94,7 @@ def test_parts_do_not_overlap(pictures: Path, tmp_path: Path) -> None:
     share = build(pictures, tmp_path / "share", "task.labelled_share=0.5").task.parts
     assert len(share["train"]) == 70 and (share["valid"].images == found["valid"].images).all()
     (batch,) = parts(build(pictures, tmp_path / "u"), UNLABELLED)
-    assert "targets" not in batch and batch["sizes"] == {UNLABELLED: 8}
+    assert batch.targets is None and batch.sizes == {UNLABELLED: 8}
 
 
 def test_images_are_moved_and_mirrored() -> None:
@@ -137,8 +138,8 @@ def test_the_loss_is_the_divergence_of_each_place(
     term = run.task.criterion(run.model, batch)["consistency"]
     run.model.eval()
     net = run.model.net
-    wanted = net(batch["images"]).softmax(-1)
-    features = net.features(batch["images"])
+    wanted = net(batch.images).softmax(-1)
+    features = net.features(batch.images)
     assert features.shape[2:] == (2, 2)
     losses = []
     for place in range(4):
@@ -177,13 +178,13 @@ def test_the_student_sees_changed_images(
     """And before it the teacher the images as they are."""
     run = build(pictures, tmp_path, criterion=name)
     (batch,) = parts(run, UNLABELLED)
-    change = torch.ones_like(batch["images"])
+    change = torch.ones_like(batch.images)
     monkeypatch.setattr(run.task.criterion, "perturbation", lambda net, images, loss: change)
     seen = []
     run.model.net.features.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     run.task.criterion(run.model, batch)
     assert len(seen) == 2
-    assert torch.equal(seen[0], batch["images"]) and torch.equal(seen[1], batch["images"] + change)
+    assert torch.equal(seen[0], batch.images) and torch.equal(seen[1], batch.images + change)
 
 
 @pytest.mark.parametrize("kind", ["random", "adversarial"])
@@ -194,19 +195,19 @@ def test_perturbations_have_their_norm_and_the_adversarial_one_hurts(
     run = build(pictures, tmp_path, *more, criterion="vat_vision")
     criterion, net = run.task.criterion, run.model.net
     (batch,) = parts(run, UNLABELLED)
-    wanted = net(batch["images"]).log_softmax(-1).detach()
+    wanted = net(batch.images).log_softmax(-1).detach()
 
     def loss(images: torch.Tensor) -> torch.Tensor:
         return divergence(wanted, net(images))
 
-    change = criterion.perturbation(net, batch["images"], loss)
+    change = criterion.perturbation(net, batch.images, loss)
     norms = change.flatten(1).norm(dim=1)
     torch.testing.assert_close(norms, torch.full_like(norms, 0.5))
     if kind == "adversarial":
         chance = criterion.config.radius * torch.nn.functional.normalize(
             torch.randn(8, 768, dtype=torch.float64)
         ).view_as(change)
-        assert (loss(batch["images"] + change) > 2 * loss(batch["images"] + chance)).all()
+        assert (loss(batch.images + change) > 2 * loss(batch.images + chance)).all()
     assert all(p.grad is None for p in net.parameters())
 
 
@@ -221,10 +222,10 @@ def test_the_adversarial_direction_is_found_without_dropout(pictures: Path, tmp_
         run.model.net.register_forward_pre_hook(
             lambda net, given, seen=inputs: seen.append(given[0])
         )
-        rows = np.arange(len(batch["images"]), dtype=np.uint64)
+        rows = np.arange(len(batch.images), dtype=np.uint64)
         with entered(Pass(Noise(key("x"), rows))):
             losses.append(run.task.criterion(run.model, batch)["consistency"].sum.item())
-        changes.append(inputs[-1] - batch["images"])
+        changes.append(inputs[-1] - batch.images)
     torch.testing.assert_close(changes[0], changes[1], rtol=0, atol=1e-9)
     assert losses[0] != losses[1]
 
@@ -314,8 +315,8 @@ def test_a_refused_step_leaves_the_average_alone(pictures: Path, tmp_path: Path)
         for parameter in run.model.net.parameters():
             parameter.add_(0.1)
     before = {n: w.clone() for n, w in run.model.state_dict().items()}
-    for images, refused in ((batch["images"] * float("nan"), True), (batch["images"], False)):
-        run.trainer._update(0, {"train": [[batch | {"images": images}]]})
+    for images, refused in ((batch.images * float("nan"), True), (batch.images, False)):
+        run.trainer._update(0, {"train": [[batch.replace(images=images)]]})
         moved = {n for n, w in run.model.state_dict().items() if not torch.equal(w, before[n])}
         assert bool(engine.nonfinite) == refused
         assert {name.split(".")[0] for name in moved} == (set() if refused else {"net", "average"})
@@ -344,19 +345,19 @@ def test_a_head_for_each_place() -> None:
 @pytest.mark.parametrize(
     "more, words",
     [
-        (["criterion.perturbation=noise"], "one of none, random, adversarial"),
-        (["criterion.reduction=max"], "one of mean, sum"),
+        (["criterion.perturbation=noise"], "Choices: none, random, adversarial"),
+        (["criterion.reduction=max"], "Choices: mean, sum"),
         (["task.labelled=150"], "160 training images are too few"),
         (["criterion.mean_teacher=true", "task.average_decay=0"], "needs averaged weights"),
         (["model.norm=batch", "engine.micro_batch_size=4"], "batch normalisation takes"),
         (["model.channels=1"], "and 3 channels"),
-        (["criterion.unlabelled_dropout=1"], "criterion.unlabelled_dropout must be from 0"),
+        (["criterion.unlabelled_dropout=1"], "criterion.unlabelled_dropout must be below 1"),
         (["task.mean=[0.5]"], r"task.mean is for 1 channel\(s\), but the images have 3"),
         (["task.sd=[0.2,0.2]"], r"task.sd is for 2 channel\(s\), but the images have 3"),
         (["task.sd=[0.2,0,0.2]"], "must be above 0"),
         (["task.mean=[0.2,nan,0.2]"], "task.mean is .*give finite numbers"),
         (["task.labelled_share=0.001"], "labelled_share=0.001 of 140 training images is none"),
-        (["task.labelled_share=1.5"], "task.labelled_share must be from 0 to 1"),
+        (["task.labelled_share=1.5"], "task.labelled_share must be at most 1"),
         (["task.translate=-1"], "task.translate must be at least 0"),
         (["task.translate=16"], "images have 16 pixels a side"),
         (["task.labelled=-1"], "task.labelled must be at least 0"),
