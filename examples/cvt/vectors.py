@@ -15,7 +15,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, run_script
 from metaseq_lm.core.files import write_atomic
-from metaseq_lm.data.storage.text_files import check_text_file
+from metaseq_lm.data.storage.text_files import TextFile, check_text_file
 from metaseq_lm.data.words.running_text import TextReader
 from metaseq_lm.data.words.vocabulary import normalise
 from metaseq_lm.models.words.word_embedding import SPREAD
@@ -23,7 +23,7 @@ from metaseq_lm.models.words.word_embedding import SPREAD
 
 def sentences_in(path: Path) -> list[list[str]]:
     """Return the sentences of a text, their words normalised."""
-    reader = TextReader(path, splitting="raw", paragraphs=True)
+    reader = TextReader(TextFile(path), splitting="raw", paragraphs=True)
     return [[sys.intern(normalise(word)) for word in words] for words in reader]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import json_object, text_field
-from metaseq_lm.data.storage.text_files import blocks, numbered_lines
+from metaseq_lm.data.storage.text_files import TextFile, blocks
 from metaseq_lm.evaluation.wer import edit_distances, word_count
 
 REFERENCE = "ref"
@@ -58,7 +58,7 @@ def read_nbest(path: Path) -> list[NBest]:
 
     MetaseqError with file and utterance for anything that is not such a list.
     """
-    content = b"".join(block.data for block in blocks(path))
+    content = b"".join(block.data for block in blocks(TextFile(path)))
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -122,7 +122,7 @@ def score_lines(rows: Iterable[tuple[float, int, str]]) -> bytes:
 def read_plls(path: Path) -> dict[str, float]:
     """Return the PLL of each text of a file of `score_lines`; MetaseqError with file and line."""
     found = {}
-    for number, line, _ in numbered_lines(path, "fail"):
+    for number, line, _ in TextFile(path, "fail").lines():
         fields = line.split("\t", 2)
         try:
             value = float(fields[0])

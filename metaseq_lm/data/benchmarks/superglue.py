@@ -9,12 +9,11 @@ it; WiC two sentences with one span each; WSC a text with two spans.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import Row, json_objects, label_word
-from metaseq_lm.data.storage.text_files import without_surrogates
+from metaseq_lm.data.storage.text_files import TextFile, without_surrogates
 
 PLACEHOLDER = "@placeholder"
 # The wording of COPA's own questions (Roemmele et al. 2011).
@@ -81,17 +80,16 @@ class SuperglueReader:
     `examples` turns an object of the file into rows, as EXAMPLES do for each task.
     """
 
-    def __init__(self, examples: Examples, path: Path, policy: str, required: bool) -> None:
-        self.path = path
-        self.policy = policy
+    def __init__(self, examples: Examples, file: TextFile, required: bool) -> None:
+        self.file = file
         self.required = required
         self.counts: Counter[str] = Counter()
         self._examples = examples
         self._seen: set[Any] = set()
 
     def __iter__(self) -> Iterator[Row]:
-        for line, fields, bad in json_objects(self.path, self.policy, self.counts):
-            record = Record(fields, f"{self.path}:{line}")
+        for line, fields, bad in json_objects(self.file, self.counts):
+            record = Record(fields, f"{self.file}:{line}")
             for texts, label, spans, facts in self._examples(record, self.counts):
                 if label is None and self.required:
                     raise MetaseqError(f"{record.where}: no field 'label'")

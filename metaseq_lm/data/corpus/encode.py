@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text_files import PIECE, Block, decode, pieces
+from metaseq_lm.data.storage.text_files import PIECE, Block, pieces
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
@@ -82,20 +82,20 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray
     )
 
 
-def encode_block(tokenizer: Tokenizer, block: Block, policy: str) -> Encoded:
-    """Encode a block; with `policy` "fail", invalid UTF-8 is a MetaseqError naming the line."""
+def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
+    """Encode a block; invalid UTF-8 is treated as the file says."""
     if block.piece:
-        return _encode_piece(tokenizer, block, policy)
+        return _encode_piece(tokenizer, block)
     lines = block.data.removesuffix(b"\n").split(b"\n")
     counts = Counts(lines=len(lines))
     documents: list[list[str]] = []
     breaks = _file_start(block)
     for number, line in enumerate(_decoded(block, lines), block.line):
         if isinstance(line, bytes):
-            decoded = [decode(p, f"{block.path}:{number}", policy) for p in pieces(line)]
+            decoded = [block.file.decode(p, number) for p in pieces(line)]
             parts, bad = [text for text, _ in decoded], any(bad for _, bad in decoded)
             counts.bad_utf8 += bad
-            if bad and policy == "skip":
+            if bad and block.file.skips_bad:
                 counts.skipped += 1
                 continue
         else:
@@ -131,11 +131,11 @@ def _decoded(block: Block, lines: list[bytes]) -> Iterable[str | bytes]:
     return [line.removesuffix(b"\r") for line in lines]
 
 
-def _encode_piece(tokenizer: Tokenizer, block: Block, policy: str) -> Encoded:
+def _encode_piece(tokenizer: Tokenizer, block: Block) -> Encoded:
     line = block.data
     if not block.more:
         line = line.removesuffix(b"\n").removesuffix(b"\r")
-    decoded = [decode(part, f"{block.path}:{block.line}", policy) for part in pieces(line)]
+    decoded = [block.file.decode(part, block.line) for part in pieces(line)]
     texts = [text for text, _ in decoded]
     values, sizes = tokenizer.encode_packed(texts)
     has_text = any(text and not text.isspace() for text in texts)
@@ -146,15 +146,15 @@ def _encode_piece(tokenizer: Tokenizer, block: Block, policy: str) -> Encoded:
     )
 
 
-_worker: tuple[Tokenizer, str] | None = None
+_worker: Tokenizer | None = None
 
 
-def _start_worker(folder: Path, policy: str) -> None:
+def _start_worker(folder: Path) -> None:
     global _worker
     # Ctrl-C reaches the whole process group; the parent alone answers it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
-    _worker = load_tokenizer(folder), policy
+    _worker = load_tokenizer(folder)
 
 
 def _leave_with_parent() -> None:
@@ -167,11 +167,11 @@ def _leave_with_parent() -> None:
 
 def _work(block: Block) -> Encoded:
     assert _worker is not None
-    return encode_block(_worker[0], block, _worker[1])
+    return encode_block(_worker, block)
 
 
 def encode_blocks(
-    blocks: Iterable[Block], tokenizer: Tokenizer, folder: Path, policy: str, workers: int
+    blocks: Iterable[Block], tokenizer: Tokenizer, folder: Path, workers: int
 ) -> Generator[Encoded, None, None]:
     """Yield the encoded blocks in order; `folder` holds the saved `tokenizer` for the workers.
 
@@ -179,11 +179,11 @@ def encode_blocks(
     """
     if workers == 1:
         for block in blocks:
-            yield encode_block(tokenizer, block, policy)
+            yield encode_block(tokenizer, block)
         return
     # Not fork: the tokenizer library has running threads in this process after training.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (folder, policy))
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (folder,))
     waiting: deque[Future[Encoded]] = deque()
     try:
         for block in blocks:

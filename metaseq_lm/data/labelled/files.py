@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.data.storage.text_files import OPENERS, numbered_lines, without_surrogates
+from metaseq_lm.data.storage.text_files import TextFile, format_suffix, without_surrogates
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 MALFORMED_NAMED = 3  # of a file; the others are only counted
@@ -73,13 +73,12 @@ def may_lack_labels(split: str) -> bool:
 
 def is_json(path: Path) -> bool:
     """Return whether the name of a file, packed or not, says that it holds JSON lines."""
-    suffixes = [s for s in path.suffixes if s not in OPENERS]
-    return bool(suffixes) and suffixes[-1] in JSON_SUFFIXES
+    return format_suffix(path) in JSON_SUFFIXES
 
 
-def text_lines(path: Path, policy: str, counts: Counter[str]) -> Iterator[tuple[int, str, bool]]:
+def text_lines(file: TextFile, counts: Counter[str]) -> Iterator[tuple[int, str, bool]]:
     """Yield (number, text, held bad UTF-8) of the lines that have text, counting the blank ones."""
-    for number, text, bad in numbered_lines(path, policy):
+    for number, text, bad in file.lines():
         if text.strip():
             yield number, text, bad
         else:
@@ -107,11 +106,11 @@ def text_field(fields: dict[str, Any], name: str, where: str) -> str:
 
 
 def json_objects(
-    path: Path, policy: str, counts: Counter[str]
+    file: TextFile, counts: Counter[str]
 ) -> Iterator[tuple[int, dict[str, Any], bool]]:
     """Yield (line, object, held bad UTF-8); MetaseqError with file and line for anything else."""
-    for number, text, bad in text_lines(path, policy, counts):
-        yield number, json_object(text, f"{path}:{number}"), bad
+    for number, text, bad in text_lines(file, counts):
+        yield number, json_object(text, f"{file}:{number}"), bad
 
 
 def label_word(value: Any, where: str) -> str:
@@ -133,9 +132,8 @@ class RowReader:
     A file without the label column has rows without labels, if not `required`.
     """
 
-    path: Path
+    file: TextFile
     columns: Columns
-    policy: str
     required: bool = True
     counts: Counter[str] = field(default_factory=Counter)
     used: tuple[str, ...] | None = None
@@ -145,34 +143,33 @@ class RowReader:
         self._seen: set[int] = set()
 
     def __iter__(self) -> Iterator[Row]:
-        suffixes = [s for s in self.path.suffixes if s not in OPENERS]
-        if suffixes and suffixes[-1] == ".csv":
+        if format_suffix(self.file.path) == ".csv":
             raise MetaseqError(
-                f"{self.path}: comma-separated files are not read; convert it to TSV"
+                f"{self.file}: comma-separated files are not read; convert it to TSV"
             )
-        return self._json_rows() if is_json(self.path) else self._tsv_rows()
+        return self._json_rows() if is_json(self.file.path) else self._tsv_rows()
 
     def _tsv_rows(self) -> Iterator[Row]:
         names = self.columns.names
-        for number, text, bad in text_lines(self.path, self.policy, self.counts):
+        for number, text, bad in text_lines(self.file, self.counts):
             # No quoting: a quotation mark in these files is part of the text.
             fields = text.split("\t")
             if names is None:
                 names = tuple(fields)
                 if len(set(names)) != len(names):
-                    raise MetaseqError(f"{self.path}:{number}: a column name occurs twice: {names}")
+                    raise MetaseqError(f"{self.file}:{number}: a column name occurs twice: {names}")
                 self._resolve(names, number)
                 continue
             if len(fields) != len(names):
                 self._malformed(
-                    f"{self.path}:{number}: {len(fields)} fields, expected {len(names)} "
+                    f"{self.file}:{number}: {len(fields)} fields, expected {len(names)} "
                     f"({', '.join(names)}) with tabs between them"
                 )
                 continue
             yield self._row(number, dict(zip(names, fields)), bad)
         if self.counts["malformed"] > MALFORMED_NAMED:
             print(
-                f"{self.path}: {self.counts['malformed']:,} malformed rows are left out, the first "
+                f"{self.file}: {self.counts['malformed']:,} malformed rows are left out, the first "
                 f"{MALFORMED_NAMED} are named above",
                 flush=True,
             )
@@ -186,7 +183,7 @@ class RowReader:
             print(f"{what}; the row is left out", flush=True)
 
     def _json_rows(self) -> Iterator[Row]:
-        for number, fields, bad in json_objects(self.path, self.policy, self.counts):
+        for number, fields, bad in json_objects(self.file, self.counts):
             yield self._row(number, fields, bad)
 
     def _resolve(self, names: tuple[str, ...], number: int) -> tuple[str, ...]:
@@ -207,7 +204,7 @@ class RowReader:
                         else "It is not the official file of this benchmark."
                     )
                     raise MetaseqError(
-                        f"{self.path}:{number}: no column '{name}'.{nearest(name, list(names))} "
+                        f"{self.file}:{number}: no column '{name}'.{nearest(name, list(names))} "
                         f"There are: {', '.join(names)}. {remedy}"
                     )
             self.used = used
@@ -217,10 +214,10 @@ class RowReader:
         used, label = self._resolve(tuple(fields), number), self.columns.label
         for name in (*used, *([label] if self.labelled else [])):
             if name not in fields:
-                raise MetaseqError(f"{self.path}:{number}: no field '{name}'")
+                raise MetaseqError(f"{self.file}:{number}: no field '{name}'")
         if not self.labelled and label in fields:
-            raise MetaseqError(f"{self.path}:{number}: a label, but the rows before have none")
-        texts = tuple(text_field(fields, name, f"{self.path}:{number}") for name in used)
+            raise MetaseqError(f"{self.file}:{number}: a label, but the rows before have none")
+        texts = tuple(text_field(fields, name, f"{self.file}:{number}") for name in used)
         value = self._label(number, fields[label]) if self.labelled else None
         return Row(number, texts, value, bad, facts=self._facts(number, fields))
 
@@ -232,23 +229,23 @@ class RowReader:
             index = int(value)
         except (ValueError, TypeError, OverflowError) as error:
             raise MetaseqError(
-                f"{self.path}:{number}: {self.columns.index} {value!r} is not a whole number"
+                f"{self.file}:{number}: {self.columns.index} {value!r} is not a whole number"
             ) from error
         if index in self._seen:
-            raise MetaseqError(f"{self.path}:{number}: {self.columns.index} {index} occurs twice")
+            raise MetaseqError(f"{self.file}:{number}: {self.columns.index} {index} occurs twice")
         self._seen.add(index)
         return {"idx": index}
 
     def _label(self, number: int, value: Any) -> str | float:
-        word = label_word(value, f"{self.path}:{number}")
+        word = label_word(value, f"{self.file}:{number}")
         if not self.columns.regression:
             return word
         try:
             label = float(value)
         except (ValueError, OverflowError) as error:
-            raise MetaseqError(f"{self.path}:{number}: label {value!r} is not a number") from error
+            raise MetaseqError(f"{self.file}:{number}: label {value!r} is not a number") from error
         if not math.isfinite(label):
-            raise MetaseqError(f"{self.path}:{number}: label {value!r} is not finite")
+            raise MetaseqError(f"{self.file}:{number}: label {value!r} is not finite")
         return label
 
 

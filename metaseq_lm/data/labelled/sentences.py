@@ -7,7 +7,7 @@ from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import json_object, text_field
-from metaseq_lm.data.storage.text_files import BOM, decode, numbered_lines
+from metaseq_lm.data.storage.text_files import BOM, TextFile, decode
 
 STANDARD_INPUT = "-"
 
@@ -23,7 +23,7 @@ class Sentence:
 def _lines(source: str, policy: str) -> Iterator[tuple[str, str, bool]]:
     """Yield (place, text, held bad UTF-8) for each line of a file or of standard input."""
     if source != STANDARD_INPUT:
-        for number, text, bad in numbered_lines(Path(source), policy):
+        for number, text, bad in TextFile(Path(source), policy).lines():
             yield f"{source}:{number}", text, bad
         return
     number = 0

@@ -16,7 +16,7 @@ import numpy as np
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, require_sizes
-from metaseq_lm.data.storage.text_files import numbered_lines
+from metaseq_lm.data.storage.text_files import TextFile
 
 # The least and the greatest number of text columns of each form.
 FORMS = {
@@ -182,7 +182,7 @@ class LabelledSet:
             return None
         path = self.folder / rows_name(self.split)
         rows = []
-        for number, text, _ in numbered_lines(path, "fail"):
+        for number, text, _ in TextFile(path, "fail").lines():
             try:
                 row = json.loads(text)
             except (ValueError, RecursionError) as error:

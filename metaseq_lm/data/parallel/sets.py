@@ -11,7 +11,7 @@ from pathlib import Path
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
-from metaseq_lm.data.storage.text_files import numbered_lines
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
@@ -87,7 +87,7 @@ class ParallelSet:
                 f"{self.folder}: '{self.split}' has no reference translations to compare with; give a "
                 "split that was made with --validpref, --testpref or --split"
             )
-        lines = [text for _, text, _ in numbered_lines(path, "fail")]
+        lines = [text for _, text, _ in TextFile(path, "fail").lines()]
         if len(lines) != len(self):
             raise MetaseqError(
                 f"{path}: {len(lines)} lines but {self.source.prefix} has {len(self)} sentences; the "

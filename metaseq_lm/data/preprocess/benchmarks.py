@@ -88,12 +88,12 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline:
     suite, _, task = name.partition("/")
 
     def open_rows(split: str, path: Path) -> Rows:
-        policy, required = request.on_bad_utf8, not may_lack_labels(split)
+        file, required = request.text_file(path), not may_lack_labels(split)
         if suite == "superglue":
             variant = options.as_text
             examples = as_text.FORMS[variant][task] if variant else superglue.EXAMPLES[task]
-            return superglue.SuperglueReader(examples, path, policy, required)
-        reader = RowReader(path, _columns(benchmark, split, path), policy, required)
+            return superglue.SuperglueReader(examples, file, required)
+        reader = RowReader(file, _columns(benchmark, split, path), required)
         if name == "glue/WNLI":
             return CoreferenceRows(reader)
         return Doubled(reader) if doubled and split == TRAIN else reader

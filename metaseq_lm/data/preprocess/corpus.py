@@ -82,9 +82,9 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
         if options.tokenizer_from is not None:
             self.tokenizer = load_tokenizer(options.tokenizer_from)
         else:
+            corpus = options.tokenizer_corpus or request.splits.get(TRAIN, ())
             self.tokenizer = options.train(
-                options.tokenizer_corpus or request.splits.get(TRAIN, ()),
-                request.on_bad_utf8,
+                list(map(request.text_file, corpus)),
                 options.min_frequency,
                 options.task_tokens,
             )
@@ -95,15 +95,12 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
         """Yield the blocks of the files; `read` counts on from one file to the next."""
         before = 0
         for path in split.sources:
-            for block in blocks(path):
+            for block in blocks(self.request.text_file(path)):
                 yield replace(block, read=before + block.read)
             before += path.stat().st_size
 
     def encode(self, split: Split, records: Iterator[Block]) -> Iterator[Encoded]:
-        request = self.request
-        return encode_blocks(
-            records, self.tokenizer, self.folder, request.on_bad_utf8, request.workers
-        )
+        return encode_blocks(records, self.tokenizer, self.folder, self.request.workers)
 
     def write(self, split: Split, encoded: Iterator[Encoded]) -> None:
         progress = Progress(split.name, split.sources)

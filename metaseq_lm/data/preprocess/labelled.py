@@ -117,7 +117,7 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
     details = {"text_columns": list(columns.texts or ()), "label_column": columns.label}
 
     def open_rows(split: str, path: Path) -> Rows:
-        return RowReader(path, columns, request.on_bad_utf8, not may_lack_labels(split))
+        return RowReader(request.text_file(path), columns, not may_lack_labels(split))
 
     return LabelledPipeline(
         request.inside(options.labelled),

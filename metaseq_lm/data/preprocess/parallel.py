@@ -34,7 +34,7 @@ from metaseq_lm.data.preprocess.pipeline import (
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
-from metaseq_lm.data.storage.text_files import OPENERS, numbered_lines
+from metaseq_lm.data.storage.text_files import OPENERS
 from metaseq_lm.data.tokenizers.base import Tokenizer
 
 BATCH = 1024
@@ -121,7 +121,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
             if least is None:
                 least = MIN_WORD_FREQUENCY[side] if options.tokenizer == "word" else 1
             self.tokenizers[side] = options.train(
-                corpus, self.request.on_bad_utf8, least, task_tokens=1
+                list(map(self.request.text_file, corpus)), least, task_tokens=1
             )
         hashes = "".join(self.tokenizers[side].fingerprint for side in SIDES)
         joined = hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()
@@ -141,7 +141,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
     def _source_lines(self, split: Split) -> Iterator[list[str]]:
         counts = split.counts
         for path in split.sources:
-            for _, text, bad in numbered_lines(path, self.request.on_bad_utf8):
+            for _, text, bad in self.request.text_file(path).lines():
                 counts["bad_utf8"] += bad
                 if bad and self.request.on_bad_utf8 == "skip":
                     counts["skipped"] += 1
@@ -152,9 +152,9 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
 
     def _aligned_lines(self, split: Split) -> Iterator[list[str]]:
         """Yield pairs; those with an empty side are counted where allowed, else a MetaseqError."""
-        policy, counts = self.request.on_bad_utf8, split.counts
+        counts = split.counts
         for pair in self._pairs[split.name]:
-            sides = [numbered_lines(path, policy) for path in pair]
+            sides = [self.request.text_file(path).lines() for path in pair]
             for number, lines in enumerate(zip_longest(*sides), 1):
                 if None in lines:
                     short = lines.index(None)
@@ -165,7 +165,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                 texts = [text.strip() for _, text, _ in lines]
                 bad = any(bad for _, _, bad in lines)
                 counts["bad_utf8"] += bad
-                if bad and policy == "skip":
+                if bad and self.request.on_bad_utf8 == "skip":
                     counts["skipped"] += 1
                 elif all(texts):
                     yield texts

@@ -20,7 +20,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import Entry, Registry
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.storage.staging import publish, staging
-from metaseq_lm.data.storage.text_files import check_policy, check_text_file
+from metaseq_lm.data.storage.text_files import TextFile, check_policy, check_text_file
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_KIND = "corpus"
@@ -68,6 +68,10 @@ class Request:
     workers: int = 1
     overwrite: bool = False
     command: str = ""
+
+    def text_file(self, path: Path) -> TextFile:
+        """Return a file, to be read as the request says."""
+        return TextFile(path, self.on_bad_utf8)
 
     def inside(self, name: str) -> "Request":
         """Return the same request for the set NAME in the folder."""

@@ -57,7 +57,7 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
         split.counts.update(dict.fromkeys(COUNTS, 0))
         seen: set[str] = set()
         for path in split.sources:
-            reader = SquadReader(path, self.version, self.request.on_bad_utf8)
+            reader = SquadReader(self.request.text_file(path), self.version)
             for paragraph in reader:
                 for question in paragraph.questions:
                     if question.id in seen:

@@ -3,12 +3,11 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.storage.text_files import check_text_file, training_lines
+from metaseq_lm.data.storage.text_files import TextFile, check_text_file, training_lines
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
 from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS
@@ -57,31 +56,29 @@ class TokenizerOptions:
 
     def train(
         self,
-        paths: Sequence[Path],
-        policy: str,
+        files: Sequence[TextFile],
         min_frequency: int = 1,
         task_tokens: int = TASK_TOKENS,
     ) -> Tokenizer:
         """Train the tokenizer on text files.
 
         Args:
-            paths: The files; UsageError if there are none.
-            policy: What becomes of invalid UTF-8.
+            files: The files; UsageError if there are none.
             min_frequency: How often a pair, word or character must occur to get a symbol.
             task_tokens: How many symbols [CLS0], [CLS1], ... there are.
         """
         kind, options = tokenizer_class(self.tokenizer), self.special_options()
-        if not paths:
+        if not files:
             raise UsageError(
                 "there is no text to train a tokenizer on; give --trainpref, --tokenizer-corpus or "
                 "--tokenizer-from"
             )
-        for path in paths:
-            check_text_file(path)
-        text = f"training {self.tokenizer} on {', '.join(map(str, paths))}"
+        for file in files:
+            check_text_file(file.path)
+        text = f"training {self.tokenizer} on {', '.join(map(str, files))}"
         print(text, file=sys.stderr, flush=True)
         return kind.train(
-            training_lines(list(paths), policy),
+            training_lines(files),
             self.vocab_size,
             task_tokens,
             min_frequency,

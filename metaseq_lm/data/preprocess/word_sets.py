@@ -31,6 +31,7 @@ from metaseq_lm.data.preprocess.words import (
 )
 from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.storage.manifest import Manifest, classes_of
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.columns import (
     ColumnReader,
     HeadColumnReader,
@@ -39,7 +40,7 @@ from metaseq_lm.data.words.columns import (
     is_conllu,
 )
 from metaseq_lm.data.words.conllu import ConlluReader, field_number
-from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap
+from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap, words_reader
 from metaseq_lm.data.words.sets import ROOT
 from metaseq_lm.data.words.tags import (
     SCHEMES,
@@ -176,14 +177,16 @@ class WordSetPipeline(Pipeline[Sentence, EncodedSentences]):
         return describe_vocabulary(self.vocabulary)
 
     def _read_all(self) -> None:
-        options, policy = self.options, self.request.on_bad_utf8
-        overlap = evaluation_overlap(
-            options.drop_overlap_with, self.data_folder, options.word_column or 0, policy
-        )
+        options, open_file = self.options, self.request.text_file
+
+        def words_of(path: Path) -> SentenceReader:
+            return words_reader(open_file(path), options.word_column or 0)
+
+        overlap = evaluation_overlap(options.drop_overlap_with, self.data_folder, words_of)
         for split, paths in self.request.splits.items():
             content = self._contents[split] = _Content(paths)
             for path in paths:
-                reader = open_file(path, options, policy)
+                reader = sentence_reader(open_file(path), options)
                 content.sentences += reader
                 content.counts += reader.counts
             if split == TRAIN and len(overlap):
@@ -328,29 +331,29 @@ register_dataset_kind("tagged", TaggedOptions)(WordSetPipeline)
 register_dataset_kind("treebank", TreebankOptions)(WordSetPipeline)
 
 
-def open_file(path: Path, options: TaggedOptions | TreebankOptions, policy: str) -> SentenceReader:
+def sentence_reader(file: TextFile, options: TaggedOptions | TreebankOptions) -> SentenceReader:
     """Return the reader of a file of tags or trees, CoNLL-U or in columns by its name."""
     trees, column = isinstance(options, TreebankOptions), options.tag_column
-    if not is_conllu(path):
+    if not is_conllu(file.path):
         column = column or "-1"
         if not _is_number(column):
             raise UsageError(
-                f"{path}: --tag-column {column} is for .conllu files; give a number, from 0, or "
+                f"{file}: --tag-column {column} is for .conllu files; give a number, from 0, or "
                 "negative from the right"
             )
         reader = HeadColumnReader if trees else ColumnReader
         word_column = options.word_column or 0
-        return reader(path, policy, word_column=word_column, label_column=int(column))
+        return reader(file, word_column=word_column, label_column=int(column))
     if trees:
         if column:
             raise UsageError(
-                f"--tag-column {column} does not apply to {path}: the relations of a treebank in "
+                f"--tag-column {column} does not apply to {file}: the relations of a treebank in "
                 "CoNLL-U are its field deprel"
             )
-        return ConlluReader(path, policy)
+        return ConlluReader(file)
     if not column or _is_number(column):
-        raise UsageError(f"{path}: name the field of the tags, for example --tag-column upos")
-    return ConlluReader(path, policy, label=field_number(column), trees=False)
+        raise UsageError(f"{file}: name the field of the tags, for example --tag-column upos")
+    return ConlluReader(file, label=field_number(column), trees=False)
 
 
 def _is_number(text: str) -> bool:

@@ -23,7 +23,7 @@ from metaseq_lm.data.preprocess.pipeline import (
 )
 from metaseq_lm.data.storage.indexed import IndexedWriter, smallest_dtype
 from metaseq_lm.data.storage.manifest import Manifest
-from metaseq_lm.data.words.columns import is_conllu
+from metaseq_lm.data.words.columns import SentenceReader, is_conllu
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap, words_reader
 from metaseq_lm.data.words.running_text import SPLITTING, TextReader
 from metaseq_lm.data.words.sets import part_name
@@ -257,10 +257,7 @@ class WordsPipeline(Pipeline[list[str], EncodedSentences]):
         else:
             self.vocabulary = self._make_vocabulary()
         self._overlap = evaluation_overlap(
-            options.drop_overlap_with,
-            self.request.destdir,
-            options.word_column or 0,
-            self.request.on_bad_utf8,
+            options.drop_overlap_with, self.request.destdir, self._labelled_reader
         )
         return describe_vocabulary(self.vocabulary)
 
@@ -271,15 +268,15 @@ class WordsPipeline(Pipeline[list[str], EncodedSentences]):
         `vocab_size` frequent ones; for "vectors" all words of the file of vectors; for "both" the one
         and then the other.
         """
-        options, policy = self.options, self.request.on_bad_utf8
-        column, forms = options.word_column or 0, Counter[str]()
+        options, forms = self.options, Counter[str]()
+        open_file = self.request.text_file
         readers = [self._text_reader(path) for path in self.request.splits.get(TRAIN, [])]
-        readers += [TextReader(path, policy) for path in options.tokenizer_corpus]
+        readers += [TextReader(open_file(path)) for path in options.tokenizer_corpus]
         for reader in readers:
             for words in reader:
                 forms.update(words)
         for path in options.labelled_corpus:
-            for sentence in words_reader(path, column, policy):
+            for sentence in self._labelled_reader(path):
                 forms.update(sentence.words)
         if not forms:
             raise UsageError(
@@ -293,7 +290,7 @@ class WordsPipeline(Pipeline[list[str], EncodedSentences]):
         known: dict[str, np.ndarray] = {}
         if options.word_vectors is not None:
             wanted = set(words) if options.word_places == "text" else None
-            known = read_vectors(options.word_vectors, wanted, policy)
+            known = read_vectors(open_file(options.word_vectors), wanted)
             if options.word_places != "text":
                 frequent = set(words)
                 words += [word for word in known if word not in frequent]
@@ -308,7 +305,10 @@ class WordsPipeline(Pipeline[list[str], EncodedSentences]):
 
     def _text_reader(self, path: Path) -> TextReader:
         paragraphs = self.options.documents == "blank"
-        return TextReader(path, self.request.on_bad_utf8, self.options.split_text, paragraphs)
+        return TextReader(self.request.text_file(path), self.options.split_text, paragraphs)
+
+    def _labelled_reader(self, path: Path) -> SentenceReader:
+        return words_reader(self.request.text_file(path), self.options.word_column or 0)
 
     def read(self, split: Split) -> Iterator[list[str]]:
         """Yield the sentences; of train without those of evaluation splits, which are counted."""

@@ -3,11 +3,10 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text_files import numbered_lines, without_surrogates
+from metaseq_lm.data.storage.text_files import TextFile, without_surrogates
 
 VERSIONS = ("v1.1", "v2.0", "mrqa")
 KINDS = {
@@ -46,23 +45,22 @@ class SquadReader:
     a header). MetaseqError names the file and the article, paragraph or question that is wrong.
     """
 
-    path: Path
+    file: TextFile
     version: str
-    policy: str
     bad_utf8: int = 0
 
     def __iter__(self) -> Iterator[Paragraph]:
         return self._lines() if self.version == "mrqa" else self._articles()
 
     def _text(self) -> Iterator[tuple[int, str]]:
-        for number, text, bad in numbered_lines(self.path, self.policy):
+        for number, text, bad in self.file.lines():
             self.bad_utf8 += bad
             yield number, text
 
     def _articles(self) -> Iterator[Paragraph]:
-        content = parsed("\n".join(text for _, text in self._text()), str(self.path), 1)
-        for number, article in enumerate(part(content, "data", list, str(self.path)), 1):
-            where = f"{self.path}: article {number}"
+        content = parsed("\n".join(text for _, text in self._text()), str(self.file), 1)
+        for number, article in enumerate(part(content, "data", list, str(self.file)), 1):
+            where = f"{self.file}: article {number}"
             title = article.get("title") if isinstance(article, dict) else None
             where += f" ({title[:40]!r})" if isinstance(title, str) else ""
             for at, paragraph in enumerate(part(article, "paragraphs", list, where), 1):
@@ -72,8 +70,8 @@ class SquadReader:
         for number, text in self._text():
             if not text.strip():
                 continue
-            where = f"{self.path}:{number}"
-            content = parsed(text, str(self.path), number)
+            where = f"{self.file}:{number}"
+            content = parsed(text, str(self.file), number)
             if number == 1 and isinstance(content, dict) and "header" in content:
                 continue
             yield self._paragraph(content, where)

@@ -18,7 +18,7 @@ from metaseq_lm.data.labelled.sets import rows_name
 from metaseq_lm.data.squad.files import VERSIONS
 from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
-from metaseq_lm.data.storage.text_files import numbered_lines
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 SQUAD = "squad"
@@ -112,7 +112,7 @@ class SquadSet:
         """
         path = self.folder / rows_name(self.split)
         contexts, questions = [], []
-        for number, text, _ in numbered_lines(path, "fail"):
+        for number, text, _ in TextFile(path, "fail").lines():
             try:
                 row = json.loads(text)
                 contexts.append(str(row["context"]))

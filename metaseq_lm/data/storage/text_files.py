@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -36,6 +36,47 @@ SIGNS = {
 
 
 @dataclass(frozen=True)
+class TextFile:
+    """A text file, plain or packed, and what becomes of invalid UTF-8 in it.
+
+    Attributes:
+        path: The file; `str` of a TextFile gives it, for messages.
+        on_bad_utf8: "replace" the bytes by U+FFFD, "skip" the line, or "fail" with its number.
+    """
+
+    path: Path
+    on_bad_utf8: str = "replace"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def skips_bad(self) -> bool:
+        """Whether readers leave out lines with invalid UTF-8."""
+        return self.on_bad_utf8 == "skip"
+
+    def lines(self) -> Iterator[tuple[int, str, bool]]:
+        """Yield (line number, text without line end, held bad UTF-8) for each line, held whole."""
+        held: list[bytes] = []
+        for block in blocks(self):
+            if block.piece:
+                held.append(block.data)
+                if block.more:
+                    continue
+                lines, held = [b"".join(held)], []
+                lines[0] = lines[0].removesuffix(b"\n")
+            else:
+                lines = block.data.removesuffix(b"\n").split(b"\n")
+            for number, line in enumerate(lines, block.line):
+                text, bad = self.decode(line.removesuffix(b"\r"), number)
+                yield number, text, bad
+
+    def decode(self, data: bytes, number: int) -> tuple[str, bool]:
+        """Return the text of a part of line `number`, and whether it held invalid UTF-8."""
+        return decode(data, f"{self.path}:{number}", self.on_bad_utf8)
+
+
+@dataclass(frozen=True)
 class Block:
     """Whole lines of a file, or (`piece`) a part of one line too long for a block.
 
@@ -43,7 +84,7 @@ class Block:
     goes on in the next block. `read` is how many bytes of the file on disk are consumed.
     """
 
-    path: Path
+    file: TextFile
     data: bytes
     line: int
     read: int
@@ -102,6 +143,12 @@ def _chunks(path: Path, size: int) -> Iterator[tuple[bytes, int]]:
             yield chunk, raw.tell()
 
 
+def format_suffix(path: Path) -> str:
+    """Return the suffix that says what a file holds, that of packing aside; "" if it has none."""
+    suffixes = [suffix for suffix in path.suffixes if suffix not in OPENERS]
+    return suffixes[-1] if suffixes else ""
+
+
 def cut_point(line: bytes) -> int:
     """Return where to cut a line longer than PIECE: before a word if possible.
 
@@ -131,29 +178,29 @@ def pieces(line: bytes) -> list[bytes]:
     return [*parts, line[start:]]
 
 
-def blocks(path: Path, size: int = BLOCK) -> Iterator[Block]:
+def blocks(file: TextFile, size: int = BLOCK) -> Iterator[Block]:
     """Yield a file in blocks of about `size` bytes; MetaseqError if it cannot be read."""
     rest, line, inside, read = b"", 1, False, 0
-    for chunk, read in _chunks(path, size):
+    for chunk, read in _chunks(file.path, size):
         rest += chunk
         end = rest.rfind(b"\n") + 1
         start = 0
         if end and inside:
             start = rest.find(b"\n") + 1
-            yield Block(path, rest[:start], line, read, piece=True)
+            yield Block(file, rest[:start], line, read, piece=True)
             inside = False
             line += 1
         if end > start:
-            yield Block(path, rest[start:end], line, read)
+            yield Block(file, rest[start:end], line, read)
             line += rest.count(b"\n", start, end)
         rest = rest[end:]
         if len(rest) > size + PIECE:
             # The last piece stays: it may not have ended yet.
             ready = sum(map(len, pieces(rest)[:-1]))
-            yield Block(path, rest[:ready], line, read, piece=True, more=True)
+            yield Block(file, rest[:ready], line, read, piece=True, more=True)
             rest, inside = rest[ready:], True
     if rest or inside:
-        yield Block(path, rest, line, read, piece=inside)
+        yield Block(file, rest, line, read, piece=inside)
 
 
 def check_policy(policy: str) -> None:
@@ -183,29 +230,12 @@ def without_surrogates(text: str) -> str:
     return SURROGATES.sub("\ufffd", text)
 
 
-def numbered_lines(path: Path, policy: str) -> Iterator[tuple[int, str, bool]]:
-    """Yield (line number, text without line end, held bad UTF-8) for each line, held whole."""
-    held: list[bytes] = []
-    for block in blocks(path):
-        if block.piece:
-            held.append(block.data)
-            if block.more:
-                continue
-            lines, held = [b"".join(held)], []
-            lines[0] = lines[0].removesuffix(b"\n")
-        else:
-            lines = block.data.removesuffix(b"\n").split(b"\n")
-        for number, line in enumerate(lines, block.line):
-            text, bad = decode(line.removesuffix(b"\r"), f"{path}:{number}", policy)
-            yield number, text, bad
-
-
-def training_lines(paths: list[Path], policy: str) -> Iterator[str]:
+def training_lines(files: Iterable[TextFile]) -> Iterator[str]:
     """Yield the text of all files for a tokenizer to learn from, long lines in pieces."""
-    for path in paths:
-        for block in blocks(path):
+    for file in files:
+        for block in blocks(file):
             for number, line in enumerate(block.data.removesuffix(b"\n").split(b"\n"), block.line):
                 for part in pieces(line.removesuffix(b"\r")):
-                    text, bad = decode(part, f"{path}:{number}", policy)
-                    if not (bad and policy == "skip"):
+                    text, bad = file.decode(part, number)
+                    if not (bad and file.skips_bad):
                         yield text

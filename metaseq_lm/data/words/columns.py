@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text_files import OPENERS, numbered_lines
+from metaseq_lm.data.storage.text_files import TextFile, format_suffix
 
 DOCUMENT = "-DOCSTART-"
 # Not Python's split: a no-break space may be a part of a word.
@@ -38,18 +38,17 @@ class Sentence:
 class SentenceReader:
     """Iterates over the sentences of a file; `counts` are what it passed over, by reason.
 
-    A subclass says in `_sentence` what the lines of a sentence, (number, text) each, mean. With the
-    policy "skip" a sentence with invalid UTF-8 is left out.
+    A subclass says in `_sentence` what the lines of a sentence, (number, text) each, mean. Where the file skips
+    invalid UTF-8, a sentence with some is left out.
     """
 
-    path: Path
-    policy: str = "replace"
+    file: TextFile
     counts: Counter[str] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[Sentence]:
         held: list[tuple[int, str]] = []
         bad = False
-        for number, text, wrong in numbered_lines(self.path, self.policy):
+        for number, text, wrong in self.file.lines():
             bad |= wrong
             if not text.strip():
                 yield from self._end(held, bad)
@@ -61,7 +60,7 @@ class SentenceReader:
     def _end(self, held: list[tuple[int, str]], bad: bool) -> Iterator[Sentence]:
         if bad:
             self.counts["bad_utf8"] += 1
-            if self.policy == "skip":
+            if self.file.skips_bad:
                 self.counts["skipped"] += 1
                 return
         sentence = self._sentence(held) if held else None
@@ -95,10 +94,10 @@ class ColumnReader(SentenceReader):
             lines.append(number)
             words.append(fields[self.word_column])
             labels.append(fields[self.label_column])
-        return Sentence(self.path, lines, words, labels)
+        return Sentence(self.file.path, lines, words, labels)
 
     def _check(self, fields: list[str], number: int) -> None:
-        where = f"{self.path}:{number}"
+        where = f"{self.file}:{number}"
         if not self.columns:
             asked = [
                 c if c >= 0 else len(fields) + c for c in (self.word_column, self.label_column)
@@ -140,7 +139,7 @@ class HeadColumnReader(ColumnReader):
                 )
             heads.append(int(match[1]))
             relations.append(match[2])
-        return checked_tree(Sentence(self.path, found.lines, found.words, relations, heads))
+        return checked_tree(Sentence(self.file.path, found.lines, found.words, relations, heads))
 
 
 def checked_tree(sentence: Sentence) -> Sentence:
@@ -186,5 +185,4 @@ def _cycle(heads: list[int]) -> list[int]:
 
 def is_conllu(path: Path) -> bool:
     """Return whether the name of a file, packed or not, says that it is CoNLL-U."""
-    suffixes = [s for s in path.suffixes if s not in OPENERS]
-    return bool(suffixes) and suffixes[-1] == ".conllu"
+    return format_suffix(path) == ".conllu"

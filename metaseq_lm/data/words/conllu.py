@@ -41,7 +41,7 @@ class ConlluReader(SentenceReader):
             fields = text.split("\t")
             if len(fields) != len(FIELDS) or not all(fields):
                 raise MetaseqError(
-                    f"{self.path}:{number}: {len(fields)} fields (none may be empty), but a row of CoNLL-U "
+                    f"{self.file}:{number}: {len(fields)} fields (none may be empty), but a row of CoNLL-U "
                     f"has {len(FIELDS)} with tabs between them"
                 )
             if "-" in fields[ID] or "." in fields[ID]:
@@ -49,11 +49,11 @@ class ConlluReader(SentenceReader):
                 continue
             if fields[ID] != str(len(rows) + 1):
                 raise MetaseqError(
-                    f"{self.path}:{number}: id {fields[ID]!r} where {len(rows) + 1} should stand"
+                    f"{self.file}:{number}: id {fields[ID]!r} where {len(rows) + 1} should stand"
                 )
             rows.append((number, fields))
         sentence = Sentence(
-            self.path,
+            self.file.path,
             [number for number, _ in rows],
             [fields[FORM] for _, fields in rows],
             [fields[self.label] for _, fields in rows],
@@ -63,7 +63,7 @@ class ConlluReader(SentenceReader):
 
     def _head(self, number: int, text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise MetaseqError(f"{self.path}:{number}: head {text[:20]!r} is not a whole number")
+            raise MetaseqError(f"{self.file}:{number}: head {text[:20]!r} is not a whole number")
         return int(text)
 
 

@@ -5,13 +5,14 @@ a 0, without blanks and signs. So neither tokenisation nor quotation marks hide 
 signs alone has the signs as they stand.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.columns import ColumnReader, SentenceReader, is_conllu
 from metaseq_lm.data.words.conllu import ConlluReader
 from metaseq_lm.data.words.sets import KINDS, WordSet
@@ -41,17 +42,21 @@ class Overlap:
         return bool(self._keys) and self._key(words) in self._keys
 
 
-def evaluation_overlap(names: Sequence[str], data: Path, word_column: int, policy: str) -> Overlap:
+def evaluation_overlap(
+    names: Sequence[str], data: Path, open_file: Callable[[Path], SentenceReader]
+) -> Overlap:
     """Return the sentences to keep out of training.
 
     Each name is a set of the data folder (DATA/NAME), another folder of a set, whose splits except
     train count, or a file in CoNLL columns or CoNLL-U. UsageError for anything else, and for a set
-    without such a split.
+    without such a split. `open_file` returns the reader of a file.
     """
-    return Overlap(s for name in names for s in _sentences(name, data, word_column, policy))
+    return Overlap(s for name in names for s in _sentences(name, data, open_file))
 
 
-def _sentences(name: str, data: Path, word_column: int, policy: str) -> Iterator[list[str]]:
+def _sentences(
+    name: str, data: Path, open_file: Callable[[Path], SentenceReader]
+) -> Iterator[list[str]]:
     for folder in (data / name, Path(name)):
         if (folder / MANIFEST_FILE).is_file():
             manifest = Manifest.load(folder)
@@ -75,7 +80,7 @@ def _sentences(name: str, data: Path, word_column: int, policy: str) -> Iterator
             f"--drop-overlap-with {name}: neither a set in {data}, nor a folder of one, nor a file in "
             "CoNLL columns or CoNLL-U"
         )
-    for sentence in words_reader(Path(name), word_column, policy):
+    for sentence in open_file(Path(name)):
         yield sentence.words
 
 
@@ -88,8 +93,8 @@ def dropped_sentences(dropped: int) -> str:
     )
 
 
-def words_reader(path: Path, word_column: int, policy: str) -> SentenceReader:
+def words_reader(file: TextFile, word_column: int) -> SentenceReader:
     """Return a reader of a labelled file of which only the words matter."""
-    if is_conllu(path):
-        return ConlluReader(path, policy, trees=False)
-    return ColumnReader(path, policy, word_column=word_column, label_column=word_column)
+    if is_conllu(file.path):
+        return ConlluReader(file, trees=False)
+    return ColumnReader(file, word_column=word_column, label_column=word_column)

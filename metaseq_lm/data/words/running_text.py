@@ -4,9 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from metaseq_lm.data.storage.text_files import numbered_lines
+from metaseq_lm.data.storage.text_files import TextFile
 
 SPLITTING = ("lines", "sentences", "raw")
 _ENDS = frozenset((".", "!", "?", "...", "…"))
@@ -70,8 +69,7 @@ class TextReader:
     lines up to a blank one belong together ("sentences" and "raw").
     """
 
-    path: Path
-    policy: str = "replace"
+    file: TextFile
     splitting: str = "lines"
     paragraphs: bool = False
     counts: Counter[str] = field(default_factory=Counter)
@@ -87,11 +85,11 @@ class TextReader:
             yield from sentences_of(words)
 
     def _lines(self) -> Iterator[str]:
-        for _, text, bad in numbered_lines(self.path, self.policy):
+        for _, text, bad in self.file.lines():
             self.counts["lines"] += 1
             if bad:
                 self.counts["bad_utf8"] += 1
-                if self.policy == "skip":
+                if self.file.skips_bad:
                     self.counts["skipped"] += 1
                     continue
             if text.isspace() or not text:

@@ -1,19 +1,16 @@
 """Word vectors from text files in GloVe's format: a word and its numbers per line, blanks between."""
 
 from collections.abc import Container
-from pathlib import Path
 
 import numpy as np
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text_files import numbered_lines
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.vocabulary import SPECIAL_WORDS, UNKNOWN, normalise
 
 
-def read_vectors(
-    path: Path, wanted: Container[str] | None, policy: str = "replace"
-) -> dict[str, np.ndarray]:
+def read_vectors(file: TextFile, wanted: Container[str] | None) -> dict[str, np.ndarray]:
     """Return the vectors, float32 (width,), of the normalised words of a file, in its order.
 
     Only `wanted` words are kept, or all if it is None. Of words that are the same once normalised
@@ -24,13 +21,13 @@ def read_vectors(
     found: dict[str, np.ndarray] = {}
     exact: set[str] = set()
     width = rows = 0
-    for number, text, bad in numbered_lines(path, policy):
+    for number, text, bad in file.lines():
         # Some files end their rows with a blank.
         fields = text.rstrip().split(" ")
         if number == 1 and len(fields) == 2 and fields[0].isdecimal() and fields[1].isdecimal():
             width = int(fields[1])
             continue
-        if bad and policy == "skip" or not text.strip():
+        if bad and file.skips_bad or not text.strip():
             continue
         width = width or len(fields) - 1
         form = " ".join(fields[: len(fields) - width])
@@ -41,7 +38,7 @@ def read_vectors(
             or _is_number(form.rpartition(" ")[2], form)
         ):
             raise MetaseqError(
-                f"{path}:{number}: {len(fields)} fields, but the rows before are a word and {width} "
+                f"{file}:{number}: {len(fields)} fields, but the rows before are a word and {width} "
                 f"numbers with single blanks between them: {text[:40]!r}"
             )
         rows += 1
@@ -49,11 +46,11 @@ def read_vectors(
         if word in found and (word in exact or word != form):
             continue
         if wanted is None or word in wanted:
-            found[word] = _numbers(fields[len(fields) - width :], f"{path}:{number}")
+            found[word] = _numbers(fields[len(fields) - width :], f"{file}:{number}")
             if word == form:
                 exact.add(word)
     if not rows:
-        raise MetaseqError(f"{path}: holds no word vectors")
+        raise MetaseqError(f"{file}: holds no word vectors")
     for special in SPECIAL_WORDS:
         found.pop(special, None)
     return found

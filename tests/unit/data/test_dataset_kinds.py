@@ -20,7 +20,6 @@ import numpy as np
 from metaseq_lm.core.config import option
 from metaseq_lm.data.preprocess.pipeline import Pipeline, register_dataset_kind
 from metaseq_lm.data.storage.indexed import IndexedWriter
-from metaseq_lm.data.storage.text_files import numbered_lines
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Poems(Pipeline):
 
     def read(self, split):
         for path in split.sources:
-            for _, text, _ in numbered_lines(path, self.request.on_bad_utf8):
+            for _, text, _ in self.request.text_file(path).lines():
                 yield text[: self.options.longest]
 
     def encode(self, split, records):

@@ -15,6 +15,7 @@ from metaseq_lm.data.preprocess.pipeline import Request, preprocess
 from metaseq_lm.data.preprocess.squad import SquadPipeline, answer_place
 from metaseq_lm.data.squad.files import SquadReader
 from metaseq_lm.data.squad.sets import SquadSet
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
@@ -243,7 +244,7 @@ def test_real_files(
     tmp_path: Path, name: str, version: str, questions: int, impossible: int
 ) -> None:
     """Published counts; every gold answer is found and, as its tokens spell it, scores 100."""
-    paragraphs = list(SquadReader(REAL / name, version, "fail"))
+    paragraphs = list(SquadReader(TextFile(REAL / name, "fail"), version))
     text = [p.context for p in paragraphs]
     tokenizer = tokenizer_class("byte_bpe").train(text[:300], 2000, 2)
     preprocess(

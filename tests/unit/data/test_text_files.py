@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage import text_files
-from metaseq_lm.data.storage.text_files import blocks, numbered_lines, pieces, training_lines
+from metaseq_lm.data.storage.text_files import TextFile, blocks, pieces, training_lines
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
 
 bytes_strategy = st.lists(
@@ -32,7 +32,7 @@ def test_blocks_are_the_file(tmp_path, monkeypatch, content, size, piece):
     monkeypatch.setattr(text_files, "PIECE", piece)
     content = b"x" + content
     (tmp_path / "f").write_bytes(content)
-    found = list(blocks(tmp_path / "f", size))
+    found = list(blocks(TextFile(tmp_path / "f"), size))
     assert b"".join(block.data for block in found) == content
     line = 1
     for block in found:
@@ -53,7 +53,7 @@ def test_lines_do_not_depend_on_the_block_size(tmp_path, monkeypatch, content, s
     (tmp_path / "f").write_bytes(content)
     raw = content.removesuffix(b"\n").split(b"\n")
     expected = [line.removesuffix(b"\r").decode("utf-8", "replace") for line in raw]
-    lines = list(numbered_lines(tmp_path / "f", "replace"))
+    lines = list(TextFile(tmp_path / "f").lines())
     assert [t for _, t, _ in lines] == expected
     assert [n for n, _, _ in lines] == list(range(1, len(raw) + 1))
     assert [bad for _, _, bad in lines] == ["\ufffd" in line for line in expected]
@@ -93,17 +93,17 @@ def test_bom_line_ends_and_compression(tmp_path, opener, suffix):
     with opener(path, "wb") as file:
         file.write("\ufeffone\r\ntwo\u2028\x85 three\n\n\ufefffour".encode())
     expected = [(1, "one"), (2, "two\u2028\x85 three"), (3, ""), (4, "\ufefffour")]
-    assert [(n, t) for n, t, _ in numbered_lines(path, "fail")] == expected
+    assert [(n, t) for n, t, _ in TextFile(path, "fail").lines()] == expected
 
 
 def test_policies(tmp_path):
     path = tmp_path / "f"
     path.write_bytes(b"good\nba\xffd\ngood")
-    assert list(training_lines([path], "replace")) == ["good", "ba\ufffdd", "good"]
-    assert list(training_lines([path], "skip")) == ["good", "good"]
-    assert [bad for _, _, bad in numbered_lines(path, "replace")] == [False, True, False]
+    assert list(training_lines([TextFile(path, "replace")])) == ["good", "ba\ufffdd", "good"]
+    assert list(training_lines([TextFile(path, "skip")])) == ["good", "good"]
+    assert [bad for _, _, bad in TextFile(path).lines()] == [False, True, False]
     with pytest.raises(MetaseqError, match=r"f:2: invalid UTF-8 \(byte 0xff\)"):
-        list(training_lines([path], "fail"))
+        list(training_lines([TextFile(path, "fail")]))
 
 
 @pytest.mark.parametrize("suffix, opener", [(".gz", gzip.open), (".xz", lzma.open)])
@@ -113,7 +113,7 @@ def test_truncated_archives(tmp_path, suffix, opener):
         file.write(bytes(range(256)) * 1000)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(MetaseqError, match=f"f{suffix}: damaged after"):
-        list(blocks(path))
+        list(blocks(TextFile(path)))
     path.write_bytes(b"this is not packed at all")
     with pytest.raises(MetaseqError, match=f"f{suffix}: damaged after 0 bytes"):
-        list(blocks(path))
+        list(blocks(TextFile(path)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.vectors import read_vectors
 from metaseq_lm.models.words.word_embedding import SPREAD
 
@@ -32,7 +33,7 @@ def test_the_same_text_gives_the_same_vectors(tmp_path: Path) -> None:
         done = run(text, tmp_path / f"{seed}.txt", seed)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "1.txt").read_bytes() == (tmp_path / "2.txt").read_bytes()
-    found = read_vectors(tmp_path / "1.txt", None)
+    found = read_vectors(TextFile(tmp_path / "1.txt"), None)
     assert set(found) == {"the", "dog", "saw", "00", "cats", "cat", "dogs", "."}
     table = np.stack(list(found.values()))
     assert table.shape[1] == 8

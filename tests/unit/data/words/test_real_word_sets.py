@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from metaseq_lm.cli import main
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.columns import ColumnReader
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.evaluation.words import score_tags, score_trees
@@ -37,6 +38,8 @@ def test_real_sets(name, words):
     if kind == "--treebank":
         scores = score_trees(data, rows, [data.heads[i] for i in rows], labels)
     else:
-        assert data.spans and data.surface(rows) == [s.words for s in ColumnReader(Path(paths[0]))]
+        assert data.spans and data.surface(rows) == [
+            s.words for s in ColumnReader(TextFile(Path(paths[0])))
+        ]
         scores = score_tags(data, rows, labels)
     assert set(scores.values()) == {1.0}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.running_text import TextReader, sentences_of, words_of
 
 
@@ -45,11 +46,13 @@ def test_sentences(text, count):
 def test_readers(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"A dog\nbarked. It ran\n\n\xffaway.\n")
-    assert list(TextReader(path)) == [*(["A", "dog"], ["barked.", "It", "ran"], ["\ufffdaway."])]
-    raw = TextReader(path, "skip", "raw")
+    assert list(TextReader(TextFile(path))) == [
+        *(["A", "dog"], ["barked.", "It", "ran"], ["\ufffdaway."])
+    ]
+    raw = TextReader(TextFile(path, "skip"), "raw")
     assert list(raw) == [["A", "dog"], ["barked", "."], ["It", "ran"]]
     assert raw.counts == {"lines": 4, "blank": 1, "bad_utf8": 1, "skipped": 1}
-    joined = TextReader(path, "replace", "raw", paragraphs=True)
+    joined = TextReader(TextFile(path), "raw", paragraphs=True)
     assert list(joined) == [*(["A", "dog", "barked", "."], ["It", "ran"], ["\ufffd", "away", "."])]
-    split = list(TextReader(path, "replace", "sentences"))
+    split = list(TextReader(TextFile(path), "sentences"))
     assert split[:2] == [["A", "dog"], ["barked.", "It", "ran"]]

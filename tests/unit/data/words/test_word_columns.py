@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from word_files import TREES
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.columns import ColumnReader, HeadColumnReader, Sentence, checked_tree
 from metaseq_lm.data.words.conllu import ConlluReader, conllu_text
 
@@ -21,7 +22,7 @@ FIELD = st.text(st.characters(exclude_categories=("Cs", "Cc", "Z")), min_size=1,
 def read(tmp_path, content, kind=ColumnReader, policy="replace", **options):
     path = tmp_path / "file.txt"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    reader = kind(path, policy, **options)
+    reader = kind(TextFile(path, policy), **options)
     return list(reader), reader.counts
 
 
@@ -37,7 +38,7 @@ def test_first_and_last_column(tmp_path):
 def test_other_columns_and_packed_files(tmp_path):
     path = tmp_path / "file.txt.xz"
     path.write_bytes(lzma.compress(b"1 a X Y\r\n2 b Z W"))
-    (sentence,) = ColumnReader(path, word_column=1, label_column=2)
+    (sentence,) = ColumnReader(TextFile(path), word_column=1, label_column=2)
     assert (sentence.words, sentence.labels) == (["a", "b"], ["X", "Z"])
 
 
@@ -161,7 +162,7 @@ def test_conllu_out_and_in(tmp_path_factory, sentences):
     path = tmp_path_factory.mktemp("conllu") / "out.conllu"
     first = "".join(conllu_text(*tree) for tree in sentences)
     path.write_text(first, encoding="utf-8")
-    found = [(s.words, s.heads, s.labels) for s in ConlluReader(path, "fail")]
+    found = [(s.words, s.heads, s.labels) for s in ConlluReader(TextFile(path, "fail"))]
     assert found == sentences
     assert "".join(conllu_text(*tree) for tree in found) == first
 
@@ -171,7 +172,7 @@ def test_columns_in(tmp_path_factory, sentences):
     path = tmp_path_factory.mktemp("columns") / "in.txt"
     lines = ["".join("\t".join(row) + "\n" for row in rows) + "\n" for rows in sentences]
     path.write_text("".join(lines), encoding="utf-8")
-    found = [list(zip(s.words, s.labels)) for s in ColumnReader(path, "fail")]
+    found = [list(zip(s.words, s.labels)) for s in ColumnReader(TextFile(path, "fail"))]
     assert found == sentences
 
 

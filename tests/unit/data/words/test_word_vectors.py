@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.vectors import read_vectors, vector_table
 from metaseq_lm.data.words.vocabulary import SPECIAL_WORDS, WordVocabulary
 
@@ -11,7 +12,7 @@ from metaseq_lm.data.words.vocabulary import SPECIAL_WORDS, WordVocabulary
 def read(tmp_path, content, wanted=None):
     path = tmp_path / "vectors.txt"
     path.write_text(content)
-    return {word: v.tolist() for word, v in read_vectors(path, wanted).items()}
+    return {word: v.tolist() for word, v in read_vectors(TextFile(path), wanted).items()}
 
 
 def test_words_and_numbers(tmp_path):
