@@ -358,7 +358,7 @@ def _check_entry(name: str, entry: Any, value: Any, allowed: Mapping[str, Any]) 
     if choices is not None and entry not in choices:
         names = [str(choice) for choice in choices]
         raise UsageError(
-            f"{name} is '{value}'.{nearest(str(entry), names)} Choices: {', '.join(names)}"
+            f"{name} {'is' if entry is value else 'has'} '{entry}'.{nearest(str(entry), names)} Choices: {', '.join(names)}"
         )
     if not isinstance(entry, (int, float)) or isinstance(entry, bool):
         return

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.batch import Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
+from metaseq_lm.data.parallel.rows import TranslationBatch
 
 
 @dataclass
@@ -46,7 +47,8 @@ class Translation(Criterion):
         """The label smoothing of targets that are known."""
         return self.config.label_smoothing
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: TranslationBatch) -> Terms:
+        assert batch.targets is not None
         smoothing = self.gold_smoothing if model.training else 0.0
-        logits = model(batch["tokens"], batch["padding"], batch["inputs"])
-        return target_terms(logits, batch["targets"], smoothing)
+        logits = model(batch.tokens, batch.padding, batch.inputs)
+        return target_terms(logits, batch.targets, smoothing)

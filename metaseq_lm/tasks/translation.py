@@ -13,13 +13,12 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Batch, Terms
-from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.batch import Terms
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.translation import Translation
-from metaseq_lm.data.parallel.rows import TranslationRows, shorter
+from metaseq_lm.data.parallel.rows import TranslationBatch, TranslationRows, shorter
 from metaseq_lm.data.parallel.sets import ParallelSet, load_sides
 from metaseq_lm.data.streams import Order, Sequential, Stream
 from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
@@ -31,7 +30,7 @@ from metaseq_lm.tasks import Passes, Scored, Task
 from metaseq_lm.tasks.finetuning import judged
 from metaseq_lm.tasks.masked_lm import first
 
-Found = list[tuple[int, str]]  # sentence, its translation
+Translated = list[tuple[int, str]]  # sentence, its translation
 LONGER = 10  # tokens that a translation of an empty source might have
 
 
@@ -43,16 +42,18 @@ class TranslationConfig(BucketsConfig):
         64, "sentence pairs of a batch, on average: fewer if they are long", at_least=1
     )
     max_length: int = option(
-        100, "longest sentence of training, in tokens of either side (0 = any)"
+        100, "longest sentence of training, in tokens of either side (0 = any)", at_least=0
     )
-    labelled_share: float = option(1.0, "share of the training pairs that is used")
+    labelled_share: float = option(
+        1.0, "share of the training pairs that is used", above=0, at_most=1
+    )
     share_seed: int = option(1, "seed of that share; a smaller share is a part of a larger one")
-    beam_size: int = option(10, "hypotheses of beam search; 1 is greedy")
+    beam_size: int = option(10, "hypotheses of beam search; 1 is greedy", at_least=1)
     length_penalty: float = option(
-        0.0, "a: a hypothesis scores log p / ((5 + length) / 6)^a; 0 is log p alone"
+        0.0, "a: a hypothesis scores log p / ((5 + length) / 6)^a; 0 is log p alone", at_least=0
     )
     length_factor: float = option(
-        2.0, "longest translation: this many times the source's tokens, and 10 more"
+        2.0, "longest translation: this many times the source's tokens, and 10 more", at_least=0
     )
     bleu: bool = option(
         True, "translate whenever a split is scored, and score BLEU; needs sacrebleu"
@@ -76,14 +77,8 @@ class TranslationTask(Task):
         options = self.config
         if run_config.model._name != "lstm_encoder_decoder":
             raise UsageError(
-                f"task {options._name} needs --model lstm_encoder_decoder, got {run_config.model._name}"
-            )
-        check_least({"task.beam_size": options.beam_size}, 1)
-        factors = ("max_length", "length_penalty", "length_factor")
-        check_least({f"task.{name}": getattr(options, name) for name in factors}, 0)
-        if not 0 < options.labelled_share <= 1:
-            raise UsageError(
-                f"task.labelled_share must be above 0 and at most 1, got {options.labelled_share}"
+                f"task {run_config.task._name} needs --model lstm_encoder_decoder, got "
+                f"{run_config.model._name}"
             )
         if options.bleu:
             check_bleu(options.bleu_tokenizer)
@@ -140,22 +135,21 @@ class TranslationTask(Task):
             banned=tuple(sorted(banned)),
         )
 
-    def search(self, model: nn.Module, batch: Batch) -> Tensor:
+    def search(self, model: nn.Module, batch: TranslationBatch) -> Tensor:
         """Return the best translation of each source row, ids (B, L) padded behind [SEP].
 
         Its length is bounded by the row's own source, so what it is depends on no other row.
         """
-        lengths = (~batch["padding"]).sum(-1) - 1
+        lengths = (~batch.padding).sum(-1) - 1
         limits = (lengths * self.config.length_factor).long() + LONGER
-        how = self.beam()
-        return model.translate(batch["tokens"], batch["padding"], limits, how)[0]  # type: ignore[operator]
+        return model.translate(batch.tokens, batch.padding, limits, self.beam())[0]  # type: ignore[operator]
 
-    def translations(self, model: nn.Module, batch: Batch) -> Found:
+    def translations(self, model: nn.Module, batch: TranslationBatch) -> Translated:
         """Return the number of each sentence of a micro-batch and its translation as text."""
         tokenizer = self.tokenizers[1]
-        found = self.search(model, batch).tolist()
-        texts = [tokenizer.decode(row) for row in found]
-        return list(zip(batch["samples"].tolist(), texts))
+        texts = [tokenizer.decode(row) for row in self.search(model, batch).tolist()]
+        assert batch.samples is not None
+        return list(zip(batch.samples.tolist(), texts))
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return the loss per target token, accuracy and perplexity, with task.bleu translations.
@@ -165,20 +159,22 @@ class TranslationTask(Task):
         ((split, batches),) = passes.items()
         bleu = self.config.bleu
 
-        def judge(batch: Batch) -> tuple[Terms, Found]:
+        def judge(batch: TranslationBatch) -> tuple[Terms, Translated]:
             return self.criterion(model, batch), self.translations(model, batch) if bleu else []
 
-        logs, found = judged(engine, batches, judge)
+        logs, translated = judged(engine, batches, judge)
         # numpy: exp of a diverged loss is infinite, not an error.
         logs["perplexity"] = float(np.exp(np.float64(logs["loss"])))
         if not bleu:
             return Scored(logs)
         references = ParallelSet(self.data, split).references
-        gold = [references[number] for number, _ in found]
-        score = corpus_bleu(gold, [text for _, text in found], self.config.bleu_tokenizer)
+        gold = [references[number] for number, _ in translated]
+        score = corpus_bleu(gold, [text for _, text in translated], self.config.bleu_tokenizer)
 
         def rows() -> list[dict]:
-            return [{"index": n, "gold": references[n], "predicted": text} for n, text in found]
+            return [
+                {"index": n, "gold": references[n], "predicted": text} for n, text in translated
+            ]
 
         return Scored({"bleu": score, **logs}, rows)
 

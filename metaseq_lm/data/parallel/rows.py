@@ -3,7 +3,11 @@
 Shapes: B rows of a batch, S positions.
 """
 
+from dataclasses import dataclass
+from typing import Optional
+
 import numpy as np
+from torch import Tensor
 
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.errors import MetaseqError
@@ -12,6 +16,27 @@ from metaseq_lm.data.parallel.sets import ParallelSet
 from metaseq_lm.data.tokenizers.base import Tokenizer
 
 IGNORE = -1
+
+
+@dataclass(kw_only=True)
+class TranslationBatch(Batch):
+    """Rows of source text and, unless it is unlabelled, of its translation.
+
+    Attributes:
+        tokens: Source tokens (B, S), [SEP] last.
+        padding: Where source rows are padding, boolean (B, S).
+        inputs: What the decoder reads (B, T), [CLS0] first.
+        targets: What the decoder is to say (B, T), [SEP] last, -1 behind it.
+        words: Source positions that word dropout may hide, boolean (B, S).
+        mask_id: The token that hides them.
+    """
+
+    tokens: Tensor
+    padding: Tensor
+    inputs: Optional[Tensor] = None
+    targets: Optional[Tensor] = None
+    words: Optional[Tensor] = None
+    mask_id: int = 0
 
 
 class TranslationRows:
@@ -45,33 +70,34 @@ class TranslationRows:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> Batch:
-        """Return tokens and padding (B, S), and with a target inputs and targets (B, S).
+    def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> TranslationBatch:
+        """Return the rows of some samples, both sides of one width.
 
-        `inputs` are what the decoder reads, [CLS0] first; `targets` what it is to say, [SEP] last,
-        -1 behind. Sizes: "rows"; "targets"; "later_targets", the targets but the first of each row.
+        Sizes: "rows"; "targets"; "later_targets", the targets but the first of each row.
         """
         chosen = self.chosen[samples]
         width = max(width, int(self.lengths[samples].max()))
-        own = self.vocabularies[0]
-        tokens, lengths = self.data.source.gather(chosen, own.pad, width)
-        tokens[np.arange(len(chosen)), lengths] = own.sep
-        batch: Batch = {
-            "tokens": tokens,
-            "padding": np.arange(width) > lengths[:, None],
-            "samples": chosen,
-            "sizes": {"rows": len(chosen)},
-        }
-        if self.target is not None:
-            words, lengths = self.target.gather(chosen, self.vocabularies[1].pad, width)
-            other = self.vocabularies[1]
-            batch |= decoder_rows(words, lengths, other.cls(), other.sep)
-            batch["sizes"]["targets"] = int(lengths.sum()) + len(chosen)
-            batch["sizes"]["later_targets"] = int(lengths.sum())
-        return batch
+        source, target = self.vocabularies
+        tokens, lengths = self.data.source.gather(chosen, source.pad, width)
+        tokens[np.arange(len(chosen)), lengths] = source.sep
+        batch = TranslationBatch(
+            tokens=tokens,
+            padding=np.arange(width) > lengths[:, None],
+            samples=chosen,
+            sizes={"rows": len(chosen)},
+        )
+        if self.target is None:
+            return batch
+        words, lengths = self.target.gather(chosen, target.pad, width)
+        inputs, targets = decoder_rows(words, lengths, target.cls(), target.sep)
+        count = int(lengths.sum())
+        sizes = {**batch.sizes, "targets": count + len(chosen), "later_targets": count}
+        return batch.replace(inputs=inputs, targets=targets, sizes=sizes)
 
 
-def decoder_rows(words: np.ndarray, lengths: np.ndarray, start: int, end: int) -> Batch:
+def decoder_rows(
+    words: np.ndarray, lengths: np.ndarray, start: int, end: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return inputs and targets (B, S) of target words (B, S), of which `lengths` (B,) count.
 
     S must be longer than any row.
@@ -81,7 +107,7 @@ def decoder_rows(words: np.ndarray, lengths: np.ndarray, start: int, end: int) -
     inputs[:, 0] = start
     targets = np.where(places < lengths[:, None], words, IGNORE)
     targets[rows, lengths] = end
-    return {"inputs": inputs, "targets": targets}
+    return inputs, targets
 
 
 def shorter(data: ParallelSet, most: int, with_target: bool = True) -> np.ndarray:
@@ -89,10 +115,10 @@ def shorter(data: ParallelSet, most: int, with_target: bool = True) -> np.ndarra
     sizes = data.source.sizes
     if with_target and data.target is not None:
         sizes = np.maximum(sizes, data.target.sizes)
-    found = np.flatnonzero(sizes <= most) if most else np.arange(len(data))
-    if not len(found):
+    chosen = np.flatnonzero(sizes <= most) if most else np.arange(len(data))
+    if not len(chosen):
         raise MetaseqError(
             f"{data.folder}: every sentence of '{data.split}' is longer than {most} tokens; raise "
             "task.max_length"
         )
-    return found
+    return chosen

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.checks import check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
-from metaseq_lm.data.parallel.rows import IGNORE, TranslationRows, shorter
+from metaseq_lm.data.parallel.rows import IGNORE, TranslationBatch, TranslationRows, shorter
 from metaseq_lm.data.parallel.sets import UNLABELLED, ParallelSet
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.words.buckets import Bucketed
@@ -41,12 +40,19 @@ class CVTTranslationConfig(TranslationConfig):
         UNLABELLED,
         "split with the unlabelled source text; rest: the training pairs that labelled_share leaves",
     )
-    unlabelled_batch_size: int = option(0, "sentences of an unlabelled batch (0 = batch_size)")
+    unlabelled_batch_size: int = option(
+        0, "sentences of an unlabelled batch (0 = batch_size)", at_least=0
+    )
     labelled_first: int = option(
-        0, "updates before the first unlabelled batch; a teacher that knows nothing teaches nothing"
+        0,
+        "updates before the first unlabelled batch; a teacher that knows nothing teaches nothing",
+        at_least=0,
     )
     average_decay: float = option(
-        0.998, "of the moving average of the weights that is scored (0 = the weights themselves)"
+        0.998,
+        "of the moving average of the weights that is scored (0 = the weights themselves)",
+        at_least=0,
+        below=1,
     )
     score_raw: bool = option(False, "score the weights themselves too, as raw_*")
 
@@ -61,9 +67,6 @@ class CVTTranslationTask(TranslationTask):
     def __init__(self, config: CVTTranslationConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
         self.semi_supervised = isinstance(self.criterion, SemiSupervisedTranslation)
-        options = self.config
-        sizes = ("unlabelled_batch_size", "labelled_first")
-        check_least({f"task.{name}": getattr(options, name) for name in sizes}, 0)
 
     # ---------------------------------------------------------------- data and model
 
@@ -124,8 +127,8 @@ class CVTTranslationTask(TranslationTask):
         return logs | {f"loss_{kind}": logs["loss"]}
 
     def with_translations(
-        self, engine: Engine, model: nn.Module, parts: Sequence[Batch]
-    ) -> list[Batch]:
+        self, engine: Engine, model: nn.Module, parts: Sequence[Any]
+    ) -> list[TranslationBatch]:
         """Return unlabelled micro-batches with the translations that the primary head finds now.
 
         Without dropout, by beam search. Their lengths are sizes, so they must be known before the
@@ -133,18 +136,20 @@ class CVTTranslationTask(TranslationTask):
         A call of all replicas.
         """
 
-        def search(batch: Batch) -> Tensor:
+        def search(batch: TranslationBatch) -> Tensor:
             with dropout_at(model, 0.0):
                 return self.search(model.net, batch)  # type: ignore[arg-type]
 
         pad = self.tokenizers[1].vocabulary.pad
-        found = engine.map(search, parts, draw="teacher")
-        counts = [(ids != pad).sum(-1) for ids in found]
-        own = max((int(count.max()) for count in counts), default=0)
-        width = max(process_group.gather_objects(own))
-        return [self._translated(*each, width) for each in zip(parts, found, counts)]
+        translations = engine.map(search, parts, draw="teacher")
+        counts = [(ids != pad).sum(-1) for ids in translations]
+        longest_here = max((int(count.max()) for count in counts), default=0)
+        width = max(process_group.gather_objects(longest_here))
+        return [self._translated(*each, width) for each in zip(parts, translations, counts)]
 
-    def _translated(self, batch: Batch, ids: Tensor, counts: Tensor, width: int) -> Batch:
+    def _translated(
+        self, batch: TranslationBatch, ids: Tensor, counts: Tensor, width: int
+    ) -> TranslationBatch:
         source, target = (tokenizer.vocabulary for tokenizer in self.tokenizers)
         rows = ids.new_full((len(ids), width), target.pad)
         rows[:, : min(width, ids.shape[1])] = ids[:, :width]
@@ -153,14 +158,13 @@ class CVTTranslationTask(TranslationTask):
         said = torch.arange(width, device=ids.device) < counts[:, None]
         total = int(counts.sum())
         sizes = {"targets": total, "later_targets": total - len(ids)}
-        return {
-            **batch,
-            "inputs": inputs,
-            "targets": rows.masked_fill(~said, IGNORE),
-            "words": ~batch["padding"] & (batch["tokens"] != source.sep),
-            "mask_id": source.mask,
-            "sizes": {**batch["sizes"], **sizes},
-        }
+        return batch.replace(
+            inputs=inputs,
+            targets=rows.masked_fill(~said, IGNORE),
+            words=~batch.padding & (batch.tokens != source.sep),
+            mask_id=source.mask,
+            sizes={**batch.sizes, **sizes},
+        )
 
     # ---------------------------------------------------------------- scores
 

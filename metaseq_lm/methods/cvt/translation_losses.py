@@ -6,19 +6,20 @@ targets. Shapes: B rows, S source and T target positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Optional
 
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.batch import Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.forward_context import current_pass
-from metaseq_lm.core.registry import nearest, register_criterion
+from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.criterions.translation import Translation
+from metaseq_lm.data.parallel.rows import TranslationBatch
 from metaseq_lm.data.parallel.sets import UNLABELLED
 from metaseq_lm.models.seq2seq.lstm_encoder_decoder import PRIMARY, LSTMEncoderDecoder
 from metaseq_lm.models.words.word_model import dropout_at
@@ -56,9 +57,10 @@ class CVTTranslationConfig(SemiSupervisedConfig):
         at_least=0,
         below=1,
     )
-    auxiliary: list[str] = field(
-        default_factory=lambda: [ATTENTION, FUTURE],
-        metadata={"help": "heads: attention, future, and full, which sees all, with dropout"},
+    auxiliary: list[str] = option(
+        [ATTENTION, FUTURE],
+        "heads: attention, future, and full, which sees all, with dropout",
+        choices=AUXILIARY,
     )
     attention_dropout: float = option(
         0.5, "share of the weights of attention that is hidden", at_least=0, below=1
@@ -85,13 +87,13 @@ class SemiSupervisedTranslation(Translation):
     def gold_smoothing(self) -> float:
         return self.config.gold_smoothing
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
-        if batch["stream"] != UNLABELLED:
+    def __call__(self, model: nn.Module, batch: TranslationBatch) -> Terms:
+        if batch.stream != UNLABELLED:
             return super().__call__(model, batch)
         with dropout_at(body(model), self.config.unlabelled_dropout):
             return self.student_terms(model.net, batch)  # type: ignore[arg-type]
 
-    def student_terms(self, net: LSTMEncoderDecoder, batch: Batch) -> Terms:
+    def student_terms(self, net: LSTMEncoderDecoder, batch: TranslationBatch) -> Terms:
         """Return the terms of an unlabelled batch with the translations that were found."""
         raise NotImplementedError(f"{type(self).__name__} must define student_terms")
 
@@ -110,12 +112,6 @@ class CVTTranslation(SemiSupervisedTranslation):
 
     def __init__(self, config: CVTTranslationConfig) -> None:
         super().__init__(config)
-        for name in config.auxiliary:
-            if name not in AUXILIARY:
-                raise UsageError(
-                    f"criterion.auxiliary: no head '{name}'.{nearest(name, list(AUXILIARY))} There "
-                    f"are {', '.join(AUXILIARY)}"
-                )
         if not config.auxiliary or len(set(config.auxiliary)) < len(config.auxiliary):
             raise UsageError(
                 f"criterion.auxiliary is {list(config.auxiliary)}; name one or more different heads"
@@ -123,12 +119,13 @@ class CVTTranslation(SemiSupervisedTranslation):
         self.auxiliary = tuple(config.auxiliary)
         self.attention_dropout = config.attention_dropout
 
-    def student_terms(self, net: LSTMEncoderDecoder, batch: Batch) -> Terms:
-        memory = net.encode(batch["tokens"], batch["padding"])
-        states, _ = net.decode(batch["inputs"], memory.first)
+    def student_terms(self, net: LSTMEncoderDecoder, batch: TranslationBatch) -> Terms:
+        assert batch.inputs is not None and batch.targets is not None
+        memory = net.encode(batch.tokens, batch.padding)
+        states, _ = net.decode(batch.inputs, memory.first)
         terms = {}
         for name in self.auxiliary:
-            seen, targets, per = states, batch["targets"], "targets"
+            seen, targets, per = states, batch.targets, "targets"
             if name == FUTURE:
                 # The word at t from the attention vector at t - 1, which does not know word t - 1.
                 seen, targets, per = states[:, :-1], targets[:, 1:], "later_targets"
@@ -145,12 +142,12 @@ class WordDropoutTranslation(SemiSupervisedTranslation):
 
     config: WordDropoutConfig
 
-    def student_terms(self, net: LSTMEncoderDecoder, batch: Batch) -> Terms:
-        hidden = self.hidden(batch["tokens"], batch["words"])
-        tokens = batch["tokens"].masked_fill(hidden, batch["mask_id"])
-        memory = net.encode(tokens, batch["padding"])
-        logits = net.heads[PRIMARY](net.decode(batch["inputs"], memory.first)[0], memory)
-        losses = cross_entropy(logits, batch["targets"], self.config.label_smoothing)
+    def student_terms(self, net: LSTMEncoderDecoder, batch: TranslationBatch) -> Terms:
+        assert batch.inputs is not None and batch.targets is not None and batch.words is not None
+        tokens = batch.tokens.masked_fill(self.hidden(batch.tokens, batch.words), batch.mask_id)
+        memory = net.encode(tokens, batch.padding)
+        logits = net.heads[PRIMARY](net.decode(batch.inputs, memory.first)[0], memory)
+        losses = cross_entropy(logits, batch.targets, self.config.label_smoothing)
         return {"word_dropout": Term(losses.sum(), "targets")}
 
     def hidden(self, tokens: Tensor, words: Tensor) -> Tensor:

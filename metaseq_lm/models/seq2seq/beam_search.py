@@ -39,7 +39,7 @@ class Beam:
 
 @torch.no_grad()
 def beam_search(
-    step: Step, reorder: Reorder, state: Any, limits: Tensor, how: Beam
+    step: Step, reorder: Reorder, state: Any, limits: Tensor, beam: Beam
 ) -> tuple[Tensor, Tensor]:
     """Return the best hypothesis of each row, int64 (B, L) padded behind its end, and its score (B,).
 
@@ -49,62 +49,62 @@ def beam_search(
     that goes on can become better; that depends on no other row. K = 1 without a length penalty is
     greedy search.
     """
-    rows, size, device = len(limits), how.size, limits.device
+    rows, size, device = len(limits), beam.size, limits.device
     most = int(limits.max())
-    tokens = torch.full((rows, size, most), how.pad, dtype=torch.long, device=device)
-    last = torch.full((rows, size), how.start, dtype=torch.long, device=device)
+    tokens = torch.full((rows, size, most), beam.pad, dtype=torch.long, device=device)
+    last = torch.full((rows, size), beam.start, dtype=torch.long, device=device)
     alive: Tensor | None = None  # log-probabilities (B, K); at first there is one hypothesis
-    best = torch.full((rows, most), how.pad, dtype=torch.long, device=device)
+    best = torch.full((rows, most), beam.pad, dtype=torch.long, device=device)
     best_score = torch.full((rows,), float("-inf"), device=device)
     for at in range(most):
         log_probs, state = step(last, state)
-        log_probs = restricted(log_probs, limits == at + 1, how)
+        log_probs = restricted(log_probs, limits == at + 1, beam)
         if alive is None:
             best_score = best_score.to(log_probs.dtype)
             alive = log_probs.new_full((rows, size), float("-inf"))
             alive[:, 0] = 0.0
         vocabulary = log_probs.shape[-1]
         every = (alive.unsqueeze(-1) + log_probs).flatten(1)  # (B, K V)
-        found, places = every.topk(min(2 * size, every.shape[1]), dim=1)
+        scores, places = every.topk(min(2 * size, every.shape[1]), dim=1)
         origin, words = places // vocabulary, places % vocabulary
-        ended = words == how.end
+        ended = words == beam.end
         # Of those that end the best one is the best of all rows' hypotheses so far, or is not.
         length = torch.tensor(at + 1, device=device)
-        worth = how.worth(found, length).masked_fill(~ended, float("-inf"))[:, :size]
+        worth = beam.worth(scores, length).masked_fill(~ended, float("-inf"))[:, :size]
         top, which = worth.max(1)
         better = top > best_score
         ending = tokens.gather(1, origin.gather(1, which[:, None])[..., None].expand(-1, 1, most))
         ending = ending.squeeze(1).clone()
-        ending[:, at] = how.end
+        ending[:, at] = beam.end
         best = torch.where(better[:, None], ending, best)
         best_score = torch.where(better, top, best_score)
         # topk orders by score, so a stable sort by "ends" keeps the best K of those that go on.
         order = ended.to(torch.int8).argsort(dim=1, stable=True)[:, :size]
-        alive = found.masked_fill(ended, float("-inf")).gather(1, order)
+        alive = scores.masked_fill(ended, float("-inf")).gather(1, order)
         origin, last = origin.gather(1, order), words.gather(1, order)
         tokens = tokens.gather(1, origin[..., None].expand(-1, -1, most))
         tokens[:, :, at] = last
-        if done(alive, best_score, limits, how):
+        if done(alive, best_score, limits, beam):
             break
         state = reorder(state, origin)
     return best, best_score
 
 
-def restricted(log_probs: Tensor, at_limit: Tensor, how: Beam) -> Tensor:
+def restricted(log_probs: Tensor, at_limit: Tensor, beam: Beam) -> Tensor:
     """Return log-probabilities (B, K, V) without banned tokens, and in rows at their limit only the end."""
     banned = torch.zeros(log_probs.shape[-1], dtype=torch.bool, device=log_probs.device)
-    banned[list(how.banned)] = True
+    banned[list(beam.banned)] = True
     only = torch.ones_like(banned)
-    only[how.end] = False
+    only[beam.end] = False
     hidden = banned | (at_limit[:, None, None] & only)
     return log_probs.masked_fill(hidden, float("-inf"))
 
 
-def done(alive: Tensor, best: Tensor, limits: Tensor, how: Beam) -> bool:
+def done(alive: Tensor, best: Tensor, limits: Tensor, beam: Beam) -> bool:
     """Return whether no hypothesis (B, K) that goes on can become better than the best of its row.
 
     Log-probabilities only fall, and a penalty above 0 helps most at the row's limit (one below 0,
     not at all).
     """
-    longest = limits if how.length_penalty > 0 else torch.ones_like(limits)
-    return bool((how.worth(alive.max(1).values, longest) <= best).all())
+    longest = limits if beam.length_penalty > 0 else torch.ones_like(limits)
+    return bool((beam.worth(alive.max(1).values, longest) <= best).all())

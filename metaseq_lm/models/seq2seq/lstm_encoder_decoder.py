@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from metaseq_lm.core.checks import check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_model
@@ -29,20 +28,25 @@ LSTMState = tuple[Tensor, Tensor]
 class EncoderDecoderConfig:
     """Sizes and dropout; the paper's decoder is not described, these follow its other LSTMs."""
 
-    layers: int = option(2, "LSTM layers of the encoder and of the decoder")
-    embed_dim: int = option(300, "width of the embeddings of both sides")
-    hidden_dim: int = option(1024, "cells of a decoder layer; each encoder direction has half")
-    output_dim: int = option(512, "what they are projected to; each encoder direction has half")
-    dropout: float = option(0.5, "of embeddings and of the output of every LSTM")
+    layers: int = option(2, "LSTM layers of the encoder and of the decoder", at_least=1)
+    embed_dim: int = option(300, "width of the embeddings of both sides", at_least=1)
+    hidden_dim: int = option(
+        1024, "cells of a decoder layer; each encoder direction has half", at_least=2
+    )
+    output_dim: int = option(
+        512, "what they are projected to; each encoder direction has half", at_least=2
+    )
+    dropout: float = option(
+        0.5, "of embeddings and of the output of every LSTM", at_least=0, below=1
+    )
 
     def check(self) -> None:
         """Raise UsageError for sizes that do not fit together."""
         cells, width = self.hidden_dim, self.output_dim
-        check_least({"model.embed_dim": self.embed_dim}, 1)
-        if self.layers < 1 or cells % 2 or width % 2 or not 0 < width <= cells:
+        if cells % 2 or width % 2 or width > cells:
             raise UsageError(
-                "model.layers must be at least 1, model.hidden_dim and model.output_dim even numbers and "
-                f"the second not larger; got {self.layers}, {cells}, {width}"
+                "model.hidden_dim and model.output_dim must be even numbers and the second not "
+                f"larger; got {cells} and {width}"
             )
 
 
@@ -143,13 +147,13 @@ class LSTMEncoderDecoder(nn.Module):
 
     @torch.no_grad()
     def translate(
-        self, tokens: Tensor, padding: Tensor, limits: Tensor, how: Beam
+        self, tokens: Tensor, padding: Tensor, limits: Tensor, beam: Beam
     ) -> tuple[Tensor, Tensor]:
         """Return the best target row of each source row (B, S), and its score, by beam search.
 
         By the primary head, with dropout as the mode of the model has it. See `beam_search`.
         """
-        memory, size = self.encode(tokens, padding), how.size
+        memory, size = self.encode(tokens, padding), beam.size
         head = self.heads[PRIMARY]
 
         def step(last: Tensor, state: list[LSTMState]) -> tuple[Tensor, list[LSTMState]]:
@@ -167,7 +171,7 @@ class LSTMEncoderDecoder(nn.Module):
             (h.repeat_interleave(size, dim=1), c.repeat_interleave(size, dim=1))
             for h, c in memory.first
         ]
-        return beam_search(step, reorder, first, limits, how)
+        return beam_search(step, reorder, first, limits, beam)
 
 
 def draw_uniform(net: nn.Module) -> None:

@@ -75,13 +75,13 @@ def test_rows_of_the_decoder(text: Path) -> None:
     start, end = sides[1].vocabulary.cls(), sides[1].vocabulary.sep
     for i, sample in enumerate(samples):
         source, target = pair.source[sample].tolist(), pair.target[sample].tolist()
-        assert batch["tokens"][i, : len(source) + 1].tolist() == [*source, sides[0].vocabulary.sep]
-        assert batch["padding"][i].tolist() == [p > len(source) for p in range(9)]
-        assert batch["inputs"][i, : len(target) + 1].tolist() == [start, *target]
+        assert batch.tokens[i, : len(source) + 1].tolist() == [*source, sides[0].vocabulary.sep]
+        assert batch.padding[i].tolist() == [p > len(source) for p in range(9)]
+        assert batch.inputs[i, : len(target) + 1].tolist() == [start, *target]
         wanted = [*target, end] + [-1] * (8 - len(target))
-        assert batch["targets"][i].tolist() == wanted
-    said = int((batch["targets"] >= 0).sum())
-    assert batch["sizes"] == {"rows": 3, "targets": said, "later_targets": said - 3}
+        assert batch.targets[i].tolist() == wanted
+    said = int((batch.targets >= 0).sum())
+    assert batch.sizes == {"rows": 3, "targets": said, "later_targets": said - 3}
     assert (rows.lengths == pair.source.sizes + 1).all()
     some = shorter(pair, 3)
     assert set(pair.source.sizes[some]) == {2, 3} and len(some) < len(pair)

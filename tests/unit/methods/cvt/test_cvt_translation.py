@@ -128,15 +128,15 @@ def test_future_sees_the_attention_vector_before(pairs: Path, tmp_path: Path) ->
     run.model.eval()
     (batch,) = taught(run)
     net, word = run.model.net, 3
-    other = batch["inputs"].clone()
+    other = batch.inputs.clone()
     other[:, word] = (other[:, word] + 1) % 7 + 5  # what was said at word - 1
     losses = []
-    for inputs in (batch["inputs"], other):
-        memory = net.encode(batch["tokens"], batch["padding"])
+    for inputs in (batch.inputs, other):
+        memory = net.encode(batch.tokens, batch.padding)
         states, _ = net.decode(inputs, memory.first)
-        later = batch["targets"][:, 1:].clamp(min=0)
+        later = batch.targets[:, 1:].clamp(min=0)
         future = cross_entropy(net.heads["future"](states[:, :-1], memory), later)
-        full = cross_entropy(net.heads["full"](states, memory), batch["targets"].clamp(min=0))
+        full = cross_entropy(net.heads["full"](states, memory), batch.targets.clamp(min=0))
         losses.append((future, full))
     (future, full), (changed_future, changed_full) = losses
     # Column j of the future's losses is of word j + 1, which it predicts from states up to j.
@@ -152,20 +152,20 @@ def test_the_losses_are_those_of_the_formula(pairs: Path, tmp_path: Path) -> Non
     (batch,) = taught(run)
     terms = run.task.criterion(run.model, batch)
     net = run.model.net
-    memory = net.encode(batch["tokens"], batch["padding"])
-    states, _ = net.decode(batch["inputs"], memory.first)
+    memory = net.encode(batch.tokens, batch.padding)
+    states, _ = net.decode(batch.inputs, memory.first)
     size = len(run.task.tokenizers[1].vocabulary)
     for name, shift in (("attention", 0), ("future", 1)):
         length = states.shape[1] - shift
         log_probs = net.heads[name](states[:, :length], memory).log_softmax(-1)
-        targets = batch["targets"][:, shift:]
+        targets = batch.targets[:, shift:]
         smooth = torch.full_like(log_probs, 0.1 / size)
         smooth.scatter_add_(
             2, targets.clamp(min=0).unsqueeze(-1), torch.full_like(smooth[..., :1], 0.9)
         )
         each = -(smooth * log_probs).sum(-1)[targets >= 0]
         torch.testing.assert_close(terms[f"cvt_{name}"].sum, each.sum())
-        assert len(each) == batch["sizes"][terms[f"cvt_{name}"].per]
+        assert len(each) == batch.sizes[terms[f"cvt_{name}"].per]
 
 
 def test_the_teacher_is_the_primary_head_without_dropout(pairs: Path, tmp_path: Path) -> None:
@@ -177,13 +177,13 @@ def test_the_teacher_is_the_primary_head_without_dropout(pairs: Path, tmp_path: 
     run.model.eval()
     ids = run.task.search(run.model.net, parts[0])
     run.model.train()
-    said = batch["targets"].masked_fill(batch["targets"] < 0, 0)
+    said = batch.targets.masked_fill(batch.targets < 0, 0)
     assert torch.equal(said[:, : ids.shape[1]], ids[:, : said.shape[1]])
     stream = run.task.build_streams("train")[UNLABELLED]
     pieces = taught(run, stream.micro_batches(0, Shard(micro_batch_size=3)))
-    assert torch.equal(torch.cat([p["targets"] for p in pieces]), batch["targets"])
-    assert sum(p["sizes"]["targets"] for p in pieces) == batch["sizes"]["targets"]
-    assert batch["sizes"]["targets"] == int((batch["targets"] >= 0).sum())
+    assert torch.equal(torch.cat([p.targets for p in pieces]), batch.targets)
+    assert sum(p.sizes["targets"] for p in pieces) == batch.sizes["targets"]
+    assert batch.sizes["targets"] == int((batch.targets >= 0).sum())
 
 
 def test_attention_dropout_hides_from_the_first_head_only(pairs: Path, tmp_path: Path) -> None:
@@ -216,10 +216,10 @@ def test_word_dropout_hides_words_only(pairs: Path, tmp_path: Path) -> None:
     run = build(pairs, tmp_path, *more, criterion="word_dropout_translation")
     (batch,) = taught(run)
     assert heads(reached(run, [batch])) == {"primary"}
-    hidden = run.task.criterion.hidden(batch["tokens"], batch["words"])
+    hidden = run.task.criterion.hidden(batch.tokens, batch.words)
     vocabulary = run.task.tokenizers[0].vocabulary
-    special = (batch["tokens"] == vocabulary.sep) | (batch["tokens"] == vocabulary.pad)
-    assert torch.equal(hidden, ~special) and batch["mask_id"] == vocabulary.mask
+    special = (batch.tokens == vocabulary.sep) | (batch.tokens == vocabulary.pad)
+    assert torch.equal(hidden, ~special) and batch.mask_id == vocabulary.mask
     read = []
     run.model.net.source.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     run.task.criterion(run.model, batch)
@@ -265,15 +265,18 @@ def test_the_average_moves_once_and_before_the_step(kind: str, pairs: Path, tmp_
 @pytest.mark.parametrize(
     "more, words",
     [
-        (["criterion.auxiliary=[past]"], "no head 'past'"),
+        (
+            ["criterion.auxiliary=[past]"],
+            "criterion.auxiliary has 'past'.*Choices: attention, future, full",
+        ),
         (["criterion.auxiliary=[]"], "one or more different heads"),
         (["criterion.auxiliary=[future,future]"], "one or more different heads"),
         (["task.unlabelled=rest"], "labelled_share=1.0 leaves no pair"),
         (["task.unlabelled=rest", "task.labelled_share=0.999"], "leaves no pair"),
-        (["criterion.unlabelled_dropout=1"], "criterion.unlabelled_dropout must be from 0"),
-        (["criterion.attention_dropout=-1"], "criterion.attention_dropout must be from 0"),
-        (["criterion.label_smoothing=1"], "criterion.label_smoothing must be from 0 to below 1"),
-        (["criterion.gold_smoothing=-0.1"], "criterion.gold_smoothing must be from 0"),
+        (["criterion.unlabelled_dropout=1"], "criterion.unlabelled_dropout must be below 1"),
+        (["criterion.attention_dropout=-1"], "criterion.attention_dropout must be at least 0"),
+        (["criterion.label_smoothing=1"], "criterion.label_smoothing must be below 1"),
+        (["criterion.gold_smoothing=-0.1"], "criterion.gold_smoothing must be at least 0"),
         (["task.unlabelled_batch_size=-1"], "task.unlabelled_batch_size must be at least 0"),
     ],
 )
@@ -306,8 +309,8 @@ def test_a_refused_step_leaves_the_average_alone(pairs: Path, tmp_path: Path) ->
     before = {n: w.clone() for n, w in run.model.average.state_dict().items()}
     batch = batches(run, "train")[0]
     for token, refused in ((9, True), (8, False)):
-        batch["tokens"][:, 0] = token
-        batch["tokens"][batch["tokens"] == 9] = token
+        batch.tokens[:, 0] = token
+        batch.tokens[batch.tokens == 9] = token
         run.trainer._update(0, {"train": [[batch]]})
         assert bool(engine.nonfinite) == refused
         now = run.model.average.state_dict()
