@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.doctor import corpus, sets, words
+from metaseq_lm.data.doctor import sets, words
 from metaseq_lm.data.doctor.findings import (
     CHECKS,
     ERROR,
@@ -18,7 +18,7 @@ from metaseq_lm.data.doctor.findings import (
 )
 from metaseq_lm.data.storage.manifest import CORPUS, MANIFEST_FILE, Manifest, check_sizes
 
-BUILT_IN = (corpus, sets, words)  # importing them registers their checks
+BUILT_IN = (sets, words)  # importing them registers their checks
 
 
 def examine(folder: Path, full: bool) -> Iterator[Finding]:
@@ -41,7 +41,7 @@ def examine(folder: Path, full: bool) -> Iterator[Finding]:
             yield from examine_set(subject, one)
         return
     if subject.manifest is None:
-        yield from corpus.corpus(subject)
+        yield from sets.corpus(subject)
     else:
         yield from examine_contents(subject)
     for one in inside:
