@@ -129,7 +129,7 @@ def _wsc_of_author(record: Record, counts: Counter[str]) -> Iterator[Example]:
 
 
 def searched_span(text: str, wanted: str, index: int) -> tuple[int, int]:
-    """Return (first character, character after the last) of WSC's `wanted` words as the author finds them.
+    """Return (first character, character after the last) of WSC's `wanted` words by the author's rule.
 
     They begin with the word `index` of `text`, in any case; else the span goes from the first to the
     last word from there on that is one of them, each taken once; else it is (0, 0).
@@ -139,13 +139,13 @@ def searched_span(text: str, wanted: str, index: int) -> tuple[int, int]:
     if wanted and text[first:].lower().startswith(wanted.lower()):
         return first, first + len(wanted)
     left = {_letters(word) for word in wanted.split()}
-    found = []
+    borders: list[int] = []
     for start, end in words[max(index, 0) :]:
         word = _letters(text[start:end])
         if word in left:
             left.remove(word)
-            found += [start, end]
-    return (found[0], found[-1]) if found else (0, 0)
+            borders += [start, end]
+    return (borders[0], borders[-1]) if borders else (0, 0)
 
 
 def _letters(word: str) -> str:

@@ -1,6 +1,6 @@
-"""Masks as positions: which tokens of a row are hidden is a pure function of the row's key.
+"""Masking of tokens; which tokens of a row are masked is a pure function of the row's key.
 
-Shapes: B rows, S length, M = the largest number of chosen positions.
+Shapes: B rows, S length, M the largest number of chosen positions.
 """
 
 from dataclasses import dataclass, field
@@ -16,17 +16,24 @@ ROUNDINGS = ("random", "nearest")
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are hidden.
+    """Which tokens are chosen for prediction, and what replaces them in the input.
 
-    `rate` of the candidates are chosen; of the chosen, `keep` stay as they are, `random` become a
-    token drawn uniformly from `replacements`, the rest become `mask`. `spared` ids are no
-    candidates.
+    Attributes:
+        mask: The id of [MASK], which replaces the chosen tokens that `keep` and `random` leave.
+        rate: The share of candidates that is chosen.
+        random: The share of the chosen tokens that becomes a random token of `replacements`.
+        keep: The share of the chosen tokens that stays as it is.
+        replacements: The ids that random tokens are drawn from, uniformly.
+        spared: The ids that are never chosen.
+        rounding: How many tokens of a row are chosen. "random": floor(rate * candidates + U).
+            "nearest" (ELECTRA's code, Clark et al. 2020): rate times all real tokens, special ones
+            too, rounded, at least 1, at most `most_chosen`; M then follows from S alone.
+        legacy_duplicates: Whether tokens are drawn with replacement, as in ELECTRA's code: a token
+            drawn twice counts twice, and is masked if one of the draws masks it.
+        tokens_per_sample: The longest row, which limits `most_chosen`.
 
-    How many are chosen of a row: `rounding` "random" is floor(rate * candidates + U). "nearest" is
-    ELECTRA's rule (Clark et al. 2020, their code): rate times all real tokens, special ones
-    too, rounded, at least 1, at most `most_chosen`; M then follows from S alone. With
-    `legacy_duplicates` they are drawn with replacement, as in that code: a token drawn twice counts
-    twice, and is hidden if one of the draws hides it. UsageError for another rounding.
+    Raises:
+        UsageError: A share lies outside [0, 1], or the rounding is unknown.
     """
 
     mask: int
@@ -88,7 +95,7 @@ def choose(candidates: np.ndarray, rate: float, keys: np.ndarray) -> tuple[np.nd
 
 
 def nearest_counts(lengths: np.ndarray, masking: Masking) -> np.ndarray:
-    """Return masking many tokens "nearest" chooses of rows of `lengths`, int64 of the same shape.
+    """Return how many tokens "nearest" chooses of rows of `lengths`, int64 of the same shape.
 
     Halves go to the even number, in numpy as in TensorFlow's and Python's round.
     """
@@ -150,10 +157,17 @@ def _choose_as(
 def mask_tokens(
     tokens: np.ndarray, lengths: np.ndarray, keys: np.ndarray, masking: Masking
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Hide tokens of rows (B, S) with `lengths` (B,), row i by keys[i].
+    """Mask tokens of rows.
 
-    Returns the hidden rows (B, S), the chosen positions (B, M) and their original tokens (B, M), -1
-    where a row has fewer than M. S is to be the width of the global batch.
+    Args:
+        tokens: The rows (B, S); S must be the width of the global batch.
+        lengths: The real tokens of each row (B,).
+        keys: The random key of each row (B,).
+        masking: Which tokens are chosen, and what replaces them.
+
+    Returns:
+        The masked rows (B, S), the chosen positions (B, M), and their original tokens (B, M), -1
+        where a row has fewer than M.
     """
     positions, counted = _choose_as(masking, candidates_of(tokens, lengths, masking), lengths, keys)
     masked, originals = hide(tokens, positions, counted, keys, masking)
@@ -167,9 +181,10 @@ def hide(
     keys: np.ndarray,
     masking: Masking,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Hide the tokens of rows (B, S) at `positions` (B, M) as `masking` says, row i by keys[i].
+    """Mask the tokens of rows (B, S) at `positions` (B, M), row i by keys[i].
 
-    Returns the hidden rows (B, S) and the original tokens (B, M), -1 where `counted` (B, M) is false.
+    Returns:
+        The masked rows (B, S) and the original tokens (B, M), -1 where `counted` (B, M) is false.
     """
     rows = np.arange(len(tokens))[:, None]
     originals = tokens[rows, positions]

@@ -39,7 +39,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Draws:
-    """The random numbers of a stretch of sentences, one of each kind per sentence.
+    """The random numbers of consecutive sentences, one of each kind per sentence.
 
     A sentence uses its own `coin`; an example uses `single` and `next_target` of its first one.
     """
@@ -102,17 +102,21 @@ class Packer:
                 length, target = 0, following
         self._target, self._following, self._length = target, following, length
         self._first, self._limit, self._second = first, limit, second
-        found = np.frombuffer(codes, np.uint8)
-        return found == 2, found == 1
+        kinds = np.frombuffer(codes, np.uint8)
+        return kinds == 2, kinds == 1
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where the sentences (N,) of a corpus went.
+    """The example and segment of each sentence of a corpus.
 
-    `starts`, `sizes` (tokens) and `documents` are those of the sentences; `begins` says where an
-    example begins, `second` which sentences are in its second segment. `targets` are the lengths
-    aimed at, int64 (examples,).
+    Attributes:
+        starts: Where each sentence begins in the token stream, int64 (N,).
+        sizes: The tokens of each sentence, int64 (N,).
+        documents: The document of each sentence, int64 (N,).
+        begins: Whether an example begins with the sentence, boolean (N,).
+        second: Whether the sentence is in the second segment of its example, boolean (N,).
+        targets: The target length of each example, int64 (examples,).
     """
 
     starts: np.ndarray
@@ -168,19 +172,19 @@ class Packed:
         self.data = open_tokens(folder, split, tokens_per_sample, least=SHORTEST)
         self.vocabulary = vocabulary
         generator = random_streams.generator(seed, "packing", split)
-        found = assign_corpus(self.data, Targets(tokens_per_sample), generator)
-        self._lay_out(found, tokens_per_sample)
+        assignment = assign_corpus(self.data, Targets(tokens_per_sample), generator)
+        self._lay_out(assignment, tokens_per_sample)
 
-    def _lay_out(self, found: Assignment, longest: int) -> None:
-        """Fill the tables of examples and of pieces, which are stretches of the token stream.
+    def _lay_out(self, assignment: Assignment, longest: int) -> None:
+        """Fill the tables of examples and of pieces, which are runs of the token stream.
 
-        Of a segment that is too long the end is lost: A keeps longest - 2 tokens, B what A leaves.
+        A segment that is too long is truncated: A keeps longest - 2 tokens, B the room that A leaves.
         """
-        example = found.examples
+        example = assignment.examples
         # All of A, then all of B, each in its order.
-        order = np.argsort(2 * example + found.second, kind="stable")
-        example, second = example[order], found.second[order]
-        starts, sizes = found.starts[order], found.sizes[order]
+        order = np.argsort(2 * example + assignment.second, kind="stable")
+        example, second = example[order], assignment.second[order]
+        starts, sizes = assignment.starts[order], assignment.sizes[order]
         segment = 2 * example + second
         totals = np.bincount(segment, sizes, 2 * (example[-1] + 1)).astype(np.int64)
         first = np.minimum(totals[::2], longest - 2)
@@ -221,10 +225,10 @@ class Packed:
         counts = self.pieces[samples + 1] - self.pieces[samples]
         pieces = ranges(self.pieces[samples], counts)
         places = (np.repeat(np.arange(len(samples)), counts), self.piece_columns[pieces])
-        stretches = (self.piece_starts[pieces], self.piece_lengths[pieces])
+        runs = (self.piece_starts[pieces], self.piece_lengths[pieces])
         lengths = self.lengths[samples]
         rows = blank_rows(self.vocabulary, cls, self.firsts[samples], lengths, width)
-        fill(rows, self.data, places, stretches)
+        fill(rows, self.data, places, runs)
         return rows, lengths
 
     def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
@@ -251,11 +255,11 @@ def fill(
     rows: np.ndarray,
     data: IndexedDataset,
     places: tuple[np.ndarray, np.ndarray],
-    stretches: tuple[np.ndarray, np.ndarray],
+    runs: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    """Copy stretches (start, length) of the token stream to places (row, column); all (pieces,)."""
-    (row, column), (start, length) = places, stretches
-    # The rows lie end to end in memory, so a stretch is one there too.
+    """Copy runs (start, length) of the token stream to places (row, column); all (pieces,)."""
+    (row, column), (start, length) = places, runs
+    # The rows lie end to end in memory, so a run is one there too.
     rows.reshape(-1)[ranges(row * rows.shape[1] + column, length)] = np.asarray(data.tokens)[
         ranges(start, length)
     ]
@@ -270,7 +274,7 @@ def segments_of(firsts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarr
 def open_corpus(
     folder: Path, split: str, vocabulary: Vocabulary, options: DictConfig, seed: int
 ) -> Samples:
-    """Return the samples of a split, with its token ids checked, as a task's `options` want them.
+    """Return the samples of a split as a task's `options` ask for them, with its token ids checked.
 
     `sample_break_mode` "eos" and "none" are those of Corpus, "segments" is Packed. Raises UsageError
     for another one or a wrong `tokens_per_sample`, MetaseqError for data that cannot be used.

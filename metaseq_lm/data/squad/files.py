@@ -20,7 +20,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its gold answers; the first of them begins at character `start`, -1 for none."""
+    """A question with its gold answers; the first answer begins at character `start`, -1 if none."""
 
     id: str
     text: str
@@ -102,8 +102,8 @@ class SquadReader:
         return Question(name, question, texts, starts[0] if starts else -1, impossible)
 
     def _mrqa_question(self, node: Any, name: str, context: str, where: str) -> Question:
-        found = part(node, "detected_answers", list, where)
-        spans = part(found[0], "char_spans", list, where) if found else []
+        detected = part(node, "detected_answers", list, where)
+        spans = part(detected[0], "char_spans", list, where) if detected else []
         if not spans:
             raise MetaseqError(f"{where}: has no detected answer")
         first = spans[0]

@@ -72,7 +72,7 @@ class Tokenizer(ABC):
     ) -> "Tokenizer":
         """Rebuild a tokenizer from what `save` wrote; ValueError if the model is malformed.
 
-        `vocabulary` is None when the folder has a foreign model file but no `dict.txt`.
+        `vocabulary` is None when the folder has a model file but no `dict.txt`.
         """
 
     @property
@@ -122,7 +122,13 @@ class Tokenizer(ABC):
 def token_span(starts: np.ndarray, ends: np.ndarray, first: int, end: int) -> tuple[int, int]:
     """Return (first token, token after the last) that share a character with [first, end).
 
-    `starts` and `ends` (tokens,) are where the tokens stand; (0, 0) if there is none.
+    (0, 0) if there is none.
+
+    Args:
+        starts: The first character of each token (tokens,).
+        ends: The character after the last of each token (tokens,).
+        first: The first character of the span.
+        end: The character after its last.
     """
     inside = np.flatnonzero((starts < end) & (ends > first) & (starts < ends))
     return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)

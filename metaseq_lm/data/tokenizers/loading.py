@@ -34,7 +34,7 @@ def _read_options(path: Path) -> dict[str, Any]:
     return options
 
 
-def _own_source(folder: Path, prefix: str) -> Source:
+def _saved_source(folder: Path, prefix: str) -> Source:
     """Return what the options file of a folder and the model file it asks for hold."""
     options = _read_options(folder / (prefix + OPTIONS_FILE))
     name = tokenizer_class(options["tokenizer"]).model_file
@@ -52,7 +52,7 @@ def load_tokenizer(folder: str | Path, prefix: str = "") -> Tokenizer:
     """
     folder = Path(folder)
     has_options = bool(prefix) or (folder / OPTIONS_FILE).is_file()
-    source = _own_source(folder, prefix) if has_options else transformers_source(folder)
+    source = _saved_source(folder, prefix) if has_options else transformers_source(folder)
     dictionary = folder / (prefix + DICT_FILE)
     vocabulary = Vocabulary.load(dictionary) if dictionary.is_file() else None
     kind = tokenizer_class(source.kind)

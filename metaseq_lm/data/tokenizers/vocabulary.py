@@ -16,7 +16,7 @@ LONGEST_ROW = 1 << 20  # bytes of a row of dict.txt
 
 @dataclass(frozen=True)
 class Family:
-    """The special symbols of a known kind of foreign vocabulary."""
+    """The special symbols of a family of vocabularies of the transformers library."""
 
     pad: str
     mask: str
@@ -76,12 +76,21 @@ def load_symbols(path: Path) -> tuple[list[str], list[int]]:
 
 
 class Vocabulary:
-    """The symbols of a tokenizer in id order, with how often each occurs in the training text.
+    """The symbols of a tokenizer in id order, and how often each occurs in the training text.
 
-    In our own layout the special symbols come first: [PAD] [MASK] [SEP] [CLS0] ... and [UNK]. Else
-    the special symbols of exactly one family must all be there, at any ids; `layout` is then its
-    name and there is one task token. `specials` are the sorted ids of all of them, `unwritten` those
-    that no text shows: all but [UNK]. ValueError for equal symbols or another layout.
+    In the layout of this package the special symbols come first: [PAD] [MASK] [SEP] [CLS0] ... and
+    [UNK]. Otherwise all special symbols of exactly one family must be there, at any ids, and there is
+    one task token.
+
+    Attributes:
+        symbols: The symbols in id order.
+        counts: How often each occurs in the training text.
+        layout: "own", or the name of the family.
+        specials: The sorted ids of the special symbols.
+        unwritten: The ids that decoding leaves out: all special ones but [UNK].
+
+    Raises:
+        ValueError: Two symbols are equal, or the layout is neither of these.
     """
 
     def __init__(self, symbols: Sequence[str], counts: Sequence[int] | None = None) -> None:
@@ -98,7 +107,7 @@ class Vocabulary:
         if self.symbols[:3] == [PAD, MASK, SEP]:
             self._own_layout()
         else:
-            self._foreign_layout()
+            self._family_layout()
         self.unwritten = frozenset(self.specials.tolist()) - {self.unk}
 
     def _own_layout(self) -> None:
@@ -111,7 +120,7 @@ class Vocabulary:
         self.unk = after if self._ids.get(UNK) == after else None
         self.specials = np.arange(after + (self.unk is not None))
 
-    def _foreign_layout(self) -> None:
+    def _family_layout(self) -> None:
         whole = [n for n, f in FAMILIES.items() if all(s in self._ids for s in astuple(f))]
         if len(whole) != 1:
             known = " or ".join(" ".join(astuple(family)) for family in FAMILIES.values())
@@ -133,10 +142,10 @@ class Vocabulary:
 
     def index(self, symbol: str) -> int:
         """Return the id of a symbol; the id of [UNK], or KeyError without one, if unknown."""
-        found = self._ids.get(symbol, self.unk)
-        if found is None:
+        number = self._ids.get(symbol, self.unk)
+        if number is None:
             raise KeyError(symbol)
-        return found
+        return number
 
     def cls(self, n: int = 0) -> int:
         """Return the id of `[CLSn]`; MetaseqError if the vocabulary has fewer task tokens."""

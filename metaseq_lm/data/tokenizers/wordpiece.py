@@ -109,7 +109,7 @@ class WordPiece(PackedTokenizer):
         return " ".join(words)
 
     def model_bytes(self) -> bytes:
-        """Return the library's own JSON."""
+        """Return the JSON of the tokenizers library."""
         return (self._library.to_str(pretty=True) + "\n").encode("utf-8")
 
     @classmethod
@@ -132,12 +132,12 @@ class WordPiece(PackedTokenizer):
             library.no_padding()
         tokenizer = cls(library)
         symbols = tokenizer.vocabulary.symbols
-        known = {symbols[i] for i in tokenizer.vocabulary.specials}
-        other = [t.content for t in library.get_added_tokens_decoder().values()]
-        other = [symbol for symbol in other if symbol not in known]
-        if other:
+        special = {symbols[i] for i in tokenizer.vocabulary.specials}
+        added = [t.content for t in library.get_added_tokens_decoder().values()]
+        added = [symbol for symbol in added if symbol not in special]
+        if added:
             raise ValueError(
-                f"it has the added tokens {', '.join(other[:4])}, which are not BERT's"
+                f"it has the added tokens {', '.join(added[:4])}, which are not BERT's"
             )
         return tokenizer
 

@@ -35,16 +35,26 @@ class BucketsConfig:
 
 
 class Bucketed:
-    """Epochs over sentences in batches that follow only from (seed, name) and the number of the batch.
+    """Epochs of batches of sentences of about equal length.
 
-    `lengths` (sentences,) are words per sentence. `batch_size` is the mean number of sentences of a
-    batch: each holds a sum of sqrt(length) of about batch_size times the mean of sqrt(length).
-    `samples` are the sentences to use (default: all), of which those with `longest` words or more
-    are left out (0: none). With `chunk` one permutation, the same in all epochs, spreads the sentences
-    over pieces of about so many; the pieces come one after another, each put into buckets and shuffled
-    by itself, so that only the plan of a piece is in memory besides one number for each sentence. 0
-    takes all sentences together. `buckets` are the lengths at which a new one begins; one of less than
-    FEW batches joins a neighbour. UsageError if no sentence is left, or for lengths that do not grow.
+    A batch is a pure function of seed, name and its number. With `chunk` one permutation, the same in
+    all epochs, spreads the sentences over pieces; the pieces come one after another, each put into
+    buckets and shuffled by itself, so that memory holds the plan of one piece and a number for each
+    sentence. A bucket of less than FEW batches joins a neighbour.
+
+    Args:
+        lengths: The words of each sentence (sentences,).
+        batch_size: The mean number of sentences of a batch; each holds a sum of sqrt(length) of about
+            batch_size times the mean of sqrt(length).
+        seed: The seed of the run.
+        name: The name of the stream.
+        samples: The sentences to use; all by default.
+        chunk: About how many sentences a piece has; 0 takes all together.
+        longest: Sentences of this many words or more are left out; 0 keeps all.
+        buckets: The lengths at which a new bucket begins.
+
+    Raises:
+        UsageError: No sentence is left, or the lengths do not grow.
     """
 
     def __init__(

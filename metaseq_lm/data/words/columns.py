@@ -7,7 +7,7 @@ named; lines of documents (-DOCSTART-) are passed over (Clark et al. 2018, code)
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError
@@ -127,19 +127,19 @@ class HeadColumnReader(ColumnReader):
     """
 
     def _sentence(self, held: list[tuple[int, str]]) -> Sentence | None:
-        found = super()._sentence(held)
-        if found is None:
+        sentence = super()._sentence(held)
+        if sentence is None:
             return None
         heads, relations = [], []
-        for word, label in enumerate(found.labels):
+        for word, label in enumerate(sentence.labels):
             match = _HEAD.fullmatch(label)
             if match is None or len(match[1]) > 9:
                 raise MetaseqError(
-                    f"{found.place(word)}: {label[:40]!r} is not HEAD-RELATION, such as 3-nsubj or 0-root"
+                    f"{sentence.place(word)}: {label[:40]!r} is not HEAD-RELATION, such as 3-nsubj or 0-root"
                 )
             heads.append(int(match[1]))
             relations.append(match[2])
-        return checked_tree(Sentence(self.file.path, found.lines, found.words, relations, heads))
+        return checked_tree(replace(sentence, labels=relations, heads=heads))
 
 
 def checked_tree(sentence: Sentence) -> Sentence:

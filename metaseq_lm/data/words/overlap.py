@@ -22,10 +22,10 @@ CHUNK = 4096
 
 
 class Overlap:
-    """Says of sentences, as lists of words, whether their letters are those of one of the given."""
+    """A set of sentences, lists of words; two sentences are the same if their letters are."""
 
     def __init__(self, sentences: Iterable[Sequence[str]]) -> None:
-        self._known: dict[str, str] = {}
+        self._letters: dict[str, str] = {}
         self._keys = {self._key(words) for words in sentences}
 
     def __len__(self) -> int:
@@ -33,9 +33,9 @@ class Overlap:
 
     def _key(self, words: Sequence[str]) -> str:
         for word in words:
-            if word not in self._known:
-                self._known[word] = "".join(filter(str.isalnum, normalise(word)))
-        letters = "".join([self._known[word] for word in words])
+            if word not in self._letters:
+                self._letters[word] = "".join(filter(str.isalnum, normalise(word)))
+        letters = "".join([self._letters[word] for word in words])
         return letters or " ".join(words)
 
     def __contains__(self, words: Sequence[str]) -> bool:

@@ -40,12 +40,17 @@ def normalise(word: str) -> str:
 
 
 class WordVocabulary:
-    """Normalised words and single characters, each with its place as its id.
+    """Normalised words and single characters; the id of each is its place in its list.
 
-    `words` begin with <pad> 0, <unk> 1, <start> 2, <end> 3 and <removed> 4, `characters` with
-    padding 0, unknown 1, word start 2 and word end 3; `counts` say how often each word occurs in the
-    text the vocabulary was made of (0 for the specials). `vectors` is float32 (words, width), rows
-    in id order, or None. ValueError for other first symbols, or symbols that occur twice.
+    Args:
+        words: The words, first <pad> 0, <unk> 1, <start> 2, <end> 3 and <removed> 4.
+        characters: The characters, first padding 0, unknown 1, word start 2 and word end 3.
+        counts: How often each word occurs in the text that the vocabulary was made of, 0 for special
+            ones.
+        vectors: Word vectors, float32 (words, width) in id order, or None.
+
+    Raises:
+        ValueError: The first symbols are others, or a symbol occurs twice.
     """
 
     PAD, UNKNOWN, START, END, REMOVED = PAD, UNKNOWN, START, END, REMOVED
@@ -194,10 +199,10 @@ def frequent_words(counts: Mapping[str, int], least: int = 1, most: int | None =
 
 def characters_of(forms: Iterable[str]) -> list[str]:
     """Return the special characters and all that occur in `forms`, brackets un-escaped, sorted."""
-    found: set[str] = set()
+    characters: set[str] = set()
     for form in forms:
-        found.update(BRACKETS.get(form, form))
-    return [*SPECIAL_CHARACTERS, *sorted(found)]
+        characters.update(BRACKETS.get(form, form))
+    return [*SPECIAL_CHARACTERS, *sorted(characters)]
 
 
 # The normalised forms that do not count.

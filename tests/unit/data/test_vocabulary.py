@@ -100,7 +100,7 @@ ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "<mask>"]
 
 
 @pytest.mark.parametrize("symbols,layout", [(BERT, "bert"), (ROBERTA, "roberta")])
-def test_foreign_layouts(tmp_path, symbols, layout):
+def test_family_layouts(tmp_path, symbols, layout):
     Vocabulary(symbols, range(len(symbols))).save(tmp_path / "dict.txt")
     vocabulary = Vocabulary.load(tmp_path / "dict.txt")
     assert vocabulary.symbols == symbols and vocabulary.counts == list(range(len(symbols)))
@@ -114,7 +114,7 @@ def test_foreign_layouts(tmp_path, symbols, layout):
         vocabulary.cls(1)
 
 
-def test_foreign_layouts_must_be_whole_and_the_only_one():
+def test_family_layout_must_be_complete_and_the_only_one():
     for lacking in BERT[1:3] + BERT[4:6] + BERT[7:]:
         with pytest.raises(ValueError, match="neither set is complete"):
             Vocabulary([s for s in BERT if s != lacking])
@@ -126,7 +126,7 @@ def test_foreign_layouts_must_be_whole_and_the_only_one():
 
 
 @pytest.mark.parametrize("symbols", [BERT, ROBERTA])
-def test_masking_and_words_with_a_foreign_layout(symbols):
+def test_masking_and_words_with_a_family_layout(symbols):
     """Special symbols are neither hidden nor drawn, wherever they are."""
     from omegaconf import OmegaConf
 
