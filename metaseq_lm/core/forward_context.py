@@ -105,8 +105,8 @@ class Noise:
         return drawn[:, :numbers].reshape(shape).to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
 
 
-class Pass:
-    """What the layers of a model must know about the pass they are in; set by the engine only."""
+class ForwardContext:
+    """What the layers of a model need to know about the forward pass that they are in; set by the engine."""
 
     def __init__(
         self, noise: Noise | None = None, double_backward: bool = False, ahead: int = 0
@@ -116,19 +116,19 @@ class Pass:
         self.ahead = ahead
 
 
-_current: ContextVar[Pass] = ContextVar("metaseq_lm_pass", default=Pass())
+_current: ContextVar[ForwardContext] = ContextVar("metaseq_lm_context", default=ForwardContext())
 
 
-def current_pass() -> Pass:
-    """Return the pass that the calling layer runs in."""
+def current_context() -> ForwardContext:
+    """Return the context that the calling layer runs in."""
     return _current.get()
 
 
 @contextlib.contextmanager
-def entered(this: Pass) -> Iterator[Pass]:
-    """Make `this` the current pass inside the with block."""
-    token = _current.set(this)
+def use_context(context: ForwardContext) -> Iterator[ForwardContext]:
+    """Make `context` the current one inside the with block."""
+    token = _current.set(context)
     try:
-        yield this
+        yield context
     finally:
         _current.reset(token)

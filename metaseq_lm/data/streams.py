@@ -194,7 +194,7 @@ class Stream:
         samples = self.order.batch(number)
         return len(samples) * int(self.lengths[samples].max())
 
-    def once(self, shard: Shard) -> Iterator[list[Batch]]:
+    def one_epoch(self, shard: Shard) -> Iterator[list[Batch]]:
         """Yield all global batches of a Sequential order."""
         if not isinstance(self.order, Sequential):
             raise UsageError(

@@ -21,7 +21,7 @@ from metaseq_lm.core.batch import Batch, Terms
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.reduction import Reduction
-from metaseq_lm.engine.term_means import Logs, means, plain, weighted_loss
+from metaseq_lm.engine.term_means import Logs, means, to_python, weighted_loss
 from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.optim import Optimizer
 
@@ -40,7 +40,7 @@ class InnerGradient:
     loss_fn: LossFn
     batches: list[Batch]
     wrt: Sequence[Tensor]
-    draw: int | str
+    rng_key: int | str
     graph: Optional[list[Optional[Tensor]]] = field(default=None, repr=False)
 
 
@@ -93,21 +93,21 @@ class Engine:
         loss_fn: LossFn,
         batches: Sequence[Batch],
         wrt: Sequence[Tensor],
-        draw: int | str | None = None,
+        rng_key: int | str | None = None,
         full_precision: bool = False,
     ) -> tuple[Vector, Logs]:
         """Return the gradient of the global mean loss with respect to the leaves `wrt`, and the logs.
 
-        Leaves that no replica's loss reaches get None. Passes with equal `draw` in an update see
+        Leaves that no replica's loss reaches get None. Passes with equal `rng_key` in an update see
         the same dropout masks and samples; without one each call draws afresh. `full_precision`
         leaves autocast out, for a gradient that a second derivative is applied to.
         """
-        draw = self._draw(draw)
+        rng_key = self._rng_key(rng_key)
         totals = self._totals(batches)
         logs: Logs = {}
         reduction = Reduction(wrt) if process_group.world_size() > 1 else None
         for number, batch in enumerate(batches):
-            with self._pass(batch, draw, full_precision=full_precision):
+            with self._pass(batch, rng_key, full_precision=full_precision):
                 loss = weighted_loss(self._noted(loss_fn(batch)), totals, logs)
             if loss.requires_grad:
                 last = number == len(batches) - 1
@@ -120,7 +120,7 @@ class Engine:
         loss_fn: LossFn,
         batches: Sequence[Batch],
         wrt: Sequence[Tensor],
-        draw: int | str | None = None,
+        rng_key: int | str | None = None,
         replay: bool = False,
     ) -> InnerGradient:
         """Return the gradient like `gradients`, in a form that `hypergradients` can differentiate.
@@ -128,17 +128,17 @@ class Engine:
         With one micro-batch its graph is kept; with more, or with `replay`, each graph is built
         again when it is needed, so that memory stays that of one.
         """
-        draw = self._draw(draw)
+        rng_key = self._rng_key(rng_key)
         batches = list(batches)
         if len(batches) != 1 or replay:
-            value, logs = self.gradients(loss_fn, batches, wrt, draw, full_precision=True)
-            return InnerGradient(value, logs, loss_fn, batches, wrt, draw)
+            value, logs = self.gradients(loss_fn, batches, wrt, rng_key, full_precision=True)
+            return InnerGradient(value, logs, loss_fn, batches, wrt, rng_key)
         logs = {}
-        graph = self._graph(loss_fn, batches[0], wrt, draw, self._totals(batches), logs)
+        graph = self._graph(loss_fn, batches[0], wrt, rng_key, self._totals(batches), logs)
         for leaf, grad in zip(wrt, graph, strict=True):
             leaf.grad = None if grad is None else grad.detach()
         value = self._collect(wrt, logs)
-        return InnerGradient(value, logs, loss_fn, batches, wrt, draw, graph)
+        return InnerGradient(value, logs, loss_fn, batches, wrt, rng_key, graph)
 
     def hypergradients(
         self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float = 0.0
@@ -154,7 +154,7 @@ class Engine:
         for batch in inner.batches:
             graph = inner.graph
             if graph is None:
-                graph = self._graph(inner.loss_fn, batch, inner.wrt, inner.draw, totals, {})
+                graph = self._graph(inner.loss_fn, batch, inner.wrt, inner.rng_key, totals, {})
             product = sum(
                 (v * g).sum() for v, g in zip(vector, graph) if v is not None and g is not None
             )
@@ -165,37 +165,37 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(
-        self, loss_fn: LossFn, batches: Iterable[Batch], draw: int | str | None = None
+        self, loss_fn: LossFn, batches: Iterable[Batch], rng_key: int | str | None = None
     ) -> Logs:
         """Return the logs of the mean loss over all batches of all replicas, as numbers.
 
         Unlike in an update the batches may come from an iterator, and a replica may have none.
         """
-        draw = self._draw(draw)
+        rng_key = self._rng_key(rng_key)
         parts: dict[str, list] = {}  # term: [sum, name of its size or None, weight]
         sizes: dict[str, Any] = {}
         for batch in batches:
-            with self._pass(batch, draw):
+            with self._pass(batch, rng_key):
                 terms = self._noted(loss_fn(batch))
             for name, size in batch["sizes"].items():
                 sizes[name] = sizes.get(name, 0) + size
             for name, term in terms.items():
                 part = parts.setdefault(name, [0.0, term.per, term.weight])
                 part[0] = part[0] + term.sum.double()
-        return means(process_group.gather_objects(plain((parts, sizes))))
+        return means(process_group.gather_objects(to_python((parts, sizes))))
 
     @torch.no_grad()
     def map(
         self,
         function: Callable[[Any], T],
         batches: Sequence[Batch],
-        draw: int | str | None = None,
+        rng_key: int | str | None = None,
     ) -> list[T]:
-        """Return `function` of each micro-batch, without gradients, with the random numbers of `draw`."""
-        draw = self._draw(draw)
+        """Return `function` of each micro-batch, without gradients, with the random numbers of `rng_key`."""
+        rng_key = self._rng_key(rng_key)
         results = []
         for batch in batches:
-            with self._pass(batch, draw):
+            with self._pass(batch, rng_key):
                 results.append(function(batch))
         return results
 
@@ -291,10 +291,10 @@ class Engine:
         self.loss_terms.update(name for name, term in terms.items() if term.is_loss)
         return terms
 
-    def _draw(self, draw: int | str | None) -> int | str:
+    def _rng_key(self, rng_key: int | str | None) -> int | str:
         # Counted only where nothing is given: a verb that calls another must not shift later draws.
-        if draw is not None:
-            return draw
+        if rng_key is not None:
+            return rng_key
         self._calls += 1
         return self._calls
 
@@ -302,17 +302,19 @@ class Engine:
     def _pass(
         self,
         batch: Batch,
-        draw: int | str,
+        rng_key: int | str,
         double_backward: bool = False,
         full_precision: bool = False,
     ) -> Iterator[None]:
-        root = random_streams.key(self.seed, "noise", self._update, draw)
+        root = random_streams.key(self.seed, "noise", self._update, rng_key)
         noise = forward_context.Noise(root, batch["rows"], self.device) if "rows" in batch else None
         # Second derivatives and differences of gradients drown in bfloat16's rounding.
         low = self.precision == "bf16" and not (double_backward or full_precision)
         with contextlib.ExitStack() as stack:
             stack.enter_context(
-                forward_context.entered(forward_context.Pass(noise, double_backward, self._ahead))
+                forward_context.use_context(
+                    forward_context.ForwardContext(noise, double_backward, self._ahead)
+                )
             )
             if low:
                 stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
@@ -339,11 +341,11 @@ class Engine:
         loss_fn: LossFn,
         batch: Batch,
         wrt: Sequence[Tensor],
-        draw: Any,
+        rng_key: Any,
         totals: Any,
         logs: Logs,
     ) -> list[Optional[Tensor]]:
-        with self._pass(batch, draw, double_backward=True):
+        with self._pass(batch, rng_key, double_backward=True):
             loss = weighted_loss(self._noted(loss_fn(batch)), totals, logs)
         return list(torch.autograd.grad(loss, list(wrt), create_graph=True, allow_unused=True))
 
@@ -364,7 +366,7 @@ class Engine:
                     if v is not None:
                         p.add_(v, alpha=sign * size)
             side, _ = self.gradients(
-                inner.loss_fn, inner.batches, wrt, inner.draw, full_precision=True
+                inner.loss_fn, inner.batches, wrt, inner.rng_key, full_precision=True
             )
             sides.append(side)
             with torch.no_grad():

@@ -36,13 +36,13 @@ def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
     return total
 
 
-def plain(value: Any) -> Any:
+def to_python(value: Any) -> Any:
     """Return nested containers with each tensor as a float or a list of floats."""
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+        return {k: to_python(v) for k, v in value.items()}
+    return [to_python(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def means(replicas: list) -> Logs:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import current_pass
+from metaseq_lm.core.forward_context import current_context
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.layers import Dropout, Embedding, Linear
 from metaseq_lm.models.transformer.encoder import select
@@ -138,7 +138,7 @@ def projected_lstm(width: int, cells: int, inputs: int = 0) -> nn.LSTM:
 
 def differentiable() -> contextlib.AbstractContextManager:
     """Return a context without cuDNN where second derivatives are wanted, which it does not have."""
-    if current_pass().double_backward:
+    if current_context().double_backward:
         return torch.backends.cudnn.flags(enabled=False)
     return contextlib.nullcontext()
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import current_pass
+from metaseq_lm.core.forward_context import current_context
 
 
 def full_precision(x: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        this = current_pass()
+        this = current_context()
         if this.noise is None:
             return F.dropout(x, self.p)
         return x * this.noise.keep(x.shape, self.p, x.dtype, this.ahead)
@@ -131,7 +131,7 @@ class SelfAttention(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (N, H, S, D/H)
         # The fused kernel has no second derivative, and dropout inside it would follow torch's
         # global generator instead of the rows.
-        explicit = current_pass().double_backward or (self.training and self.dropout.p > 0)
+        explicit = current_context().double_backward or (self.training and self.dropout.p > 0)
         if explicit:
             scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.mT
             if mask is not None:

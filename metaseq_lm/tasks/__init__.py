@@ -125,7 +125,9 @@ class Task:
         """
         everything = (micro for stream in passes.values() for batch in stream for micro in batch)
         return Scored(
-            engine.evaluate(lambda batch: self.criterion(model, batch), everything, draw="validate")
+            engine.evaluate(
+                lambda batch: self.criterion(model, batch), everything, rng_key="validate"
+            )
         )
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:

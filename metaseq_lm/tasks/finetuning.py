@@ -165,7 +165,7 @@ def judged(
         return terms
 
     everything = (micro for batch in batches for micro in batch)
-    logs = engine.evaluate(loss, everything, draw="validate")
+    logs = engine.evaluate(loss, everything, rng_key="validate")
     return logs, [item for part in process_group.gather_objects(found) for item in part]
 
 

@@ -147,7 +147,7 @@ def batches_of(parts: Parts, split: str) -> Passes:
     shard = parts.shard
 
     def read(stream: Any) -> Any:
-        for batch in stream.once(shard):
+        for batch in stream.one_epoch(shard):
             process_group.alive()
             yield parts.engine.to_device(batch)
 

@@ -143,7 +143,7 @@ class SentenceScorer:
             log_probs = engine.map(
                 lambda batch: self.token_log_probs(model, batch),
                 engine.to_device([batch]),
-                draw="score",
+                rng_key="score",
             )[0]
         finally:
             for hook in hooks:

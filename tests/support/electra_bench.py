@@ -13,7 +13,7 @@ from torch import Tensor
 
 from metaseq_lm.core import config as configuration
 from metaseq_lm.core.batch import Batch, Terms
-from metaseq_lm.core.forward_context import Noise, Pass, entered
+from metaseq_lm.core.forward_context import ForwardContext, Noise, use_context
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.engine.term_means import weighted_loss
 from metaseq_lm.methods.electra.model import Electra, ElectraConfig
@@ -105,7 +105,7 @@ def make_batch(
 @contextmanager
 def noise(root: int = 1, rows: Any = (0, 1, 2)) -> Iterator[None]:
     """Draw the random numbers of one pass of `rows`, as the engine does for an update."""
-    with entered(Pass(Noise(root, np.asarray(rows)))):
+    with use_context(ForwardContext(Noise(root, np.asarray(rows)))):
         yield
 
 

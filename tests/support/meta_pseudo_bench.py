@@ -91,7 +91,9 @@ class Bench:
         """Enter a pass over `rows` with the random numbers of one of the engine's passes."""
         root = random_streams.key(self.config.seed, "noise", update, draw)
         noise = forward_context.Noise(root, rows)
-        return forward_context.entered(forward_context.Pass(noise, double_backward=True))
+        return forward_context.use_context(
+            forward_context.ForwardContext(noise, double_backward=True)
+        )
 
     @property
     def copies(self) -> int:

@@ -219,7 +219,7 @@ def computed(run: RestoredRun, teacher: Teacher, name: str) -> tuple[np.ndarray,
     mine: Outputs = []
     model.eval()
     with engine.outside_updates():
-        for number, batch in enumerate(task.once(name, "train").once(run.parts.shard)):
+        for number, batch in enumerate(task.once(name, "train").one_epoch(run.parts.shard)):
             process_group.alive()
             stop_if_asked(teacher)
             show(number * task.config.batch_size)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import Term, Terms, WordBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import current_pass
+from metaseq_lm.core.forward_context import current_context
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.tagging import WordLabels
 from metaseq_lm.data.words.sets import TREES
@@ -237,7 +237,7 @@ class WordDropout(Unlabelled):
     def removed(self, batch: WordBatch) -> WordBatch:
         """Return the batch with some of its words removed."""
         shape = batch.scored.shape
-        noise = current_pass().noise
+        noise = current_context().noise
         u = torch.rand(shape) if noise is None else noise.uniform(shape, torch.double)
         gone = (u.to(batch.scored.device) < self.config.rate) & batch.scored
         tokens = batch.tokens.masked_fill(gone, REMOVED)

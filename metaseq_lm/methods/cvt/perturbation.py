@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.forward_context import current_pass
+from metaseq_lm.core.forward_context import current_context
 
 
 def unit(x: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def unit(x: Tensor) -> Tensor:
 
 def gaussian(like: Tensor) -> Tensor:
     """Return normal numbers of the shape (B, ...) of `like`, drawn by row (see randomness)."""
-    noise = current_pass().noise
+    noise = current_context().noise
     if noise is None:
         return torch.randn_like(like)
     # Box and Muller 1958; 1 - u is never 0.

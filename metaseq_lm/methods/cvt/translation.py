@@ -141,7 +141,7 @@ class CVTTranslationTask(TranslationTask):
                 return self.search(model.net, batch)  # type: ignore[arg-type]
 
         pad = self.tokenizers[1].vocabulary.pad
-        translations = engine.map(search, parts, draw="teacher")
+        translations = engine.map(search, parts, rng_key="teacher")
         counts = [(ids != pad).sum(-1) for ids in translations]
         longest_here = max((int(count.max()) for count in counts), default=0)
         width = max(process_group.gather_objects(longest_here))

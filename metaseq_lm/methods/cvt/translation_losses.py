@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import current_pass
+from metaseq_lm.core.forward_context import current_context
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.criterions.translation import Translation
@@ -152,6 +152,6 @@ class WordDropoutTranslation(SemiSupervisedTranslation):
 
     def hidden(self, tokens: Tensor, words: Tensor) -> Tensor:
         """Return which of the `words` (B, S) are hidden; drawn by row, see randomness."""
-        noise = current_pass().noise
+        noise = current_context().noise
         drawn = torch.rand(tokens.shape) if noise is None else noise.uniform(tokens.shape)
         return words & (drawn.to(tokens.device) < self.config.rate)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import Batch, Term, Terms, number_of
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import current_pass
+from metaseq_lm.core.forward_context import current_context
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
@@ -241,7 +241,7 @@ class ReplacedTokenDetection(Corrupting):
         if not self.config.contrast:
             return None
         count, device = len(batch["tokens"]), batch["tokens"].device
-        noise = current_pass().noise
+        noise = current_context().noise
         drawn = torch.rand(count, device=device) if noise is None else noise.uniform((count,))
         return drawn < self.config.contrast
 

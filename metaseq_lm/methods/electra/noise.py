@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import current_pass
+from metaseq_lm.core.forward_context import current_context
 from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.transformer.encoder import (
     Embeddings,
@@ -142,7 +142,7 @@ def sample(logits: Tensor, temperature: float = 1.0, never: Optional[Tensor] = N
         scores = scores.scatter(-1, never.clamp(min=0).unsqueeze(-1), float("-inf"))
     # The sum of 30,000 small numbers: fp32 would not keep the rare tokens' shares.
     cumulative = scores.softmax(-1).double().cumsum(-1)
-    noise = current_pass().noise
+    noise = current_context().noise
     shape = logits.shape[:-1]
     if noise is None:
         u = torch.rand(shape, dtype=torch.double, device=logits.device)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Batch, Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import current_pass
+from metaseq_lm.core.forward_context import current_context
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import copy_sums, labelled_terms
@@ -184,7 +184,7 @@ class HardLabels(Criterion):
 
 def draw(logits: Tensor) -> Tensor:
     """Sample a token per position from softmax(logits) by inverting its distribution function."""
-    noise = current_pass().noise
+    noise = current_context().noise
     assert noise is not None
     cumulative = logits.double().softmax(-1).cumsum(-1)
     u = noise.uniform(logits.shape[:-1], torch.float64).unsqueeze(-1)

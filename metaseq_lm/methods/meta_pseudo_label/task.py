@@ -145,7 +145,7 @@ class MetaPseudoLabelTask(Task):
         texts = texts_of(self.corpus(self.run_config.trainer.valid_split), self.config.pairs)
         (batch,) = engine.to_device([texts])
         make = partial(pair_of, self.criterion, teacher_of(model))
-        (pair,) = engine.map(make, [batch], draw="pairs")
+        (pair,) = engine.map(make, [batch], rng_key="pairs")
         return written(batch, pair, load_tokenizer(self.data))
 
     # ---------------------------------------------------------------- updates
@@ -193,7 +193,7 @@ class MetaPseudoLabelTask(Task):
         assert isinstance(criterion, HardLabels)
         parameters, optimizer = engine.parameters("student"), engine.optimizers["student"]
         (unlabelled,) = batches["unlabelled"]
-        pairs = engine.map(partial(criterion.sample, teacher), unlabelled, draw="teacher")
+        pairs = engine.map(partial(criterion.sample, teacher), unlabelled, rng_key="teacher")
         logs: Logs = {}
         rewards, micro_steps = [], self.config.batches_per_update
         total: Vector = [None] * len(parameters)
@@ -230,7 +230,7 @@ class MetaPseudoLabelTask(Task):
             return terms | losses.auxiliary(teacher, batch, self.mlm_token)
 
         grads, more = engine.gradients(
-            teacher_loss, sampled, engine.parameters("teacher"), draw="teacher"
+            teacher_loss, sampled, engine.parameters("teacher"), rng_key="teacher"
         )
         engine.step("teacher", grads)
         return logs | more
@@ -284,7 +284,7 @@ class MetaPseudoLabelTask(Task):
             lambda batch: losses.auxiliary(teacher_of(model), batch, self.mlm_token),
             batches["unlabelled"][0],
             parameters,
-            draw=4,
+            rng_key=4,
         )
         engine.step("teacher", vectors.add(own, meta))
         engine.step("student", student.split(total))
@@ -312,7 +312,7 @@ class MetaPseudoLabelTask(Task):
             lambda batch: criterion.distil(partial(student, theta0), teacher, batch),
             unlabelled,
             [theta0],
-            draw=1,
+            rng_key=1,
             replay=replay,
         )
         grad0 = leaf(pseudo.value[0])
@@ -323,7 +323,7 @@ class MetaPseudoLabelTask(Task):
                 lambda batch: losses.labelled(partial(student, at1), batch),
                 support,
                 [at1],
-                draw=2,
+                rng_key=2,
                 replay=replay,
             )
             grad1 = leaf(tuned.value[0])
@@ -336,7 +336,7 @@ class MetaPseudoLabelTask(Task):
             lambda batch: losses.labelled(partial(student, at2), batch, weight),
             query,
             [at2],
-            draw=3,
+            rng_key=3,
             full_precision=True,
         )
 

@@ -265,7 +265,9 @@ class TartanTask(Task):
         ((split, batches),) = passes.items()
         if not isinstance(self.criterion, MultiTask):
             everything = (micro for batch in batches for micro in batch)
-            return Scored(engine.evaluate(partial(task_terms, model), everything, draw="validate"))
+            return Scored(
+                engine.evaluate(partial(task_terms, model), everything, rng_key="validate")
+            )
         data = self.labelled(split).data
         return labelled_scores(engine, data, batches, partial(endtask_scored, model))
 

@@ -63,7 +63,7 @@ def task_gradients(
         if name == ENDTASK:
             wrt += engine.parameters(HEAD)
         loss = partial(task_terms, model)
-        found[name], more = engine.gradients(loss, batches[name][0], wrt, draw=name)
+        found[name], more = engine.gradients(loss, batches[name][0], wrt, rng_key=name)
         logs[f"loss_{label(name)}"] = more["loss"]
         logs[f"accuracy_{label(name)}"] = more["accuracy"]
     return found, logs
@@ -127,13 +127,13 @@ def fit_meta_head(
     )
     # The body is fixed: without dropout its states are the same in every step.
     if config.meta_head_steps > 1 and not has_dropout(model.get_submodule("encoder")):
-        states = engine.map(partial(states_of, model), batches, draw="fit")
+        states = engine.map(partial(states_of, model), batches, rng_key="fit")
         batches = [{**batch, "states": s} for batch, s in zip(batches, states, strict=True)]
     before, steps = float("inf"), 0
     loss = float("nan")
     for step in range(config.meta_head_steps):
         terms = partial(task_terms, model)
-        grads, logs = engine.gradients(terms, batches, fitting.parameters, draw=f"fit {step}")
+        grads, logs = engine.gradients(terms, batches, fitting.parameters, rng_key=f"fit {step}")
         loss, steps = float(logs["loss"]), step + 1
         for parameter, grad in zip(fitting.parameters, grads, strict=True):
             parameter.grad = grad
@@ -168,7 +168,7 @@ def similarities(
             with fixed(model.get_submodule("encoder")):
                 logs |= fit_meta_head(engine, model, batches[FIT][0], config, optimizer)
         loss = partial(task_terms, model)
-        towards, more = engine.gradients(loss, batches[DEV][0], body, draw=DEV)
+        towards, more = engine.gradients(loss, batches[DEV][0], body, rng_key=DEV)
     logs["loss_dev"] = more["loss"]
     part = (
         encoder_part(engine, model) if config.similarity_over == "encoder" else [True] * len(body)

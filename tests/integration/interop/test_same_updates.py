@@ -109,7 +109,10 @@ def our_loss(run: TrainingRun, batch: Batch, step: bool) -> float:
     """Return the loss of the run's criterion; with `step` the engine makes one update."""
     engine, model = run.engine, run.model.train()
     grads, logs = engine.gradients(
-        lambda part: run.task.criterion(model, part), [batch], engine.parameters("main"), draw="one"
+        lambda part: run.task.criterion(model, part),
+        [batch],
+        engine.parameters("main"),
+        rng_key="one",
     )
     assert not step or engine.step("main", grads)
     return float(logs["loss"])

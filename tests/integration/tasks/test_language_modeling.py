@@ -31,7 +31,7 @@ def test_the_loss_is_the_mean_of_both_directions(mode: str, moons: Path, tmp_pat
     more = [f"task.sample_break_mode={mode}", "task.tokens_per_sample=20"]
     run = TrainingRun(configure(moons, tmp_path, *more, "engine.precision=fp64"))
     stream = run.task.build_streams("valid")["valid"]
-    last = list(stream.once(Shard()))[-1]  # the only one with padding in mode "none"
+    last = list(stream.one_epoch(Shard()))[-1]  # the only one with padding in mode "none"
     (batch,) = run.engine.to_device(last)
     tokens, padding = batch["tokens"], batch["padding"]
     assert padding is not None and padding.any()

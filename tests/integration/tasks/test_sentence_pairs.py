@@ -72,7 +72,7 @@ def test_the_loss_is_the_sum_of_two_means(topics: Path, tmp_path: Path) -> None:
 
 def test_validation_is_the_same_each_time(topics: Path, tmp_path: Path) -> None:
     stream = TrainingRun(configure(topics, tmp_path)).task.build_streams("valid")["valid"]
-    passes = [list(stream.once(Shard())) for _ in range(2)]
+    passes = [list(stream.one_epoch(Shard())) for _ in range(2)]
     for (one,), (other,) in zip(*passes):
         assert all((one[n] == other[n]).all() for n in ("tokens", "next_sentence", "targets"))
 

@@ -118,7 +118,7 @@ def test_replicas_and_micro_batches(run: Parts, monkeypatch: pytest.MonkeyPatch)
                 return parts
 
             monkeypatch.setattr(process_group, "gather_objects", gather)
-            passes = {"valid": stream.once(Shard(rank, world, 3 if world > 1 else 0))}
+            passes = {"valid": stream.one_epoch(Shard(rank, world, 3 if world > 1 else 0))}
             rows = task.evaluate(engine, model, passes).rows
         return list(rows())
 
@@ -152,7 +152,7 @@ def test_validation_is_the_mean_over_windows(run: Parts) -> None:
     wanted = {"span": 0.0, "answerability": 0.0}
     stream = run.task.build_streams("valid")["valid"]
     rows = 0
-    for (batch,) in stream.once(Shard(0, 1, 0)):
+    for (batch,) in stream.one_epoch(Shard(0, 1, 0)):
         terms = run.task.criterion(run.model.eval(), batch)
         rows += batch["sizes"]["rows"]
         for name in wanted:
@@ -170,7 +170,7 @@ def test_padding_changes_no_prediction(run: Parts) -> None:
     task, model = run.task, run.model.eval()
     windows = task.windows("valid")
     whole = {}
-    for (batch,) in task.build_streams("valid")["valid"].once(Shard(0, 1, 0)):
+    for (batch,) in task.build_streams("valid")["valid"].one_epoch(Shard(0, 1, 0)):
         x = model(batch["tokens"], batch["padding"], batch["segments"])
         whole |= {a.window: a for a in task._decode("valid", model, x, batch)}
     assert whole.keys() == set(range(len(windows)))

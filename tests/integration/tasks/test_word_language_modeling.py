@@ -46,7 +46,7 @@ def test_the_loss_is_the_mean_of_both_directions(sentences: Path, tmp_path: Path
     unknown = model.encoder.ids == vocabulary.UNKNOWN
     assert unknown.sum() == len(vocabulary) - 5 - 9 + 1
     stream = run.task.build_streams("valid")["valid"]
-    assert sum(len(b.samples) for (b,) in stream.once(Shard())) == 11
+    assert sum(len(b.samples) for (b,) in stream.one_epoch(Shard())) == 11
     (batch,) = run.engine.to_device(stream.micro_batches(0, Shard()))
     total = {"forward": 0.0, "backward": 0.0}
     count = 0

@@ -235,12 +235,12 @@ def test_generator() -> None:
 
 
 def test_the_current_pass() -> None:
-    outer, inner = forward_context.Pass(), forward_context.Pass(None, True)
-    default = forward_context.current_pass()
+    outer, inner = forward_context.ForwardContext(), forward_context.ForwardContext(None, True)
+    default = forward_context.current_context()
     assert default.noise is None and not default.double_backward
-    with forward_context.entered(outer):
-        with pytest.raises(RuntimeError), forward_context.entered(inner):
-            assert forward_context.current_pass() is inner
+    with forward_context.use_context(outer):
+        with pytest.raises(RuntimeError), forward_context.use_context(inner):
+            assert forward_context.current_context() is inner
             raise RuntimeError
-        assert forward_context.current_pass() is outer
-    assert forward_context.current_pass() is default
+        assert forward_context.current_context() is outer
+    assert forward_context.current_context() is default

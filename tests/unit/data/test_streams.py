@@ -215,9 +215,9 @@ def test_a_batch_has_keys_of_its_own() -> None:
 
 def test_once() -> None:
     stream = Stream("valid", Sequential(10, 4), collate, 1, LENGTHS)
-    samples = [[int(s) for m in batch for s in m["samples"]] for batch in stream.once(Shard())]
+    samples = [[int(s) for m in batch for s in m["samples"]] for batch in stream.one_epoch(Shard())]
     assert samples == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    shards = [list(stream.once(Shard(rank, 3, 0))) for rank in range(3)]
+    shards = [list(stream.one_epoch(Shard(rank, 3, 0))) for rank in range(3)]
     assert sorted(int(s) for part in shards for b in part for m in b for s in m["samples"]) == list(
         range(10)
     )
@@ -235,7 +235,7 @@ def test_a_sorted_pass_shows_each_chosen_sample_once_by_length(
         return {"lengths": lengths[samples]}
 
     stream = sorted_pass("valid", chosen, lengths, lengths_of, size, 1)
-    batches = [micro for batch in stream.once(Shard(0, 1, 2)) for micro in batch]
+    batches = [micro for batch in stream.one_epoch(Shard(0, 1, 2)) for micro in batch]
     samples = [int(sample) for batch in batches for sample in batch["samples"]]
     assert sorted(samples) == sorted(chosen.tolist())
     seen = [int(length) for batch in batches for length in batch["lengths"]]

@@ -110,7 +110,7 @@ def test_second_derivatives() -> None:
         return torch.func.functional_call(net, named, (tokens,)).pow(2).sum()
 
     inputs = [net.get_parameter(n).detach().clone().requires_grad_() for n in names]
-    with forward_context.entered(forward_context.Pass(None, double_backward=True)):
+    with forward_context.use_context(forward_context.ForwardContext(None, double_backward=True)):
         assert torch.autograd.gradgradcheck(loss, inputs, atol=1e-6)
 
 
@@ -119,7 +119,9 @@ def test_dropout_follows_the_rows_and_not_torchs_generator() -> None:
     keys = torch.arange(3).numpy()
 
     def run(chosen: slice) -> Tensor:
-        with forward_context.entered(forward_context.Pass(forward_context.Noise(7, keys[chosen]))):
+        with forward_context.use_context(
+            forward_context.ForwardContext(forward_context.Noise(7, keys[chosen]))
+        ):
             return net(tokens[chosen])
 
     before = torch.random.get_rng_state()

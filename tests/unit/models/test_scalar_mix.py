@@ -42,8 +42,8 @@ def test_dropout_belongs_to_the_rows() -> None:
     mix, layers = ScalarMix(2, 6, 0.5).train(), [torch.ones(4, 3, 6)] * 2
 
     def run(chosen: slice) -> torch.Tensor:
-        with forward_context.entered(
-            forward_context.Pass(forward_context.Noise(7, np.arange(4)[chosen]))
+        with forward_context.use_context(
+            forward_context.ForwardContext(forward_context.Noise(7, np.arange(4)[chosen]))
         ):
             return mix([states[chosen] for states in layers])
 

@@ -41,7 +41,7 @@ def scored(bench: Bench, split: str, micro_batch_size: int = 0) -> tuple[Logs, l
 
     shard = Shard(0, 1, micro_batch_size)
     streams = bench.task.build_streams(split)
-    passes = {name: stream.once(shard) for name, stream in streams.items()}
+    passes = {name: stream.one_epoch(shard) for name, stream in streams.items()}
     metrics, rows = bench.task.evaluate(bench.engine, bench.model, passes)
     return metrics, list(rows())
 
@@ -202,7 +202,7 @@ def test_the_small_validation_set(data: Path) -> None:
     assert not bench.task.submissions("mini", predicted)  # not under the name of the test file
     for split, chosen in (("mini", order[:10]), ("valid", order)):
         (stream,) = bench.task.build_streams(split).values()
-        windows = [w for b in stream.once(Shard()) for m in b for w in m["windows"].tolist()]
+        windows = [w for b in stream.one_epoch(Shard()) for m in b for w in m["windows"].tolist()]
         assert sorted(windows) == sorted(rows.windows_of(np.array(chosen)).tolist())
 
 

@@ -49,7 +49,7 @@ def test_hard_pairs_are_samples(even: Path) -> None:
     bench = Bench(even, "hard")
     (batch,) = bench.engine.to_device([texts_of(bench.task.corpus("valid"), 60)])
     x, y = bench.engine.map(
-        lambda b: pair_of(bench.task.criterion, bench.model["teacher"], b), [batch], draw=1
+        lambda b: pair_of(bench.task.criterion, bench.model["teacher"], b), [batch], rng_key=1
     )[0]
     assert x.shape == y.shape == batch["original"].shape == (1, 60, 34)
     # An untrained teacher is close to uniform over 407 tokens.

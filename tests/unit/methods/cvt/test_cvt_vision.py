@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import Noise, Pass, entered
+from metaseq_lm.core.forward_context import ForwardContext, Noise, use_context
 from metaseq_lm.core.random_streams import key
 from metaseq_lm.data.images import moved
 from metaseq_lm.data.streams import Shard, mean_over_first
@@ -223,7 +223,7 @@ def test_the_adversarial_direction_is_found_without_dropout(pictures: Path, tmp_
             lambda net, given, seen=inputs: seen.append(given[0])
         )
         rows = np.arange(len(batch.images), dtype=np.uint64)
-        with entered(Pass(Noise(key("x"), rows))):
+        with use_context(ForwardContext(Noise(key("x"), rows))):
             losses.append(run.task.criterion(run.model, batch)["consistency"].sum.item())
         changes.append(inputs[-1] - batch.images)
     torch.testing.assert_close(changes[0], changes[1], rtol=0, atol=1e-9)
@@ -240,7 +240,7 @@ def test_the_average_moves_once_and_before_the_step(
 
 def test_normal_numbers_belong_to_rows() -> None:
     def drawn(rows: list[int]) -> torch.Tensor:
-        with entered(Pass(Noise(key("x"), np.array(rows, np.uint64)))):
+        with use_context(ForwardContext(Noise(key("x"), np.array(rows, np.uint64)))):
             return gaussian(torch.zeros(len(rows), 1, 100, 100, dtype=torch.float64))
 
     whole = drawn([0, 1, 2])

@@ -19,7 +19,7 @@ from electra_bench import length as length_of
 from scipy.stats import chisquare
 from torch import Tensor
 
-from metaseq_lm.core.forward_context import Noise, Pass, entered
+from metaseq_lm.core.forward_context import ForwardContext, Noise, use_context
 from metaseq_lm.methods.electra.noise import FixedNoise, replaced, sample
 
 DRAWS = 100_000
@@ -32,7 +32,7 @@ def draw_many(logits: Tensor, counted: bool, **options: object) -> Tensor:
     table = logits.expand(1000, DRAWS // 1000, -1)
     if not counted:
         return sample(table, **options).flatten()  # type: ignore[arg-type]
-    with entered(Pass(Noise(11, np.arange(1000)))):
+    with use_context(ForwardContext(Noise(11, np.arange(1000)))):
         return sample(table, **options).flatten()  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ FULL = Shard(0, 1, 0)
 def samples_of(bench: Bench, split: str) -> list[int]:
     """Return the rows of a split that one pass looks at."""
     (stream,) = bench.task.build_streams(split).values()
-    batches = [micro for batch in stream.once(FULL) for micro in batch]
+    batches = [micro for batch in stream.one_epoch(FULL) for micro in batch]
     return [int(s) for batch in batches for s in batch["samples"]]
 
 

@@ -21,7 +21,7 @@ LOGITS = torch.tensor([0.3, -1.0, 2.0, 0.0, -4.0, 1.1, 0.7])
 def drawn(logits: Tensor, root: int, rows: int = 1) -> Tensor:
     """Sample from logits whose first axis is rows."""
     noise = forward_context.Noise(random_streams.key("sampling", root), np.arange(rows))
-    with forward_context.entered(forward_context.Pass(noise)):
+    with forward_context.use_context(forward_context.ForwardContext(noise)):
         return draw(logits)
 
 
@@ -99,7 +99,7 @@ def test_both_heads_are_sampled_from_the_masked_forward_pass(even: Path) -> None
         with bench.replay(batch["rows"][c], 0, "teacher"):
             hidden = teacher.encoder(batch["original"][c])
             probabilities = [teacher.predict(hidden, head=n).softmax(-1) for n in ("x", "y")]
-            noise = forward_context.current_pass().noise
+            noise = forward_context.current_context().noise
             assert noise is not None
             uniforms = [noise.uniform(p.shape[:2], torch.float64) for p in probabilities]
         for pair, p, u in zip(taken.pairs[0], probabilities, uniforms):
