@@ -21,7 +21,7 @@ COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happen
 
 
 class Record:
-    """A JSON object of a file; each look-up complains with file, line and the name of the field."""
+    """A JSON object of a file; an error names file, line and field."""
 
     def __init__(self, fields: dict[str, Any], where: str, name: str = "") -> None:
         self.fields = fields
@@ -75,7 +75,7 @@ Examples = Callable[[Record, Counter[str]], Iterator[Example]]
 
 
 class SuperglueReader:
-    """Iterates over the rows of a file; `counts` are remarkable lines, by reason.
+    """Iterates over the rows of a file; `counts` are lines worth a remark, by reason.
 
     `examples` turns an object of the file into rows, as EXAMPLES do for each task.
     """
@@ -241,14 +241,14 @@ def find_words(text: str, wanted: str, index: int) -> tuple[int, int, str]:
     def at(place: int) -> tuple[int, int]:
         return words[place][0], words[min(place + count, len(words)) - 1][1]
 
-    def found(place: int) -> bool:
+    def matches(place: int) -> bool:
         start, end = at(place)
         return _plain(text[start:end]) == _plain(wanted)
 
     remark, place = "", index
-    if not found(index):
+    if not matches(index):
         shown = text[slice(*at(index))]
-        places = [i for i in range(len(words)) if found(i)]
+        places = [i for i in range(len(words)) if matches(i)]
         place = min(places, key=lambda i: (abs(i - index), i), default=index)
         done = f"the nearest is word {place}" if places else "these are taken"
         remark = f"the words there are {shown!r}, not {wanted!r}; {done}"

@@ -80,23 +80,23 @@ class Word:
 
 def words_of(text: str) -> list[Word]:
     """Return the words and punctuation marks of a text; "'s" is a word of its own."""
-    return [Word(found.group(), *found.span()) for found in WORD.finditer(text)]
+    return [Word(match.group(), *match.span()) for match in WORD.finditer(text)]
 
 
 def find_coreference(sentence: str, hypothesis: str) -> Coreference | None:
     """Return pronoun, query and candidates of a row, or None if no clause can be aligned."""
     words = words_of(sentence)
-    found = align(words, words_of(hypothesis))
-    if found is None:
+    aligned = align(words, words_of(hypothesis))
+    if aligned is None:
         return None
-    at, query = found
+    at, query = aligned
     pronoun = words[at]
     possessive = pronoun.lower in POSSESSIVE and (pronoun.lower != "her" or is_possessive(query))
-    wanted = key([word.text for word in query])
+    query_key = key([word.text for word in query])
     texts: dict[tuple[str, ...], str] = {}
     for first, end in noun_phrases(words):
         name = key([word.text for word in words[first:end]])
-        if not first <= at < end and name and not overlap(name, wanted):
+        if not first <= at < end and name and not overlap(name, query_key):
             texts.setdefault(name, sentence[words[first].start : words[end - 1].end])
 
     def fitted(text: str) -> str:
@@ -118,8 +118,8 @@ def align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, li
     claim = [word.lower for word in hypothesis]
     while claim and not claim[-1][0].isalnum() and not claim[-1].startswith(("'", "’")):
         claim.pop()
-    best: tuple[int, int] = (0, 0)
-    found = None
+    best: tuple[int, int] = (0, 0)  # equal words, and those of them before the pronoun
+    aligned = None
     for at, word in enumerate(words):
         if word not in PRONOUNS:
             continue
@@ -131,10 +131,10 @@ def align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, li
             most = max(n for n in after if before + n < len(claim))
             if (before + most, before) > best:
                 best = before + most, before
-                found = at, list(hypothesis[before : len(claim) - most])
-    if found is None:
+                aligned = at, list(hypothesis[before : len(claim) - most])
+    if aligned is None:
         return None
-    at, claimed = found
+    at, claimed = aligned
     for place in range(len(claimed) - 2, -1, -1):
         # The clauses differ further up, but the word before the pronoun stands here too.
         if at and claimed[place].lower == words[at - 1] and words[at - 1] not in LINKS:
@@ -223,7 +223,7 @@ class CoreferenceRows:
 
     @property
     def counts(self) -> Counter[str]:
-        """What the file's own reader counted."""
+        """What the file's reader counted."""
         return self.reader.counts
 
     def __iter__(self) -> Iterator[Row]:
@@ -237,12 +237,12 @@ def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
     The pronoun is [first character, character after the last]; it is None, and there is no query,
     where no clause can be aligned.
     """
-    found = find_coreference(sentence, hypothesis)
-    about: dict[str, Any] = {"sentence": sentence, "pronoun": None}
-    if found is not None:
-        about |= {"pronoun": list(found.pronoun), "query": found.query}
-        about["candidates"] = list(found.candidates)
-    return about
+    coreference = find_coreference(sentence, hypothesis)
+    facts: dict[str, Any] = {"sentence": sentence, "pronoun": None}
+    if coreference is not None:
+        facts |= {"pronoun": list(coreference.pronoun), "query": coreference.query}
+        facts["candidates"] = list(coreference.candidates)
+    return facts
 
 
 # ------------------------------------------------------------------------ comparing phrases

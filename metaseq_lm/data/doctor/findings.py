@@ -188,9 +188,9 @@ def duplicates(name: str, hashes: np.ndarray) -> Finding:
 
 
 def overlaps(
-    folder: Path, hashes: dict[str, np.ndarray], what: str = "documents"
+    folder: Path, hashes: dict[str, np.ndarray], noun: str = "documents"
 ) -> Iterator[Finding]:
-    """Yield, for each two splits, how much of the later stands in the earlier too; `what` it is."""
+    """Yield, for each two splits, how many rows (`noun`) of the later are in the earlier too."""
     names = list(hashes)
     for i, later in enumerate(names):
         for earlier in names[:i]:
@@ -199,6 +199,6 @@ def overlaps(
             share = count / max(len(shared), 1)
             yield Finding(
                 WARNING if share > MANY_SHARED else OK,
-                f"{folder}: {count:,} of {len(shared):,} {what} of {later} "
+                f"{folder}: {count:,} of {len(shared):,} {noun} of {later} "
                 f"({100 * share:.1f} %) also stand in {earlier}",
             )

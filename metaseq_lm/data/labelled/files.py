@@ -21,11 +21,15 @@ MALFORMED_NAMED = 3  # of a file; the others are only counted
 class Columns:
     """Which fields of a file are used.
 
-    `names` are the columns of a TSV without header row; `texts` is None for `text`, or else
-    `text_a` and `text_b`, whichever the file has; `regression` reads labels as numbers. With
-    `index` each row gets an {"idx": number}, from the column of this name or, if the file has none,
-    the number of the row; `skip_malformed` counts rows with a wrong number of fields, names the
-    first ones and goes on.
+    Attributes:
+        names: The columns of a TSV file without header row.
+        texts: The text columns; None is `text`, or `text_a` and `text_b`, whichever the file has.
+        label: The column of the label.
+        regression: Whether labels are numbers.
+        index: The column from which each row gets an {"idx": number}; the number of the row if the
+            file lacks the column; None gives no index.
+        skip_malformed: Whether rows with a wrong number of fields are counted and left out, the first
+            ones named, instead of an error.
     """
 
     names: tuple[str, ...] | None = None
@@ -42,10 +46,15 @@ class Columns:
 
 @dataclass(frozen=True)
 class Row:
-    """One example: its line in the file, its texts, label; bad = invalid UTF-8 replaced.
+    """One example of a file.
 
-    `label` is None in a file without labels. `spans` are (text, first character, character after
-    the last); `facts` is what is kept of the row for scorers and leaderboard files.
+    Attributes:
+        line: Its line in the file.
+        texts: Its texts.
+        label: Its label; None in a file without labels.
+        bad: Whether invalid UTF-8 was replaced in it.
+        spans: (text, first character, character after the last) of each span.
+        facts: What is kept of it for scorers and leaderboard files.
     """
 
     line: int

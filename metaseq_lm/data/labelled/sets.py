@@ -53,15 +53,22 @@ def rows_name(split: str) -> str:
 class LabelledSet:
     """One split of a labelled set, memory-mapped.
 
-    `form` says what the `inputs` (IndexedDatasets, row i of each belonging together) are: "single"
-    and "pair" one and two texts; "choices" a context and K candidates, the label says which (a
-    candidate without tokens is not there); "spans" one or two texts with two places in them;
-    "tokens" two texts with any number of places, whose tokens are the answer.
-    `labels` is int64 or, for regression, float64 (rows,), and None for a split without labels;
-    `label_names` lists the classes, empty for regression. `spans` is int64 (rows, 2, 3): text
-    column, first token, token after the last; None for other forms. `places` are those of "tokens":
-    a table int64 (places, 4) of row and the same three numbers. `benchmark` is a name such as
-    "glue/CoLA", or empty. MetaseqError if files are missing, damaged, or do not belong together.
+    Attributes:
+        inputs: A token file for each text column; row i of each belongs together.
+        form: What the columns are. "single" and "pair": one and two texts; "choices": a context and K
+            candidates, the label says which (a candidate without tokens is missing); "spans": one or
+            two texts with two spans in them; "tokens": two texts with any number of spans, whose
+            tokens are the answer.
+        labels: int64 or, for regression, float64 (rows,); None for a split without labels.
+        label_names: The classes; empty for regression.
+        regression: Whether the labels are real values.
+        spans: int64 (rows, 2, 3): text column, first token, token after the last; None for forms other
+            than "spans".
+        places: The spans of form "tokens": int64 (places, 4) of row and the same three numbers.
+        benchmark: A name such as "glue/CoLA", or empty.
+
+    Raises:
+        MetaseqError: Files are missing, damaged, or do not belong together.
     """
 
     def __init__(self, folder: str | Path, split: str) -> None:

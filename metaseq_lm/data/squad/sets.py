@@ -39,10 +39,18 @@ def squad_manifest(folder: Path) -> Manifest:
 class SquadSet:
     """One split of a SQuAD set, memory-mapped.
 
-    `contexts` and `questions` are IndexedDatasets of tokens, `starts` and `ends` of the characters
-    of each context token; `paragraph`, `first`, `last` (gold tokens in the context, -1 for none)
-    and `impossible` are arrays (questions,). MetaseqError if files are missing, damaged or do not
-    belong together.
+    Attributes:
+        contexts: The tokens of each paragraph.
+        questions: The tokens of each question.
+        starts: The first character of each context token.
+        ends: The character after the last of each context token.
+        paragraph: The paragraph of each question, int64 (questions,).
+        first: The first gold token in the context, -1 for none, int64 (questions,).
+        last: The last gold token in the context, -1 for none, int64 (questions,).
+        impossible: Whether the question has no answer, boolean (questions,).
+
+    Raises:
+        MetaseqError: Files are missing, damaged, or do not belong together.
     """
 
     def __init__(self, folder: str | Path, split: str) -> None:

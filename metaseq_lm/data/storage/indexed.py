@@ -98,10 +98,18 @@ class _Header:
 class IndexedDataset:
     """A read-only, memory-mapped list of token sequences stored as `prefix.bin`, `prefix.idx`.
 
-    `sizes` (int64, tokens per sequence), `starts` (int64, offset of each sequence in tokens),
-    `documents` (int64, documents + 1: the first sequence of each and the number of sequences),
-    `tokens` (1-D memmap of the whole .bin) and `dtype` are there after opening. Opening checks
-    the header, the size of both files and every table entry; a fault is a MetaseqError.
+    Opening checks the header, the size of both files and every table entry.
+
+    Attributes:
+        sizes: The tokens of each sequence, int64.
+        starts: The offset of each sequence in tokens, int64.
+        documents: The first sequence of each document, and the number of sequences, int64
+            (documents + 1).
+        tokens: The memory map of the whole .bin file.
+        dtype: The type of the tokens.
+
+    Raises:
+        MetaseqError: A file is missing or damaged.
     """
 
     def __init__(self, prefix: str | Path) -> None:

@@ -37,12 +37,19 @@ def parts(form: str) -> list[str]:
 class WordSet:
     """One split of sentences, memory-mapped; `folder` is DATA for text and DATA/NAME else.
 
-    `form` is "text", "tags" or "trees"; `label_names` lists the classes of tags, or the relations of
-    trees, "root" first; `spans` says whether tags are spans in BIOES (scored by F1) or one class per
-    word (accuracy), and `unseen` is the class of tags that train lacks, or None. `words`, `labels` and
-    `heads` are IndexedDatasets with a sequence per sentence (labels None for text, heads None but for
-    trees), `lengths` int64 (sentences,) their words. `vocabulary` is read from the data folder if it
-    is not given. MetaseqError if files are missing, damaged, or do not belong together.
+    Attributes:
+        form: "text", "tags" or "trees".
+        vocabulary: The words; read from the data folder if it is not given.
+        label_names: The classes of tags, or the relations of trees, "root" first.
+        spans: Whether tags are spans in BIOES (scored by F1) or one class per word (accuracy).
+        unseen: The class of tags that train lacks, or None.
+        words: The ids of words, a sequence for each sentence.
+        labels: Tags or relations, a sequence for each sentence; None for text.
+        heads: Heads, a sequence for each sentence; None except for trees.
+        lengths: The words of each sentence, int64 (sentences,).
+
+    Raises:
+        MetaseqError: Files are missing, damaged, or do not belong together.
     """
 
     def __init__(
@@ -117,8 +124,8 @@ class WordSet:
                     f"{data.prefix}.bin: a number outside 0..{bound - 1}; preprocess again"
                 )
         if self.heads is not None:
-            bounds_of_heads = np.repeat(self.lengths, self.lengths)
-            if (np.asarray(self.heads.tokens) > bounds_of_heads).any():
+            longest_heads = np.repeat(self.lengths, self.lengths)
+            if (np.asarray(self.heads.tokens) > longest_heads).any():
                 raise MetaseqError(
                     f"{self.heads.prefix}.bin: a head outside its sentence; preprocess again"
                 )
