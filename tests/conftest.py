@@ -1,30 +1,24 @@
 """Fixtures that tests of several folders share: one thread, the registered methods, small data."""
 
 import functools
-import random
-import subprocess
-import sys
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import bam_bench
-import bam_data
 import battery
 import composing
-import image_data
-import parallel_data
 import pytest
 import sharing
-import squad_data
+import small_data
 import tartan_bench
 import torch
-import wnli_data
 import word_data
 from hypothesis import settings
 from meta_pseudo_data import make_even, make_ragged
+from small_data import make_moons
 from superglue_data import make_superglue
 
-from metaseq_lm.cli import main
 from metaseq_lm.core import plugins
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,31 +48,28 @@ def registered() -> None:
 
 @pytest.fixture(scope="session")
 def moons(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A binarised Two Moons folder: 600 + 100 lines, which_moon_20, questions, WNLI."""
-    text = tmp_path_factory.mktemp("text")
-    command = [sys.executable, str(ROOT / "examples/meta_pseudo_label/two_moons.py"), str(text)]
-    subprocess.run(command, check=True)
-    for split, count in (("train", 600), ("valid", 100)):
-        kept = (text / f"{split}.txt").read_text().splitlines()[:count]
-        (text / f"{split}.txt").write_text("\n".join(kept) + "\n")
-    data = tmp_path_factory.mktemp("data") / "moons"
-    corpus = ["--trainpref", f"{text}/train.txt", "--validpref", f"{text}/valid.txt"]
-    tokenizer = ["--tokenizer-corpus", f"{text}/tokenizer.txt", "--vocab-size", "512"]
-    assert main(["preprocess", *corpus, *tokenizer, "--destdir", str(data)]) == 0
-    name = "which_moon_20"
-    files = [f"--{s}pref={text}/{name}/{s}.tsv" for s in ("train", "valid", "test")]
-    assert main(["preprocess", "--labelled", name, *files, "--destdir", str(data)]) == 0
-    binarise_documents(text, data.parent / "documents")
-    add_pairs(text, data)
-    bam_data.write_outputs(data, data.parent / "teacher", ("pairs", "scores"))
-    image_data.write(data.parent / "images")
-    image_data.write(data.parent / "larger_images", size=16)
-    parallel_data.binarise(text, data.parent / "parallel")
-    word_data.binarise(text, data.parent / "words")
-    word_data.language_model(data.parent / "words", data.parent / "elmo")
-    squad_data.binarise(data, "squad", {"train": 6, "valid": 2})
-    assert main(wnli_data.arguments(wnli_data.write(text / "wnli", 15), data)) == 0
-    return data
+    """A binarised Two Moons folder with the labelled set which_moon_20.
+
+    `battery.configure` makes what else a case needs; `small_data.ensure` does on request.
+    """
+    made = sharing.once(tmp_path_factory, "moons", lambda place: make_moons(place / "moons"))
+    place = tmp_path_factory.mktemp("data")
+    shutil.copytree(made, place, dirs_exist_ok=True)
+    return place / "moons"
+
+
+@pytest.fixture(scope="session")
+def pairs(moons: Path) -> Path:
+    """Two Moons with the labelled sets "pairs" and "scores"."""
+    for name in ("pairs", "scores"):
+        small_data.ensure(moons, name)
+    return moons
+
+
+@pytest.fixture(scope="session")
+def documents(moons: Path) -> Path:
+    """A corpus of documents, beside Two Moons."""
+    return small_data.ensure(moons, "documents")
 
 
 @pytest.fixture(scope="session")
@@ -143,37 +134,3 @@ def superglue(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with a labelled set "topic" and the splits "train" and "long" of its domain."""
     return tartan_bench.make_data(tmp_path_factory.mktemp("topics"))
-
-
-def binarise_documents(text: Path, data: Path) -> None:
-    """Make a corpus of documents: 60 + 12 of 4 to 9 sentences of 3 to 7 words each."""
-    draw = random.Random(1)
-    for split, count in (("train", 60), ("valid", 12)):
-        lines = []
-        for _ in range(count):
-            for _ in range(draw.randint(4, 9)):
-                lines.append(" ".join(draw.choices("abcdefghijklm", k=draw.randint(3, 7))))
-            lines.append("")
-        (text / f"documents.{split}").write_text("\n".join(lines) + "\n")
-    files = [f"--{split}pref={text}/documents.{split}" for split in ("train", "valid")]
-    options = ["--documents", "blank", "--tokenizer", "word", "--destdir", str(data)]
-    assert main(["preprocess", *files, *options]) == 0
-
-
-def add_pairs(text: Path, data: Path) -> None:
-    """Add "pairs", whose label is which of two numbers is larger, and "scores", by how much."""
-    rng = random.Random(1)
-    numbers = [(rng.randint(0, 99), rng.randint(0, 99)) for _ in range(40)]
-    lines = {
-        "pairs": [f"{a} {a}\t{b}\t{'less' if a < b else 'more'}" for a, b in numbers],
-        "scores": [f"{a} {a}\t{b}\t{(a - b) / 50 + 1}" for a, b in numbers],
-    }
-    for name, rows in lines.items():
-        files = []
-        for split, part in (("train", rows[:20]), ("valid", rows[20:])):
-            file = text / f"{name}.{split}.tsv"
-            file.write_text("\n".join(["text_a\ttext_b\tlabel", *part]) + "\n")
-            files.append(f"--{split}pref={file}")
-        more = ["--regression"] if name == "scores" else []
-        set_of = ["preprocess", "--labelled", name, *files, *more]
-        assert main([*set_of, "--destdir", str(data)]) == 0

@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import composing
 import pytest
+import small_data
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
@@ -264,25 +266,29 @@ REPLICATED = {
 def configure(data: Path, save: Path, case: Case, *more: str) -> DictConfig:
     """Return the configuration of a case; `more` comes last and wins.
 
-    `data` is the Two Moons folder; cases that need documents find theirs beside it.
+    `data` is the Two Moons folder; the data of a case is made in it or beside it.
     """
     name, number = case
     own = CASES[name][number]
     options = [*TINY, *more]
+    text = " ".join(own)
+    for labelled in small_data.SETS:
+        if re.search(rf"task\.labelled=\S*\b{labelled}\b", text):
+            small_data.ensure(data, labelled)
     if set(TAUGHT) <= set(own):
-        own = [*own, f"task.teachers=[{data.parent / 'teacher'}]"]
-    if set(PACKED) <= set(own):
-        data = data.parent / "documents"
-    if set(IMAGES) <= set(own):
-        data = data.parent / "images"
-    if set(TRANSLATION) <= set(own):
-        data = data.parent / "parallel"
-    if set(LARGER_IMAGES) <= set(own):
-        data = data.parent / "larger_images"
+        own = [*own, f"task.teachers=[{small_data.ensure(data, 'teacher')}]"]
     if set(ELMO) <= set(own):
-        own = [*own, f"task.elmo={data.parent / 'elmo' / 'last'}"]
-    if set(WORDS) <= set(own) or set(WORD_LM) <= set(own):
-        data = data.parent / "words"
+        own = [*own, f"task.elmo={small_data.ensure(data, 'elmo') / 'last'}"]
+    if set(PACKED) <= set(own):
+        data = small_data.ensure(data, "documents")
+    elif set(IMAGES) <= set(own):
+        data = small_data.ensure(data, "images")
+    elif set(TRANSLATION) <= set(own):
+        data = small_data.ensure(data, "parallel")
+    elif set(LARGER_IMAGES) <= set(own):
+        data = small_data.ensure(data, "larger_images")
+    elif set(WORDS) <= set(own) or set(WORD_LM) <= set(own):
+        data = small_data.ensure(data, "words")
     if any(set(sizes) <= set(own) for sizes in (IMAGES, LSTM, TRANSLATION, LARGER_IMAGES, WORDS)):
         # Of a Transformer's options these have only the dropout.
         options = [o for o in options if not o.startswith("model.") or "model.dropout" in o]

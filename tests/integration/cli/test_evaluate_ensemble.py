@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_data
 from battery import CASES, TINY
 
 from metaseq_lm.cli import main
@@ -15,7 +16,7 @@ SEEDS = (1, 2, 3)
 
 
 @pytest.fixture(scope="module")
-def runs(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def runs(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """Three runs on pairs and two on real values, each with its own seed."""
     place = tmp_path_factory.mktemp("runs")
     found: dict[str, list[str]] = {"pairs": [], "scores": []}
@@ -24,7 +25,7 @@ def runs(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, lis
         for seed in SEEDS[: 3 if name == "pairs" else 2]:
             found[name].append(str(place / f"{name}={seed}"))
             save = ["--save-dir", found[name][-1], "--criterion", "sentence_prediction"]
-            assert main(["train", str(moons), *save, *options, f"seed={seed}"]) == 0
+            assert main(["train", str(pairs), *save, *options, f"seed={seed}"]) == 0
     return found
 
 
@@ -104,6 +105,7 @@ def test_mistakes(
 @pytest.mark.parametrize("number", [0, 1])
 def test_answers_to_questions(moons: Path, tmp_path: Path, number: int) -> None:
     """Of the runs' own n-best lists and odds, with the official scores; both kinds of heads."""
+    small_data.ensure(moons, "squad")
     names = [str(tmp_path / str(seed)) for seed in SEEDS[:2]]
     options = [*CASES["squad"][number], *TINY, "--criterion", "squad", "--max-update", "3"]
     for seed, name in zip(SEEDS, names):

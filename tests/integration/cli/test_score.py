@@ -178,14 +178,14 @@ def test_empty_standard_input(
 
 
 def test_next_sentence_prediction_changes_no_score(
-    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """A run of bert_pretraining gives each hidden token the log-probability of its head "lm"."""
     from battery import CASES, TINY
 
     place = tmp_path / "bert"
     options = [*CASES["bert_pretraining"][0], *TINY, "trainer.max_update=2"]
-    command = ["train", str(moons.parent / "documents"), "--save-dir", str(place)]
+    command = ["train", str(documents), "--save-dir", str(place)]
     assert main([*command, "--criterion", "bert_pretraining", *options]) == 0
     (tmp_path / "in.txt").write_text("a b c\nd\n")
     capsys.readouterr()

@@ -34,16 +34,16 @@ def values(data: Path, *more: str) -> tuple[int, int]:
         (["trainer.max_update=7"], (7, 500)),
     ],
 )
-def test_epochs_become_updates(more: list[str], wanted: tuple[int, int], moons: Path) -> None:
-    assert values(moons, *more) == wanted
+def test_epochs_become_updates(more: list[str], wanted: tuple[int, int], pairs: Path) -> None:
+    assert values(pairs, *more) == wanted
 
 
-def test_each_epoch_is_validated_and_comes_into_the_table(moons: Path, tmp_path: Path) -> None:
+def test_each_epoch_is_validated_and_comes_into_the_table(pairs: Path, tmp_path: Path) -> None:
     """Mean and standard deviation over two seeds, worked out by hand from the logs."""
     found: list[list[float]] = []
     for seed in (1, 2):
         place = tmp_path / f"seed{seed}"
-        more = [f"data={moons}", f"save_dir={place}", f"seed={seed}", "label=k5"]
+        more = [f"data={pairs}", f"save_dir={place}", f"seed={seed}", "label=k5"]
         epochs = ["task.epochs=3", "task.validate_epochs=1", "optimizer.lr=0.02"]
         TrainingRun(load_config([*battery.TINY, *TASK, *SET, *more, *epochs])).train()
         lines = [json.loads(row) for row in (place / "log.jsonl").read_text().splitlines()]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import battery
 import pytest
+import small_data
 
 from metaseq_lm.core.config import load_config
 from metaseq_lm.training.parts import build_parts, evaluate_split
@@ -34,7 +35,10 @@ def test_every_config_has_a_setting() -> None:
 def test_each_config_makes_an_update(name: str, moons: Path, tmp_path: Path) -> None:
     """A dry run: one update with the config's inner steps, and a validation."""
     data, more = SETTINGS[name]
-    places = [f"data={moons if data == 'moons' else moons.parent / data}", f"save_dir={tmp_path}"]
+    folder = moons if data == "moons" else small_data.ensure(moons, data)
+    if "task.labelled" in str(more):
+        small_data.ensure(moons, "pairs")
+    places = [f"data={folder}", f"save_dir={tmp_path}"]
     config = load_config([*more, *ROWS, *places], str(CONFIG), name)
     before = build_parts(config).model.state_dict()
     estimate = estimate_price(config)

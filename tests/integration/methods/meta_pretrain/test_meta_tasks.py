@@ -7,6 +7,7 @@ from pathlib import Path
 
 import battery
 import pytest
+import small_data
 import torch
 from omegaconf import DictConfig
 from torch.nn import functional as F
@@ -27,8 +28,11 @@ DROPOUT = ["model.dropout=0.2", "trainer.max_update=5", "optimizer.clip_norm=0.5
 
 
 def configure(moons: Path, save: Path, *more: str) -> DictConfig:
-    data = moons.parent / "documents" if "task=meta_pretrain" in more else moons
-    data = moons.parent / "documents" if "task=sentence_pairs" in more else data
+    data = moons
+    if {"task=meta_pretrain", "task=sentence_pairs"} & set(more):
+        data = small_data.ensure(moons, "documents")
+    elif any(option.startswith("task.labelled=") for option in more):
+        small_data.ensure(moons, "pairs")
     sizes = ELSEWHERE if battery.LSTM[0] in more else battery.TINY
     return load_config([*sizes, f"data={data}", f"save_dir={save}", *more])
 
@@ -196,7 +200,7 @@ def test_labelled_sets_are_learnt(steps: list[str], moons: Path, tmp_path: Path)
 def test_a_run_starts_from_plain_pretraining(moons: Path, tmp_path: Path) -> None:
     """From masked_lm or sentence_pairs on text; labelled sets take the encoder and fresh heads."""
     plain = ["task=masked_lm", "criterion=masked_lm", *battery.PACKED]
-    data = f"data={moons.parent / 'documents'}"
+    data = f"data={small_data.ensure(moons, 'documents')}"
     before = TrainingRun(load_config([*battery.TINY, *plain, data, f"save_dir={tmp_path / 'lm'}"]))
     before.config.trainer.max_update = 2
     before.train()

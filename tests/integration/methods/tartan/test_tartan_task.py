@@ -199,7 +199,7 @@ def test_a_domain_that_is_not_there(topics: Path, tmp_path: Path) -> None:
         build(topics, tmp_path, "tartan_mt", "task.auxiliary=[papers]").train()
 
 
-def test_sets_of_other_forms_are_refused(moons: Path, tmp_path: Path) -> None:
-    config = configure(moons, tmp_path, "tartan_mt", "task.labelled=scores")
+def test_sets_of_other_forms_are_refused(pairs: Path, tmp_path: Path) -> None:
+    config = configure(pairs, tmp_path, "tartan_mt", "task.labelled=scores")
     with pytest.raises(UsageError, match="real values"):
         TrainingRun(config)
