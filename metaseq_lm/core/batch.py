@@ -111,6 +111,21 @@ class TokenBatch(Batch):
 
 
 @dataclass(kw_only=True)
+class ScoredBatch(TokenBatch):
+    """Rows of tokens, none of them hidden, whose probabilities a criterion is asked for.
+
+    Attributes:
+        scored: The positions to score, boolean (B, S).
+        mask_id: Id of [MASK].
+        batch_tokens: About how many tokens a forward pass may take.
+    """
+
+    scored: Tensor
+    mask_id: int
+    batch_tokens: int
+
+
+@dataclass(kw_only=True)
 class ImageBatch(Batch):
     """Images (B, channels, height, width), and their classes (B,) if they are labelled."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.batch import Batch, ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.models.layers import full_precision
@@ -63,31 +63,30 @@ def labelled_terms(logits: Tensor, batch: Batch) -> Terms:
 class MaskedLM(Criterion):
     """The masked-LM loss of a model (Devlin et al. 2019) on batches made by data.masking."""
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
-        segments = batch.get("segments")
+    def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         logits = model(  # (B, M, V)
-            batch["tokens"], batch["padding"], batch["positions"], segments=segments
+            batch.tokens, batch.padding, batch.positions, segments=batch.segments
         )
         return labelled_terms(logits, batch)
 
     @torch.no_grad()
-    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+    def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """One pass per scored token, which alone is [MASK] in it (Salazar et al. 2020, section 2).
 
         The hidden rows of the micro-batch go through the model in chunks of about batch_tokens.
         """
-        tokens, padding, segments = batch["tokens"], batch["padding"], batch.get("segments")
-        rows, columns = batch["scored"].nonzero(as_tuple=True)
-        step = max(1, batch.get("batch_tokens", TOKENS_PER_PASS) // tokens.shape[1])
+        tokens, padding, segments = batch.tokens, batch.padding, batch.segments
+        rows, columns = batch.scored.nonzero(as_tuple=True)
+        step = max(1, batch.batch_tokens // tokens.shape[1])
         parts = [torch.zeros(0, device=tokens.device)]
         for row, column in zip(rows.split(step), columns.unsqueeze(1).split(step)):
             targets = tokens[row].gather(1, column)  # (R, 1)
             logits = model(
-                tokens[row].scatter(1, column, batch["mask_id"]),
+                tokens[row].scatter(1, column, batch.mask_id),
                 None if padding is None else padding[row],
                 column,
                 segments=None if segments is None else segments[row],
             )
             parts.append(-cross_entropy(logits, targets).squeeze(1))
-        found = torch.cat(parts)
-        return found.new_zeros(tokens.shape).masked_scatter(batch["scored"], found)
+        log_probs = torch.cat(parts)
+        return log_probs.new_zeros(tokens.shape).masked_scatter(batch.scored, log_probs)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.batch import Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.data.labelled.sentence_rows import SentenceBatch
 from metaseq_lm.models.layers import full_precision
 
 
@@ -37,15 +38,13 @@ class SentencePrediction(Criterion):
 
     config: SentencePredictionConfig
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
-        return self.terms(model, self.scores(model, batch), batch["targets"])
+    def __call__(self, model: nn.Module, batch: SentenceBatch) -> Terms:
+        return self.terms(model, self.scores(model, batch), batch.targets)
 
-    def scores(self, model: nn.Module, batch: Batch) -> Tensor:
+    def scores(self, model: nn.Module, batch: SentenceBatch) -> Tensor:
         """Return the scores (B, K) of a batch, in full precision; -inf for what is not there."""
-        spans = batch.get("spans")
-        scores = model(batch["tokens"], batch["padding"], batch["segments"], spans)
-        scores = full_precision(scores)
-        return scores.masked_fill(batch["absent"], -torch.inf) if "absent" in batch else scores
+        scores = full_precision(model(batch.tokens, batch.padding, batch.segments, batch.spans))
+        return scores if batch.absent is None else scores.masked_fill(batch.absent, -torch.inf)
 
     def terms(self, model: nn.Module, scores: Tensor, targets: Tensor) -> Terms:
         """Return the terms of scores (B, K) and targets (B,): classes, or floats for regression."""

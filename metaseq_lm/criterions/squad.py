@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.batch import Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.data.squad.windows import AnswerBatch
 
 
 @dataclass
@@ -39,21 +40,21 @@ class SquadCriterion(Criterion):
 
     config: SquadConfig
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
-        x = model(batch["tokens"], batch["padding"], batch["segments"])
+    def __call__(self, model: nn.Module, batch: AnswerBatch) -> Terms:
+        x = model(batch.tokens, batch.padding, batch.segments)
         return self.terms(model, x, batch)
 
-    def terms(self, model: nn.Module, x: Tensor, batch: Batch) -> Terms:
+    def terms(self, model: nn.Module, x: Tensor, batch: AnswerBatch) -> Terms:
         """Return the terms for states x (B, S, D) of the rows of `batch`."""
         per = None if self.config.batch_sum and model.training else "rows"
         heads: nn.ModuleDict = model.heads  # type: ignore[assignment]
-        starts, ends = heads["span"](x, batch["answer_mask"], batch["starts"])
-        losses = cross_entropy(starts, batch["starts"]) + cross_entropy(ends, batch["ends"])
+        starts, ends = heads["span"](x, batch.answer_mask, batch.starts)
+        losses = cross_entropy(starts, batch.starts) + cross_entropy(ends, batch.ends)
         terms = {"span": Term(losses.sum() / 2, per)}
         if "answerability" in heads:
             logits = heads["answerability"](x, starts)
             wrong = F.binary_cross_entropy_with_logits(
-                logits, batch["impossible"].to(logits.dtype), reduction="sum"
+                logits, batch.impossible.to(logits.dtype), reduction="sum"
             )
             terms["answerability"] = Term(wrong, per, self.config.answerability_weight)
         return terms

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import MODELS, register_task
@@ -50,7 +50,7 @@ class LanguageModelingTask(Task):
         corpus = Corpus(self.data, split, self.vocabulary, longest, mode)
         corpus.check_vocabulary()
 
-        def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+        def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenBatch:
             return language_batch(corpus, samples, width)
 
         return {split: text_stream(self.run_config, split, corpus.row_lengths, collate)}
@@ -77,11 +77,11 @@ class LanguageModelingTask(Task):
         return Scored(logs)
 
 
-def language_batch(corpus: Corpus, samples: np.ndarray, width: int = 0) -> Batch:
+def language_batch(corpus: Corpus, samples: np.ndarray, width: int = 0) -> TokenBatch:
     """Return rows (B, S) and their padding; the size "targets" counts the tokens but the first."""
     rows, lengths = corpus.rows(samples, width=width)
-    return {
-        "tokens": rows,
-        "padding": padding_of(lengths, rows.shape[1]),
-        "sizes": {"targets": int(lengths.sum()) - len(rows), "rows": len(rows)},
-    }
+    return TokenBatch(
+        tokens=rows,
+        padding=padding_of(lengths, rows.shape[1]),
+        sizes={"targets": int(lengths.sum()) - len(rows), "rows": len(rows)},
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import ScoredBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.data.storage.manifest import HERE, labels_in, sets_named
@@ -122,14 +122,12 @@ class ChecksSource(Protocol):
 class ScoresTokens(Protocol):
     """Gives (pseudo-)log-probabilities of tokens: a criterion, or a task that knows which net to ask."""
 
-    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+    def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return the log-probability of each token given the others, in nats.
 
         Args:
             model: The task's model, in evaluation mode.
-            batch: "tokens" (B, S), nothing hidden; "padding" (B, S) or None; "scored" (B, S), the
-                positions to score; "mask_id", the id of [MASK]; "segments" (B, S) or None;
-                "batch_tokens", about how many tokens a forward pass may take.
+            batch: Rows (B, S) in which nothing is hidden, and which positions to score.
 
         Returns:
             A tensor (B, S), 0 where a position is not scored.
@@ -154,7 +152,7 @@ def submissions_of(task: Task, split: str, rows: Sequence[dict]) -> dict[str, st
     return task.submissions(split, rows) if isinstance(task, Submits) else {}
 
 
-def token_scorer(task: Task) -> Callable[[nn.Module, Batch], Tensor]:
+def token_scorer(task: Task) -> Callable[[nn.Module, ScoredBatch], Tensor]:
     """Return `token_log_probs` of a task, if it has its own, or of its criterion.
 
     Raises UsageError, which names the criterions that can, if the criterion has none.

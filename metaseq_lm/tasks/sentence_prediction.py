@@ -15,13 +15,13 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.batch import Terms
 from metaseq_lm.core.checks import check_heads
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.sentence_prediction import SentencePrediction
-from metaseq_lm.data.labelled.sentence_rows import SentenceRows
+from metaseq_lm.data.labelled.sentence_rows import SentenceBatch, SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
@@ -156,10 +156,11 @@ class SentencePredictionTask(Task):
         """Return the metrics of the set, the main one first, the loss, and rows: see `labelled_split`."""
         ((split, batches),) = passes.items()
 
-        def scored(batch: Batch) -> tuple[Tensor, Terms]:
+        def scored(batch: SentenceBatch) -> tuple[Tensor, Terms]:
             scores = self.criterion.scores(model, batch)
-            labelled = "targets" in batch
-            terms = self.criterion.terms(model, scores, batch["targets"]) if labelled else {}
+            terms: Terms = {}
+            if batch.targets is not None:
+                terms = self.criterion.terms(model, scores, batch.targets)
             return self._outputs(model, scores), terms
 
         return labelled_scores(engine, self.labelled(split).data, batches, scored)

@@ -18,14 +18,14 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.batch import Terms
 from metaseq_lm.core.checks import check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.squad import SquadCriterion
 from metaseq_lm.data.squad.sets import SquadSet, squad_manifest
-from metaseq_lm.data.squad.windows import SquadWindows, WindowOptions
+from metaseq_lm.data.squad.windows import AnswerBatch, SquadWindows, WindowOptions
 from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -120,8 +120,8 @@ class SquadTask(Task):
         """Return the official scores, the mean loss of a window, its parts; one `_row` a question."""
         ((split, batches),) = passes.items()
 
-        def judge(batch: Batch) -> tuple[Terms, list[WindowAnswers]]:
-            x = model(batch["tokens"], batch["padding"], batch["segments"])
+        def judge(batch: AnswerBatch) -> tuple[Terms, list[WindowAnswers]]:
+            x = model(batch.tokens, batch.padding, batch.segments)
             return self.criterion.terms(model, x, batch), self._decode(split, model, x, batch)
 
         logs, found = judged(engine, batches, judge)
@@ -156,15 +156,17 @@ class SquadTask(Task):
             for name, content in files.items()
         }
 
-    def _decode(self, split: str, model: nn.Module, x: Tensor, batch: Batch) -> list[WindowAnswers]:
+    def _decode(
+        self, split: str, model: nn.Module, x: Tensor, batch: AnswerBatch
+    ) -> list[WindowAnswers]:
         """Return what each window of a batch says, given its states x (B, S, D)."""
-        assert isinstance(model, SpanModel)
+        assert isinstance(model, SpanModel) and batch.samples is not None
         options, windows = self.config, self.windows(split)
-        beam = model.best_spans(x, batch["answer_mask"], options.beam)
+        beam = model.best_spans(x, batch.answer_mask, options.beam)
         scores = beam.start_scores.double().unsqueeze(-1) + beam.end_scores.double()
         arrays = [t.cpu().numpy() for t in (beam.starts, beam.ends, scores)]
         found = []
-        for row, (window, null) in enumerate(zip(batch["samples"].tolist(), beam.null.tolist())):
+        for row, (window, null) in enumerate(zip(batch.samples.tolist(), beam.null.tolist())):
             starts, ends, values = (array[row] for array in arrays)
             best = window_texts(
                 windows, window, (starts, ends, values), options.n_best, options.max_answer_length

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import ScoredBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
 from metaseq_lm.data.corpus.encode import encode_texts
@@ -150,7 +149,7 @@ class SentenceScorer:
                 hook.remove()
         return log_probs.double().cpu().numpy()
 
-    def batch(self, sentences: list[np.ndarray], lengths: np.ndarray) -> Batch:
+    def batch(self, sentences: list[np.ndarray], lengths: np.ndarray) -> ScoredBatch:
         """Return the micro-batch of rows `[CLSn] x [SEP]`, (B, S), for ScoresTokens.token_log_probs."""
         width = int(lengths.max())
         rows = np.full((len(sentences), width), self.vocabulary.pad, dtype=np.int64)
@@ -158,14 +157,13 @@ class SentenceScorer:
         for row, tokens in zip(rows, sentences):
             row[1 : len(tokens) + 2] = [*tokens, self.vocabulary.sep]
         at = np.arange(width)
-        padding = padding_of(lengths, width)
-        return {
-            "tokens": torch.from_numpy(rows),
-            "padding": None if padding is None else torch.from_numpy(padding),
-            "scored": torch.from_numpy((at > 0) & (at < lengths[:, None] - 1)),
-            "mask_id": self.vocabulary.mask,
-            "batch_tokens": self.batch_tokens,
-        }
+        return ScoredBatch(
+            tokens=rows,
+            padding=padding_of(lengths, width),
+            scored=(at > 0) & (at < lengths[:, None] - 1),
+            mask_id=self.vocabulary.mask,
+            batch_tokens=self.batch_tokens,
+        )
 
     def _count_tokens(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self.cost.forward_tokens += output.shape[:-1].numel()

@@ -3,12 +3,14 @@
 Shapes: B rows, S the longest row of the batch.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import (
@@ -24,6 +26,13 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 IS_NEXT, NOT_NEXT = 0, 1
 KEY = 11  # apart from the keys of masking
+
+
+@dataclass(kw_only=True)
+class NextSentenceBatch(TokenBatch):
+    """Masked pairs; `next_sentence` (B,) is IS_NEXT or NOT_NEXT."""
+
+    next_sentence: Tensor
 
 
 class Pairs:
@@ -51,15 +60,16 @@ class Pairs:
         self.vocabulary = vocabulary
         self.tokens_per_sample = tokens_per_sample
         targets = Targets(tokens_per_sample - 3, shortest=2, short=0.1)
-        found = assign_corpus(self.data, targets, random_streams.generator(seed, "pairs", split))
-        self.targets = found.targets
-        self._ends = found.starts + found.sizes
-        self._starts = found.starts
+        generator = random_streams.generator(seed, "pairs", split)
+        assigned = assign_corpus(self.data, targets, generator)
+        self.targets = assigned.targets
+        self._ends = assigned.starts + assigned.sizes
+        self._starts = assigned.starts
         # First sentences, by example and by document, with the number of sentences behind.
-        self._examples = np.append(np.flatnonzero(found.begins), len(found.sizes))
-        other = np.append(True, np.diff(found.documents) > 0)
-        self._documents = np.append(np.flatnonzero(other), len(found.sizes))
-        self._document = (np.cumsum(other) - 1)[found.begins]
+        self._examples = np.append(np.flatnonzero(assigned.begins), len(assigned.sizes))
+        other = np.append(True, np.diff(assigned.documents) > 0)
+        self._documents = np.append(np.flatnonzero(other), len(assigned.sizes))
+        self._document = (np.cumsum(other) - 1)[assigned.begins]
         if len(self._documents) < 3:
             raise UsageError(
                 f"{self.data.prefix}: one document; next-sentence prediction takes text from other "
@@ -120,8 +130,9 @@ class Pairs:
 
 
 def pair_batch(
-    pairs: Pairs, how: Masking, samples: np.ndarray, keys: np.ndarray, width: int = 0
-) -> Batch:
-    """Return masked rows as corpus.masked_batch does, and "next_sentence" labels, int64 (B,)."""
+    pairs: Pairs, masking: Masking, samples: np.ndarray, keys: np.ndarray, width: int = 0
+) -> NextSentenceBatch:
+    """Return masked pairs, as `rows.masked_batch` returns rows, with their labels."""
     rows, lengths, segments, labels = pairs.rows(samples, keys, width)
-    return {**masked_rows(rows, lengths, segments, keys, how), "next_sentence": labels}
+    masked = masked_rows(rows, lengths, segments, keys, masking)
+    return NextSentenceBatch(**vars(masked), next_sentence=labels)

@@ -4,13 +4,30 @@ Shapes: N samples, B of them in a batch, K candidates of a sample with choices, 
 the batch.
 """
 
-import numpy as np
+from dataclasses import dataclass
+from typing import Optional
 
-from metaseq_lm.core.batch import Batch
+import numpy as np
+from torch import Tensor
+
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.rows import cut_pair, padding_of
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+
+
+@dataclass(kw_only=True)
+class SentenceBatch(TokenBatch):
+    """Rows (B, S) of samples, or (B, K, S) of their candidates.
+
+    Attributes:
+        spans: Begin and end of the two spans of each row (B, 2, 2), if the set has them.
+        absent: Which candidates a sample lacks, boolean (B, K); None if no sample of the split does.
+    """
+
+    spans: Optional[Tensor] = None
+    absent: Optional[Tensor] = None
 
 
 class SentenceRows:
@@ -102,28 +119,24 @@ class SentenceRows:
             end = end + 1
         return tokens, segments
 
-    def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> Batch:
-        """Return tokens, segments and padding (B, S), with choices (B, K, S), and the targets (B,).
+    def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> SentenceBatch:
+        """Return the rows of `samples`, padded to at least `width`, and the targets (B,), if any.
 
-        Targets are classes or real values; "spans" (B, 2, 2) are there if the set has them,
-        "absent" (B, K) says which candidates are not there. The size is "rows", the samples.
+        Targets are classes or real values. The size "rows" counts samples. `keys` are not used.
         """
         lengths = self.row_lengths[samples]
         width = max(width, int(lengths.max()))
         rows = [self._fill(row, samples, width) for row in range(len(self.layouts))]
         shape = (*lengths.shape, width) if self.choices else (len(samples), width)
         padding = padding_of(lengths.ravel(), width)
-        batch: Batch = {
-            "tokens": np.stack([tokens for tokens, _ in rows], 1).reshape(shape),
-            "segments": np.stack([segments for _, segments in rows], 1).reshape(shape),
-            "padding": None if padding is None else padding.reshape(shape),
-            "samples": samples,
-            "sizes": {"rows": len(samples)},
-        }
-        if self.data.labels is not None:
-            batch["targets"] = self.data.labels[samples]
-        if self.spans is not None:
-            batch["spans"] = self.spans[samples]
-        if self.absent.any():
-            batch["absent"] = self.absent[samples]
-        return batch
+        labels, spans = self.data.labels, self.spans
+        return SentenceBatch(
+            tokens=np.stack([tokens for tokens, _ in rows], 1).reshape(shape),
+            segments=np.stack([segments for _, segments in rows], 1).reshape(shape),
+            padding=None if padding is None else padding.reshape(shape),
+            targets=None if labels is None else labels[samples],
+            spans=None if spans is None else spans[samples],
+            absent=self.absent[samples] if self.absent.any() else None,
+            samples=samples,
+            sizes={"rows": len(samples)},
+        )

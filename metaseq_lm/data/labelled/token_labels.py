@@ -10,11 +10,13 @@ A row that is longer than allowed is several windows, see `cut_windows`.
 Shapes: N samples, W windows, B rows, S the longest row of the batch, K classes.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import uniforms
 from metaseq_lm.data.corpus.rows import padding_of
@@ -24,6 +26,26 @@ from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 STRIDE = 64
+
+
+@dataclass(kw_only=True)
+class TokenLabelBatch(TokenBatch):
+    """Windows of rows; `targets` (B, S) are the label tokens, -1 at padding.
+
+    Attributes:
+        classes: Class of each row (B,), 0 in a split without labels.
+        class_tokens: The label token of each class (K,).
+        token_level: Whether the answer is tokens of the text, not a class.
+        longest: Length of the longest window of the same sample (B,), which class scores are
+            divided by.
+        windows: Number of each window (B,).
+    """
+
+    classes: Tensor
+    class_tokens: Tensor
+    token_level: bool
+    longest: Tensor
+    windows: Tensor
 
 
 class TokenLabels:
@@ -135,7 +157,7 @@ class TokenLabels:
 
     def _answers(self, windows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Return which tokens of the rows are of an answer, boolean (B, S)."""
-        found = np.zeros(shape, bool)
+        answers = np.zeros(shape, bool)
         assert self.data.places is not None
         owner, column, first, end = self.data.places.T
         low = np.searchsorted(owner, self.sample[windows])
@@ -147,31 +169,29 @@ class TokenLabels:
         before = np.where(text > 0, self.kept[window, 0] + 2, 1)
         left = np.clip(first[place] - start, 0, kept)
         right = np.clip(end[place] - start, 0, kept)
-        found.reshape(-1)[ranges(at * shape[1] + before + left, right - left)] = True
-        return found
+        answers.reshape(-1)[ranges(at * shape[1] + before + left, right - left)] = True
+        return answers
 
-    def batch(self, windows: np.ndarray, keys: np.ndarray, width: int = 0) -> Batch:
-        """Return rows, targets (-1 at padding), classes and their tokens; sizes "targets" and "rows".
+    def batch(self, windows: np.ndarray, keys: np.ndarray, width: int = 0) -> TokenLabelBatch:
+        """Return windows, padded to at least `width`; sizes "targets" and "rows".
 
-        "samples" says whose windows they are, "windows" is their number; "longest" (B,) is the
-        length of the longest window of the same sample, which class scores are divided by. `keys`
-        are not used.
+        `samples` of the batch says whose windows they are. `keys` are not used.
         """
         tokens, lengths, targets = self.rows(windows, width)
         samples = self.sample[windows]
         labels = np.zeros(len(self), np.int64) if self.labels is None else self.labels
-        return {
-            "tokens": tokens,
-            "padding": padding_of(lengths, tokens.shape[1]),
-            "targets": targets,
-            "classes": labels[samples],
-            "class_tokens": self.class_tokens,
-            "token_level": self.token_level,
-            "longest": self.longest[samples],
-            "samples": samples,
-            "windows": windows,
-            "sizes": {"targets": int((targets >= 0).sum()), "rows": len(windows)},
-        }
+        return TokenLabelBatch(
+            tokens=tokens,
+            padding=padding_of(lengths, tokens.shape[1]),
+            targets=targets,
+            classes=labels[samples],
+            class_tokens=self.class_tokens,
+            token_level=self.token_level,
+            longest=self.longest[samples],
+            samples=samples,
+            windows=windows,
+            sizes={"targets": int((targets >= 0).sum()), "rows": len(windows)},
+        )
 
 
 def kept_tokens(sizes: np.ndarray, room: int) -> np.ndarray:

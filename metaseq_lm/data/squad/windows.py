@@ -7,14 +7,32 @@ from dataclasses import dataclass
 from typing import Optional
 
 import numpy as np
+from torch import Tensor
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.rows import padding_of
 from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 SPECIALS = 3  # of a row: one [CLSn], two [SEP]
+
+
+@dataclass(kw_only=True)
+class AnswerBatch(TokenBatch):
+    """Windows; `segments` is 1 at the context and the last [SEP].
+
+    Attributes:
+        answer_mask: Where an answer may be: there and at [CLS0], boolean (B, S).
+        starts: Position of the first token of the gold answer (B,), 0 where there is none.
+        ends: Position of its last token (B,).
+        impossible: 1 for a question without an answer, else 0, (B,).
+    """
+
+    answer_mask: Tensor
+    starts: Tensor
+    ends: Tensor
+    impossible: Tensor
 
 
 @dataclass(frozen=True)
@@ -123,11 +141,10 @@ class SquadWindows:
 
     def batch(
         self, samples: np.ndarray, keys: Optional[np.ndarray] = None, width: int = 0
-    ) -> Batch:
-        """Return the rows of windows `samples` with segments, answer mask and targets; size "rows".
+    ) -> AnswerBatch:
+        """Return the windows `samples`, padded to at least `width`; size "rows".
 
-        "segments" is 1 at the context and the last [SEP]; "answer_mask" is true there and at [CLS0];
-        "starts", "ends" (B,) are the gold positions, "impossible" (B,) 1 or 0. `keys` are not used.
+        `keys` are not used.
         """
         data, vocabulary = self.data, self.vocabulary
         questions = self.question[samples]
@@ -145,14 +162,14 @@ class SquadWindows:
         tokens[in_context] = data.contexts.tokens[(starts[:, None] + at - begin)[in_context]]
         tokens[(at == query + 1) | (at == begin + length)] = vocabulary.sep
         segments = (at >= begin) & (at <= begin + length)
-        return {
-            "tokens": tokens,
-            "padding": padding_of(lengths, len(at)),
-            "segments": segments.astype(np.int64),
-            "answer_mask": segments | (at == 0),
-            "starts": self.targets[samples, 0],
-            "ends": self.targets[samples, 1],
-            "impossible": data.impossible[questions].astype(np.float64),
-            "samples": samples,
-            "sizes": {"rows": len(samples)},
-        }
+        return AnswerBatch(
+            tokens=tokens,
+            padding=padding_of(lengths, len(at)),
+            segments=segments.astype(np.int64),
+            answer_mask=segments | (at == 0),
+            starts=self.targets[samples, 0],
+            ends=self.targets[samples, 1],
+            impossible=data.impossible[questions].astype(np.float64),
+            samples=samples,
+            sizes={"rows": len(samples)},
+        )

@@ -5,14 +5,35 @@ values), N_k rows and K_k outputs of set k.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Optional
 
 import numpy as np
+from torch import Tensor
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.data.corpus.rows import padding_of
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 
 WITH_CLASSES = "rows with classes"  # the size that counts a batch's rows of sets with classes
+
+
+@dataclass(kw_only=True)
+class MixedBatch(TokenBatch):
+    """Rows of several sets; `targets` (B,) are classes or real values, both as floats.
+
+    Attributes:
+        sets: Place of the set that each row is of (B,).
+        weights: Weight of each row's loss (B,).
+        teacher: Outputs of each row's teacher (B, K); None without teachers.
+        gold_share: The gold label's share of the target, where there is a teacher.
+    """
+
+    targets: Tensor
+    sets: Tensor
+    weights: Tensor
+    teacher: Optional[Tensor] = None
+    gold_share: float = 1.0
 
 
 class MixedRows:
@@ -35,12 +56,8 @@ class MixedRows:
         self.lengths = np.concatenate([part.lengths for part in self.rows])
         self.teachers = None if teachers is None else side_by_side([teachers[n] for n in rows])
 
-    def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> Batch:
-        """Return tokens, segments and padding (B, S) and, of each row, the set, target and weight (B,).
-
-        "set" is the place of the set, "targets" the class or real value, both as floats; "teacher"
-        (B, K) is there if there are teachers. The sizes are "rows" and WITH_CLASSES.
-        """
+    def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> MixedBatch:
+        """Return the rows `samples`, padded to at least `width`; sizes "rows" and WITH_CLASSES."""
         sets = np.searchsorted(self.ends, samples, side="right")
         lengths = self.lengths[samples]
         width = max(width, int(lengths.max()))
@@ -50,33 +67,21 @@ class MixedRows:
         for number in np.unique(sets):
             at = np.flatnonzero(sets == number)
             part = self.rows[number]
-            own = samples[at] - (self.ends[number] - len(part))
-            found = part.batch(own, keys[at], width)
-            tokens[at], segments[at] = found["tokens"], found["segments"]
-            targets[at] = found["targets"]
-        batch: Batch = {
-            "tokens": tokens,
-            "segments": segments,
-            "padding": padding_of(lengths, width),
-            "set": sets,
-            "targets": targets,
-            "weights": self.weights[sets],
-            "sizes": {"rows": len(samples), WITH_CLASSES: int(self.with_classes[sets].sum())},
-        }
-        if self.teachers is not None:
-            batch["teacher"] = self.teachers[samples]
-        return batch
+            batch = part.batch(samples[at] - (self.ends[number] - len(part)), keys[at], width)
+            tokens[at], segments[at], targets[at] = batch.tokens, batch.segments, batch.targets
+        return MixedBatch(
+            tokens=tokens,
+            segments=segments,
+            padding=padding_of(lengths, width),
+            sets=sets,
+            targets=targets,
+            weights=self.weights[sets],
+            teacher=None if self.teachers is None else self.teachers[samples],
+            sizes={"rows": len(samples), WITH_CLASSES: int(self.with_classes[sets].sum())},
+        )
 
 
 def side_by_side(tables: Sequence[np.ndarray]) -> np.ndarray:
     """Return tables of different widths as one, (sum of N_k, K), with zeros where one has no column."""
     width = max(table.shape[1] for table in tables)
     return np.concatenate([np.pad(t, ((0, 0), (0, width - t.shape[1]))) for t in tables])
-
-
-def one_set(
-    rows: SentenceRows, number: int, samples: np.ndarray, keys: np.ndarray, width: int = 0
-) -> Batch:
-    """Return rows of the set at place `number` as SentenceRows gives them, for evaluation."""
-    found = rows.batch(samples, keys, width)
-    return {**found, "set": np.full(len(samples), number)}

@@ -31,7 +31,7 @@ from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.methods.bam import sampling
 from metaseq_lm.methods.bam import teachers as teaching
 from metaseq_lm.methods.bam.criterion import LOSS, BamDistill
-from metaseq_lm.methods.bam.data import MixedRows, one_set
+from metaseq_lm.methods.bam.data import MixedRows
 from metaseq_lm.methods.bam.model import RANGES, MultiTaskModel
 from metaseq_lm.methods.bam.teachers import Teacher
 from metaseq_lm.models.transformer.labelled_sets import POOLER, SETS, SetHeads, set_of
@@ -267,8 +267,7 @@ class BamTask(Task):
         rows, options = self.labelled(name, split), self.config
         most = options.valid_size if split == self.run_config.trainer.valid_split else 0
         order = Sequential(first(len(rows), most), options.batch_size)
-        collate = partial(one_set, rows, self.names.index(name))
-        return Stream(f"{split}/{name}", order, collate, self.run_config.seed, rows.lengths)
+        return Stream(f"{split}/{name}", order, rows.batch, self.run_config.seed, rows.lengths)
 
     # ---------------------------------------------------------------- model
 
@@ -323,7 +322,7 @@ class BamTask(Task):
         """
         share = self.criterion.gold_share(engine.optimizers["main"].updates)
         shared = {
-            name: [[{**micro, "gold_share": share} for micro in batch] for batch in stream]
+            name: [[micro.replace(gold_share=share) for micro in batch] for batch in stream]
             for name, stream in batches.items()
         }
         return super().update(engine, model, shared)

@@ -26,7 +26,7 @@ import numpy as np
 import safetensors.numpy
 from omegaconf import DictConfig
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.checks import check_classes
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
@@ -213,7 +213,7 @@ def computed(run: RestoredRun, teacher: Teacher, name: str) -> tuple[np.ndarray,
     rows = len(task.labelled(name, "train"))
     show = Rows(f"{teacher.name}: its outputs on {name}", rows)
 
-    def find(batch: Batch) -> Outputs:
+    def find(batch: TokenBatch) -> Outputs:
         return listed(batch["samples"], task.criterion.answers(model, batch, name))
 
     mine: Outputs = []

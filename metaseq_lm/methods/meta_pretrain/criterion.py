@@ -7,7 +7,7 @@ to learn is an order of updates, not an objective, so its options are the task's
 import torch
 from torch import nn
 
-from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.batch import Term, Terms, TokenBatch
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
@@ -20,16 +20,17 @@ PAIRS = "meta_pretrain_pairs"  # the task, and its criterion
 class LabelledSets(Criterion):
     """The cross-entropy of each set, a mean over its rows in the batch, summed over the sets.
 
-    A micro-batch holds rows of one set; batch["set"] names the set, its head, and the size that
+    A micro-batch holds rows of one set, which is also the name of its head and of the size that
     counts its rows.
     """
 
     tasks = (PAIRS,)
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
-        name, targets = batch["set"], batch["targets"]
-        found = model(batch["tokens"], batch["padding"], batch["segments"], [name])
-        scores = full_precision(found[name])  # (B, K)
+    def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
+        name, targets = batch.head, batch.targets
+        assert name is not None and targets is not None
+        outputs = model(batch.tokens, batch.padding, batch.segments, [name])
+        scores = full_precision(outputs[name])  # (B, K)
         with torch.no_grad():
             right = (scores.argmax(-1) == targets).sum().to(scores.dtype)
         return {

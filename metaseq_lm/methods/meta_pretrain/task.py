@@ -6,7 +6,7 @@ Each task is a task of the core, or its like, whose updates are meta updates (up
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
@@ -35,16 +35,17 @@ from metaseq_lm.tasks.sentence_pairs import SentencePairsConfig, SentencePairsTa
 
 
 class MetaLearned(Task):
-    """Makes the updates of the task that it stands before meta updates."""
+    """Turns the updates of the task that follows it among the bases into meta updates."""
 
-    def __init__(self, config: Any, run_config: DictConfig) -> None:
+    config: MetaOptions
+
+    def __init__(self, config: MetaOptions, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
-        self.config = MetaOptions(**{f.name: self.config[f.name] for f in fields(MetaOptions)})
-        self.config.check()
+        config.check()
 
     @property
     def sources(self) -> Sequence[str]:
-        """The streams, of each of which every inner step and the test take one batch."""
+        """The streams; every inner step and the test batch take one batch of each."""
         return ["train"]
 
     def needs(self, update: int) -> dict[str, int]:
@@ -94,9 +95,7 @@ class MetaPretrainLSTMTask(MetaLearned, LanguageModelingTask):
 class MetaPretrainPairsConfig(MetaOptions):
     """Which labelled sets, how they are batched, and the inner steps."""
 
-    labelled: list[str] = field(
-        default_factory=list, metadata={"help": "labelled sets in DATA, each with a head"}
-    )
+    labelled: list[str] = option([], "labelled sets in DATA, each with a head")
     batch_size: int = option(32, "rows of a batch, an equal share from each set", at_least=1)
     tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
     valid_size: int = option(0, "rows of each validation split that are used (0 = all)", at_least=0)
@@ -109,6 +108,7 @@ class MetaPretrainPairsTask(MetaLearned):
     Starting from another run it takes the encoder; heads are fresh.
     """
 
+    config: MetaPretrainPairsConfig
     fresh = ("heads.",)
     criterions = (LabelledSets,)
 
@@ -116,7 +116,7 @@ class MetaPretrainPairsTask(MetaLearned):
         super().__init__(config, run_config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         names, rows = different_sets(self.config.labelled), self.config.batch_size
-        if rows % len(names) or rows < 1:
+        if rows % len(names):
             raise UsageError(
                 f"task.batch_size is {rows}, which cannot be shared equally by {len(names)} sets; "
                 f"make it a multiple of {len(names)}"
@@ -163,7 +163,6 @@ class MetaPretrainPairsTask(MetaLearned):
 
 def set_batch(
     rows: SentenceRows, name: str, samples: np.ndarray, keys: np.ndarray, width: int = 0
-) -> Batch:
-    """Return rows of the set `name` as SentenceRows gives them; the size that counts them is `name`."""
-    batch = rows.batch(samples, keys, width)
-    return {**batch, "set": name, "sizes": {name: len(samples)}}
+) -> TokenBatch:
+    """Return rows of the set `name`, for the head `name`; the size that counts them is `name`."""
+    return rows.batch(samples, keys, width).replace(head=name, sizes={name: len(samples)})

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Optional
 
 from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.checks import check_choice, check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.engine import vectors
@@ -22,31 +21,32 @@ from metaseq_lm.engine.engine import Engine, InnerGradient, Logs, LossFn
 from metaseq_lm.engine.vectors import Vector
 
 MAIN = "main"  # the optimizer
-OPTIMIZERS, ORDERS = ("adam", "sgd"), ("none", "exact")
 
 
 @dataclass
 class MetaOptions:
     """The inner steps."""
 
-    inner_steps: int = option(1, "k; an update takes k + 1 batches, and with 0 is an ordinary one")
+    inner_steps: int = option(
+        1, "k; an update takes k + 1 batches, and with 0 is an ordinary one", at_least=0
+    )
     inner_optim: str = option(
         "adam",
         "adam: the optimizer's own steps (moments, rate and clip_norm of this update), undone "
         "afterwards; sgd: plain steps of inner_lr, never clipped",
+        choices=("adam", "sgd"),
     )
     inner_lr: Optional[float] = option(
-        None, "rate of the inner steps of sgd; adam's is not its own"
+        None, "rate of the inner steps of sgd; adam has the optimizer's", at_least=0
     )
     second_order: str = option(
-        "none", "none: the gradient at theta_k is applied as it is; exact: through the steps of sgd"
+        "none",
+        "none: the gradient at theta_k is applied as it is; exact: through the steps of sgd",
+        choices=("none", "exact"),
     )
 
     def check(self) -> None:
-        """Raise UsageError for values that make no sense, alone or together."""
-        for name, allowed in (("inner_optim", OPTIMIZERS), ("second_order", ORDERS)):
-            check_choice(f"task.{name}", getattr(self, name), allowed)
-        check_least({"task.inner_steps": self.inner_steps, "task.inner_lr": self.inner_lr or 0}, 0)
+        """Raise UsageError for values that make no sense together."""
         if (self.inner_lr is None) != (self.inner_optim == "adam"):
             raise UsageError(
                 "task.inner_lr is the rate of task.inner_optim=sgd, which needs one; inner steps of "
@@ -57,7 +57,7 @@ class MetaOptions:
 
 
 def meta_update(
-    engine: Engine, loss: LossFn, batches: Sequence[Sequence[Batch]], options: MetaOptions
+    engine: Engine, loss: LossFn, batches: Sequence[Sequence[Batch]], config: MetaOptions
 ) -> Logs:
     """Do one meta update of the optimizer "main"; `batches` are k inner ones, then the test batch.
 
@@ -66,7 +66,7 @@ def meta_update(
     says so.
     """
     *inner, test = batches
-    exact = options.second_order == "exact"
+    exact = config.second_order == "exact"
     parameters = engine.parameters(MAIN)
     losses: Logs = {}
     # Without inner steps there is nothing to undo, and nothing to copy.
@@ -82,22 +82,22 @@ def meta_update(
             else:
                 gradient, logs = engine.gradients(loss, batch, parameters, draw)
             losses[f"inner_loss_{number}"] = logs["loss"]
-            if not inner_step(engine, gradient, options):
+            if not inner_step(engine, gradient, config):
                 return losses
         gradient, logs = engine.gradients(loss, test, parameters, full_precision=exact)
-        gradient = through(engine, taken, gradient, options.inner_lr or 0.0)
+        gradient = through(engine, taken, gradient, config.inner_lr or 0.0)
     engine.step(MAIN, gradient)
     return {**logs, **losses}
 
 
-def inner_step(engine: Engine, gradient: Vector, options: MetaOptions) -> bool:
+def inner_step(engine: Engine, gradient: Vector, config: MetaOptions) -> bool:
     """Take one inner step, inside `restoring`; returns False if the optimizer refuses it.
 
     A step of sgd with a gradient that is not finite leads to a loss that is not, which the outer
     step refuses.
     """
-    if options.inner_optim == "sgd":
-        engine.move(MAIN, gradient, -(options.inner_lr or 0.0))
+    if config.inner_optim == "sgd":
+        engine.move(MAIN, gradient, -(config.inner_lr or 0.0))
         return True
     optimizer = engine.optimizers[MAIN]
     updates = optimizer.updates

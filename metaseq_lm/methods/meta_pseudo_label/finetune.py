@@ -156,10 +156,10 @@ class TokenLabelsTask(Task):
 
     def batch(self, data: TokenLabels, windows: np.ndarray, keys: np.ndarray, width: int) -> Batch:
         """Return `windows` as TokenLabels gives them, with the length that class scores are divided by."""
-        found = data.batch(windows, keys, width)
+        batch = data.batch(windows, keys, width)
         if self.scored_width == "batch":
-            found["longest"] = np.full(len(windows), found["tokens"].shape[1])
-        return found
+            return batch.replace(longest=np.full(len(windows), batch.tokens.shape[1]))
+        return batch
 
     def chosen(self, split: str, count: int) -> np.ndarray:
         """Return the rows of a split that are used."""

@@ -11,7 +11,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.batch import Terms, TokenBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
@@ -20,6 +20,7 @@ from metaseq_lm.criterions.masked_lm import labelled_terms
 from metaseq_lm.criterions.sentence_prediction import SentencePrediction, SentencePredictionConfig
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.vectors import Vector
+from metaseq_lm.methods.tartan.data import TaskBatch
 from metaseq_lm.methods.tartan.model import probabilities, scores_of
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
@@ -72,28 +73,27 @@ class MetaConfig(MultiTaskConfig):
     meta_head_weight_decay: float = option(0.1, "weight decay of the fitting", at_least=0)
 
 
-def task_terms(model: nn.Module, batch: Batch) -> Terms:
+def task_terms(model: nn.Module, batch: TaskBatch) -> Terms:
     """Return the terms of a micro-batch: masked LM if it has positions, else classes.
 
-    batch["head"] names the head. Classes: mean cross-entropy over rows and accuracy.
+    Classes: mean cross-entropy over rows and accuracy.
     """
-    if "positions" not in batch:
-        return CLASSES.terms(model, scores_of(model, batch), batch["targets"])
+    if not isinstance(batch, TokenBatch) or batch.positions is None:
+        assert batch.targets is not None
+        return CLASSES.terms(model, scores_of(model, batch), batch.targets)
     assert isinstance(model, TransformerLM)
     logits = model(
-        batch["tokens"],
-        batch["padding"],
-        batch["positions"],
-        batch["head"],
-        segments=batch.get("segments"),
+        batch.tokens, batch.padding, batch.positions, batch.head, segments=batch.segments
     )
     return labelled_terms(logits, batch)
 
 
-def endtask_scored(model: nn.Module, batch: Batch) -> tuple[Tensor, Terms]:
+def endtask_scored(model: nn.Module, batch: TaskBatch) -> tuple[Tensor, Terms]:
     """Return the probabilities (B, K) of the end task's classes, and the terms of rows with labels."""
     scores = scores_of(model, batch)
-    terms = CLASSES.terms(model, scores, batch["targets"]) if "targets" in batch else {}
+    terms: Terms = {}
+    if batch.targets is not None:
+        terms = CLASSES.terms(model, scores, batch.targets)
     return probabilities(scores), terms
 
 
@@ -104,7 +104,7 @@ class MultiTask(Criterion):
     tasks = ("tartan", "tartan_vision")
     config: MultiTaskConfig
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: TaskBatch) -> Terms:
         return task_terms(model, batch)
 
     def start(self, tasks: int) -> Tensor:

@@ -6,17 +6,38 @@ Shapes: B rows, S length.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from typing import Optional
 
 import numpy as np
+from torch import Tensor
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import Batch, ImageBatch, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.rows import Corpus, masked_batch, masked_rows
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.streams import Collate, draw_below
+
+
+@dataclass(kw_only=True)
+class HeadedImageBatch(ImageBatch):
+    """Images, and the name of the head that they are for."""
+
+    head: str
+
+
+@dataclass(kw_only=True)
+class StateBatch(Batch):
+    """Rows or images whose states (B, S, D) or (B, D) in the body are known, for one head."""
+
+    states: Tensor
+    targets: Optional[Tensor]
+    head: Optional[str]
+
+
+# What a task's head is given: its rows or images, or their states.
+TaskBatch = TokenBatch | HeadedImageBatch | StateBatch
 
 
 class Drawn:
@@ -48,30 +69,29 @@ class Rows:
     collate: Collate
 
 
-def finished(
-    collate: Collate,
-    head: str,
-    attend_to_padding: bool,
-    samples: np.ndarray,
-    keys: np.ndarray,
-    width: int = 0,
-) -> Batch:
-    """Return a batch with the name of its head; `attend_to_padding` takes the mask of padding away."""
-    batch = collate(samples, keys, width) | {"head": head}
-    return batch | {"padding": None} if attend_to_padding else batch
+def with_head(collate: Collate, head: str, attend_to_padding: bool) -> Collate:
+    """Return a collater that names the head; `attend_to_padding` takes the mask of padding away."""
+
+    def headed(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+        batch = collate(samples, keys, width).replace(head=head)
+        return batch.replace(padding=None) if attend_to_padding else batch
+
+    return headed
 
 
-def masked_texts(rows: SentenceRows, how: Masking) -> Rows:
+def masked_texts(rows: SentenceRows, masking: Masking) -> Rows:
     """Return the texts of a labelled set, one sample a row, masked; the labels are left out."""
 
-    def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+    def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenBatch:
         batch = rows.batch(samples, keys, width)
-        return masked_rows(batch["tokens"], rows.lengths[samples], batch["segments"], keys, how)
+        assert batch.segments is not None
+        tokens, segments = batch.tokens.numpy(), batch.segments.numpy()
+        return masked_rows(tokens, rows.lengths[samples], segments, keys, masking)
 
     return Rows(rows.lengths, collate)
 
 
-def masked_lines(corpus: Corpus, count: int, how: Masking, seed: int, name: str) -> Rows:
+def masked_lines(corpus: Corpus, count: int, masking: Masking, seed: int, name: str) -> Rows:
     """Return `count` lines of a corpus in break mode eos, drawn without replacement; 0 takes all.
 
     A line is a row, and of one that is too long the rest is cut off. Raises UsageError if there
@@ -79,8 +99,8 @@ def masked_lines(corpus: Corpus, count: int, how: Masking, seed: int, name: str)
     """
     chosen = drawn_lines(corpus, count, seed, name)
 
-    def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
-        return partial(masked_batch, corpus, how)(chosen[samples], keys, width)
+    def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenBatch:
+        return masked_batch(corpus, masking, chosen[samples], keys, width)
 
     return Rows(corpus.row_lengths[chosen], collate)
 

@@ -11,8 +11,9 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import ImageBatch
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.methods.tartan.data import StateBatch, TaskBatch
 from metaseq_lm.models.layers import Dropout, full_precision
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.models.transformer.heads import SentenceHead
@@ -38,19 +39,19 @@ def sentence_head(width: int, classes: int, dropout: float) -> SentenceHead:
     return SentenceHead(width, classes, dropout, pooled=True, pooler_dropout=True)
 
 
-def states_of(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the body's states of a batch of texts or images: batch["states"] if it has them."""
-    if "states" in batch:
-        return batch["states"]
+def states_of(model: nn.Module, batch: TaskBatch) -> Tensor:
+    """Return the body's states of a batch of texts or images."""
+    if isinstance(batch, StateBatch):
+        return batch.states
     encoder = model.get_submodule("encoder")
-    if "images" in batch:
-        return encoder(batch["images"])
-    return encoder(batch["tokens"], batch["padding"], batch["segments"])
+    if isinstance(batch, ImageBatch):
+        return encoder(batch.images)
+    return encoder(batch.tokens, batch.padding, batch.segments)
 
 
-def scores_of(model: nn.Module, batch: Batch) -> Tensor:
+def scores_of(model: nn.Module, batch: TaskBatch) -> Tensor:
     """Return the scores (B, K) of a batch of texts or images from the head that it names."""
-    head = model.get_submodule(f"heads.{batch['head']}")
+    head = model.get_submodule(f"heads.{batch.head}")
     return full_precision(head(states_of(model, batch)))
 
 

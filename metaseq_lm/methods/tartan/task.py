@@ -131,11 +131,11 @@ class TartanTask(Task):
     def auxiliary_rows(self) -> dict[str, data.Rows]:
         """Return the rows of each auxiliary task by its name."""
         options, config = self.config, self.run_config
-        how = masking_of(options, self.vocabulary)
+        masking = masking_of(options, self.vocabulary)
         found = {}
         for name in options.auxiliary:
             if name == TAPT:
-                found[name] = data.masked_texts(self.labelled("train"), how)
+                found[name] = data.masked_texts(self.labelled("train"), masking)
                 continue
             corpus = Corpus(self.data, name, self.vocabulary, options.tokens_per_sample, "eos")
             corpus.check_vocabulary()
@@ -143,12 +143,12 @@ class TartanTask(Task):
             if options.lines_per_example:
                 count = options.lines_per_example * len(self.labelled("train"))
             seed = config.seed if options.lines_seed is None else options.lines_seed
-            found[name] = data.masked_lines(corpus, count, how, seed, name)
+            found[name] = data.masked_lines(corpus, count, masking, seed, name)
         return found
 
     def stream(self, name: str, order: Order, rows: data.Rows, head: str) -> Stream:
         """Return a stream whose batches name their head."""
-        collate = partial(data.finished, rows.collate, head, self.config.attend_to_padding)
+        collate = data.with_head(rows.collate, head, self.config.attend_to_padding)
         return Stream(name, order, collate, self.run_config.seed, rows.lengths)
 
     def build_streams(self, split: str) -> dict[str, Stream]:

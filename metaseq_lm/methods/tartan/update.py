@@ -10,16 +10,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Batch
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.tartan.criterion import Meta, MetaConfig, MultiTask, task_terms
+from metaseq_lm.methods.tartan.data import StateBatch, TaskBatch
 from metaseq_lm.methods.tartan.model import META, has_dropout, redraw, states_of
 from metaseq_lm.models.vision.wide_resnet import frozen_statistics
 from metaseq_lm.optim import Optimizer, build_optimizer
@@ -108,8 +109,14 @@ def fixed(net: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+def with_states(batch: TaskBatch, states: Tensor) -> StateBatch:
+    """Return the states of a batch in its place."""
+    about = {name: getattr(batch, name) for name in ("targets", "head", "sizes", "rows", "samples")}
+    return StateBatch(states=states, stream=batch.stream, **about)
+
+
 def fit_meta_head(
-    engine: Engine, model: nn.Module, batches: list[Batch], config: MetaConfig, optimizer: Mapping
+    engine: Engine, model: nn.Module, batches: list[Any], config: MetaConfig, optimizer: Mapping
 ) -> Logs:
     """Fit the meta head to a batch, the body fixed: estimate_meta_head of algorithm 1.
 
@@ -128,7 +135,7 @@ def fit_meta_head(
     # The body is fixed: without dropout its states are the same in every step.
     if config.meta_head_steps > 1 and not has_dropout(model.get_submodule("encoder")):
         states = engine.map(partial(states_of, model), batches, rng_key="fit")
-        batches = [{**batch, "states": s} for batch, s in zip(batches, states, strict=True)]
+        batches = [with_states(b, s) for b, s in zip(batches, states, strict=True)]
     before, steps = float("inf"), 0
     loss = float("nan")
     for step in range(config.meta_head_steps):

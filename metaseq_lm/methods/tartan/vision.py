@@ -171,8 +171,12 @@ class TartanVisionTask(Task):
 
     def stream(self, name: str, order: Order, part: ClassifiedImages, head: str) -> Stream:
         """Return a stream whose batches name their head; an image counts as one token."""
-        batch = partial(part.batch, list(self.config.mean), list(self.config.sd))
-        collate = partial(data.finished, batch, head, False)
+        mean, sd = list(self.config.mean), list(self.config.sd)
+
+        def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> data.HeadedImageBatch:
+            batch = part.batch(mean, sd, samples, keys, width)
+            return data.HeadedImageBatch(**{**batch}, head=head)
+
         lengths = np.ones(len(part.labels), np.int64)
         return Stream(name, order, collate, self.run_config.seed, lengths)
 

@@ -33,7 +33,7 @@ def test_the_loss_is_the_mean_of_both_directions(mode: str, moons: Path, tmp_pat
     stream = run.task.build_streams("valid")["valid"]
     last = list(stream.one_epoch(Shard()))[-1]  # the only one with padding in mode "none"
     (batch,) = run.engine.to_device(last)
-    tokens, padding = batch["tokens"], batch["padding"]
+    tokens, padding = batch.tokens, batch.padding
     assert padding is not None and padding.any()
     terms = run.task.criterion(run.model.eval(), batch)
     total = {"forward": 0.0, "backward": 0.0}
@@ -46,7 +46,7 @@ def test_the_loss_is_the_mean_of_both_directions(mode: str, moons: Path, tmp_pat
         total["forward"] += F.cross_entropy(ahead[0], text[1:], reduction="sum").item()
         total["backward"] += F.cross_entropy(back[0], text[:-1], reduction="sum").item()
         count += len(text) - 1
-    assert batch["sizes"] == {"targets": count, "rows": len(tokens)}
+    assert batch.sizes == {"targets": count, "rows": len(tokens)}
     for name, term in terms.items():
         assert (term.per, term.weight) == ("targets", 0.5)
         assert term.sum.item() == pytest.approx(total[name], abs=1e-9)
@@ -130,4 +130,5 @@ def test_the_encoder_is_taken_over(moons: Path, tmp_path: Path) -> None:
     names = {n for n in own if n.startswith("encoder.")}
     assert len(names) == 1 + 2 * 2 * 5
     assert all(torch.equal(own[n], trained[n]) for n in names)
-    assert run.before and sum(cost["flops"] for cost in run.before.values()) > 0
+    costs = run.initialisation.costs.values()
+    assert costs and sum(cost["flops"] for cost in costs) > 0

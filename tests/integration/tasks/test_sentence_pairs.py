@@ -53,19 +53,19 @@ def test_the_loss_is_the_sum_of_two_means(topics: Path, tmp_path: Path) -> None:
     (batch,) = run.task.build_streams("train")["train"].micro_batches(0, Shard())
     model = run.model.eval()
     terms = run.task.criterion(model, batch)
-    x = model.encoder(batch["tokens"], batch["padding"], batch["segments"])
-    logits = model(batch["tokens"], batch["padding"], segments=batch["segments"])
-    at = batch["targets"] >= 0
+    x = model.encoder(batch.tokens, batch.padding, batch.segments)
+    logits = model(batch.tokens, batch.padding, segments=batch.segments)
+    at = batch.targets >= 0
     rows = torch.arange(len(x))[:, None].expand_as(at)[at]
-    wanted = F.cross_entropy(logits[rows, batch["positions"][at]], batch["targets"][at])
-    sizes = batch["sizes"]
+    wanted = F.cross_entropy(logits[rows, batch.positions[at]], batch.targets[at])
+    sizes = batch.sizes
     assert terms["mlm"].per == "targets" and sizes["targets"] == int(at.sum())
     assert torch.allclose(terms["mlm"].sum / sizes["targets"], wanted)
     scores = model.heads["next_sentence"](x)
     assert terms["next_sentence"].per == "rows" and sizes["rows"] == 32
-    wanted = F.cross_entropy(scores, batch["next_sentence"])
+    wanted = F.cross_entropy(scores, batch.next_sentence)
     assert torch.allclose(terms["next_sentence"].sum / 32, wanted)
-    right = (scores.argmax(-1) == batch["next_sentence"]).sum()
+    right = (scores.argmax(-1) == batch.next_sentence).sum()
     assert terms["next_sentence_accuracy"].sum == right
     assert [t.weight for t in terms.values()] == [1.0, 0.0, 1.0, 0.0]
 

@@ -12,7 +12,7 @@ import torch
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.streams import Shard, tensors
+from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
 from metaseq_lm.runs import checkpoint
@@ -154,7 +154,7 @@ def test_validation_is_the_mean_over_windows(run: Parts) -> None:
     rows = 0
     for (batch,) in stream.one_epoch(Shard(0, 1, 0)):
         terms = run.task.criterion(run.model.eval(), batch)
-        rows += batch["sizes"]["rows"]
+        rows += batch.sizes["rows"]
         for name in wanted:
             wanted[name] += terms[name].sum.item()
     assert rows == len(run.task.windows("valid"))
@@ -171,12 +171,12 @@ def test_padding_changes_no_prediction(run: Parts) -> None:
     windows = task.windows("valid")
     whole = {}
     for (batch,) in task.build_streams("valid")["valid"].one_epoch(Shard(0, 1, 0)):
-        x = model(batch["tokens"], batch["padding"], batch["segments"])
+        x = model(batch.tokens, batch.padding, batch.segments)
         whole |= {a.window: a for a in task._decode("valid", model, x, batch)}
     assert whole.keys() == set(range(len(windows)))
     for window in range(0, len(windows), 7):
-        batch = tensors(windows.batch(np.array([window])))
-        x = model(batch["tokens"], batch["padding"], batch["segments"])
+        batch = windows.batch(np.array([window]))
+        x = model(batch.tokens, batch.padding, batch.segments)
         (alone,) = task._decode("valid", model, x, batch)
         assert alone.null == pytest.approx(whole[window].null, abs=1e-5)
         assert [t for _, t in alone.texts[:3]] == [t for _, t in whole[window].texts[:3]]

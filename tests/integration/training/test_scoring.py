@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.batch import ScoredBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.labelled.sentences import Sentence, read_pairs
@@ -99,8 +100,9 @@ def test_segments_go_along_with_their_rows() -> None:
     tokens = torch.tensor([[3, 10, 11, 2], [3, 12, 2, 0]])
     padding, segments = tokens == 0, torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0]])
     scored = torch.tensor([[0, 1, 1, 0], [0, 1, 0, 0]]).bool()
-    batch = {"tokens": tokens, "padding": padding, "segments": segments, "scored": scored}
-    found = MaskedLM().token_log_probs(model, {**batch, "mask_id": 1, "batch_tokens": 8})
+    rows = {"tokens": tokens, "padding": padding, "segments": segments}
+    batch = ScoredBatch(**rows, scored=scored, mask_id=1, batch_tokens=8)
+    found = MaskedLM().token_log_probs(model, batch)
     assert torch.allclose(found, scored * -torch.tensor(50.0).log())
     assert [len(call[0]) for call in seen] == [2, 1]  # 8 tokens are two rows of 4
     hidden, padded, positions, segmented = (torch.cat(parts) for parts in zip(*seen))

@@ -251,6 +251,6 @@ def test_batches_have_segments(large: tuple[Path, Documents]) -> None:
     keys = random_streams.row_keys(1, np.arange(8))
     how = Masking(mask=VOCABULARY.mask, random=0.0, spared=VOCABULARY.specials)
     batch = masked_batch(corpus, how, np.arange(8), keys, 64)
-    assert (batch["segments"] == corpus.segments(np.arange(8), 64)).all()
+    assert (batch.segments == corpus.segments(np.arange(8), 64)).all()
     lines = Corpus(folder, "train", VOCABULARY, 64, "eos")
     assert "segments" not in masked_batch(lines, how, np.arange(8), keys, 64)

@@ -74,30 +74,30 @@ def test_rows(
             covered |= set(inside)
             row = [vocabulary.cls(0), *query, 2, *context[start : start + length], 2]
             begin = len(query) + 2
-            assert batch["tokens"][at].tolist() == row + [0] * (longest - len(row))
+            assert batch.tokens[at].tolist() == row + [0] * (longest - len(row))
             wanted = [int(begin <= i < len(row)) for i in range(longest)]
-            assert batch["segments"][at].tolist() == wanted
-            assert batch["answer_mask"][at].tolist() == [True, *map(bool, wanted[1:])]
-            if batch["padding"] is not None:
-                assert batch["padding"][at].tolist() == [i >= len(row) for i in range(longest)]
+            assert batch.segments[at].tolist() == wanted
+            assert batch.answer_mask[at].tolist() == [True, *map(bool, wanted[1:])]
+            if batch.padding is not None:
+                assert batch.padding[at].tolist() == [i >= len(row) for i in range(longest)]
             first, last = data.first[number], data.last[number]
-            target = int(batch["starts"][at]), int(batch["ends"][at])
+            target = int(batch.starts[at]), int(batch.ends[at])
             if first in inside and last in inside:
                 held += 1
                 assert (
-                    batch["tokens"][at][target[0] : target[1] + 1].tolist()
+                    batch.tokens[at][target[0] : target[1] + 1].tolist()
                     == (context[first : last + 1])
                 )
                 assert target == (first - start + begin, last - start + begin)
             else:
                 assert target == (0, 0)
-            assert batch["impossible"][at] == data.impossible[number]
+            assert batch.impossible[at] == data.impossible[number]
             assert windows.question[at] == number and windows.lengths[at] == len(row)
             at += 1
         assert covered == set(range(len(context)))
         assert held or data.first[number] < 0 or stride > room - 3
     assert at == len(windows) and windows.skipped == (2 if training else 0)
-    assert batch["sizes"] == {"rows": len(windows)}
+    assert batch.sizes == {"rows": len(windows)}
 
 
 @pytest.mark.parametrize(("longest", "question", "stride"), CUTS)
@@ -127,7 +127,7 @@ def test_a_batch_is_rows_of_the_whole(data: SquadSet, tokenizer: Tokenizer) -> N
     windows = SquadWindows(data, tokenizer.vocabulary, WindowOptions(20, 64, 7), True)
     whole = windows.batch(np.arange(len(windows)))
     chosen = np.array([5, 0, 5])
-    part = windows.batch(chosen, width=whole["tokens"].shape[1])
+    part = windows.batch(chosen, width=whole.tokens.shape[1])
     for name in ("tokens", "segments", "answer_mask", "starts", "ends", "impossible"):
         assert np.array_equal(part[name], whole[name][chosen]), name
 
@@ -137,10 +137,10 @@ def test_windows_without_the_answer_can_go(data: SquadSet, tokenizer: Tokenizer)
     kept = SquadWindows(data, tokenizer.vocabulary, WindowOptions(12, 64, 3), True)
     left = SquadWindows(data, tokenizer.vocabulary, WindowOptions(12, 64, 3, True), True)
     whole = kept.batch(np.arange(len(kept)))
-    lacking = (whole["starts"] == 0) & (whole["impossible"] == 0)
+    lacking = (whole.starts == 0) & (whole.impossible == 0)
     assert lacking.sum() > 20 and len(left) == len(kept) - lacking.sum()
     again = left.batch(np.arange(len(left)))
-    assert ((again["starts"] > 0) | (again["impossible"] == 1)).all()
+    assert ((again.starts > 0) | (again.impossible == 1)).all()
 
 
 def test_what_cannot_be_used(data: SquadSet, tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.batch import number_of
+from metaseq_lm.core.batch import TokenBatch, number_of
 from metaseq_lm.criterions.image_classification import class_terms
 from metaseq_lm.criterions.masked_lm import IGNORE, labelled_terms
 from metaseq_lm.methods.meta_pseudo_label.finetune import TokenLabelCriterion
@@ -31,7 +31,7 @@ def test_masked_lm() -> None:
     """The accuracy is a sum of thirds, halves and ones over all rows."""
     logits, targets = drawn(ROWS, SLOTS)
     targets[::5, 2] = IGNORE
-    batch = {"tokens": torch.zeros(ROWS, 9), "targets": targets}
+    batch = TokenBatch(tokens=torch.zeros(ROWS, 9), targets=targets)
     shares = []
     for said, wanted in zip(logits.float().argmax(-1).tolist(), targets.tolist()):
         counted = [(s, w) for s, w in zip(said, wanted) if w != IGNORE]

@@ -63,7 +63,7 @@ def test_against_brute_force(windows: SquadWindows, beam: int, n_best: int, long
                 first, last = start - begin, end - begin
                 if not (0 <= first <= last < length and last - first + 1 <= longest):
                     continue
-                assert batch["segments"][window, start] and batch["segments"][window, end]
+                assert batch.segments[window, start] and batch.segments[window, end]
                 if best[first]:
                     text = " ".join(words[shift + first : shift + last + 1])
                     texts.append((float(scores[i, j]), window, i, j, text))

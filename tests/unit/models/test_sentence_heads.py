@@ -8,6 +8,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from metaseq_lm.criterions.sentence_prediction import SentencePrediction, SentencePredictionConfig
+from metaseq_lm.data.labelled.sentence_rows import SentenceBatch
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.models.transformer.heads import SentenceHead, SpanPairHead
 from metaseq_lm.models.transformer.sentence_prediction import SentencePredictor
@@ -72,10 +73,11 @@ def test_span_head_is_the_literal_mean() -> None:
         torch.testing.assert_close(head(x, SPANS)[row], wanted)
 
 
-def batch(tokens: Tensor, targets: Tensor, **more: Tensor) -> dict:
-    padding = tokens == 0
-    about = {"segments": torch.zeros_like(tokens), "padding": padding, "targets": targets}
-    return {"tokens": tokens, **about, **more, "sizes": {"rows": len(tokens)}}
+def batch(tokens: Tensor, targets: Tensor, **fields: Tensor) -> SentenceBatch:
+    segments, padding, sizes = torch.zeros_like(tokens), tokens == 0, {"rows": len(tokens)}
+    return SentenceBatch(
+        tokens=tokens, segments=segments, padding=padding, targets=targets, sizes=sizes, **fields
+    )
 
 
 def test_candidates_are_scored_each_alone() -> None:
@@ -91,7 +93,7 @@ def test_candidates_are_scored_each_alone() -> None:
         torch.testing.assert_close(scores[row, candidate], alone[0, 0])
     assert scores.shape == (2, 2) and scores[1, 1] == -torch.inf
     terms = criterion(net, made)
-    wanted = F.cross_entropy(scores[:1], made["targets"][:1], reduction="sum")  # the other is sure
+    wanted = F.cross_entropy(scores[:1], made.targets[:1], reduction="sum")  # the other is sure
     torch.testing.assert_close(terms["cross_entropy"].sum, wanted)
     terms["cross_entropy"].sum.backward()
     assert all(p.grad.isfinite().all() for p in net.parameters() if p.grad is not None)

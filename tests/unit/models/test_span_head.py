@@ -9,6 +9,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from metaseq_lm.criterions.squad import SquadConfig, SquadCriterion
+from metaseq_lm.data.squad.windows import AnswerBatch
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.models.transformer.span_head import (
     AnswerabilityHead,
@@ -35,17 +36,18 @@ class Heads(nn.Module):
 
 
 @pytest.fixture
-def batch() -> dict[str, Tensor]:
+def batch() -> AnswerBatch:
     """Three rows: an answer, an impossible question, a window without the answer."""
     mask = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     mask[:, 1:3] = False
     mask[1, 5:] = False
-    return {
-        "answer_mask": mask,
-        "starts": torch.tensor([4, 0, 0]),
-        "ends": torch.tensor([6, 0, 0]),
-        "impossible": torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64),
-    }
+    return AnswerBatch(
+        tokens=torch.zeros(ROWS, LENGTH, dtype=torch.long),
+        answer_mask=mask,
+        starts=torch.tensor([4, 0, 0]),
+        ends=torch.tensor([6, 0, 0]),
+        impossible=torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64),
+    )
 
 
 @pytest.fixture
@@ -59,14 +61,14 @@ def probabilities(scores: list[float], mask: list[bool]) -> list[float]:
     return [w / sum(weights) for w in weights]
 
 
-def test_loss_by_hand(batch: dict[str, Tensor], states: Tensor) -> None:
+def test_loss_by_hand(batch: AnswerBatch, states: Tensor) -> None:
     """(CE of start + CE of end given the gold start) / 2, and 0.5 BCE; sums in training."""
     model = Heads(joint=True, answerability=True)
     span, answerable = model.heads["span"], model.heads["answerability"]
     spans, wrong = 0.0, 0.0
     for row in range(ROWS):
-        x, mask = states[row], batch["answer_mask"][row].tolist()
-        gold, last = int(batch["starts"][row]), int(batch["ends"][row])
+        x, mask = states[row], batch.answer_mask[row].tolist()
+        gold, last = int(batch.starts[row]), int(batch.ends[row])
         starts = probabilities([span.start(x[j]).item() for j in range(LENGTH)], mask)
         pairs = [torch.cat([x[gold], x[j]]) for j in range(LENGTH)]
         ends = probabilities([span.end(F.gelu(span.end_dense(p))).item() for p in pairs], mask)
@@ -74,7 +76,7 @@ def test_loss_by_hand(batch: dict[str, Tensor], states: Tensor) -> None:
         mixed = sum(p * x[j] for j, p in enumerate(starts))
         logit = answerable.out(F.gelu(answerable.dense(torch.cat([x[0], mixed])))).item()
         sure = 1 / (1 + math.exp(-logit))
-        wrong -= math.log(sure if batch["impossible"][row] else 1 - sure)
+        wrong -= math.log(sure if batch.impossible[row] else 1 - sure)
     terms = SquadCriterion(SquadConfig()).terms(model, states, batch)
     assert terms["span"].sum.item() == pytest.approx(spans, rel=1e-12)
     assert terms["answerability"].sum.item() == pytest.approx(wrong, rel=1e-12)
@@ -89,9 +91,7 @@ def test_loss_by_hand(batch: dict[str, Tensor], states: Tensor) -> None:
 
 @pytest.mark.parametrize("answerability", [True, False])
 @pytest.mark.parametrize("joint", [True, False])
-def test_gradient(
-    batch: dict[str, Tensor], states: Tensor, joint: bool, answerability: bool
-) -> None:
+def test_gradient(batch: AnswerBatch, states: Tensor, joint: bool, answerability: bool) -> None:
     """All parameters and states, through the start probabilities too, in float64."""
     model = Heads(joint, answerability)
     names = [name for name, _ in model.named_parameters()]
@@ -118,7 +118,7 @@ def test_gradient(
     assert torch.autograd.gradcheck(function, (x, *weights), eps=1e-6, atol=1e-7)
 
 
-def test_answerability_moves_the_start_head(batch: dict[str, Tensor], states: Tensor) -> None:
+def test_answerability_moves_the_start_head(batch: AnswerBatch, states: Tensor) -> None:
     model = Heads(joint=True, answerability=True)
     terms = SquadCriterion(SquadConfig()).terms(model, states, batch)
     terms["answerability"].sum.backward()
@@ -127,10 +127,10 @@ def test_answerability_moves_the_start_head(batch: dict[str, Tensor], states: Te
 
 @pytest.mark.parametrize("size", [3, LENGTH, 50])
 @pytest.mark.parametrize("joint", [True, False])
-def test_beam(batch: dict[str, Tensor], states: Tensor, joint: bool, size: int) -> None:
+def test_beam(batch: AnswerBatch, states: Tensor, joint: bool, size: int) -> None:
     """The best starts in order, for each the best ends given it; scores as in training."""
     head = Heads(joint, False).heads["span"]
-    mask = batch["answer_mask"]
+    mask = batch.answer_mask
     beam = head.beam(states, mask, size)
     size = min(size, LENGTH)
     assert beam.starts.shape == (ROWS, size) and beam.ends.shape == (ROWS, size, size)
@@ -154,11 +154,9 @@ def test_beam(batch: dict[str, Tensor], states: Tensor, joint: bool, size: int) 
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_masked_positions_are_never_chosen(
-    batch: dict[str, Tensor], states: Tensor, joint: bool
-) -> None:
+def test_masked_positions_are_never_chosen(batch: AnswerBatch, states: Tensor, joint: bool) -> None:
     """However much the head would like them, while there is another."""
-    mask = batch["answer_mask"]
+    mask = batch.answer_mask
     eager = torch.where(mask.unsqueeze(-1), states, 30 * states)
     beam = Heads(joint, False).heads["span"].beam(eager, mask, 3)
     for row in range(ROWS):

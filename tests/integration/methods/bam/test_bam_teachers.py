@@ -53,10 +53,9 @@ def test_outputs_are_those_of_a_pass_without_dropout(
         teacher.model.eval()
         for some in np.split(np.arange(len(found)), range(rows, len(found), rows)):
             batch = teacher.task.labelled(name, "train").batch(some, some)
-            parts = [torch.from_numpy(batch[k]) for k in ("tokens", "segments")]
-            padding = None if batch["padding"] is None else torch.from_numpy(batch["padding"])
             with torch.no_grad():
-                wanted = teacher.model(parts[0], padding, parts[1])[name].numpy()
+                outputs_now = teacher.model(batch.tokens, batch.padding, batch.segments)
+                wanted = outputs_now[name].numpy()
             if name == "values":  # on the scale of the labels, which are from -6 to 4
                 wanted = wanted * 4 - 6
             assert np.abs(outputs[some] - wanted).max() < 4e-6
@@ -76,7 +75,9 @@ def test_each_row_meets_its_own_teacher(student: tuple[Path, list[Path]], bam_se
     run = bam_bench.dry(bam_sets, given(student[1]))
     (batch,) = run.task.build_streams("train")["train"].micro_batches(3, run.shard)
     first = np.cumsum([0, *(len(tables[n]) for n in NAMES)])
-    for sample, number, output in zip(*(batch[k].tolist() for k in ("samples", "set", "teacher"))):
+    for sample, number, output in zip(
+        *(values.tolist() for values in (batch.samples, batch.sets, batch.teacher))
+    ):
         own = tables[NAMES[number]][sample - first[number]]
         assert output == pytest.approx([*own, 0][:2])
 

@@ -148,7 +148,7 @@ def test_an_update_takes_k_plus_one_batches_of_each_stream(
 
     def watched(model: torch.nn.Module, batch: Batch) -> object:
         if model.training:
-            seen.append((batch["set"], batch["samples"].tolist()))  # type: ignore[arg-type]
+            seen.append((batch.head, batch.samples.tolist()))  # type: ignore[arg-type]
         return criterion(model, batch)
 
     run.task.criterion = watched  # type: ignore[assignment]
@@ -174,10 +174,10 @@ def test_the_loss_of_labelled_sets_is_the_sum_of_their_means(moons: Path, tmp_pa
     wanted = 0.0
     for name, stream in run.task.build_streams("train").items():
         (batch,) = stream.micro_batches(0, Shard())
-        assert len(batch["tokens"]) == 4 and batch["sizes"] == {name: 4}
-        states = run.model.encoder(batch["tokens"], batch["padding"], batch["segments"])
+        assert len(batch.tokens) == 4 and batch.sizes == {name: 4}
+        states = run.model.encoder(batch.tokens, batch.padding, batch.segments)
         scores = run.model.heads.sets[f"set_{name}"](states[:, 0])
-        wanted += F.cross_entropy(scores, batch["targets"]).item()
+        wanted += F.cross_entropy(scores, batch.targets).item()
     run.train()
     line = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
     assert line["loss"] == pytest.approx(wanted, rel=1e-6)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.bam.criterion import BamDistill, BamDistillConfig
-from metaseq_lm.methods.bam.data import WITH_CLASSES
+from metaseq_lm.methods.bam.data import WITH_CLASSES, MixedBatch
 from metaseq_lm.optim.layers import layer_multipliers
 
 LEAST, SCALE = -6.0, 4.0  # of the real values of set c
@@ -35,27 +35,27 @@ class Known(torch.nn.Module):
         return (labels - LEAST) / SCALE
 
 
-def batch_of(share: float | None) -> dict[str, Any]:
+def batch_of(share: float | None) -> MixedBatch:
     """Return a batch of seven rows of the three sets; without a share, one without teachers."""
     draw = np.random.default_rng(1)
-    batch: dict[str, Any] = dict.fromkeys(("tokens", "padding", "segments"))
-    batch |= {
-        "set": torch.tensor([0, 1, 2, 1, 2, 0, 1]),
-        "targets": torch.tensor([1, 2, 3.5, 0, -6, 0, 1]).double(),
-        "weights": torch.tensor([0.5, 2, 3, 2, 3, 0.5, 2]).double(),
-    }
+    batch = MixedBatch(
+        tokens=torch.zeros(7, 0),
+        sets=torch.tensor([0, 1, 2, 1, 2, 0, 1]),
+        targets=torch.tensor([1, 2, 3.5, 0, -6, 0, 1]).double(),
+        weights=torch.tensor([0.5, 2, 3, 2, 3, 0.5, 2]).double(),
+    )
     if share is None:
         return batch
-    return batch | {"teacher": bam_bench.rng_batch(draw, (7, 3)), "gold_share": share}
+    return batch.replace(teacher=bam_bench.rng_batch(draw, (7, 3)), gold_share=share)
 
 
-def by_hand(model: Known, batch: dict[str, Any], share: float, temperature: float = 1.0) -> dict:
+def by_hand(model: Known, batch: MixedBatch, share: float, temperature: float = 1.0) -> dict:
     """Return the summed weighted loss of each set, row by row, from the definition."""
     sums = dict.fromkeys("abc", 0.0)
     for row in range(7):
-        number = int(batch["set"][row])
-        name, gold = "abc"[number], batch["targets"][row]
-        scores, teacher = model.found[name][row], batch.get("teacher")
+        number = int(batch.sets[row])
+        name, gold = "abc"[number], batch.targets[row]
+        scores, teacher = model.found[name][row], batch.teacher
         if name == "c":
             # Both on the scale of the labels; the mixture is brought to that of the head.
             wanted = gold if teacher is None else share * gold + (1 - share) * teacher[row, 0]
@@ -66,7 +66,7 @@ def by_hand(model: Known, batch: dict[str, Any], share: float, temperature: floa
                 soft = F.softmax(teacher[row, : len(scores)] / temperature, -1)
                 target = target + (1 - share) * soft
             loss = F.cross_entropy(scores[None], target[None])
-        sums[name] += float(batch["weights"][row] * loss)
+        sums[name] += float(batch.weights[row] * loss)
     return sums
 
 
@@ -83,9 +83,9 @@ def test_targets_are_mixed_as_defined(share: float | None, temperature: float) -
     mean = BamDistill(BamDistillConfig(batch_sum=False))(model, batch)
     assert {t.per for n, t in mean.items() if n.endswith("_loss")} == {"rows"}
     # One accuracy, over the rows of all sets with classes.
-    names = ["abc"[number] for number in batch["set"]]
+    names = ["abc"[number] for number in batch.sets]
     right = sum(
-        int(model.found[n][row].argmax()) == int(batch["targets"][row])
+        int(model.found[n][row].argmax()) == int(batch.targets[row])
         for row, n in enumerate(names)
         if n != "c"
     )
@@ -100,7 +100,10 @@ def test_the_first_update_ignores_gold_and_the_last_hardly_sees_the_teacher() ->
     def loss(updates: int, change: str = "") -> float:
         batch = batch_of(criterion.gold_share(updates))
         if change:
-            batch[change] = batch[change].roll(1, 0) if change == "teacher" else 0 * batch[change]
+            value = getattr(batch, change)
+            batch = batch.replace(
+                **{change: value.roll(1, 0) if change == "teacher" else 0 * value}
+            )
         return sum(float(t.sum) for n, t in criterion(model, batch).items() if "_loss" in n)
 
     assert loss(0, "targets") == loss(0) and abs(loss(0, "teacher") - loss(0)) > 0.1
@@ -149,16 +152,16 @@ def test_losses_of_a_model_are_those_of_its_rows_alone(bam_sets: Path) -> None:
     rows = run.task.build_streams("train")["train"].micro_batches(0, run.shard)
     (batch,) = run.engine.to_device(rows)
     terms = run.task.criterion(run.model, batch)
-    assert batch["sizes"] == {"rows": 16, WITH_CLASSES: int((batch["set"] < 2).sum())}
+    assert batch.sizes == {"rows": 16, WITH_CLASSES: int((batch.sets < 2).sum())}
     wanted = dict.fromkeys(("words", "few", "values"), 0.0)
     first = np.cumsum([0, *(len(run.task.labelled(name, "train")) for name in wanted)])
-    for sample in batch["samples"].tolist():
+    for sample in batch.samples.tolist():
         number = int(np.searchsorted(first, sample, side="right")) - 1
         name = list(wanted)[number]
         alone = run.task.labelled(name, "train").batch(np.array([sample - first[number]]), None)
-        tokens, segments = (torch.from_numpy(alone[k]) for k in ("tokens", "segments"))
+        tokens, segments = alone.tokens, alone.segments
         scores = run.model(tokens, None, segments)[name]
-        target = torch.from_numpy(alone["targets"])
+        target = alone.targets
         if name == "values":
             loss = ((scores[:, 0] - (target - -6) / 4) ** 2).sum()
         else:

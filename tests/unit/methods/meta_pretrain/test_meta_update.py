@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.config import check_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.engine import Engine, copied
@@ -294,13 +295,15 @@ def test_what_is_not_finite_changes_nothing(how: MetaOptions, bad: int, what: st
     "options, words",
     [
         (MetaOptions(-1), "inner_steps must be at least 0"),
-        (MetaOptions(1, "rmsprop"), "inner_optim must be one of"),
+        (MetaOptions(1, "rmsprop"), "task.inner_optim is 'rmsprop'. Choices: adam, sgd"),
         (MetaOptions(1, "sgd"), "inner_lr is the rate of task.inner_optim=sgd"),
         (MetaOptions(1, "adam", 0.1), "inner_lr is the rate of task.inner_optim=sgd"),
         (MetaOptions(1, "adam", None, "exact"), "second_order=exact needs"),
-        (MetaOptions(1, "sgd", 0.1, "approximate"), "second_order must be one of"),
+        (MetaOptions(1, "sgd", 0.1, "approximate"), "second_order is 'approximate'"),
+        (MetaOptions(1, "sgd", -0.1), "task.inner_lr must be at least 0, got -0.1"),
     ],
 )
 def test_mistakes(options: MetaOptions, words: str) -> None:
     with pytest.raises(UsageError, match=words):
+        check_options(MetaOptions, options, "task.")
         options.check()

@@ -141,13 +141,12 @@ def test_padding_is_hidden_or_not(topics: Path, tmp_path: Path) -> None:
         for parts in batches.values():
             assert (parts[0][0]["padding"] is None) == (name == "true")
         ((rows,),) = batches["endtask"]
-        more = rows | {
-            "tokens": F.pad(rows["tokens"], (0, 1), value=run.task.vocabulary.pad),
-            "segments": None if rows["segments"] is None else F.pad(rows["segments"], (0, 1)),
-        }
-        if rows["padding"] is not None:
-            more["padding"] = F.pad(rows["padding"], (0, 1), value=True)
+        wider_rows = rows.replace(
+            tokens=F.pad(rows.tokens, (0, 1), value=run.task.vocabulary.pad),
+            segments=None if rows.segments is None else F.pad(rows.segments, (0, 1)),
+            padding=None if rows.padding is None else F.pad(rows.padding, (0, 1), value=True),
+        )
         with torch.no_grad():
-            wider, scores = scores_of(run.model, more), scores_of(run.model, rows)
+            wider, scores = scores_of(run.model, wider_rows), scores_of(run.model, rows)
         difference = (wider - scores).abs().amax(1)
         assert (difference > 1e-6).all() if name == "true" else (difference < 1e-12).all()
