@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Term, Terms
-from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.batch import ScoredBatch, Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
@@ -16,13 +15,14 @@ from metaseq_lm.criterions.masked_lm import MaskedLM, cross_entropy, labelled_te
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
 from .model import BOUNDARY
+from .spans import SpanBatch
 
 
 @dataclass
 class SpanBoundaryConfig:
     """How much the boundary counts."""
 
-    boundary_weight: float = option(1.0, "weight of the span-boundary loss")
+    boundary_weight: float = option(1.0, "weight of the span-boundary loss", at_least=0)
 
 
 @register_criterion("span_boundary", dataclass=SpanBoundaryConfig)
@@ -31,21 +31,19 @@ class SpanBoundary(Criterion):
 
     tasks = ("span_masking",)
 
-    def __init__(self, boundary_weight: float) -> None:
-        check_least({"criterion.boundary_weight": boundary_weight}, 0)
-        self.boundary_weight = boundary_weight
+    config: SpanBoundaryConfig
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: SpanBatch) -> Terms:
         assert isinstance(model, TransformerLM)
-        x = model.encoder(batch["tokens"], batch["padding"], batch.get("segments"))  # (B, S, D)
-        logits = model.predict(x, batch["positions"], "lm")  # (B, M, V)
+        x = model.encoder(batch.tokens, batch.padding, batch.segments)  # (B, S, D)
+        logits = model.predict(x, batch.positions, "lm")  # (B, M, V)
         outside = model.heads[BOUNDARY](x, batch, model.encoder.embeddings.tokens.weight)
-        loss = cross_entropy(outside, batch["targets"]).sum()
+        loss = cross_entropy(outside, batch.targets).sum()
         return {
             **labelled_terms(logits, batch),
-            "boundary": Term(loss, "targets", self.boundary_weight),
+            "boundary": Term(loss, "targets", self.config.boundary_weight),
         }
 
-    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+    def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return what masked_lm does: the head "lm" scores sentences."""
         return MaskedLM().token_log_probs(model, batch)

@@ -11,6 +11,8 @@ from metaseq_lm.models.layers import Embedding, LayerNorm, Linear
 from metaseq_lm.models.transformer.encoder import TransformerConfig, select
 from metaseq_lm.models.transformer.heads import LMHead
 
+from .spans import SpanBatch
+
 BOUNDARY = "boundary"
 OFFSET_DIM = 200  # the paper's
 
@@ -26,12 +28,11 @@ class BoundaryHead(nn.Module):
         self.norm = LayerNorm(width, config.norm_eps)
         self.words = LMHead(width, config.embed_dim, vocab_size, True, config.norm_eps)
 
-    def forward(self, x: Tensor, spans: dict[str, Tensor], embedding: Tensor) -> Tensor:
+    def forward(self, x: Tensor, batch: SpanBatch, embedding: Tensor) -> Tensor:
         """Return logits (B, M, V) for states x (B, S, D).
 
-        `spans` are "left", "right" and "offset" of each target, (B, M); `embedding` (V, E) is the
-        output weight, that of the input.
+        `embedding` (V, E) is the output weight, that of the input.
         """
-        left, right = select(x, spans["left"]), select(x, spans["right"])
-        pair = torch.cat([left, right, self.offsets(spans["offset"])], -1)
+        left, right = select(x, batch.left), select(x, batch.right)
+        pair = torch.cat([left, right, self.offsets(batch.offset)], -1)
         return self.words(self.norm(F.gelu(self.dense(pair))), embedding)

@@ -6,26 +6,35 @@ Shapes: B rows, S length, M = the largest number of chosen positions.
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
-from metaseq_lm.core.batch import Batch
-from metaseq_lm.core.checks import check_least
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.random_streams import subkeys, uniforms, words
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, hide, random_counts
 from metaseq_lm.data.corpus.rows import Samples, padding_of
 
 
+@dataclass(kw_only=True)
+class SpanBatch(TokenBatch):
+    """Rows in which spans are hidden.
+
+    Attributes:
+        left: The place just before the span of each position (B, M).
+        right: The place just after it (B, M).
+        offset: The place of each position in its span (B, M).
+    """
+
+    left: Tensor
+    right: Tensor
+    offset: Tensor
+
+
 @dataclass(frozen=True)
 class Spans:
-    """How long spans are: geometric, of the given `mean` if there were no `longest` (section 3.1).
-
-    UsageError unless both are at least 1.
-    """
+    """How long spans are: geometric, of the given `mean` if there were no `longest` (section 3.1)."""
 
     mean: float
     longest: int
-
-    def __post_init__(self) -> None:
-        check_least({"task.mean_span": self.mean, "task.longest_span": self.longest}, 1)
 
     def lengths(self, keys: np.ndarray, count: int) -> np.ndarray:
         """Return the length of the span that would start at each place, int64 (B, count)."""
@@ -48,7 +57,7 @@ def draw_spans(
     """
     most, reached = max(int(counts.max(initial=0)), 1), np.zeros(len(candidates), np.int64)
     names = ("positions", "left", "right", "offset")
-    found = {name: np.zeros((len(candidates), most), np.int64) for name in names}
+    drawn = {name: np.zeros((len(candidates), most), np.int64) for name in names}
     orders = np.argsort(words(subkeys(keys, "span start"), 0, candidates.shape[1]), axis=1)
     wanted = spans.lengths(keys, candidates.shape[1])
     for row, order in enumerate(orders):
@@ -63,36 +72,36 @@ def draw_spans(
             inside = free[start : start + room]
             size = room if inside.all() else int(inside.argmin())
             at = slice(done, done + size)
-            found["positions"][row, at] = np.arange(start, start + size)
-            found["offset"][row, at] = np.arange(size)
-            found["left"][row, at], found["right"][row, at] = start - 1, start + size
+            drawn["positions"][row, at] = np.arange(start, start + size)
+            drawn["offset"][row, at] = np.arange(size)
+            drawn["left"][row, at], drawn["right"][row, at] = start - 1, start + size
             if size:
                 free[max(start - 1, 0) : start + size + 1] = False
             done += size
         reached[row] = done
-    return {**found, "counted": np.arange(most) < reached[:, None]}
+    return {**drawn, "counted": np.arange(most) < reached[:, None]}
 
 
 def span_batch(
     corpus: Samples,
-    how: Masking,
+    masking: Masking,
     spans: Spans,
     samples: np.ndarray,
     keys: np.ndarray,
     width: int = 0,
-) -> Batch:
-    """Return what `data.corpus.masked_batch` does, with spans hidden, and where their ends are."""
+) -> SpanBatch:
+    """Return `samples` with spans hidden, and where the ends of the spans are."""
     rows, lengths = corpus.rows(samples, width=width)
-    candidates = candidates_of(rows, lengths, how)
-    found = draw_spans(candidates, random_counts(candidates, how.rate, keys), spans, keys)
-    counted = found.pop("counted")
-    tokens, targets = hide(rows, found["positions"], counted, keys, how)
-    segments = corpus.segments(samples, rows.shape[1])
-    return {
-        "tokens": tokens,
-        "padding": padding_of(lengths, rows.shape[1]),
-        "targets": targets,
-        **found,
-        **({} if segments is None else {"segments": segments}),
-        "sizes": {"targets": int(counted.sum()), "rows": len(rows)},
-    }
+    candidates = candidates_of(rows, lengths, masking)
+    counts = random_counts(candidates, masking.rate, keys)
+    drawn = draw_spans(candidates, counts, spans, keys)
+    counted = drawn.pop("counted")
+    tokens, targets = hide(rows, drawn["positions"], counted, keys, masking)
+    return SpanBatch(
+        tokens=tokens,
+        padding=padding_of(lengths, rows.shape[1]),
+        segments=corpus.segments(samples, rows.shape[1]),
+        targets=targets,
+        sizes={"targets": int(counted.sum()), "rows": len(rows)},
+        **drawn,
+    )

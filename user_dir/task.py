@@ -21,8 +21,10 @@ from .spans import Spans, span_batch
 class SpanMaskingConfig(MaskedLMConfig):
     """The options of masked_lm, and how long spans are."""
 
-    mean_span: float = option(5.0, "mean tokens of a span if none were too long (geometric)")
-    longest_span: int = option(10, "no span is longer")
+    mean_span: float = option(
+        5.0, "mean tokens of a span if none were too long (geometric)", at_least=1
+    )
+    longest_span: int = option(10, "no span is longer", at_least=1)
 
 
 @register_task("span_masking", dataclass=SpanMaskingConfig)

@@ -45,25 +45,13 @@ from torch.nn import functional as F  # noqa: E402
 
 from metaseq_lm.cli import main as command  # noqa: E402
 from metaseq_lm.core import plugins  # noqa: E402
-from metaseq_lm.core.batch import (
-    Batch,
-    Term,
-    Terms,  # noqa: E402
-)
+from metaseq_lm.core.batch import Term, Terms, TokenBatch  # noqa: E402
 from metaseq_lm.core.config import load_config  # noqa: E402
 from metaseq_lm.core.registry import register_criterion  # noqa: E402
-from metaseq_lm.methods.electra.criterion import (
-    cloze_term,
-    noise_log_probs,  # noqa: E402
-)
-from metaseq_lm.methods.electra.electric import (
-    Electric,
-    ElectricConfig,  # noqa: E402
-)
-from metaseq_lm.methods.electra.noise import (
-    TwoTowers,
-    sample,  # noqa: E402
-)
+from metaseq_lm.methods.electra.criterion import cloze_term, noise_log_probs  # noqa: E402
+from metaseq_lm.methods.electra.data import ElectraBatch  # noqa: E402
+from metaseq_lm.methods.electra.electric import Electric, ElectricConfig  # noqa: E402
+from metaseq_lm.methods.electra.noise import TwoTowers, sample  # noqa: E402
 from metaseq_lm.models.transformer.encoder import select  # noqa: E402
 from metaseq_lm.training.run import TrainingRun
 
@@ -110,9 +98,9 @@ class NaiveElectric(Electric):
     are noise, which takes k passes more.
     """
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
         net: Any = model
-        tokens, positions = batch["tokens"], batch["positions"]
+        tokens, positions = batch.tokens, batch.positions
         log_probs = noise_log_probs(net, batch)
         slots = select(log_probs, positions).detach()
         samples = sample(slots)  # (B, M)
@@ -122,16 +110,15 @@ class NaiveElectric(Electric):
         alone = tokens.unsqueeze(1).repeat(1, positions.shape[1], 1)
         alone = alone.scatter(2, positions.unsqueeze(-1), samples.unsqueeze(-1))
         rows = torch.cat([tokens.unsqueeze(1), alone], 1)
-        energy = net.heads["rtd"](net.hidden(rows.flatten(0, 1), {"padding": None})).view(
-            rows.shape
-        )
+        every = rows.flatten(0, 1)
+        energy = net.heads["rtd"](net.hidden(every, TokenBatch(tokens=every))).view(rows.shape)
         data = energy[:, 0] + log_q + constant
         own = energy[:, 1:].gather(-1, positions.unsqueeze(-1)).squeeze(-1)
         noise = own + slots.gather(-1, samples.unsqueeze(-1)).squeeze(-1) + constant
-        loss = (F.softplus(data) * batch["candidates"]).sum() + F.softplus(-noise).sum()
+        loss = (F.softplus(data) * batch.candidates).sum() + F.softplus(-noise).sum()
         return {
-            "generator": cloze_term(log_probs, batch, self.generator_weight),
-            "discriminator": Term(loss, "candidates", self.weight),
+            "generator": cloze_term(log_probs, batch, self.config.generator_weight),
+            "discriminator": Term(loss, "candidates", self.config.discriminator_weight),
         }
 
 
@@ -194,11 +181,12 @@ def energies(run: TrainingRun, chain: Chain, rows: np.ndarray) -> tuple[np.ndarr
         many = tokens.repeat(chain.length, chain.symbols, 1)
         for t in range(chain.length):
             many[t, :, t + 1] = ids
-        logits: Tensor = net.heads["rtd"](net.hidden(many.flatten(0, 1), {"padding": None}))
+        flat = TokenBatch(tokens=many.flatten(0, 1))
+        logits: Tensor = net.heads["rtd"](net.hidden(flat.tokens, flat))
         logits = logits.view(chain.length, chain.symbols, -1)
         every.append(torch.stack([logits[t, :, t + 1] for t in range(chain.length)]))
         if isinstance(net.generator, TwoTowers):
-            q = net.cloze_noise({"tokens": tokens[None], "padding": None}).log_softmax(-1)[0, 1:-1]
+            q = net.cloze_noise(TokenBatch(tokens=tokens[None])).log_softmax(-1)[0, 1:-1]
         else:
             q = net.generator.log_probs.expand(chain.length, -1)
         log_q.append(q[:, ids])

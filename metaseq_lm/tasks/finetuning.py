@@ -174,8 +174,8 @@ def chosen_rows(data: Labels, samples: Sequence[int]) -> list[dict] | None:
     return None if data.rows is None else [data.rows[sample] for sample in samples]
 
 
-def listed(samples: Tensor, outputs: Tensor) -> Outputs:
-    """Return (sample, its outputs) of a batch as plain numbers."""
+def listed(samples: Any, outputs: Tensor) -> Outputs:
+    """Return (sample, its outputs) of a batch, given its `samples` (B,) and outputs (B, K)."""
     return list(zip(samples.tolist(), outputs.tolist()))
 
 

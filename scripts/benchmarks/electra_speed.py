@@ -60,11 +60,11 @@ def pair_step(folder: Path, rows: int, vocab: int = VOCAB, layers: int = LAYERS)
         batch = loaded[count % len(loaded)]
         count += 1
         counted = meter.total
-        with meter.count(batch["tokens"]):
-            tokens, masked = batch["tokens"], batch["masked"]
+        with meter.count(batch.tokens):
+            tokens, masked = batch.tokens, batch.masked
             chosen = torch.zeros_like(tokens, dtype=torch.bool)
-            row, column = torch.nonzero(batch["targets"] >= 0, as_tuple=True)
-            chosen[row, batch["positions"][row, column]] = True
+            row, column = torch.nonzero(batch.targets >= 0, as_tuple=True)
+            chosen[row, batch.positions[row, column]] = True
             logits = generator(input_ids=masked, attention_mask=torch.ones_like(masked)).logits
             chosen_logits = logits[chosen]
             first = F.cross_entropy(chosen_logits, tokens[chosen])

@@ -59,8 +59,8 @@ def matmul_rate(device: str, size: int, rounds: int, products: int = 20) -> floa
 
 def real_tokens(batch: dict[str, Any]) -> int:
     """Return how many tokens of a batch are no padding."""
-    padding = batch["padding"]
-    return batch["tokens"].numel() if padding is None else int((~padding).sum())
+    padding = batch.padding
+    return batch.tokens.numel() if padding is None else int((~padding).sum())
 
 
 def measured(folder: Path, overrides: list[str], rounds: int, updates: int) -> list[Round]:

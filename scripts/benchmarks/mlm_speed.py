@@ -27,9 +27,9 @@ OVERRIDES += ["model.token_embed_dim=0", "model.max_positions=128"]
 
 def labels_of(batch: dict[str, Any]) -> Tensor:
     """Return the targets as transformers wants them: one per position, -100 for none."""
-    labels = torch.full_like(batch["tokens"], -100)
-    row, column = torch.nonzero(batch["targets"] >= 0, as_tuple=True)
-    labels[row, batch["positions"][row, column]] = batch["targets"][row, column]
+    labels = torch.full_like(batch.tokens, -100)
+    row, column = torch.nonzero(batch.targets >= 0, as_tuple=True)
+    labels[row, batch.positions[row, column]] = batch.targets[row, column]
     return labels
 
 
@@ -41,7 +41,7 @@ def our_step(folder: Path, rows: int) -> Step:
 def bert_step(folder: Path, rows: int, vocab: int = VOCAB, layers: int = LAYERS) -> Step:
     """Train transformers' model of the same size the usual way, on batches loaded before."""
     loaded = first_batches(folder, [*OVERRIDES, f"task.batch_size={rows}"], 8)
-    prepared = [(batch["tokens"], labels_of(batch)) for batch in loaded]
+    prepared = [(batch.tokens, labels_of(batch)) for batch in loaded]
     sizes = BertConfig(
         vocab_size=vocab,
         hidden_size=256,

@@ -39,7 +39,7 @@ def our_batches(folder: Path, batches: int) -> Step:
         share = 0.0
         for number in range(number, number + batches):
             (batch,) = stream.micro_batches(number, shard)
-            share += batch["sizes"]["targets"] / batch["tokens"].numel()
+            share += batch.sizes["targets"] / batch.tokens.numel()
         return {"amount": batches * ROWS, "share": share / batches}
 
     return step

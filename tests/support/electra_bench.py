@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Optional
 
 import numpy as np
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core import config as configuration
-from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.batch import ScoredBatch, Terms
 from metaseq_lm.core.forward_context import ForwardContext, Noise, use_context
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.engine.term_means import weighted_loss
+from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import Electra, ElectraConfig
 
 PAD, MASK, SEP, CLS = 0, 1, 2, 3
@@ -32,6 +33,14 @@ SIZES: dict[str, Any] = {
     "attention_dropout": 0.0,
     "generator_size": 0.5,
 }
+
+
+@dataclass(kw_only=True)
+class Rows(ElectraBatch, ScoredBatch):
+    """Rows to train on and to score."""
+
+    mask_id: int = MASK
+    batch_tokens: int = 1 << 20
 
 
 def build(heads: tuple[str, ...] = ("rtd",), large: float = 0.5, **options: Any) -> Electra:
@@ -60,7 +69,7 @@ def make_batch(
     chosen: Optional[list[list[int]]] = None,
     seed: int = 0,
     width: int = 0,
-) -> Batch:
+) -> Rows:
     """Return rows [CLS] words [SEP] of `lengths`; of the `chosen` positions the first stays visible."""
     g = torch.Generator().manual_seed(seed)
     chosen = [[1, 3], [5, 2], [3]] if chosen is None else chosen
@@ -81,25 +90,24 @@ def make_batch(
     padding = torch.arange(width) >= torch.tensor(lengths)[:, None]
     candidates = ~padding & (tokens >= FIRST)
     subset = ~padding & (torch.rand(padding.shape, generator=g) < 0.4)
-    return {
-        "tokens": tokens,
-        "masked": masked,
-        "padding": padding if padding.any() else None,
-        "segments": None,
-        "positions": positions,
-        "targets": targets,
-        "candidates": candidates,
-        "subset": subset,
-        "scored": candidates,
-        "rows": np.arange(len(lengths)),
-        "sizes": {
+    return Rows(
+        tokens=tokens,
+        masked=masked,
+        padding=padding if padding.any() else None,
+        positions=positions,
+        targets=targets,
+        candidates=candidates,
+        subset=subset,
+        scored=candidates,
+        rows=np.arange(len(lengths)),
+        sizes={
             "targets": sum(map(len, chosen)),
             "tokens": sum(lengths),
             "candidates": int(candidates.sum()),
             "rows": len(lengths),
             "subset": int(subset.sum()),
         },
-    }
+    )
 
 
 @contextmanager
@@ -112,31 +120,31 @@ def noise(root: int = 1, rows: Any = (0, 1, 2)) -> Iterator[None]:
 class Seen:
     """A model's answers in one pass of a criterion: `tokens` it was shown, `terms` and the `loss`."""
 
-    def __init__(self, model: Electra, how: Any, batch: Batch, root: int = 1) -> None:
-        self.tokens: Tensor = batch["tokens"]
+    def __init__(self, model: Electra, how: Any, batch: ElectraBatch, root: int = 1) -> None:
+        self.tokens: Tensor = batch.tokens
         original = model.hidden
 
-        def spy(tokens: Tensor, batch: Batch) -> Tensor:
+        def spy(tokens: Tensor, batch: ElectraBatch) -> Tensor:
             self.tokens = tokens
             return original(tokens, batch)
 
         model.hidden = spy  # type: ignore[method-assign]
         try:
-            with noise(root, batch["rows"]):
+            with noise(root, batch.rows):
                 self.terms: Terms = how(model, batch)
         finally:
             del model.hidden
         self.logs: dict[str, Any] = {}
-        self.loss = weighted_loss(self.terms, batch["sizes"], self.logs)
+        self.loss = weighted_loss(self.terms, batch.sizes, self.logs)
 
 
-def chosen_positions(batch: Batch, row: int) -> list[int]:
+def chosen_positions(batch: ElectraBatch, row: int) -> list[int]:
     """Return the chosen positions of a row."""
-    slots = range(batch["positions"].shape[1])
-    return [int(batch["positions"][row, s]) for s in slots if batch["targets"][row, s] >= 0]
+    slots = range(batch.positions.shape[1])
+    return [int(batch.positions[row, s]) for s in slots if batch.targets[row, s] >= 0]
 
 
-def length(batch: Batch, row: int) -> int:
+def length(batch: ElectraBatch, row: int) -> int:
     """Return how many tokens of a row are no padding."""
-    width = batch["tokens"].shape[1]
-    return width if batch["padding"] is None else width - int(batch["padding"][row].sum())
+    width = batch.tokens.shape[1]
+    return width if batch.padding is None else width - int(batch.padding[row].sum())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.batch import Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.methods.electra.criterion import (
@@ -20,6 +20,7 @@ from metaseq_lm.methods.electra.criterion import (
     generator_terms,
     real_tokens,
 )
+from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import Electra, check_noise
 from metaseq_lm.methods.electra.noise import replaced, sample
 from metaseq_lm.models.layers import full_precision
@@ -50,10 +51,10 @@ class AdversarialElectra(Corrupting):
         super().__init__(config)
         self.check_plain("electra_adversarial")
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
         assert isinstance(model, Electra)
         check_noise("electra_adversarial", self.noises, model.noise)
-        targets = batch["targets"]
+        targets = batch.targets
         slots, states = model.masked_noise(batch)
         samples = sample(slots.detach())
         noised = Noised(*replaced(batch, samples), generator_terms(slots, samples, batch, 0.0))
@@ -63,7 +64,7 @@ class AdversarialElectra(Corrupting):
         terms = noised.terms | {
             "discriminator": Term((losses * real).sum(), "tokens", self.config.discriminator_weight)
         }
-        rewards = losses.detach().gather(1, batch["positions"])  # (B, M)
+        rewards = losses.detach().gather(1, batch.positions)  # (B, M)
         terms |= self.policy_terms(model, slots, states, samples, (rewards, targets >= 0))
         return terms | detection_terms(logits, fake, real)
 

@@ -17,13 +17,14 @@ from omegaconf import II
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core.batch import Batch, Term, Terms, number_of
+from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch, number_of
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.forward_context import current_context
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import NOISES, Electra
 from metaseq_lm.methods.electra.noise import (
     FixedNoise,
@@ -49,9 +50,9 @@ class Noised:
     terms: Terms
     log_q: Optional[Tensor] = None
 
-    def fake(self, batch: Batch) -> Tensor:
+    def fake(self, batch: ElectraBatch) -> Tensor:
         """Return which tokens are fake, (B, S): chosen and not what stood there."""
-        return self.chosen & (self.tokens != batch["tokens"])
+        return self.chosen & (self.tokens != batch.tokens)
 
 
 @dataclass
@@ -85,9 +86,9 @@ class Corrupting(Criterion):
                 "criterion.disallow_correct=false"
             )
 
-    def corrupt(self, model: Electra, batch: Batch) -> Noised:
+    def corrupt(self, model: Electra, batch: ElectraBatch) -> Noised:
         """Sample tokens for the chosen positions (steps 2 to 5 of section 2.1's procedure)."""
-        generator, positions, targets = model.generator, batch["positions"], batch["targets"]
+        generator, positions, targets = model.generator, batch.positions, batch.targets
         everywhere = None
         if isinstance(generator, FixedNoise):
             slots = generator(positions)
@@ -110,7 +111,7 @@ class Corrupting(Criterion):
         return Noised(tokens, chosen, terms, log_q)
 
 
-def noise_log_probs(model: Electra, batch: Batch) -> Tensor:
+def noise_log_probs(model: Electra, batch: TokenBatch) -> Tensor:
     """Return log-probabilities of noise that needs no mask: (B, S, V) of two towers, (V,) if fixed."""
     if isinstance(model.generator, FixedNoise):
         return model.generator.log_probs
@@ -124,15 +125,15 @@ def log_prob_of(log_probs: Tensor, tokens: Tensor) -> Tensor:
     return table.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-def cloze_term(log_probs: Tensor, batch: Batch, weight: float) -> Term:
+def cloze_term(log_probs: Tensor, batch: ElectraBatch, weight: float) -> Term:
     """Return the loss of the towers at every candidate, not only at the chosen positions."""
-    right = log_prob_of(log_probs, batch["tokens"])
-    return Term(-(right * batch["candidates"]).sum(), "candidates", weight)
+    right = log_prob_of(log_probs, batch.tokens)
+    return Term(-(right * batch.candidates).sum(), "candidates", weight)
 
 
-def generator_terms(logits: Tensor, samples: Tensor, batch: Batch, weight: float) -> Terms:
+def generator_terms(logits: Tensor, samples: Tensor, batch: ElectraBatch, weight: float) -> Terms:
     """Return the masked-LM loss, accuracy, and accuracy of the samples at the chosen positions."""
-    targets = batch["targets"]
+    targets = batch.targets
     with torch.no_grad():
         best = number_of(logits.argmax(-1) == targets)
         lucky = number_of(samples == targets)
@@ -143,10 +144,10 @@ def generator_terms(logits: Tensor, samples: Tensor, batch: Batch, weight: float
     }
 
 
-def real_tokens(batch: Batch) -> Tensor:
+def real_tokens(batch: ElectraBatch) -> Tensor:
     """Return which positions are no padding, boolean (B, S)."""
-    padding = batch["padding"]
-    return torch.ones_like(batch["candidates"]) if padding is None else ~padding
+    padding = batch.padding
+    return torch.ones_like(batch.candidates) if padding is None else ~padding
 
 
 def binary_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -207,12 +208,12 @@ class ReplacedTokenDetection(Corrupting):
         super().__init__(config)
         self.heads = ("rtd", "contrast") if config.contrast else ("rtd",)
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
         assert isinstance(model, Electra)
         noised = self.corrupt(model, batch)
         clean = self.clean_rows(batch)
         if clean is not None:
-            noised.tokens = torch.where(clean[:, None], batch["tokens"], noised.tokens)
+            noised.tokens = torch.where(clean[:, None], batch.tokens, noised.tokens)
         hidden = model.hidden(noised.tokens, batch)
         logits = model.heads["rtd"](hidden)  # (B, S)
         fake = noised.fake(batch)
@@ -228,25 +229,26 @@ class ReplacedTokenDetection(Corrupting):
             )
         return terms | detection_terms(logits, fake, real_tokens(batch))
 
-    def judged(self, batch: Batch, chosen: Tensor) -> tuple[Tensor, str]:
+    def judged(self, batch: ElectraBatch, chosen: Tensor) -> tuple[Tensor, str]:
         """Return where the detection loss is taken, (B, S), and the name of their number."""
         if self.config.disc_positions == "masked":
             return chosen, "targets"
         if self.config.disc_positions == "random":
-            return batch["subset"], "subset"
+            assert batch.subset is not None
+            return batch.subset, "subset"
         return real_tokens(batch), "tokens"
 
-    def clean_rows(self, batch: Batch) -> Optional[Tensor]:
+    def clean_rows(self, batch: ElectraBatch) -> Optional[Tensor]:
         """Return which rows stay uncorrupted, (B,), drawn by row; None if none ever does."""
         if not self.config.contrast:
             return None
-        count, device = len(batch["tokens"]), batch["tokens"].device
+        count, device = len(batch.tokens), batch.tokens.device
         noise = current_context().noise
         drawn = torch.rand(count, device=device) if noise is None else noise.uniform((count,))
         return drawn < self.config.contrast
 
     @torch.no_grad()
-    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+    def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return log p of each token given the others, (B, S), from P(fake) and the towers' log q.
 
         With labels by equality the best discriminator has odds real : fake = p (1 - m + m q) :
@@ -261,13 +263,13 @@ class ReplacedTokenDetection(Corrupting):
                 "train it with model.noise=two_tower (ELECTRA-TT), or use electric_nce"
             )
         self.check_plain("token probabilities of electra_rtd")
-        log_q = log_prob_of(noise_log_probs(model, batch), batch["tokens"])
-        logits = model.heads["rtd"](model.hidden(batch["tokens"], batch)).to(log_q.dtype)
+        log_q = log_prob_of(noise_log_probs(model, batch), batch.tokens)
+        logits = model.heads["rtd"](model.hidden(batch.tokens, batch)).to(log_q.dtype)
         m = self.config.noise_rate
         if self.config.pll_formula == "dissertation":
-            return (log_q + math.log(m / (1 - m)) - logits) * batch["scored"]
+            return (log_q + math.log(m / (1 - m)) - logits) * batch.scored
         log_odds = log_q + math.log(m) - logits - torch.log(1 - m + m * log_q.exp())
-        return F.logsigmoid(log_odds) * batch["scored"]
+        return F.logsigmoid(log_odds) * batch.scored
 
 
 @register_criterion("replace_mlm", dataclass=NoiseConfig)
@@ -276,14 +278,14 @@ class ReplaceMLM(Corrupting):
 
     heads = ("lm",)
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
         assert isinstance(model, Electra)
         noised = self.corrupt(model, batch)
-        states = select(model.hidden(noised.tokens, batch), batch["positions"])
+        states = select(model.hidden(noised.tokens, batch), batch.positions)
         logits = model.heads["lm"](states, model.token_table())  # (B, M, V)
-        losses = cross_entropy(logits, batch["targets"])
+        losses = cross_entropy(logits, batch.targets)
         with torch.no_grad():
-            right = number_of(logits.argmax(-1) == batch["targets"])
+            right = number_of(logits.argmax(-1) == batch.targets)
         terms = {"mlm": Term(losses.sum(), "targets"), "accuracy": Term(right, "targets", 0.0)}
         return noised.terms | terms
 
@@ -297,18 +299,18 @@ class AllTokensMLM(Corrupting):
 
     heads = ("lm", "copy")
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
         assert isinstance(model, Electra)
         noised = self.corrupt(model, batch)
         hidden = model.hidden(noised.tokens, batch)
         logits = model.heads["lm"](hidden, model.token_table())  # (B, S, V)
         gate = model.heads["copy"](hidden).squeeze(-1)
         logits, gate = full_precision(logits), full_precision(gate)
-        log_p = copied_log_probs(logits, gate, noised.tokens == batch["tokens"], batch["tokens"])
+        log_p = copied_log_probs(logits, gate, noised.tokens == batch.tokens, batch.tokens)
         with torch.no_grad():
-            kept = number_of((gate > 0) & batch["candidates"])
+            kept = number_of((gate > 0) & batch.candidates)
         return noised.terms | {
-            "mlm": Term(-(log_p * batch["candidates"]).sum(), "candidates"),
+            "mlm": Term(-(log_p * batch.candidates).sum(), "candidates"),
             "copied": Term(kept, "candidates", 0.0),
         }
 

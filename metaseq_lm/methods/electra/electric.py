@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Term, Terms, number_of
+from metaseq_lm.core.batch import ScoredBatch, Term, Terms, number_of
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
@@ -26,6 +26,7 @@ from metaseq_lm.methods.electra.criterion import (
     noise_log_probs,
     real_tokens,
 )
+from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import Electra, check_noise
 
 
@@ -55,12 +56,12 @@ class Electric(Corrupting):
         super().__init__(config)
         self.check_plain("electric_nce")
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
         assert isinstance(model, Electra)
         check_noise("electric_nce", self.noises, model.noise)
         noised = self.corrupt(model, batch)
         assert noised.log_q is not None
-        taken, size = batch["candidates"], "candidates"
+        taken, size = batch.candidates, "candidates"
         if self.config.legacy_specials:
             taken, size = real_tokens(batch), "tokens"
         energy = model.heads["rtd"](model.hidden(noised.tokens, batch))  # (B, S)
@@ -85,11 +86,11 @@ class Electric(Corrupting):
         return odds if noised.log_q is None else odds.to(noised.log_q)
 
     @torch.no_grad()
-    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+    def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return -E of each token of the uncorrupted rows, (B, S), in one pass."""
         assert isinstance(model, Electra)
-        energy = model.heads["rtd"](model.hidden(batch["tokens"], batch))
-        return -energy * batch["scored"]
+        energy = model.heads["rtd"](model.hidden(batch.tokens, batch))
+        return -energy * batch.scored
 
 
 @register_criterion("two_tower_cloze")
@@ -100,19 +101,19 @@ class TwoTowerCloze(Criterion):
     heads: tuple[str, ...] = ()
     noises = ("two_tower",)
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
         assert isinstance(model, Electra)
         check_noise("two_tower_cloze", self.noises, model.noise)
         log_probs = noise_log_probs(model, batch)
         with torch.no_grad():
-            right = (log_probs.argmax(-1) == batch["tokens"]) & batch["candidates"]
+            right = (log_probs.argmax(-1) == batch.tokens) & batch.candidates
         return {
             "cloze": cloze_term(log_probs, batch, 1.0),
             "accuracy": Term(number_of(right), "candidates", 0.0),
         }
 
     @torch.no_grad()
-    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+    def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return log q of each token given the others, (B, S), in one pass."""
         assert isinstance(model, Electra)
-        return log_prob_of(noise_log_probs(model, batch), batch["tokens"]) * batch["scored"]
+        return log_prob_of(noise_log_probs(model, batch), batch.tokens) * batch.scored

@@ -13,10 +13,11 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_model
+from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.noise import FixedNoise, MaskedGenerator, TwoTowers
 from metaseq_lm.models.layers import Linear
 from metaseq_lm.models.transformer.encoder import Encoder, TransformerConfig, initialise
@@ -134,10 +135,10 @@ class Electra(nn.Module):
         if config.freeze_generator:
             self.generator.requires_grad_(False)
 
-    def hidden(self, tokens: Tensor, batch: Batch) -> Tensor:
-        """Return the main encoder's states (B, S, D) of `tokens` (B, S)."""
+    def hidden(self, tokens: Tensor, batch: TokenBatch) -> Tensor:
+        """Return the main encoder's states (B, S, D) of `tokens` (B, S) in the place of the batch's."""
         assert self.encoder is not None
-        return self.encoder(tokens, batch["padding"], batch.get("segments"))
+        return self.encoder(tokens, batch.padding, batch.segments)
 
     def token_table(self) -> Tensor:
         """Return the main encoder's token embeddings, (V, E)."""
@@ -151,12 +152,12 @@ class Electra(nn.Module):
             self.generator.eval()
         return self
 
-    def masked_noise(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def masked_noise(self, batch: ElectraBatch) -> tuple[Tensor, Tensor]:
         """Return logits (B, M, V) of the masked-LM generator at the chosen positions, and its states."""
         assert isinstance(self.generator, MaskedGenerator)
         return self.generator(self.encoder, batch)
 
-    def cloze_noise(self, batch: Batch) -> Tensor:
+    def cloze_noise(self, batch: TokenBatch) -> Tensor:
         """Return logits (B, S, V) of the two towers: position t given all tokens but t."""
         assert isinstance(self.generator, TwoTowers)
         return self.generator(self.encoder, batch)

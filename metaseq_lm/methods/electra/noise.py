@@ -11,9 +11,10 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.forward_context import current_context
+from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.transformer.encoder import (
     Embeddings,
@@ -41,14 +42,14 @@ class MaskedGenerator(nn.Module):
         sizes = (config.encoder_embed_dim, config.embed_dim, vocab_size)
         self.head = LMHead(*sizes, True, config.norm_eps)
 
-    def forward(self, main: Optional[Encoder], batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, main: Optional[Encoder], batch: ElectraBatch) -> tuple[Tensor, Tensor]:
         """Return logits (B, M, V) at the chosen positions and the states (B, M, G) they come from."""
         embeddings, stack = self.embeddings, self.stack
         if main is not None:
             embeddings, stack = embeddings or main.embeddings, stack or main.stack
         assert embeddings is not None and stack is not None
-        x = embeddings(batch["masked"], batch.get("segments"))
-        states = select(stack(x, attention_mask(batch["padding"])), batch["positions"])
+        x = embeddings(batch.masked, batch.segments)
+        states = select(stack(x, attention_mask(batch.padding)), batch.positions)
         return self.head(states, embeddings.tokens.weight), states
 
 
@@ -70,18 +71,18 @@ class TwoTowers(nn.Module):
         sizes = (2 * config.encoder_embed_dim, config.embed_dim, vocab_size)
         self.head = LMHead(*sizes, True, config.norm_eps)
 
-    def forward(self, main: Optional[Encoder], batch: Batch) -> Tensor:
-        """Return logits (B, S, V) of the uncorrupted row batch["tokens"]."""
+    def forward(self, main: Optional[Encoder], batch: TokenBatch) -> Tensor:
+        """Return logits (B, S, V) of the rows, none of whose tokens is hidden."""
         embeddings = self.embeddings
         if main is not None:
             embeddings = embeddings or main.embeddings
         assert embeddings is not None
-        x = embeddings(batch["tokens"], batch.get("segments"))
-        before, after = causal_masks(batch["padding"], x.shape[-2], x.device)
+        x = embeddings(batch.tokens, batch.segments)
+        before, after = causal_masks(batch.padding, x.shape[-2], x.device)
         left, right = self.left(x, before), self.right(x, after)
-        if batch["padding"] is not None:
+        if batch.padding is not None:
             # What follows the last token of a padded row is no state either.
-            right = right.masked_fill(batch["padding"].unsqueeze(-1), 0.0)
+            right = right.masked_fill(batch.padding.unsqueeze(-1), 0.0)
         edge = torch.zeros_like(left[:, :1])
         joined = torch.cat(
             [torch.cat([edge, left[:, :-1]], 1), torch.cat([right[:, 1:], edge], 1)], -1
@@ -97,14 +98,10 @@ def causal_masks(
     Every position sees itself, padding too: softmax over nothing is NaN.
     """
     every = torch.ones(length, length, dtype=torch.bool, device=device)
-    before, after, own = (
-        every.tril()[None],
-        every.triu()[None],
-        torch.eye(length, device=device) > 0,
-    )
+    before, after = every.tril()[None], every.triu()[None]
     if padding is not None:
-        real = ~padding[:, None, :]
-        before, after = before & real | own, after & real | own
+        real, itself = ~padding[:, None, :], torch.eye(length, device=device) > 0
+        before, after = before & real | itself, after & real | itself
     return before[:, None], after[:, None]
 
 
@@ -152,14 +149,14 @@ def sample(logits: Tensor, temperature: float = 1.0, never: Optional[Tensor] = N
     return drawn.squeeze(-1).clamp(max=logits.shape[-1] - 1)
 
 
-def replaced(batch: Batch, samples: Tensor) -> tuple[Tensor, Tensor]:
+def replaced(batch: ElectraBatch, samples: Tensor) -> tuple[Tensor, Tensor]:
     """Put `samples` (B, M) into the original row; returns it (B, S) and where it was chosen (B, S).
 
     All chosen positions are replaced, those too that the masking had left visible. A position
     chosen twice (legacy_duplicates) gets the floor of its samples' mean, as in the authors' code.
     """
-    counted = (batch["targets"] >= 0).long()
-    tokens, positions = batch["tokens"], batch["positions"]
+    counted = (batch.targets >= 0).long()
+    tokens, positions = batch.tokens, batch.positions
     times = torch.zeros_like(tokens).scatter_add(1, positions, counted)
     sums = torch.zeros_like(tokens).scatter_add(1, positions, samples * counted)
     chosen = times > 0

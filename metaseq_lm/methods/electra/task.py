@@ -1,39 +1,29 @@
-"""Corpus, masks and nets of the ELECTRA family; the update is the default one.
-
-Shapes: B batch, S length, M chosen positions.
-"""
+"""Corpus, masks and nets of the ELECTRA family; the update is the default one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.random_streams import mix, uniforms
 from metaseq_lm.core.registry import register_task
-from metaseq_lm.data.corpus.masking import Masking, mask_tokens
 from metaseq_lm.data.corpus.packing import open_corpus
-from metaseq_lm.data.corpus.rows import Samples, padding_of
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.electra.criterion import Corrupting
+from metaseq_lm.methods.electra.data import ElectraRows
 from metaseq_lm.methods.electra.electric import TwoTowerCloze
 from metaseq_lm.methods.electra.model import check_noise
 from metaseq_lm.models.transformer import flops_rules
 from metaseq_lm.tasks import Passes, Scored, Task
 from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_stream
-
-SUBSET = 0xE1EC  # names the draw among those of a row; masking.py counts its own from 1
 
 
 @dataclass
@@ -88,50 +78,12 @@ class ElectraTask(Task):
     # ---------------------------------------------------------------- data and nets
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options, vocabulary = self.config, self.vocabulary
-        corpus = open_corpus(self.data, split, vocabulary, options, self.run_config.seed)
-        masking = masking_of(options, vocabulary)
-        return {
-            split: text_stream(
-                self.run_config, split, corpus.row_lengths, partial(self.batch, corpus, masking)
-            )
-        }
-
-    def batch(
-        self,
-        corpus: Samples,
-        masking: Masking,
-        samples: np.ndarray,
-        keys: np.ndarray,
-        width: int = 0,
-    ) -> Batch:
-        """Return the original rows, the masked ones, chosen positions, their targets and the sizes."""
-        rows, lengths = corpus.rows(samples, width=width)
-        masked, positions, targets = mask_tokens(rows, lengths, keys, masking)
-        segments = corpus.segments(samples, rows.shape[1])
-        real = np.arange(rows.shape[1]) < lengths[:, None]
-        candidates = real & ~np.isin(rows, masking.spared, kind="table")
-        batch: Batch = {
-            "tokens": rows,
-            "masked": masked,
-            "padding": padding_of(lengths, rows.shape[1]),
-            **({} if segments is None else {"segments": segments}),
-            "positions": positions,
-            "targets": targets,
-            "candidates": candidates,
-            "sizes": {
-                "targets": int((targets >= 0).sum()),
-                "tokens": int(lengths.sum()),
-                "candidates": int(candidates.sum()),
-                "rows": len(rows),
-            },
-        }
-        if getattr(self.criterion.config, "disc_positions", "all") == "random":
-            # A sub-key of the row's, so that the draw depends on nothing else.
-            drawn = uniforms(mix(keys ^ np.uint64(SUBSET)), 0, rows.shape[1])
-            batch["subset"] = real & (drawn < self.config.mask_prob)
-            batch["sizes"]["subset"] = int(batch["subset"].sum())
-        return batch
+        vocabulary, seed = self.vocabulary, self.run_config.seed
+        corpus = open_corpus(self.data, split, vocabulary, self.config, seed)
+        judged = getattr(self.criterion.config, "disc_positions", "all")
+        subset_rate = self.config.mask_prob if judged == "random" else 0.0
+        rows = ElectraRows(corpus, masking_of(self.config, vocabulary), subset_rate)
+        return {split: text_stream(self.run_config, split, corpus.row_lengths, rows.batch)}
 
     def build_model(self) -> nn.Module:
         counts = torch.tensor(self.vocabulary.counts, dtype=torch.get_default_dtype())

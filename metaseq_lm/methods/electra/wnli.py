@@ -19,7 +19,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.batch import Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_criterion, register_task
@@ -29,7 +29,7 @@ from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Engine, Logs
-from metaseq_lm.methods.electra.wnli_rows import CandidateRows
+from metaseq_lm.methods.electra.wnli_rows import CandidateBatch, CandidateRows
 from metaseq_lm.models.transformer.encoder import Encoder, TransformerConfig, initialise
 from metaseq_lm.models.transformer.heads import BinaryHead
 from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
@@ -95,25 +95,26 @@ class Wnli(Criterion):
 
     config: WnliConfig
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: CandidateBatch) -> Terms:
         return self.terms(model, self.scores(model, batch), batch)
 
-    def scores(self, model: nn.Module, batch: Batch) -> Tensor:
+    def scores(self, model: nn.Module, batch: CandidateBatch) -> Tensor:
         """Return the scores (B, K) of the candidates in full precision; -inf for what is not there."""
-        logits = model(batch["tokens"], batch["padding"], batch["segments"])
+        logits = model(batch.tokens, batch.padding, batch.segments)
         logits = logits.float() if logits.dtype == torch.bfloat16 else logits
-        inside = batch["candidate"].to(logits.dtype)
+        inside = batch.candidate.to(logits.dtype)
         means = -(logits * inside).sum(-1) / inside.sum(-1)
-        table = torch.full_like(batch["present"], -torch.inf, dtype=means.dtype)
-        return table.flatten().index_put((batch["slots"],), means).view_as(table)
+        table = torch.full_like(batch.present, -torch.inf, dtype=means.dtype)
+        return table.flatten().index_put((batch.slots,), means).view_as(table)
 
-    def terms(self, model: nn.Module, scores: Tensor, batch: Batch) -> Terms:
+    def terms(self, model: nn.Module, scores: Tensor, batch: CandidateBatch) -> Terms:
         """Return the terms of scores (B, K)."""
         per = None if self.config.batch_sum and model.training else "rows"
-        right = scores.masked_fill(~batch["positive"], -torch.inf)
+        assert batch.positive is not None and batch.targets is not None
+        right = scores.masked_fill(~batch.positive, -torch.inf)
         losses = scores.logsumexp(-1) - right.logsumexp(-1)
         with torch.no_grad():
-            hits = ((query_margin(scores) > 0) == batch["targets"].bool()).sum()
+            hits = ((query_margin(scores) > 0) == batch.targets.bool()).sum()
         return {
             "cross_entropy": Term(losses.sum(), per),
             "accuracy": Term(hits.to(scores.dtype), "rows", weight=0.0),
@@ -218,15 +219,14 @@ class WnliTask(Task):
         ((split, batches),) = passes.items()
         data = self.rows(split).data
 
-        def judge(batch: Batch) -> tuple[Terms, Outputs]:
+        def judge(batch: CandidateBatch) -> tuple[Terms, Outputs]:
             scores = self.criterion.scores(model, batch)
-            outputs = listed(batch["samples"], label_probabilities(scores))
-            return (
-                {} if data.labels is None else self.criterion.terms(model, scores, batch)
-            ), outputs
+            outputs = listed(batch.samples, label_probabilities(scores))
+            terms = {} if data.labels is None else self.criterion.terms(model, scores, batch)
+            return terms, outputs
 
-        logs, found = judged(engine, batches, judge)
-        return labelled_split(data, found + self._without_choice(split, model), logs)
+        logs, outputs = judged(engine, batches, judge)
+        return labelled_split(data, outputs + self._without_choice(split, model), logs)
 
     def _without_choice(self, split: str, model: nn.Module) -> Outputs:
         """Return the rows that no batch holds, with the prior."""

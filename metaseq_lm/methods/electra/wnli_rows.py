@@ -7,11 +7,12 @@ of its samples), S the longest row.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
+from torch import Tensor
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.random_streams import words
 from metaseq_lm.data.benchmarks.wnli import overlap, phrase_key
@@ -22,6 +23,24 @@ from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
 BENCHMARK = "glue/WNLI"
 LABELS = ["0", "1"]  # 1 is entailment
 REMEDY = f"make the set with 'metaseq-lm preprocess --benchmark {BENCHMARK}'"
+
+
+@dataclass(kw_only=True)
+class CandidateBatch(TokenBatch):
+    """The rows (R, S) of all candidates of some samples, one after the other.
+
+    Attributes:
+        targets: 1 for entailment, else 0, (B,); None without labels.
+        candidate: The tokens of the candidate in each row, boolean (R, S).
+        slots: Place of each row in a table (B, K), counted row by row, (R,).
+        present: Which places of the table are taken, boolean (B, K).
+        positive: Which candidates may be right, boolean (B, K); None without labels.
+    """
+
+    candidate: Tensor
+    slots: Tensor
+    present: Tensor
+    positive: Optional[Tensor] = None
 
 
 @dataclass(frozen=True)
@@ -147,14 +166,8 @@ class CandidateRows:
         tokens = np.array(ids[cut : cut + self.room], np.int64)
         return tokens, (max(first - cut, 0), min(last - cut, self.room))
 
-    def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> Batch:
-        """Return the rows of all candidates of some usable samples, one after the other.
-
-        "tokens", "padding", "segments" and "candidate", the tokens of the candidate, are (R, S);
-        "slots" (R,) are the places of the rows in a table (B, K), "present" (B, K) says which of
-        its places are taken; with labels "positive" (B, K), and "targets" (B,), 1 for entailment.
-        The size is "rows", the samples.
-        """
+    def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> CandidateBatch:
+        """Return the candidates of the usable samples `samples` (B,); the size "rows" counts samples."""
         vocabulary, chosen = self.tokenizer.vocabulary, self.usable[samples]
         choices = [self.choices[sample] for sample in chosen.tolist()]
         counts = np.array([len(choice.tokens) for choice in choices])
@@ -169,26 +182,26 @@ class CandidateRows:
             tokens[row, 1 : len(values) + 1] = values
         spans = 1 + np.array([span for choice in choices for span in choice.spans])
         at = np.arange(width)
-        batch: Batch = {
-            "tokens": tokens,
-            "padding": padding_of(lengths, width),
-            "segments": np.zeros_like(tokens),
-            "candidate": (at >= spans[:, :1]) & (at < spans[:, 1:]),
-            "slots": np.flatnonzero(present),
-            "present": present,
-            # The model sees more rows than samples: each has random numbers of its own.
-            "rows": words(keys, 0, present.shape[1])[present],
-            "samples": chosen,
-            "sizes": {"rows": len(samples)},
-        }
+        positive = None
         if self.entailed is not None:
             positive = np.zeros_like(present)
             for sample, choice in enumerate(choices):
                 assert choice.positive is not None
                 positive[sample, : len(choice.positive)] = choice.positive
-            batch["positive"] = positive
-            batch["targets"] = self.entailed[chosen].astype(np.int64)
-        return batch
+        return CandidateBatch(
+            tokens=tokens,
+            padding=padding_of(lengths, width),
+            segments=np.zeros_like(tokens),
+            candidate=(at >= spans[:, :1]) & (at < spans[:, 1:]),
+            slots=np.flatnonzero(present),
+            present=present,
+            positive=positive,
+            targets=None if self.entailed is None else self.entailed[chosen].astype(np.int64),
+            # The model sees more rows than samples: each has random numbers of its own.
+            rows=words(keys, 0, present.shape[1])[present],
+            samples=chosen,
+            sizes={"rows": len(samples)},
+        )
 
 
 def _is_sound(row: dict[str, Any]) -> bool:

@@ -88,13 +88,15 @@ def test_the_boundary_head_does_not_see_the_span() -> None:
     """Its logits follow the states outside of the span and the offset, nothing else."""
     from metaseq_lm.models.transformer.encoder import TransformerConfig
     from user_dir.model import BoundaryHead
+    from user_dir.spans import SpanBatch
 
     torch.manual_seed(1)
     config = TransformerConfig(encoder_embed_dim=6, encoder_ffn_embed_dim=8)
     head = BoundaryHead(config, 11, 4)
     x = torch.randn(1, 7, 6, requires_grad=True)
-    spans = {"left": [[1, 1]], "right": [[4, 4]], "offset": [[0, 1]]}
-    logits = head(x, {k: torch.tensor(v) for k, v in spans.items()}, torch.randn(11, 6))
+    left, right, offset = (torch.tensor([pair]) for pair in ([1, 1], [4, 4], [0, 1]))
+    batch = SpanBatch(tokens=torch.zeros(1, 7), left=left, right=right, offset=offset)
+    logits = head(x, batch, torch.randn(11, 6))
     assert logits.shape == (1, 2, 11) and not torch.equal(logits[0, 0], logits[0, 1])
     (grad,) = torch.autograd.grad(logits.square().sum(), x)
     assert grad.abs().sum(-1)[0].bool().tolist() == [False, True, False, False, True, False, False]

@@ -1,6 +1,7 @@
 """Whole updates and scores here against transformers' own losses (`labels=`) and torch's optimizer."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.data.corpus.pairs import NextSentenceBatch
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun
 
@@ -58,7 +60,12 @@ def imported_pair(folder: Path) -> tuple[str, Any, Any]:
     return str(folder / "own"), judge, maker
 
 
-def batch_of(vocabulary: Vocabulary, kinds: int) -> Batch:
+@dataclass(kw_only=True)
+class Rows(ElectraBatch, NextSentenceBatch):
+    """Rows for all criterions."""
+
+
+def batch_of(vocabulary: Vocabulary, kinds: int) -> Rows:
     """Return padded rows of which every third token is chosen, hidden but for the first one."""
     draw = np.random.default_rng(5)
     usual = np.setdiff1d(np.arange(len(vocabulary)), vocabulary.specials)
@@ -74,38 +81,40 @@ def batch_of(vocabulary: Vocabulary, kinds: int) -> Batch:
         positions[row, : len(chosen)] = torch.tensor(chosen)
         targets[row, : len(chosen)] = tokens[row, chosen]
         masked[row, chosen[1:]] = vocabulary.mask
-    batch: Batch = {"tokens": tokens, "masked": masked, "padding": padding, "targets": targets}
-    if kinds > 1:
-        batch["segments"] = torch.tensor(draw.integers(0, kinds, tokens.shape))
-    return batch | {
-        "positions": positions,
-        "candidates": candidates,
-        "next_sentence": torch.tensor([0, 1, 1, 0]),
-        "rows": np.arange(len(LENGTHS)),
-        "sizes": {
+    return Rows(
+        tokens=tokens,
+        masked=masked,
+        padding=padding,
+        segments=torch.tensor(draw.integers(0, kinds, tokens.shape)) if kinds > 1 else None,
+        positions=positions,
+        targets=targets,
+        candidates=candidates,
+        next_sentence=torch.tensor([0, 1, 1, 0]),
+        rows=np.arange(len(LENGTHS)),
+        sizes={
             "targets": sum(map(len, places)),
             "tokens": sum(LENGTHS),
             "candidates": int(candidates.sum()),
             "rows": len(LENGTHS),
         },
-    }
+    )
 
 
-def given(batch: Batch, tokens: Tensor) -> dict[str, Any]:
+def given(batch: Rows, tokens: Tensor) -> dict[str, Any]:
     """Return what transformers' models take for `tokens` in the rows of a batch."""
-    about = {"input_ids": tokens, "attention_mask": (~batch["padding"]).long()}
-    return about | {"token_type_ids": batch.get("segments")}
+    about = {"input_ids": tokens, "attention_mask": (~batch.padding).long()}
+    return about | {"token_type_ids": batch.segments}
 
 
-def labels_of(batch: Batch) -> Tensor:
+def labels_of(batch: Rows) -> Tensor:
     """Return the targets of a masked LM as transformers wants them, (B, S)."""
-    labels = torch.full_like(batch["tokens"], NOT_COUNTED)
-    for row, (places, targets) in enumerate(zip(batch["positions"], batch["targets"])):
+    labels = torch.full_like(batch.tokens, NOT_COUNTED)
+    for row, (places, targets) in enumerate(zip(batch.positions, batch.targets)):
         labels[row, places[targets >= 0]] = targets[targets >= 0]
     return labels
 
 
-def our_loss(run: TrainingRun, batch: Batch, step: bool) -> float:
+def our_loss(run: TrainingRun, batch: Rows, step: bool) -> float:
     """Return the loss of the run's criterion; with `step` the engine makes one update."""
     engine, model = run.engine, run.model.train()
     grads, logs = engine.gradients(
@@ -137,14 +146,14 @@ def test_an_update_of_a_masked_lm(name: str, tmp_path: Path) -> None:
     """Criterion, engine and optimizer of the imported run; for BERT with the next-sentence loss."""
     run = open_run(imported(tmp_path, name), overrides=OPTIMIZER)
     batch = batch_of(run.task.vocabulary, run.config.model.segments)  # type: ignore[attr-defined]
-    ours = batch | {"tokens": batch["masked"]}
+    ours = batch.replace(tokens=batch.masked)
     theirs = make(tmp_path / "again", name)
     labels: dict[str, Any] = {"labels": labels_of(batch)}
     if name == "BertForPreTraining":
-        labels["next_sentence_label"] = batch["next_sentence"]
+        labels["next_sentence_label"] = batch.next_sentence
     optimizer, losses = adamw(theirs), []
     for step in (True, False):
-        wanted = stepped(optimizer, theirs(**given(batch, batch["masked"]), **labels).loss)
+        wanted = stepped(optimizer, theirs(**given(batch, batch.masked), **labels).loss)
         losses.append(our_loss(run, ours, step))
         assert losses[-1] == pytest.approx(wanted, abs=1e-5)
     assert abs(losses[1] - losses[0]) > 1e-2
@@ -162,9 +171,9 @@ def test_an_update_of_electra(tmp_path: Path) -> None:
     optimizer, losses = adamw(judge, maker), []
     for step in (True, False):
         losses.append(our_loss(run, batch, step))
-        fake = (shown[-1] != batch["tokens"]).long()
+        fake = (shown[-1] != batch.tokens).long()
         assert fake.sum() > 5
-        first = maker(**given(batch, batch["masked"]), labels=labels_of(batch)).loss
+        first = maker(**given(batch, batch.masked), labels=labels_of(batch)).loss
         second = judge(**given(batch, shown[-1]), labels=fake).loss
         wanted = stepped(optimizer, first + 50 * second)
         assert losses[-1] == pytest.approx(wanted, rel=1e-5)

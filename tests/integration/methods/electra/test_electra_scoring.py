@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.training.restore import open_run
 
 WORDS = [f"w{i}" for i in range(9)]
@@ -63,7 +64,7 @@ def by_hand(run: Path, sentence: str, formula: str) -> list[float]:
     vocabulary: Any = opened.task.vocabulary  # type: ignore[attr-defined]
     ids = [vocabulary.index(word) for word in sentence.split()]
     row = torch.tensor([[vocabulary.cls(0), *ids, vocabulary.sep]])
-    scores = model.cloze_noise({"tokens": row, "padding": None})[0]
+    scores = model.cloze_noise(TokenBatch(tokens=row))[0]
     logits = [0.0] * row.shape[1]
     if run.name != "two_tower_cloze":
         logits = model.heads["rtd"](model.encoder(row))[0].tolist()

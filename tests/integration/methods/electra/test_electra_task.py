@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.cli import main
-from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import Shard
+from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.training.run import TrainingRun
 
@@ -61,7 +61,7 @@ def run_of(data: Path, place: Path, *options: str) -> TrainingRun:
     return TrainingRun(load_config([*TASK, *options, f"data={data}", f"save_dir={place}"]))
 
 
-def batches(run: TrainingRun, number: int = 0, rows: int = 0) -> list[Batch]:
+def batches(run: TrainingRun, number: int = 0, rows: int = 0) -> list[ElectraBatch]:
     stream = run.task.build_streams("train")["train"]
     return stream.micro_batches(number, Shard(0, 1, rows))
 
@@ -72,27 +72,25 @@ def test_a_batch_holds_what_the_losses_need(ragged: Path, tmp_path: Path) -> Non
     subset = real = 0
     for number in range(6):
         (batch,) = batches(run, number)
-        tokens, masked = batch["tokens"], batch["masked"]
+        tokens, masked = batch.tokens, batch.masked
         sizes = dict.fromkeys(("targets", "tokens", "candidates", "subset"), 0)
         for row in range(len(tokens)):
             last = int((tokens[row] == 2).nonzero()[0, 0])
-            places = {
-                int(p) for p, t in zip(batch["positions"][row], batch["targets"][row]) if t >= 0
-            }
-            sizes["targets"] += int((batch["targets"][row] >= 0).sum())
-            assert len(places) == int((batch["targets"][row] >= 0).sum())
+            places = {int(p) for p, t in zip(batch.positions[row], batch.targets[row]) if t >= 0}
+            sizes["targets"] += int((batch.targets[row] >= 0).sum())
+            assert len(places) == int((batch.targets[row] >= 0).sum())
             for t in range(tokens.shape[1]):
-                padded = bool(batch["padding"][row, t]) if batch["padding"] is not None else False
+                padded = bool(batch.padding[row, t]) if batch.padding is not None else False
                 assert padded == (t > last)
                 sizes["tokens"] += t <= last
                 candidate = t <= last and int(tokens[row, t]) not in specials
-                assert bool(batch["candidates"][row, t]) == candidate
+                assert bool(batch.candidates[row, t]) == candidate
                 sizes["candidates"] += candidate
                 assert candidate or t not in places
                 assert masked[row, t] == tokens[row, t] or (t in places and masked[row, t] == 1)
-                sizes["subset"] += bool(batch["subset"][row, t])
-                assert t <= last or not batch["subset"][row, t]
-        assert batch["sizes"] == sizes | {"rows": len(tokens)}
+                sizes["subset"] += bool(batch.subset[row, t])
+                assert t <= last or not batch.subset[row, t]
+        assert batch.sizes == sizes | {"rows": len(tokens)}
         subset, real = subset + sizes["subset"], real + sizes["tokens"]
     assert subset / real == pytest.approx(0.15, abs=4 * (0.1275 / real) ** 0.5)
 
@@ -107,8 +105,8 @@ def test_an_unknown_word_is_a_word(ragged: Path, tmp_path: Path) -> None:
     seen = 0
     for number in range(10):
         (batch,) = batches(run, number)
-        assert batch["candidates"][batch["tokens"] == unk].all()
-        seen += int((batch["targets"] == unk).sum())
+        assert batch.candidates[batch.tokens == unk].all()
+        seen += int((batch.targets == unk).sum())
     assert seen > 0
 
 
@@ -174,7 +172,13 @@ def logits_of_both(lm: Any, model: Any) -> tuple[Tensor, Tensor]:
     lm.eval(), model.eval()
     tokens = torch.randint(33, 40, (3, 9))
     positions = torch.arange(9).expand(3, -1)
-    batch: Batch = {"masked": tokens, "padding": None, "segments": None, "positions": positions}
+    batch = ElectraBatch(
+        tokens=tokens,
+        masked=tokens,
+        positions=positions,
+        targets=tokens,
+        candidates=torch.ones_like(tokens, dtype=torch.bool),
+    )
     return lm(tokens), model.masked_noise(batch)[0]
 
 

@@ -15,7 +15,6 @@ import torch
 from imported import imported
 from torch import Tensor
 
-from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.methods.electra import criterion as criterions
 
@@ -205,23 +204,30 @@ def program(toy: ModuleType) -> Iterator[ModuleType]:
     del CRITERIONS.entries["electric_naive"]
 
 
-def batch_of(rows: np.ndarray) -> Batch:
+def batch_of(rows: np.ndarray) -> electra_bench.Rows:
     """Return rows of symbols as tokens between [CLS] and [SEP], (B, n + 2)."""
     tokens = np.pad(rows + electra_bench.FIRST, ((0, 0), (1, 1)))
     tokens[:, 0], tokens[:, -1] = electra_bench.CLS, electra_bench.SEP
     inside = np.zeros(tokens.shape, bool)
     inside[:, 1:-1] = True
-    batch: Batch = {"tokens": torch.tensor(tokens), "padding": None}
-    return batch | {"candidates": torch.tensor(inside), "scored": torch.tensor(inside)}
+    places = np.zeros((len(tokens), 0), np.int64)
+    return electra_bench.Rows(
+        tokens=tokens,
+        masked=tokens,
+        positions=places,
+        targets=places,
+        candidates=inside,
+        scored=inside,
+    )
 
 
-def tabulated(batch: Batch, energy: Any, contexts: Any, q: np.ndarray) -> Any:
+def tabulated(batch: electra_bench.Rows, energy: Any, contexts: Any, q: np.ndarray) -> Any:
     """Return a model of tables: noise q (left, right, symbol), and a logit of every seen token.
 
     `energy` is those logits (B, n), or a function from the seen tokens (N, n + 2) to all (N, n + 2).
     """
     model: Any = electra_bench.build(noise="two_tower")
-    log_q = torch.full((*batch["tokens"].shape, electra_bench.VOCABULARY), -1e4).double()
+    log_q = torch.full((*batch.tokens.shape, electra_bench.VOCABULARY), -1e4).double()
     symbols = slice(electra_bench.FIRST, electra_bench.FIRST + q.shape[-1])
     log_q[:, 1:-1, symbols] = torch.tensor(np.log(q[contexts]))
     model.heads["rtd"] = torch.nn.Identity()
@@ -254,7 +260,7 @@ def expected_gradient(
     weights = weights * q[contexts[0][case, where], contexts[1][case, where], drawn].prod(1)
     batch = batch_of(rows[at])
     positions = torch.tensor(where + 1)
-    batch |= {"positions": positions, "targets": batch["tokens"].gather(1, positions)}
+    batch = batch.replace(positions=positions, targets=batch.tokens.gather(1, positions))
     leaves: list[tuple[Tensor, list[int]]] = []
 
     def energy(tokens: Tensor) -> Tensor:

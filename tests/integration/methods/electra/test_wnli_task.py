@@ -17,7 +17,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.methods.electra.wnli import Wnli, WnliConfig, label_probabilities
-from metaseq_lm.methods.electra.wnli_rows import CandidateRows
+from metaseq_lm.methods.electra.wnli_rows import CandidateBatch, CandidateRows
 from metaseq_lm.training.run import TrainingRun
 
 SMALL = [
@@ -103,19 +103,13 @@ def test_rows_have_the_candidate_for_the_pronoun(data: Path) -> None:
     facts = rows.data.rows[0]
     for number, text in enumerate([facts["query"], *facts["candidates"]]):
         whole = sentence.replace("it is", f"{text} is")
-        ids = (
-            batch["tokens"][number][~batch["padding"][number]]
-            if batch["padding"] is not None
-            else 0
-        )
+        ids = batch.tokens[number][~batch.padding[number]] if batch.padding is not None else 0
         assert ids[0] == tokenizer.vocabulary.cls() and ids[-1] == tokenizer.vocabulary.sep
         assert ids[1:-1].tolist() == tokenizer.encode_batch([whole])[0]
-        inside = batch["tokens"][number][batch["candidate"][number]]
+        inside = batch.tokens[number][batch.candidate[number]]
         assert inside.tolist() == tokenizer.encode_batch([text])[0]
-    assert (
-        batch["present"].sum() == len(batch["tokens"]) == len(batch["rows"]) == len(batch["slots"])
-    )
-    assert len(set(batch["rows"].tolist())) == len(batch["rows"])
+    assert batch.present.sum() == len(batch.tokens) == len(batch.rows) == len(batch.slots)
+    assert len(set(batch.rows.tolist())) == len(batch.rows)
 
 
 def test_long_sentences_keep_the_candidate(data: Path) -> None:
@@ -194,13 +188,14 @@ def test_scores_and_loss_in_closed_form(data: Path) -> None:
     """Minus the mean logit of the candidate's tokens; minus log of the positives' share."""
     logits = torch.tensor([[0.0, 2, 4, 9], [0, 1, 9, 9], [0, -1, 9, 9], [5, 3, 1, 9], [0, 0, 9, 9]])
     inside = torch.tensor([[0, 1, 1, 0], [0, 1, 0, 0], [0, 1, 0, 0], [1, 1, 1, 0], [0, 1, 0, 0]])
-    batch = {
-        **{"tokens": logits, "padding": None, "segments": None, "candidate": inside.bool()},
-        "slots": torch.tensor([0, 1, 2, 3, 4]),
-        "present": torch.tensor([[1, 1, 1], [1, 1, 0]]).bool(),
-        "positive": torch.tensor([[1, 0, 0], [0, 1, 0]]).bool(),
-        "targets": torch.tensor([1, 0]),
-    }
+    batch = CandidateBatch(
+        tokens=logits,
+        candidate=inside.bool(),
+        slots=torch.tensor([0, 1, 2, 3, 4]),
+        present=torch.tensor([[1, 1, 1], [1, 1, 0]]).bool(),
+        positive=torch.tensor([[1, 0, 0], [0, 1, 0]]).bool(),
+        targets=torch.tensor([1, 0]),
+    )
 
     class Given(torch.nn.Module):
         def forward(self, tokens, padding, segments):
@@ -216,7 +211,7 @@ def test_scores_and_loss_in_closed_form(data: Path) -> None:
     assert terms["cross_entropy"].per is None
     assert criterion.terms(model.eval(), scores, batch)["cross_entropy"].per == "rows"
     # Without a known antecedent: minus log (1 - p(query)).
-    batch["positive"] = torch.tensor([[0, 1, 1], [0, 1, 0]]).bool()
+    batch.positive = torch.tensor([[0, 1, 1], [0, 1, 0]]).bool()
     found = criterion.terms(model, scores, batch)["cross_entropy"].sum.item()
     p = torch.softmax(scores, -1)[:, 0]
     assert found == pytest.approx(-torch.log1p(-p).sum().item(), rel=1e-5)

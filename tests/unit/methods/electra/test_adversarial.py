@@ -32,13 +32,13 @@ def test_losses(sharing: str) -> None:
     discriminator, policy, baseline, rewards = [], [], [], []
     for row in range(3):
         for t in range(length_of(batch, row)):
-            fake = bool(seen.tokens[row, t] != batch["tokens"][row, t])
+            fake = bool(seen.tokens[row, t] != batch.tokens[row, t])
             p_fake = sigmoid(logits[row, t].item())
             discriminator.append(-math.log(p_fake if fake else 1 - p_fake))
         for slot, t in enumerate(chosen_positions(batch, row)):
             drawn = int(seen.tokens[row, t])
             p_fake = sigmoid(logits[row, t].item())
-            right = 1 - p_fake if drawn == batch["tokens"][row, t] else p_fake
+            right = 1 - p_fake if drawn == batch.tokens[row, t] else p_fake
             reward = -math.log(right)
             s = sigmoid(scores[row, slot].item())
             b = -math.log(s)
@@ -99,7 +99,7 @@ def test_policy_gradient_is_that_of_the_expected_reward() -> None:
         tokens, _ = replaced(batch, samples)
         with torch.no_grad():
             logit = model.heads["rtd"](model.hidden(tokens, batch))[0, 2]
-        fake = tokens[0, 2] != batch["tokens"][0, 2]
+        fake = tokens[0, 2] != batch.tokens[0, 2]
         reward = F.softplus(-logit if fake else logit)
         expected = expected + q[symbol] * reward
         given = (reward.view(1, 1), torch.ones(1, 1, dtype=torch.bool))
@@ -132,4 +132,4 @@ def test_the_baseline_learns_the_reward() -> None:
     optimizer.step(loss)
     best = -F.logsigmoid(model.heads["baseline"](states[0, 0])).item()
     assert best == pytest.approx(-math.log(torch.exp(-reward).mean().item()), abs=1e-5)
-    assert batch["sizes"]["rows"] == 2
+    assert batch.sizes["rows"] == 2

@@ -29,9 +29,9 @@ def test_counts_are_those_of_the_same_logits_in_float32(name: str, kind: str, he
     model = build(heads, noise=kind).float()
     batch = make_batch((LENGTH,) * ROWS, [[1, 3, 6]] * ROWS)
     # One word everywhere: heads that predict it are right all the time.
-    for which in ("tokens", "masked"):
-        batch[which].masked_fill_(batch["candidates"] & (batch[which] >= FIRST), FIRST)
-    batch["targets"].fill_(FIRST)
+    for tokens in (batch.tokens, batch.masked):
+        tokens.masked_fill_(batch.candidates & (tokens >= FIRST), FIRST)
+    batch.targets.fill_(FIRST)
     with torch.no_grad():
         for part in [h for n, h in model.heads.items() if n == "lm"] or [model.generator.head]:
             if "rtd" not in heads:
@@ -50,7 +50,7 @@ def test_counts_are_those_of_the_same_logits_in_float32(name: str, kind: str, he
     # At least one of them is no number that bfloat16 has, or nothing would be tested.
     assert any(value != torch.tensor(value).bfloat16().item() for value in found.values())
     if "fakes" in found:
-        changed = int((seen.tokens != batch["tokens"]).sum())
+        changed = int((seen.tokens != batch.tokens).sum())
         assert found["fakes"] == (3 * ROWS if name == "electric_nce" else changed)
     elif name != "all_tokens_mlm":
         assert found["accuracy"] == (3 if heads else 10) * ROWS

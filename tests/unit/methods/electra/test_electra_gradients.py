@@ -39,7 +39,7 @@ def test_embeddings_shared(kind: str, before: bool) -> None:
     """Tables (token, position, segment) and their layer norm, and nothing else, get both."""
     model = build(noise=kind, encoder_normalize_before=before, segments=2)
     batch = make_batch()
-    batch["segments"] = torch.arange(batch["tokens"].shape[1]).expand_as(batch["tokens"]) // 5
+    batch.segments = torch.arange(batch.tokens.shape[1]).expand_as(batch.tokens) // 5
     terms = Seen(model, criterion("electra_rtd"), batch).terms
     generator, discriminator = (
         reached(model, terms[n].sum) for n in ("generator", "discriminator")
@@ -68,9 +68,9 @@ def test_all_shared_is_one_encoder_run_twice() -> None:
     """The generator's states are the main encoder's of the masked row."""
     model, batch = build(sharing="all", generator_size=1.0), make_batch()
     _, states = model.masked_noise(batch)
-    whole = model.hidden(batch["masked"], batch)
+    whole = model.hidden(batch.masked, batch)
     for row in range(3):
-        torch.testing.assert_close(states[row], whole[row, batch["positions"][row]])
+        torch.testing.assert_close(states[row], whole[row, batch.positions[row]])
 
 
 @pytest.mark.parametrize("kind", ["mlm", "two_tower"])

@@ -16,7 +16,8 @@ from electra_bench import (
 )
 from electra_bench import length as length_of
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import Electra
 from metaseq_lm.models.transformer.encoder import attention_mask
 
@@ -39,22 +40,22 @@ def mean(items: list[float]) -> float:
 
 
 @torch.no_grad()
-def generator_loss(model: Electra, batch: Batch) -> float:
+def generator_loss(model: Electra, batch: ElectraBatch) -> float:
     """The masked-LM loss of the small net at all chosen positions, a mean over tokens."""
     generator = model.generator
     table = generator.embeddings or model.encoder.embeddings
     stack = generator.stack or model.encoder.stack
-    states = stack(table(batch["masked"]), attention_mask(batch["padding"]))
+    states = stack(table(batch.masked), attention_mask(batch.padding))
     losses = []
-    for row in range(len(batch["tokens"])):
+    for row in range(len(batch.tokens)):
         for place in chosen_positions(batch, row):
             scores = generator.head(states[row, place], table.tokens.weight)
-            losses.append(-log_softmax(scores, int(batch["tokens"][row, place])))
+            losses.append(-log_softmax(scores, int(batch.tokens[row, place])))
     return mean(losses)
 
 
 @torch.no_grad()
-def towers_log_q(model: Electra, batch: Batch, tokens: torch.Tensor) -> list[list[float]]:
+def towers_log_q(model: Electra, batch: ElectraBatch, tokens: torch.Tensor) -> list[list[float]]:
     """log q of `tokens` by the towers that read the uncorrupted row."""
     scores = model.cloze_noise(batch)
     return [
@@ -80,13 +81,13 @@ def test_replaced_token_detection(where: str, sharing: str) -> None:
     for row in range(3):
         for t in range(length_of(batch, row)):
             chosen = t in chosen_positions(batch, row)
-            fake = chosen and bool(seen.tokens[row, t] != batch["tokens"][row, t])
-            judged = {"all": True, "masked": chosen, "random": bool(batch["subset"][row, t])}
+            fake = chosen and bool(seen.tokens[row, t] != batch.tokens[row, t])
+            judged = {"all": True, "masked": chosen, "random": bool(batch.subset[row, t])}
             if judged[where]:
                 losses.append(binary(logits[row, t].item(), fake))
             right.append(float((logits[row, t].item() > 0) == fake))
     generator = generator_loss(model, batch)
-    assert len(losses) == {"all": 21, "masked": 5}.get(where, batch["sizes"]["subset"])
+    assert len(losses) == {"all": 21, "masked": 5}.get(where, batch.sizes["subset"])
     assert seen.logs["generator"].item() == pytest.approx(generator, **EXACT)
     assert seen.logs["discriminator"].item() == pytest.approx(mean(losses), **EXACT)
     assert seen.loss.item() == pytest.approx(generator + 50 * mean(losses), **EXACT)
@@ -121,13 +122,13 @@ def test_contrast() -> None:
             hidden = model.hidden(seen.tokens, batch)
             logits = model.heads["rtd"](hidden)
             whole = model.heads["contrast"](hidden[:, 0])
-        with noise(root, batch["rows"]):
+        with noise(root, batch.rows):
             clean = how.corrupt(model, batch) and how.clean_rows(batch)
         left_alone |= set(clean.nonzero().flatten().tolist())
         tokens, rows = [], []
         for row in range(6):
             for t in range(length_of(batch, row)):
-                fake = bool(seen.tokens[row, t] != batch["tokens"][row, t])
+                fake = bool(seen.tokens[row, t] != batch.tokens[row, t])
                 assert not (fake and clean[row])
                 tokens.append(binary(logits[row, t].item(), fake))
             rows.append(binary(whole[row].item(), not clean[row]))
@@ -141,7 +142,7 @@ def test_contrast() -> None:
 def test_the_share_of_rows_left_alone() -> None:
     how, rows = criterion("electra_rtd", contrast=0.2), 20_000
     with noise(3, range(rows)):
-        clean = how.clean_rows({"tokens": torch.zeros(rows, 4)})
+        clean = how.clean_rows(TokenBatch(tokens=torch.zeros(rows, 4)))
     assert clean.double().mean().item() == pytest.approx(0.2, abs=4 * (0.16 / rows) ** 0.5)
 
 
@@ -171,7 +172,7 @@ def test_electric(kind: str, legacy: bool, exact: bool) -> None:
             # In the form that survives a log q of -10,000.
             losses.append(max(logit, 0) - logit * fake + math.log1p(math.exp(-abs(logit))))
         if kind == "two_tower":
-            original = towers_log_q(model, batch, batch["tokens"])[row]
+            original = towers_log_q(model, batch, batch.tokens)[row]
             cloze += [-q for q in original[1 : n - 1]]
     assert seen.logs["discriminator"].item() == pytest.approx(mean(losses), **EXACT)
     total = 50 * mean(losses)
@@ -184,8 +185,8 @@ def test_electric(kind: str, legacy: bool, exact: bool) -> None:
 def test_electric_scores_a_row_in_one_pass() -> None:
     model, batch = build(noise="two_tower"), make_batch()
     found = criterion("electric_nce").token_log_probs(model, batch)
-    energy = model.heads["rtd"](model.hidden(batch["tokens"], batch))
-    assert torch.equal(found, -energy * batch["scored"])
+    energy = model.heads["rtd"](model.hidden(batch.tokens, batch))
+    assert torch.equal(found, -energy * batch.scored)
 
 
 def test_two_towers_alone() -> None:
@@ -194,9 +195,9 @@ def test_two_towers_alone() -> None:
     how = criterion("two_tower_cloze")
     with noise():
         terms = how(model, batch)
-    log_q = towers_log_q(model, batch, batch["tokens"])
+    log_q = towers_log_q(model, batch, batch.tokens)
     words = [log_q[row][t] for row in range(3) for t in range(1, length_of(batch, row) - 1)]
-    found = terms["cloze"].sum.item() / batch["sizes"][terms["cloze"].per]
+    found = terms["cloze"].sum.item() / batch.sizes[terms["cloze"].per]
     assert found == pytest.approx(-mean(words), **EXACT) and terms["cloze"].weight == 1
     scored = how.token_log_probs(model, batch)
     assert scored.sum().item() == pytest.approx(sum(words), **EXACT)
@@ -212,7 +213,7 @@ def test_replace_mlm() -> None:
         for row in range(3):
             for t in chosen_positions(batch, row):
                 scores = model.heads["lm"](hidden[row, t], model.encoder.embeddings.tokens.weight)
-                losses.append(-log_softmax(scores, int(batch["tokens"][row, t])))
+                losses.append(-log_softmax(scores, int(batch.tokens[row, t])))
     assert len(losses) == 5
     assert seen.logs["mlm"].item() == pytest.approx(mean(losses), **EXACT)
     total = mean(losses) + generator_loss(model, batch)
@@ -233,11 +234,11 @@ def test_all_tokens_mlm(shift: float) -> None:
         for row in range(3):
             for t in range(1, length_of(batch, row) - 1):
                 scores = model.heads["lm"](hidden[row, t], model.encoder.embeddings.tokens.weight)
-                target, shown = int(batch["tokens"][row, t]), int(seen.tokens[row, t])
+                target, shown = int(batch.tokens[row, t]), int(seen.tokens[row, t])
                 gate, inverse = sigmoid(gates[row, t].item()), sigmoid(-gates[row, t].item())
                 p = inverse * math.exp(log_softmax(scores, target)) + gate * (target == shown)
                 losses.append(-math.log(p))
-    assert len(losses) == batch["sizes"]["candidates"] == 15
+    assert len(losses) == batch.sizes["candidates"] == 15
     assert seen.logs["mlm"].item() == pytest.approx(mean(losses), **EXACT)
     total = mean(losses) + generator_loss(model, batch)
     assert seen.loss.item() == pytest.approx(total, **EXACT)
@@ -290,11 +291,11 @@ def test_probabilities_of_electra_with_two_towers(
     model, batch = build(noise="two_tower"), make_batch()
     model.heads["rtd"] = torch.nn.Identity()
     model.hidden = lambda tokens, b: torch.full(tokens.shape, logit).double()  # type: ignore
-    scores = torch.full((*batch["tokens"].shape, VOCABULARY), (1 - q) / (VOCABULARY - 1)).double()
-    scores.scatter_(-1, batch["tokens"].unsqueeze(-1), q)
+    scores = torch.full((*batch.tokens.shape, VOCABULARY), (1 - q) / (VOCABULARY - 1)).double()
+    scores.scatter_(-1, batch.tokens.unsqueeze(-1), q)
     model.cloze_noise = lambda b: scores.log()  # type: ignore[method-assign]
     for formula, wanted in (("dissertation", biased), ("corrected", exact)):
         how = criterion("electra_rtd", pll_formula=formula, noise_rate=m)
         found = how.token_log_probs(model, batch)
         assert found[0, 2].exp().item() == pytest.approx(wanted, rel=5e-3)
-        assert (found[~batch["scored"]] == 0).all()
+        assert (found[~batch.scored] == 0).all()

@@ -111,10 +111,10 @@ def test_fakes_stand_at_all_chosen_positions_and_nowhere_else(kind: str) -> None
     model, how = build(noise=kind), criterion("electra_rtd", disallow_correct=True)
     batch = make_batch()
     seen = Seen(model, how, batch)
-    changed = seen.tokens != batch["tokens"]
+    changed = seen.tokens != batch.tokens
     for row in range(3):
         assert changed[row].nonzero().flatten().tolist() == sorted(chosen_positions(batch, row))
-    assert not changed[:, 0].any() and not (changed & ~batch["candidates"]).any()
+    assert not changed[:, 0].any() and not (changed & ~batch.candidates).any()
 
 
 def test_a_slot_that_does_not_count_changes_nothing() -> None:
@@ -122,7 +122,7 @@ def test_a_slot_that_does_not_count_changes_nothing() -> None:
     batch = make_batch(chosen=[[1, 3, 4], [], [2]])
     tokens, chosen = replaced(batch, torch.full((3, 3), VOCABULARY - 1))
     assert chosen.nonzero().tolist() == [[0, 1], [0, 3], [0, 4], [2, 2]]
-    assert torch.equal(tokens[~chosen], batch["tokens"][~chosen])
+    assert torch.equal(tokens[~chosen], batch.tokens[~chosen])
     assert (tokens[chosen] == VOCABULARY - 1).all()
 
 
@@ -171,10 +171,10 @@ def one_hot_on_the_original(kind: str) -> tuple[Seen, dict]:
     how = criterion("electric_nce" if kind == "two_tower" else "electra_rtd")
     model = build(noise=kind)
     if kind == "two_tower":
-        wanted = torch.nn.functional.one_hot(batch["tokens"], VOCABULARY) * 50.0
+        wanted = torch.nn.functional.one_hot(batch.tokens, VOCABULARY) * 50.0
         model.cloze_noise = lambda batch: wanted.double()  # type: ignore[method-assign]
     else:
-        right = batch["targets"].clamp(min=0)
+        right = batch.targets.clamp(min=0)
         wanted = torch.nn.functional.one_hot(right, VOCABULARY) * 50.0
         model.masked_noise = lambda b: (wanted.double(), None)  # type: ignore
     return Seen(model, how, batch), batch
@@ -183,36 +183,36 @@ def one_hot_on_the_original(kind: str) -> tuple[Seen, dict]:
 def test_electra_calls_a_lucky_sample_real() -> None:
     """All labels are 0, however the positions were chosen."""
     seen, batch = one_hot_on_the_original("mlm")
-    assert torch.equal(seen.tokens, batch["tokens"])
+    assert torch.equal(seen.tokens, batch.tokens)
     assert seen.logs["fakes"] == 0 and seen.logs["sample_accuracy"] == 1
 
 
 def test_electric_calls_every_chosen_position_fake() -> None:
     """Even if the sample is the original: the labels are the chosen positions."""
     seen, batch = one_hot_on_the_original("two_tower")
-    assert torch.equal(seen.tokens, batch["tokens"])
-    share = batch["sizes"]["targets"] / batch["sizes"]["tokens"]
+    assert torch.equal(seen.tokens, batch.tokens)
+    share = batch.sizes["targets"] / batch.sizes["tokens"]
     assert seen.logs["fakes"].item() == pytest.approx(share)
     # The logit of a token is E + log q + log(m / (1 - m)), and log q is 0 here.
     model = build(noise="two_tower")
-    energy = model.heads["rtd"](model.hidden(batch["tokens"], batch))
+    energy = model.heads["rtd"](model.hidden(batch.tokens, batch))
     total = 0.0
     for row in range(3):
         for place in range(1, length_of(batch, row) - 1):
             logit = energy[row, place].item() + np.log(RATE / (1 - RATE))
             fake = place in chosen_positions(batch, row)
             total += np.log1p(np.exp(-logit if fake else logit))
-    found = seen.logs["discriminator"].item() * batch["sizes"]["candidates"]
+    found = seen.logs["discriminator"].item() * batch.sizes["candidates"]
     assert found == pytest.approx(total, rel=1e-9)
 
 
 def test_a_sampled_special_token_hides_nothing() -> None:
     """A sampled [PAD] is a fake token like others, and no padding to the discriminator."""
     model, batch = build(noise="uniform"), make_batch()
-    sampled = batch["tokens"].clone()
+    sampled = batch.tokens.clone()
     sampled[0, 3] = PAD
     shown = model.hidden(sampled, batch)
-    hidden = model.hidden(sampled, batch | {"padding": sampled == PAD})
+    hidden = model.hidden(sampled, batch.replace(padding=sampled == PAD))
     assert not torch.allclose(shown[0, 1], hidden[0, 1])
 
 

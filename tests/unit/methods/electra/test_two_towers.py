@@ -5,7 +5,7 @@ import torch
 from electra_bench import CLS, FIRST, PAD, SEP, VOCABULARY, build, make_batch
 from torch import Tensor
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.methods.electra.noise import TwoTowers
 
 
@@ -17,13 +17,12 @@ def model(request: pytest.FixtureRequest) -> torch.nn.Module:
 
 @torch.no_grad()
 def logits(model: torch.nn.Module, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
-    batch: Batch = {"tokens": tokens, "padding": padding, "segments": None}
-    return model.cloze_noise(batch)
+    return model.cloze_noise(TokenBatch(tokens=tokens, padding=padding))
 
 
 def test_a_token_moves_all_logits_but_its_own(model: torch.nn.Module) -> None:
     """Its neighbours' above all; the first and the last position are no exception."""
-    tokens = make_batch((9,), [[1]])["tokens"]
+    tokens = make_batch((9,), [[1]]).tokens
     whole = logits(model, tokens)
     for place in range(9):
         other = tokens.clone()
@@ -37,7 +36,7 @@ def test_no_gradient_from_the_own_token(model: torch.nn.Module) -> None:
     """The same by derivatives with respect to the embedded input."""
     tower = model.generator
     assert isinstance(tower, TwoTowers)
-    tokens = make_batch((7,), [[1]])["tokens"]
+    tokens = make_batch((7,), [[1]]).tokens
     table = tower.embeddings or model.encoder.embeddings
     inputs: list[Tensor] = []
 
@@ -46,7 +45,7 @@ def test_no_gradient_from_the_own_token(model: torch.nn.Module) -> None:
         return inputs[-1]
 
     handle = table.register_forward_hook(keep)
-    out = model.cloze_noise({"tokens": tokens, "padding": None, "segments": None})
+    out = model.cloze_noise(TokenBatch(tokens=tokens))
     handle.remove()
     for place in range(7):
         (grad,) = torch.autograd.grad(out[0, place].square().sum(), inputs[0], retain_graph=True)
@@ -57,8 +56,8 @@ def test_no_gradient_from_the_own_token(model: torch.nn.Module) -> None:
 @pytest.mark.parametrize("extra", [1, 4])
 def test_padding_changes_no_candidate(model: torch.nn.Module, extra: int) -> None:
     batch = make_batch((9, 6), [[1], [2]], width=9 + extra)
-    alone = [logits(model, batch["tokens"][i : i + 1, :n]) for i, n in ((0, 9), (1, 6))]
-    found = logits(model, batch["tokens"], batch["padding"])
+    alone = [logits(model, batch.tokens[i : i + 1, :n]) for i, n in ((0, 9), (1, 6))]
+    found = logits(model, batch.tokens, batch.padding)
     for row, n in ((0, 9), (1, 6)):
         torch.testing.assert_close(found[row, : n - 1], alone[row][0, : n - 1], rtol=0, atol=1e-12)
 
@@ -67,15 +66,15 @@ def test_padding_changes_no_candidate(model: torch.nn.Module, extra: int) -> Non
 def test_padding_changes_nothing_at_the_end(model: torch.nn.Module, extra: int) -> None:
     """[SEP] is the last token of a row whether or not padding follows."""
     batch = make_batch((9, 6), [[1], [2]], width=9 + extra)
-    alone = [logits(model, batch["tokens"][i : i + 1, :n]) for i, n in ((0, 9), (1, 6))]
-    found = logits(model, batch["tokens"], batch["padding"])
+    alone = [logits(model, batch.tokens[i : i + 1, :n]) for i, n in ((0, 9), (1, 6))]
+    found = logits(model, batch.tokens, batch.padding)
     for row, n in ((0, 9), (1, 6)):
         torch.testing.assert_close(found[row, n - 1], alone[row][0, n - 1], rtol=0, atol=1e-12)
 
 
 def test_what_stands_in_padding_changes_nothing(model: torch.nn.Module) -> None:
     batch = make_batch((9, 6), [[1], [2]])
-    tokens, padding = batch["tokens"], batch["padding"]
+    tokens, padding = batch.tokens, batch.padding
     other = torch.where(padding, FIRST + 2, tokens)
     found, wanted = logits(model, other, padding), logits(model, tokens, padding)
     torch.testing.assert_close(found[~padding], wanted[~padding], rtol=0, atol=1e-12)
@@ -91,7 +90,7 @@ def test_the_row_is_read_unmasked(model: torch.nn.Module) -> None:
     batch = make_batch()
     with torch.no_grad():
         wanted = model.cloze_noise(batch)
-        masked = model.cloze_noise(batch | {"masked": torch.full_like(batch["masked"], 1)})
+        masked = model.cloze_noise(batch.replace(masked=torch.full_like(batch.masked, 1)))
     assert torch.equal(wanted, masked)
 
 

@@ -1,0 +1,78 @@
+"""Rows for the ELECTRA family: the original, the masked one, and which tokens are chosen.
+
+Shapes: B rows, S length, M chosen positions.
+"""
+
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+from torch import Tensor
+
+from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.random_streams import mix, uniforms
+from metaseq_lm.data.corpus.masking import Masking, candidates_of, mask_tokens
+from metaseq_lm.data.corpus.rows import Samples, padding_of
+
+SUBSET = 0xE1EC  # names the draw among those of a row; masking.py counts its own from 1
+
+
+@dataclass(kw_only=True)
+class ElectraBatch(TokenBatch):
+    """Rows whose `tokens` are the original ones.
+
+    Attributes:
+        masked: The rows that a masked generator reads (B, S).
+        positions: The chosen positions (B, M).
+        targets: The tokens there (B, M), -1 where a row has fewer than M.
+        candidates: Which tokens can be chosen, boolean (B, S).
+        subset: A random choice of all tokens, boolean (B, S); None unless the criterion judges one.
+    """
+
+    masked: Tensor
+    positions: Tensor
+    targets: Tensor
+    candidates: Tensor
+    subset: Optional[Tensor] = None
+
+
+@dataclass(frozen=True)
+class ElectraRows:
+    """Makes the batches of a corpus; `subset_rate` is the share of the tokens in `subset` (0 = none)."""
+
+    corpus: Samples
+    masking: Masking
+    subset_rate: float = 0.0
+
+    def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> ElectraBatch:
+        """Return the rows `samples` (B,), drawn by `keys` (B,), padded to at least `width`.
+
+        The sizes are "targets", "tokens", "candidates", "rows", and with a subset "subset".
+        """
+        rows, lengths = self.corpus.rows(samples, width=width)
+        masked, positions, targets = mask_tokens(rows, lengths, keys, self.masking)
+        candidates = candidates_of(rows, lengths, self.masking)
+        sizes = {
+            "targets": int((targets >= 0).sum()),
+            "tokens": int(lengths.sum()),
+            "candidates": int(candidates.sum()),
+            "rows": len(rows),
+        }
+        subset = None
+        if self.subset_rate:
+            # A sub-key of the row's, so that the draw depends on nothing else.
+            drawn = uniforms(mix(keys ^ np.uint64(SUBSET)), 0, rows.shape[1])
+            real = np.arange(rows.shape[1]) < lengths[:, None]
+            subset = real & (drawn < self.subset_rate)
+            sizes["subset"] = int(subset.sum())
+        return ElectraBatch(
+            tokens=rows,
+            masked=masked,
+            padding=padding_of(lengths, rows.shape[1]),
+            segments=self.corpus.segments(samples, rows.shape[1]),
+            positions=positions,
+            targets=targets,
+            candidates=candidates,
+            subset=subset,
+            sizes=sizes,
+        )
