@@ -125,7 +125,7 @@ def test_pretraining_then_fine_tuning(pictures: Path, tmp_path: Path) -> None:
         ("tartan_mt", ["model=transformer"], "needs model=wide_resnet"),
         ("tartan_mt", ["model.channels=1"], "model.channels is for 1 channel"),
         ("tartan_mt", ["task.sd=[0.2,0.2]"], "task.sd is for 2 channel"),
-        ("tartan_mt", ["task.sd=[0.2,0.2,0]"], "divided by the second, which must be above 0"),
+        ("tartan_mt", ["task.sd=[0.2,0.2,0]"], "task.sd must be above 0"),
         ("tartan_meta", ["task.train_on=target"], "needs task.train_on=both"),
         ("tartan_mt", ["task.train_limit=-1"], "task.train_limit must be at least 0, got -1"),
         ("tartan_mt", ["task.dev_batch_size=0"], "task.dev_batch_size must be at least 1, got 0"),
