@@ -44,7 +44,7 @@ class Record:
 
     def number(self, key: str) -> int:
         """Return a whole number."""
-        return self.get(key, int)
+        return int(self.get(key, int))
 
     def record(self, key: str) -> "Record":
         """Return an object."""

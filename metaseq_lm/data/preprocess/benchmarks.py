@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
@@ -65,7 +65,7 @@ class BenchmarkOptions:
 
 
 @register_dataset_kind("benchmark", BenchmarkOptions)
-def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline:
+def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, Any]:
     """Return what makes the labelled set, or the set of questions, of a benchmark."""
     name = options.benchmark
     if name in SQUAD:

@@ -26,7 +26,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_KIND = "corpus"
 TRAIN = "train"
 
-DATASET_KINDS: Registry = Registry("dataset kind")
+DATASET_KINDS: Registry[Any] = Registry("dataset kind")
 """The kinds of datasets that `preprocess` makes.
 
 A plug-in registers its own:
@@ -159,7 +159,7 @@ class Pipeline(Generic[Record, Encoded]):
         return ""
 
 
-def preprocess(pipeline: Pipeline) -> Manifest:
+def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
     """Make a dataset and return its manifest.
 
     Nothing appears under its final name before all of it is written.
@@ -195,7 +195,7 @@ def preprocess(pipeline: Pipeline) -> Manifest:
     return manifest
 
 
-def write_split(pipeline: Pipeline, split: Split) -> None:
+def write_split(pipeline: Pipeline[Any, Any], split: Split) -> None:
     """Run the files of a split through the pipeline; MetaseqError if nothing is in them."""
     encoded = pipeline.encode(split, pipeline.read(split))
     try:
@@ -223,12 +223,12 @@ def option_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def all_kinds() -> list[Entry]:
+def all_kinds() -> list[Entry[Any]]:
     """Return the registered kinds, the default one first."""
     return sorted(DATASET_KINDS.entries.values(), key=lambda entry: entry.name != DEFAULT_KIND)
 
 
-def options_class(entry: Entry) -> Any:
+def options_class(entry: Entry[Any]) -> Any:
     """Return the dataclass of the options of a kind."""
     return entry.dataclass
 
@@ -266,7 +266,7 @@ def add_arguments(parser: Any) -> None:
             group.add_argument(option_name(item.name), default=None, help=text, **settings)
 
 
-def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry, Any]:
+def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
     """Return the kind of dataset that command-line arguments ask for, and its options.
 
     Args:
@@ -292,11 +292,11 @@ def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry, Any]:
     return chosen, _make_options(options_class(chosen), values)
 
 
-def _field_names(entry: Entry) -> list[str]:
+def _field_names(entry: Entry[Any]) -> list[str]:
     return [one.name for one in fields(options_class(entry))]
 
 
-def _misplaced(name: str, owners: list[str], chosen: Entry | None) -> str:
+def _misplaced(name: str, owners: list[str], chosen: Entry[Any] | None) -> str:
     """Return the complaint about an option of other kinds than the one that is made."""
     nouns, selectors = [], []
     for kind in owners:

@@ -12,6 +12,7 @@ import os
 import struct
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -168,7 +169,7 @@ class IndexedDataset:
                 f"{broken}document indices must rise from 0 to the {header.count} sequences."
             )
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         # A memmap would be copied whole into another process; its name is enough.
         return IndexedDataset, (self.prefix,)
 

@@ -194,7 +194,7 @@ def tokenizer_hash(folder: str | Path) -> str | None:
     """Return the hash of the tokenizer of a data folder; None if the folder has no manifest."""
     if not (Path(folder) / MANIFEST_FILE).is_file():
         return None
-    return Manifest.load(folder).tokenizer["hash"]
+    return str(Manifest.load(folder).tokenizer["hash"])
 
 
 def require_tokenizer(folder: Path, fingerprint: str) -> None:

@@ -54,7 +54,7 @@ def _symbols(piece: str) -> str:
     return piece.encode("utf-8", "replace").decode("latin-1").translate(SYMBOL_OF_BYTE)
 
 
-class Cache(dict):
+class Cache(dict[str, bytes]):
     """Text -> packed ids, computed on first sight; bounded, and long keys are not kept."""
 
     def __init__(self, compute: Callable[[str], bytes]) -> None:
@@ -113,7 +113,7 @@ def json_parts(model: bytes) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
 def library_of(model: bytes) -> tokenizers.Tokenizer:
     """Return the library's tokenizer of a `tokenizer.json`; ValueError if it refuses the content.
 
-    Without what it would put around the ids: that is for the tasks to say.
+    Its post-processor goes: tasks add the special tokens.
     """
     try:
         library = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
@@ -199,7 +199,7 @@ class ByteBpe(PackedTokenizer):
 
     def _merge(self, piece: str) -> bytes:
         ids = [token.id for token in self._model.tokenize(_symbols(piece))]
-        return np.array(ids, self._dtype).tobytes()
+        return bytes(np.array(ids, self._dtype).tobytes())
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids` without special symbols; broken UTF-8 becomes U+FFFD."""
@@ -208,8 +208,8 @@ class ByteBpe(PackedTokenizer):
         return bytes(map(BYTE_OF_SYMBOL.__getitem__, text)).decode("utf-8", "replace")
 
     def model_bytes(self) -> bytes:
-        """Return the library's own JSON."""
-        return (self._library.to_str(pretty=True) + "\n").encode("utf-8")
+        """Return the JSON of the tokenizers library."""
+        return f"{self._library.to_str(pretty=True)}\n".encode()
 
     @classmethod
     def restore(

@@ -141,7 +141,7 @@ def _wordpiece(path: Path, settings: dict[str, Any]) -> bytes:
     # 100 characters, as the transformers library has it for such files.
     library = wordpiece_library(ids, 100, not lower, accents, cjk)
     library.add_special_tokens([s for s in vars(FAMILIES["bert"]).values() if s in ids])
-    return library.to_str().encode("utf-8")
+    return str(library.to_str()).encode()
 
 
 def _byte_bpe(symbols: Path, merges: Path, settings: dict[str, Any]) -> bytes:
@@ -155,4 +155,4 @@ def _byte_bpe(symbols: Path, merges: Path, settings: dict[str, Any]) -> bytes:
     library.decoder = decoders.ByteLevel()
     known = library.get_vocab()
     library.add_special_tokens([s for s in vars(FAMILIES["roberta"]).values() if s in known])
-    return library.to_str().encode("utf-8")
+    return str(library.to_str()).encode()

@@ -20,7 +20,8 @@ BUILTIN = (byte_bpe, plain, sentencepiece_models, wordpiece)
 
 def tokenizer_class(name: str) -> type[Tokenizer]:
     """Return the registered class; an unknown name is a UsageError with the near ones."""
-    return TOKENIZERS.entry(name).value
+    kind: type[Tokenizer] = TOKENIZERS.entry(name).value
+    return kind
 
 
 def _read_options(path: Path) -> dict[str, Any]:

@@ -92,7 +92,8 @@ class SentencePiece(Tokenizer):
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each line; text that looks like a special symbol stays text."""
-        return self._processor.encode(list(lines), out_type=int, num_threads=1)
+        ids: list[list[int]] = self._processor.encode(list(lines), out_type=int, num_threads=1)
+        return ids
 
     def encode_with_offsets(self, text: str) -> Offsets:
         """Return ids and character offsets.
@@ -125,7 +126,7 @@ class SentencePiece(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids` without special symbols; [UNK] shows as the library's sign."""
         unwritten = self.vocabulary.unwritten
-        return self._processor.decode([int(i) for i in ids if i not in unwritten])
+        return str(self._processor.decode([int(i) for i in ids if i not in unwritten]))
 
     def model_bytes(self) -> bytes:
         """Return the serialised sentencepiece model."""

@@ -92,7 +92,7 @@ class WordPiece(PackedTokenizer):
 
     def _encode(self, text: str) -> bytes:
         ids = self._library.encode(_valid(text), add_special_tokens=False).ids
-        return np.array(ids, self._dtype).tobytes()
+        return bytes(np.array(ids, self._dtype).tobytes())
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the words of `ids` with a space between them, as they were normalised."""
@@ -110,7 +110,7 @@ class WordPiece(PackedTokenizer):
 
     def model_bytes(self) -> bytes:
         """Return the JSON of the tokenizers library."""
-        return (self._library.to_str(pretty=True) + "\n").encode("utf-8")
+        return f"{self._library.to_str(pretty=True)}\n".encode()
 
     @classmethod
     def restore(
@@ -161,7 +161,7 @@ def _count_words(lines: Iterable[str], library: tokenizers.Tokenizer) -> Counter
     return words
 
 
-class _Marks(dict):
+class _Marks(dict[int, int]):
     """Code point -> the private character that stands for it inside a word, given on first sight."""
 
     def __missing__(self, point: int) -> int:

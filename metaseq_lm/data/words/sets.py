@@ -156,7 +156,7 @@ class WordSet:
     def form_text(self, number: int) -> str:
         """Return a form as text."""
         codes = self.surface_forms[number].astype("<u4")
-        return codes.tobytes().decode("utf-32-le", "replace")
+        return bytes(codes.tobytes()).decode("utf-32-le", "replace")
 
     def characters(self, forms: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of the first `most` characters of `forms` (N,), (N, most), and how many."""
