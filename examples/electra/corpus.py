@@ -25,8 +25,11 @@ REPAIRS = [
 def lines(folder: Path, name: str) -> Iterator[str]:
     """Yield the lines of a file that may stand there packed with xz."""
     plain = folder / name
-    opened = open(plain, encoding="utf-8") if plain.exists() else None
-    with opened or lzma.open(f"{plain}.xz", "rt", encoding="utf-8") as file:
+    with (
+        open(plain, encoding="utf-8")
+        if plain.exists()
+        else lzma.open(f"{plain}.xz", "rt", encoding="utf-8")
+    ) as file:
         yield from file
 
 

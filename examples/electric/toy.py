@@ -25,10 +25,10 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from chain import (  # noqa: E402
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from chain import (
     Chain,
     best_with_context_noise,
     correlation,
@@ -40,19 +40,19 @@ from chain import (  # noqa: E402
     naive,
     naive_sample,
 )
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from metaseq_lm.cli import main as command  # noqa: E402
-from metaseq_lm.core import plugins  # noqa: E402
-from metaseq_lm.core.batch import Term, Terms, TokenBatch  # noqa: E402
-from metaseq_lm.core.config import load_config  # noqa: E402
-from metaseq_lm.core.registry import register_criterion  # noqa: E402
-from metaseq_lm.methods.electra.criterion import cloze_term, noise_log_probs  # noqa: E402
-from metaseq_lm.methods.electra.data import ElectraBatch  # noqa: E402
-from metaseq_lm.methods.electra.electric import Electric, ElectricConfig  # noqa: E402
-from metaseq_lm.methods.electra.noise import TwoTowers, sample  # noqa: E402
-from metaseq_lm.models.transformer.encoder import select  # noqa: E402
+from metaseq_lm.cli import main as command
+from metaseq_lm.core import plugins
+from metaseq_lm.core.batch import Term, Terms, TokenBatch
+from metaseq_lm.core.config import load_config
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.methods.electra.criterion import cloze_term, noise_log_probs
+from metaseq_lm.methods.electra.data import ElectraBatch
+from metaseq_lm.methods.electra.electric import Electric, ElectricConfig
+from metaseq_lm.methods.electra.noise import TwoTowers, sample
+from metaseq_lm.models.transformer.encoder import select
 from metaseq_lm.training.run import TrainingRun
 
 REPLACED = 2  # of the tokens of a row, and noise samples of the naive estimator

@@ -17,8 +17,11 @@ BRACKETS = {"-LRB-": "(", "-RRB-": ")"}
 
 def sentences(file: Path) -> Iterator[tuple[str, int]]:
     """Yield text and label, 0 to 4, of each tree of a file that may stand there packed with xz."""
-    opened = open(file, encoding="utf-8") if file.exists() else None
-    with opened or lzma.open(f"{file}.xz", "rt", encoding="utf-8") as trees:
+    with (
+        open(file, encoding="utf-8")
+        if file.exists()
+        else lzma.open(f"{file}.xz", "rt", encoding="utf-8")
+    ) as trees:
         for tree in trees:
             if tree.strip():
                 words = [BRACKETS.get(word, word) for _, word in LEAF.findall(tree)]

@@ -160,7 +160,8 @@ def main() -> None:
     parser.add_argument("--data", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.replica:
-        return replica(options)
+        replica(options)
+        return
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         data = corpus(Path(folder), 4000)

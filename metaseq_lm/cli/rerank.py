@@ -99,10 +99,7 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for number, (source, saved) in enumerate(sources, 1):
         folder = Path(args.out) / str(number) if args.out else None
-        if saved:
-            plls = read_saved(source, sets)
-        else:
-            plls = score_run(args, source, options, sets, folder)
+        plls = read_saved(source, sets) if saved else score_run(args, source, options, sets, folder)
         rows.append({"source": source, **rerank(sets, plls, grid, folder)})
         print(json.dumps(rows[-1]), flush=True)
     print(table(rows), end="", file=sys.stderr)

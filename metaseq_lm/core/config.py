@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, Optional
 
@@ -216,7 +216,7 @@ def build(group: str, node: Mapping, *args: Any, **kwargs: Any) -> Any:
     return ALL[group].build(node["_name"], typed_options(group, node), *args, **kwargs)
 
 
-@lru_cache(maxsize=None)
+@cache
 def named(base: type, name: str) -> type:
     """Return dataclass `base` with a field `_name` that says what it configures."""
     return make_dataclass(base.__name__, [("_name", str, name)], bases=(base,))
@@ -466,7 +466,7 @@ def dotted(node: DictConfig, prefix: str = "") -> list[str]:
 
 def describe(config: DictConfig) -> str:
     """Return one line per key of a configuration: key=value as it can be given, and the key's help."""
-    helps = {group: "'metaseq-lm list' shows all" for group in GROUPS}
+    helps = dict.fromkeys(GROUPS, "'metaseq-lm list' shows all")
     for prefix, schema in (("", RunConfig), ("trainer.", TrainerConfig), ("engine.", EngineConfig)):
         for item in fields(schema):
             helps.setdefault(prefix + item.name, item.metadata.get("help", ""))

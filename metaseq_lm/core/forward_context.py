@@ -116,7 +116,8 @@ class ForwardContext:
         self.ahead = ahead
 
 
-_current: ContextVar[ForwardContext] = ContextVar("metaseq_lm_context", default=ForwardContext())
+_default = ForwardContext()  # never changed: a context is set anew for each forward pass
+_current: ContextVar[ForwardContext] = ContextVar("metaseq_lm_context", default=_default)
 
 
 def current_context() -> ForwardContext:

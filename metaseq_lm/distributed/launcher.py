@@ -84,7 +84,7 @@ def watch(children: Sequence[subprocess.Popen], signals: Sequence[int]) -> int:
     first: int | None = None  # the replica that failed first
     deadline = float("inf")
     # A list, not a generator: every child must be polled.
-    while any([child.poll() is None for child in children]):
+    while any([child.poll() is None for child in children]):  # noqa: C419
         if first is None:
             first = failed(children)
             deadline = float("inf") if first is None else time.monotonic() + PATIENCE

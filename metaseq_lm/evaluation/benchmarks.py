@@ -61,7 +61,7 @@ def checked_scores(
     Every task but those with candidates has as many columns as labels.
     """
     values = np.asarray(scores, np.float64)
-    if not task.labels and (values.ndim == 1 or values.ndim == 2 and values.shape[1] == 1):
+    if not task.labels and (values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1)):
         return values.reshape(len(values))
     columns = values.shape[1] if values.ndim == 2 else 0
     if columns < 2 or not task.labels or (task.form != "choices" and columns != len(label_names)):

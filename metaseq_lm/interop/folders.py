@@ -131,7 +131,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     path = path.absolute()
     if path == Path.cwd():
         raise UsageError("--out: give the name of a new folder, not the present one")
-    if path.is_file() or path.is_dir() and any(path.iterdir()):
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UsageError(f"--out {path}: is there already; give the name of a new folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

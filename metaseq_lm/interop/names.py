@@ -155,7 +155,7 @@ def canonical(name: str, base: str) -> str:
 
 def known(base: str) -> set[str]:
     """Return the tensor names, besides the backbone's, that a folder of this kind may hold."""
-    names = {copy for copy in COPIES}
+    names = set(COPIES)
     for head in HEADS[base].values():
         for part, name in head.items():
             single = part.startswith(".")

@@ -21,7 +21,8 @@ def signature(value: Any) -> Any:
     if isinstance(value, Tensor):
         return tuple(value.shape)
     if isinstance(value, (dict, Batch)):
-        names = [name for name in value.keys() if name not in ("rows", "sizes")]
+        # keys(), because a Batch is no mapping.
+        names = [name for name in value.keys() if name not in ("rows", "sizes")]  # noqa: SIM118
         return tuple((name, signature(value[name])) for name in names)
     if isinstance(value, (list, tuple)):
         return tuple(signature(v) for v in value)

@@ -112,7 +112,7 @@ def open_locked(path: Path) -> IO[str]:
 
     Raises MetaseqError if another process, which trains the run, holds the lock.
     """
-    file = open(path, "a", encoding="utf-8")
+    file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (it stays open, and so locked)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

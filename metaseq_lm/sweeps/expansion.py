@@ -172,7 +172,7 @@ def run_names(pairs: list[tuple[dict[str, Any], int]]) -> list[str]:
 
     Long names are cut; those and names that would be the same but for capitals get a hash.
     """
-    keys = [key for key in pairs[0][0]]
+    keys = list(pairs[0][0])
     short = {key: key.replace(":", ".").replace("/", ".").rpartition(".")[2] for key in keys}
     counts = Counter([*short.values(), "seed"])
     names = []

@@ -65,7 +65,7 @@ class Slurm:
         self.states = {job: state for job, state in self.states.items() if state in ENDED}
         controller = ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T", "-j", ids]
         rows, self.problem = ask(controller, 2)
-        self.states |= {job: state for job, state in rows}
+        self.states |= dict(rows)
 
 
 def ask(command: list[str], columns: int) -> tuple[list[list[str]], str]:

@@ -36,7 +36,7 @@ class BestCheckpoint:
         value, best = metrics[self.metric], self.value
         sign = 1 if self.maximize else -1
         better = best is None or sign * value > sign * best
-        if math.isfinite(value) and (better or value == best and self.ties == "latest"):
+        if math.isfinite(value) and (better or (value == best and self.ties == "latest")):
             self.value, self.update, self.waited = value, update, 0
             return True
         self.waited += 1

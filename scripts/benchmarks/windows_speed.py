@@ -37,9 +37,10 @@ def our_batches(folder: Path, batches: int) -> Step:
     def step() -> dict[str, Any]:
         nonlocal number
         share = 0.0
-        for number in range(number, number + batches):
-            (batch,) = stream.micro_batches(number, shard)
+        for update in range(number, number + batches):
+            (batch,) = stream.micro_batches(update, shard)
             share += batch.sizes["targets"] / batch.tokens.numel()
+        number += batches
         return {"amount": batches * ROWS, "share": share / batches}
 
     return step

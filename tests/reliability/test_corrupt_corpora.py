@@ -160,7 +160,7 @@ def test_sets_and_splits_cannot_be_exchanged(data: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("code, kind", [(4, "int32"), (7, "float32")])
 def test_tokens_are_whole_numbers(tmp_path: Path, code: int, kind: str) -> None:
     """Types of one width differ in a byte of the header; as float32 every token would be 0."""
-    symbols = special_symbols(3) + ["a", "b"]
+    symbols = [*special_symbols(3), "a", "b"]
     vocabulary = Vocabulary(symbols)
     with IndexedWriter(tmp_path / "train", np.int32) as writer:
         writer.add([7, 6, 7])

@@ -57,7 +57,7 @@ class Disk:
             now = {name: self.inode(Path(folder, name)) for name in (*folders, *files)}
             before = self.names.get(self.inode(Path(folder)), {})
             changed = dict(now.items() - before.items())
-            changed |= {name: 0 for name in before.keys() - now.keys()}
+            changed |= dict.fromkeys(before.keys() - now.keys(), 0)
             if changed:
                 self.events.append((self.inode(Path(folder)), changed))
             self.names[self.inode(Path(folder))] = now

@@ -122,9 +122,9 @@ def test_names_in_a_config_stay_inside(key: str, sandbox: tuple[Path, Path]) -> 
         if key == "trainer.valid_split" and not name:
             continue  # no validation
         value = f"[{literal(name)}]" if key == "trainer.final_splits" else literal(name)
+        train = ["train", f"{root}/data", "--save-dir", "run", *tuned, "--max-update", "1"]
         refused(
-            ["train", f"{root}/data", "--save-dir", "run", *tuned, "--max-update", "1"]
-            + ["engine.tensorboard=false", f"{key}={value}"],
+            [*train, "engine.tensorboard=false", f"{key}={value}"],
             root,
             allowed=str(inner / "run"),
         )
@@ -256,8 +256,8 @@ def test_no_secret_of_the_environment_is_written(
     assert main(["evaluate", "run", "--split", "valid", "--out", "scores"]) == 0
     assert main(["report", "run", "--out", "report"]) == 0
     assert main(["doctor", f"{root}/data"]) == 0
-    assert main(["preprocess", "--destdir", "new", "--tokenizer", "char"]
-                + ["--trainpref", f"{root}/t.txt"]) == 0  # fmt: skip
+    text = ["--trainpref", f"{root}/t.txt"]
+    assert main(["preprocess", "--destdir", "new", "--tokenizer", "char", *text]) == 0
     assert main(["train", f"{root}/none", "--save-dir", "failed", *MLM]) == 2
     assert len(listed(inner)) > 20
     assert holding(root, secrets) == []

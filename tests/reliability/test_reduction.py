@@ -1,5 +1,6 @@
 """Gradients summed over replicas in many small buckets, some of which nothing arrives for."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -21,7 +22,7 @@ ROWS = 12
 def parameters() -> list[Tensor]:
     """Return the leaves: a chain of matrices, then one used in rows 0-2 only, one nowhere."""
     generator = torch.Generator().manual_seed(5)
-    shapes = [(a, b) for a, b in zip(WIDTHS, WIDTHS[1:])] + [(3,), (4,)]
+    shapes = [(a, b) for a, b in itertools.pairwise(WIDTHS)] + [(3,), (4,)]
     leaves = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
     # In the middle, so that buckets after theirs are complete before them.
     order = [0, 4, 1, 5, 2, 3]

@@ -3,10 +3,10 @@
 import hydra.core.override_parser.overrides_parser  # noqa: F401
 import safetensors.torch  # noqa: F401
 import torch
-import torch._dynamo  # noqa: F401  (the first optimizer would)
+import torch._dynamo  # the first optimizer would import it
 
-import metaseq_lm.cli.train  # noqa: F401
-import metaseq_lm.distributed.launcher  # noqa: F401
+import metaseq_lm.cli.train
+import metaseq_lm.distributed.launcher
 import metaseq_lm.training.run  # noqa: F401
 from metaseq_lm.core import config, plugins
 

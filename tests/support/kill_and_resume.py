@@ -175,7 +175,7 @@ def torture(data: Path, out: Path, kills: int, nproc: int, seed: int) -> Counts:
     life = time.monotonic() - began
     for number in itertools.count():
         if counts.kills >= kills:
-            return counts
+            break
         victim = Victim(data, out / f"run{number}", nproc, counts)
         counts.runs += 1
         through = False
@@ -189,6 +189,7 @@ def torture(data: Path, out: Path, kills: int, nproc: int, seed: int) -> Counts:
             else:
                 through = victim.live_and_die(chance.uniform(0, life), None)
         victim.check_result(straight.save)
+    return counts
 
 
 def summary(counts: Counts, seconds: float) -> str:

@@ -7,6 +7,7 @@ as they are otherwise. With `fresh` everything is started as a user starts it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import multiprocessing
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from battery import CASES, TINY
 
@@ -109,10 +110,8 @@ class Started:
 
     def kill_all(self) -> None:
         """kill -9 the whole process group and wait until it is gone."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         until(lambda: not self.members(), LONG, "the killed processes to go")
         until(lambda: self.code is not None, LONG, "the exit code")
 
@@ -154,7 +153,9 @@ def forked(arguments: list[str], errors: str, environment: dict[str, str], limit
 class Forked:
     """Takes the place of subprocess.Popen in the supervisor: a process forked earlier begins."""
 
-    waiting: list[tuple[int, int]] = []  # process and the pipe it reads its environment from
+    waiting: ClassVar[
+        list[tuple[int, int]]
+    ] = []  # process and the pipe it reads its environment from
 
     def __init__(self, command: list[str], env: dict[str, str]) -> None:
         self.pid, pipe = Forked.waiting.pop(0)

@@ -49,7 +49,7 @@ def present_moments(bench: Bench) -> Moments:
     inner = bench.engine.optimizers["student"].inner
     first, second, step = {}, {}, 0
     for name, p in bench.model["student"].named_parameters():
-        state = inner.state[p] if p in inner.state else {}
+        state = inner.state.get(p, {})
         first[name] = state["exp_avg"].clone() if state else torch.zeros_like(p)
         second[name] = state["exp_avg_sq"].clone() if state else torch.zeros_like(p)
         step = int(state["step"]) if state else 0

@@ -28,7 +28,7 @@ def multirc(draw: random.Random, number: int) -> dict:
 
 
 def record(draw: random.Random, number: int) -> dict:
-    words = draw.choices(WORDS + 2 * NAMES, k=draw.randint(10, 40)) + ["Ann"]
+    words = [*draw.choices(WORDS + 2 * NAMES, k=draw.randint(10, 40)), "Ann"]
     text, entities = " ".join(words), []
     at = 0
     for word in words:

@@ -152,7 +152,9 @@ def last_phrase(words: list[Word]) -> list[Word]:
     for at in range(len(words) - 1, -1, -1):
         lower = words[at].lower
         inner = lower in LINKS and 0 < at < len(words) - 1
-        if lower in FUNCTION_WORDS and not inner or not lower[0].isalnum() and lower[0] not in "'’":
+        if (lower in FUNCTION_WORDS and not inner) or (
+            not lower[0].isalnum() and lower[0] not in "'’"
+        ):
             words = words[at + 1 :]
             break
         if lower in DETERMINERS and at and words[at - 1].lower not in LINKS:

@@ -206,7 +206,7 @@ def parallel_set(subject: Subject) -> Iterator[Finding]:
         try:
             data = ParallelSet(folder, split)
             if references_name(split) in manifest.files:
-                data.references  # read now: a damaged file is an error here, not in a run
+                _ = data.references  # read now: a damaged file is an error here, not in a run
         except MetaseqError as error:
             yield Finding(ERROR, str(error))
             continue

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
@@ -210,7 +211,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                     unknown[side] += 0 if unk is None else int((values == unk).sum())
                 if references is not None:
                     data = "".join(f"{text}\n" for text in batch.targets).encode("utf-8")
-                    with full_disk_message(path, lambda: len(data)):
+                    with full_disk_message(path, partial(len, data)):
                         references.write(data)
                         references.flush()
             tokens = {side: writer.tokens for side, writer in zip(sides, writers)}

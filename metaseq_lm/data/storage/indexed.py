@@ -286,7 +286,7 @@ class IndexedWriter:
         """
         assert self._ends is not None
         behind = np.unique(np.asarray(ends, np.int64))
-        assert not len(behind) or self._ends[-1] <= behind[0] and behind[-1] <= len(self)
+        assert not len(behind) or (self._ends[-1] <= behind[0] and behind[-1] <= len(self))
         self._ends.frombytes(behind[behind > self._ends[-1]].tobytes())
 
     @property

@@ -27,7 +27,7 @@ def read_vectors(file: TextFile, wanted: Container[str] | None) -> dict[str, np.
         if number == 1 and len(fields) == 2 and fields[0].isdecimal() and fields[1].isdecimal():
             width = int(fields[1])
             continue
-        if bad and file.skips_bad or not text.strip():
+        if (bad and file.skips_bad) or not text.strip():
             continue
         width = width or len(fields) - 1
         form = " ".join(fields[: len(fields) - width])

@@ -145,7 +145,7 @@ class Electra(nn.Module):
         assert self.encoder is not None
         return self.encoder.embeddings.tokens.weight
 
-    def train(self, mode: bool = True) -> "Electra":
+    def train(self, mode: bool = True) -> Electra:
         """Set the mode; a frozen generator stays in evaluation mode (its noise is then a constant)."""
         super().train(mode)
         if not any(p.requires_grad for p in self.generator.parameters()):

@@ -49,7 +49,7 @@ class MetaLearned(Task):
         return ["train"]
 
     def needs(self, update: int) -> dict[str, int]:
-        return {name: self.config.inner_steps + 1 for name in self.sources}
+        return dict.fromkeys(self.sources, self.config.inner_steps + 1)
 
     def flops_by_rule(self) -> float | None:
         """Return those of all gradients of a meta update; there is no rule for second derivatives."""

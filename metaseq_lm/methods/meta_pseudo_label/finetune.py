@@ -164,7 +164,7 @@ class TokenLabelsTask(Task):
     def chosen(self, split: str, count: int) -> np.ndarray:
         """Return the rows of a split that are used."""
         most = self.config.valid_size
-        if split != self.run_config.trainer.valid_split and split != MINI or not count > most > 0:
+        if (split != self.run_config.trainer.valid_split and split != MINI) or not count > most > 0:
             return np.arange(count)
         # The authors' draw of the small validation set: Python's generator, seed 42.
         shuffled = list(range(count))

@@ -175,7 +175,7 @@ class TartanVisionTask(Task):
 
         def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> data.HeadedImageBatch:
             batch = part.batch(mean, sd, samples, keys, width)
-            return data.HeadedImageBatch(**{**batch}, head=head)
+            return data.HeadedImageBatch(**batch, head=head)
 
         lengths = np.ones(len(part.labels), np.int64)
         return Stream(name, order, collate, self.run_config.seed, lengths)

@@ -30,7 +30,7 @@ class Sizes:
     length: int
 
     @classmethod
-    def of(cls, config: TransformerConfig, vocab: int, length: int) -> "Sizes":
+    def of(cls, config: TransformerConfig, vocab: int, length: int) -> Sizes:
         """Return the sizes of an encoder."""
         return cls(
             config.encoder_layers,

@@ -62,12 +62,12 @@ class WordEmbeddingConfig:
             raise UsageError(
                 "model.char_widths is empty; name one or more widths, or give model.char_filters=0"
             )
-        if self.combine == "sum" and self.char_filters:
-            if self.char_filters * len(self.char_widths) != self.word_embed_dim:
-                raise UsageError(
-                    f"model.combine=sum needs as many filters as model.word_embed_dim "
-                    f"({self.word_embed_dim}); there are {len(self.char_widths)} x {self.char_filters}"
-                )
+        filters = self.char_filters * len(self.char_widths)
+        if self.combine == "sum" and filters and filters != self.word_embed_dim:
+            raise UsageError(
+                f"model.combine=sum needs as many filters as model.word_embed_dim "
+                f"({self.word_embed_dim}); there are {len(self.char_widths)} x {self.char_filters}"
+            )
 
     @property
     def embedded_width(self) -> int:

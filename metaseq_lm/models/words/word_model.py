@@ -63,7 +63,7 @@ class WordNet(nn.Module):
 
     def shift_of(self, name: str, module: str) -> int:
         """Return whose class a module predicts at t: that of t + shift."""
-        return getattr(self.module(name, module), "shift")
+        return self.module(name, module).shift
 
 
 class WordModel(WordNet):

@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ def documents(folder: Path, split: str = "train") -> Documents:
     """Return the text of a split, as documents of sentences."""
     tokenizer, data = load_tokenizer(folder), IndexedDataset(folder / split)
     ends = data.documents.tolist()
-    return [[tokenizer.decode(data[i]) for i in range(a, b)] for a, b in zip(ends, ends[1:])]
+    return [[tokenizer.decode(data[i]) for i in range(a, b)] for a, b in itertools.pairwise(ends)]
 
 
 def binarise(tmp_path: Path, files: list[bytes], *options: str, dest: str = "data") -> Path:

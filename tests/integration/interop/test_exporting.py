@@ -16,7 +16,7 @@ from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.runs import checkpoint
 
 pytest.importorskip("transformers")
-from hf_folders import TEXT, transformers  # noqa: E402
+from hf_folders import TEXT, transformers
 
 LINES = [
     *TEXT,

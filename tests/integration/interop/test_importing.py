@@ -19,7 +19,7 @@ from metaseq_lm.runs import checkpoint
 from metaseq_lm.training.restore import open_run, stored_config
 
 pytest.importorskip("transformers")
-from hf_folders import make  # noqa: E402
+from hf_folders import make
 
 NAMES = [
     *("BertModel", "BertForMaskedLM", "BertForPreTraining", "RobertaModel", "RobertaForMaskedLM"),
@@ -146,7 +146,7 @@ def test_one_step_of_adamw_is_the_same(root, name):
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.01)
         for _ in range(2):
             outputs = own_outputs if net is own else foreign_outputs
-            said = {n: v for n, v in outputs(net, rows, padding, segments).items()}
+            said = dict(outputs(net, rows, padding, segments).items())
             said = {n: v for n, v in said.items() if n in own.heads}
             loss = loss_of(said, labels, ~padding)
             losses.append(loss.item())

@@ -13,7 +13,7 @@ from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 from metaseq_lm.training.price import estimate_price
 
 pytest.importorskip("transformers")
-from hf_folders import make  # noqa: E402
+from hf_folders import make
 
 # Their models have 24 places, of which RoBERTa uses 22.
 RUN = ["model=inherit", "task.tokens_per_sample=20", "schedule=constant", "optimizer.lr=0.01"]

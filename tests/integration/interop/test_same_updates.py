@@ -19,7 +19,7 @@ from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun
 
 pytest.importorskip("transformers")
-from hf_folders import make  # noqa: E402
+from hf_folders import make
 
 MASKED = ["BertForPreTraining", "RobertaForMaskedLM", "ElectraForMaskedLM"]
 # 64 wide beside a discriminator of 32.

@@ -1,5 +1,6 @@
 """Pseudo-log-likelihoods: their definition, and what they must not depend on."""
 
+import itertools
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,7 +119,7 @@ def test_every_row_is_in_one_batch(lengths: list[int], batch_tokens: int) -> Non
     assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
     for batch in batches:
         assert len(batch) == 1 or len(batch) * sizes[batch].max() <= batch_tokens
-    assert all(sizes[a].min() >= sizes[b].max() for a, b in zip(batches, batches[1:]))
+    assert all(sizes[a].min() >= sizes[b].max() for a, b in itertools.pairwise(batches))
 
 
 def test_equal_rows_and_empty_ones_cost_nothing(opened: TrainingRun) -> None:

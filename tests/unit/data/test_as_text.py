@@ -22,7 +22,11 @@ ROWS = {
     "BoolQ": {"idx": 3, "question": "is it", "passage": "a - b", "label": True},
     "CB": {"idx": 3, "premise": "a", "hypothesis": "b", "label": "neutral"},
     "COPA": {
-        **{"idx": 3, "premise": "It fell.", "question": "effect", "choice1": "a", "choice2": "b"},
+        "idx": 3,
+        "premise": "It fell.",
+        "question": "effect",
+        "choice1": "a",
+        "choice2": "b",
         "label": 1,
     },
     "MultiRC": {
@@ -47,11 +51,20 @@ ROWS = {
     },
     "RTE": {"idx": 3, "premise": "a", "hypothesis": "b", "label": "entailment"},
     "WiC": {
-        **{"idx": 3, "word": "run", "sentence1": "I ran.", "sentence2": "He runs it"},
-        **{"start1": 2, "end1": 5, "start2": 3, "end2": 7, "label": False},
+        "idx": 3,
+        "word": "run",
+        "sentence1": "I ran.",
+        "sentence2": "He runs it",
+        "start1": 2,
+        "end1": 5,
+        "start2": 3,
+        "end2": 7,
+        "label": False,
     },
     "WSC": {
-        **{"idx": 3, "text": "Ann's dog barked; she fed it.", "label": True},
+        "idx": 3,
+        "text": "Ann's dog barked; she fed it.",
+        "label": True,
         "target": {"span1_text": "Ann", "span1_index": 0, "span2_text": "she", "span2_index": 3},
     },
 }
@@ -66,7 +79,7 @@ TEXTS = {
     "WSC": ["Ann = she", "*Ann*'s dog barked; *she* fed it."],
 }
 # The place of the label among the classes, of which [SEP], [CLSn], [MASK] are the tokens.
-LABELS = dict(BoolQ=1, CB=2, COPA=1, MultiRC=1, ReCoRD=1, RTE=1, WiC=0, WSC=1)
+LABELS = {"BoolQ": 1, "CB": 2, "COPA": 1, "MultiRC": 1, "ReCoRD": 1, "RTE": 1, "WiC": 0, "WSC": 1}
 FACTS = {
     "MultiRC": {"idx": 4, "passage": 3, "question": 9},
     "ReCoRD": {"idx": 7, "passage": 3, "answers": ["Ann"]},

@@ -80,7 +80,7 @@ def test_pairs_follow_each_other_or_come_from_two_documents(pairs: Pairs) -> Non
             assert label == (IS_NEXT if same else NOT_NEXT)
             assert not same or b[0] == a[-1] + 1
             full = len(a) + len(b) + 3 == TOKENS
-            assert full or a[0] - 4 in begins and b[-1] - 4 + 1 in ends
+            assert full or (a[0] - 4 in begins and b[-1] - 4 + 1 in ends)
             seen.add((a[0], a[-1], label))
     # Cuts and labels are drawn anew each time.
     assert len(seen) > 2 * len(pairs)

@@ -1,5 +1,7 @@
 """Orders, shards and streams: every sample once, whatever the replicas and micro-batches."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -116,7 +118,7 @@ def test_batches_of_like_lengths(count: int, batch: int, seed: int) -> None:
     if count <= POOL * batch and whole:
         # One pool: sorted by length, batch after batch, in any order of the batches.
         ranges = sorted((int(lengths[b].min()), int(lengths[b].max())) for b in whole)
-        assert all(last <= first for (_, last), (first, _) in zip(ranges, ranges[1:]))
+        assert all(last <= first for (_, last), (first, _) in itertools.pairwise(ranges))
     if len(whole) > 20:
         assert [b.tolist() for b in epochs[0]] != [b.tolist() for b in epochs[1]]
         means = [float(lengths[b].mean()) for b in whole]

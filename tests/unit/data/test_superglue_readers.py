@@ -40,7 +40,7 @@ FORMS = {"COPA": "choices", "WiC": "spans", "WSC": "spans"}
 
 @pytest.mark.parametrize("task", EXPECTED)
 def test_superglue(run, corpus, task):
-    name = list(BENCHMARKS[f"superglue/{task}"].files.values())[0]
+    name = next(iter(BENCHMARKS[f"superglue/{task}"].files.values()))
     code, output, folder = run(f"superglue/{task}", {name: lines(SUPERGLUE[task])})
     assert code == 0, output
     data = LabelledSet(folder, "test" if task.startswith("AX") else "train")

@@ -141,7 +141,7 @@ def test_multirc(data):
         whole += all(gold[i] == predicted[i] for i in mine)
     expected = {"f1a": f1_by_hand(gold.tolist(), predicted, 1), "em": whole / len(questions)}
     expected["mean"] = sum(expected.values()) / 2
-    assert list(found)[0] == "mean" and found == pytest.approx(expected)
+    assert next(iter(found)) == "mean" and found == pytest.approx(expected)
 
 
 def official_normalize(text):

@@ -234,7 +234,7 @@ def test_questions_of_equal_odds() -> None:
     golds = {"a": ["x"], "b": ["y"], "c": [], "d": []}
     said = {"a": "x", "b": "y", "c": "z", "d": "z"}
     for order, best in (("abcd", 100.0), ("acbd", 75.0), ("cdab", 50.0)):
-        odds = {question: 1.0 for question in order}
+        odds = dict.fromkeys(order, 1.0)
         found = squad_v2(golds, said, odds, 0.0)
         asked = {q: (golds[q], said[q], 1.0) for q in order}
         wanted = official_sweep({"a": 1, "b": 1, "c": 0, "d": 0}, said, odds, asked)

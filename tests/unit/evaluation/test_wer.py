@@ -1,7 +1,7 @@
 """Word error rates against their definition, and the interval against the normal approximation."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def rate(references: Sequence[str], hypotheses: Sequence[str]) -> float:
     return error_rate(np.array(edits), np.array([word_count(r) for r in references]))
 
 
-@lru_cache(maxsize=None)
+@cache
 def distance(a: tuple[str, ...], b: tuple[str, ...]) -> int:
     """The definition: the last words are equal, or one of the three edits is at the end."""
     if not a or not b:

@@ -15,7 +15,7 @@ def closed_form(depth: int, width: int, channels: int) -> int:
         for block in range(blocks):
             total += 9 * inputs * outputs + 9 * outputs**2 + 2 * inputs + 2 * outputs
             total += (
-                inputs * outputs if inputs != outputs or not block and outputs > 16 * width else 0
+                inputs * outputs if inputs != outputs or (not block and outputs > 16 * width) else 0
             )
             inputs = outputs
     return total + 2 * inputs

@@ -11,8 +11,13 @@ from metaseq_lm.methods.meta_pseudo_label.virtual_steps import Moments, adamw, m
 from metaseq_lm.optim import Optimizer, build_optimizer
 
 OPTIONS = {
-    **{"_name": "adamw", "lr": 0.3, "weight_decay": 0.1, "betas": [0.9, 0.98], "eps": 1e-6},
-    **{"clip_norm": 0.0, "decay_norms_and_biases": True},
+    "_name": "adamw",
+    "lr": 0.3,
+    "weight_decay": 0.1,
+    "betas": [0.9, 0.98],
+    "eps": 1e-6,
+    "clip_norm": 0.0,
+    "decay_norms_and_biases": True,
 }
 SCHEDULE = {"_name": "inverse_sqrt", "warmup_updates": 3}
 SHAPES = [(4, 3), (3,), (2, 2)]

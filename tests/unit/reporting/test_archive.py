@@ -51,7 +51,7 @@ def test_the_table_of_an_archive_is_that_of_its_folders(runs, tmp_path, capsys):
     for a, b in zip(kept, found):
         assert a.series("valid.accuracy") == b.series("valid.accuracy") != ([], [])
         assert a.cost("flops") == b.cost("flops")
-    assert [key for key in kept[0].values] == [
+    assert list(kept[0].values) == [
         key for key in found[0].values if key in archive.portable(found[0])
     ]
 

@@ -12,7 +12,9 @@ from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.settings import chosen_values
 
 TRAINER = {
-    **{"max_update": 400, "valid_split": "mini", "best_checkpoint_metric": "accuracy"},
+    "max_update": 400,
+    "valid_split": "mini",
+    "best_checkpoint_metric": "accuracy",
     "maximize_best_checkpoint_metric": True,
 }
 # (label, task, rate): (validation, test) of seeds 1 and 2; the best by test is another one.

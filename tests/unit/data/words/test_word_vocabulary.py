@@ -20,7 +20,7 @@ from metaseq_lm.data.words.vocabulary import (
 )
 
 
-def vocabulary(words="the cat 0000 (".split(), characters="acThe1", **more):
+def vocabulary(words=("the", "cat", "0000", "("), characters="acThe1", **more):
     return WordVocabulary([*SPECIAL_WORDS, *words], [*SPECIAL_CHARACTERS, *characters], **more)
 
 

@@ -1,8 +1,8 @@
 """Options that contradict each other end in one message with a remedy."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 import pytest
 import torch

@@ -124,7 +124,7 @@ def test_the_outer_step_starts_where_the_update_began(
     """theta_0, moments and schedule are back, bit for bit, when the last step is taken; after it
     they are those of one plain step with that gradient."""
     net, engine = build(clip=0.5)
-    for update, batch in enumerate(batches(earlier, seed=5)):
+    for batch in batches(earlier, seed=5):
         meta_update(engine, loss_of(net), [batch], MetaOptions(0))
     before = state(net, engine)
     seen: list[tuple[dict, list[Tensor]]] = []

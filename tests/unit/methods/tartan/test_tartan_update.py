@@ -336,7 +336,7 @@ def test_a_carried_meta_head_is_fitted_further(topics: Path, tmp_path: Path) -> 
         run = build(topics, tmp_path / str(reset), "tartan_meta", *how)
         name, seen = "heads.meta.out.weight", []
         run.model.heads["meta"].register_forward_pre_hook(
-            lambda *_: seen.append(weights(run)[name])  # noqa: B023
+            lambda *_: seen.append(weights(run)[name])
         )
         ends = [weights(run)[name]]
         starts = []
