@@ -22,10 +22,11 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 @dataclass
 class Counts:
-    """What became of the lines: lines = sequences + blank + skipped + no_tokens.
+    """Counts of lines: lines = sequences + blank + skipped + no_tokens.
 
-    `documents` is known at the end only: as many as sequences unless blank lines end documents.
-    `bad_utf8` counts the lines with invalid bytes, whether replaced or skipped.
+    Attributes:
+        documents: As many as sequences unless blank lines end documents; known at the end only.
+        bad_utf8: The lines with invalid bytes, whether replaced or skipped.
     """
 
     lines: int = 0
@@ -45,11 +46,18 @@ class Counts:
 
 @dataclass
 class Encoded:
-    """The ids of a block end to end and the size of each sequence; or of a piece of one line.
+    """The token ids of a block, or of a piece of one line.
 
-    `breaks` says before which of the sequences there is a blank line or the start of a file, in
-    rising order. For a piece, `text` says whether it has any, `bad` whether it held invalid UTF-8, and `more`
-    whether its line goes on; `counts` is filled for whole lines only.
+    Attributes:
+        values: The ids end to end.
+        sizes: The size of each sequence.
+        read: How many bytes of the files on disk are consumed.
+        counts: Counts of the lines; of whole lines only.
+        piece: Whether it is a piece of a line.
+        continues: Whether the line of the piece goes on in the next block.
+        text: Whether the piece has any text.
+        bad: Whether the piece held invalid UTF-8.
+        breaks: The sequences, in rising order, before which a blank line or the start of a file is.
     """
 
     values: np.ndarray
@@ -57,7 +65,7 @@ class Encoded:
     read: int
     counts: Counts = field(default_factory=Counts)
     piece: bool = False
-    more: bool = False
+    continues: bool = False
     text: bool = False
     bad: bool = False
     breaks: Sequence[int] | np.ndarray = ()
@@ -133,7 +141,7 @@ def _decoded(block: Block, lines: list[bytes]) -> Iterable[str | bytes]:
 
 def _encode_piece(tokenizer: Tokenizer, block: Block) -> Encoded:
     line = block.data
-    if not block.more:
+    if not block.continues:
         line = line.removesuffix(b"\n").removesuffix(b"\r")
     decoded = [block.file.decode(part, block.line) for part in pieces(line)]
     texts = [text for text, _ in decoded]
@@ -142,7 +150,7 @@ def _encode_piece(tokenizer: Tokenizer, block: Block) -> Encoded:
     bad = any(bad for _, bad in decoded)
     breaks = _file_start(block)
     return Encoded(
-        values, sizes, block.read, Counts(), True, block.more, has_text, bad, breaks=breaks
+        values, sizes, block.read, Counts(), True, block.continues, has_text, bad, breaks=breaks
     )
 
 

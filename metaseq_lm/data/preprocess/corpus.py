@@ -222,7 +222,7 @@ class _CountingWriter:
         self._line += frequencies
         self._text |= part.text
         self._bad |= part.bad
-        if part.more:
+        if part.continues:
             return
         tokens, counts = int(self._line.sum()), self.counts
         counts.lines += 1

@@ -61,7 +61,7 @@ class TextFile:
         for block in blocks(self):
             if block.piece:
                 held.append(block.data)
-                if block.more:
+                if block.continues:
                     continue
                 lines, held = [b"".join(held)], []
                 lines[0] = lines[0].removesuffix(b"\n")
@@ -78,10 +78,15 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Block:
-    """Whole lines of a file, or (`piece`) a part of one line too long for a block.
+    """Whole lines of a file, or a piece of one line that is too long for a block.
 
-    `line` is the number (from 1) of the first line in it; `more` says that the line of a piece
-    goes on in the next block. `read` is how many bytes of the file on disk are consumed.
+    Attributes:
+        file: The file.
+        data: The bytes.
+        line: The number, from 1, of the first line in it.
+        read: How many bytes of the file on disk are consumed.
+        piece: Whether it is a piece of a line.
+        continues: Whether the line of the piece goes on in the next block.
     """
 
     file: TextFile
@@ -89,7 +94,7 @@ class Block:
     line: int
     read: int
     piece: bool = False
-    more: bool = False
+    continues: bool = False
 
 
 def check_text_file(path: Path) -> None:
@@ -197,7 +202,7 @@ def blocks(file: TextFile, size: int = BLOCK) -> Iterator[Block]:
         if len(rest) > size + PIECE:
             # The last piece stays: it may not have ended yet.
             ready = sum(map(len, pieces(rest)[:-1]))
-            yield Block(file, rest[:ready], line, read, piece=True, more=True)
+            yield Block(file, rest[:ready], line, read, piece=True, continues=True)
             rest, inside = rest[ready:], True
     if rest or inside:
         yield Block(file, rest, line, read, piece=inside)

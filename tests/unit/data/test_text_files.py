@@ -37,7 +37,7 @@ def test_blocks_are_the_file(tmp_path, monkeypatch, content, size, piece):
     line = 1
     for block in found:
         assert block.line == line
-        assert block.piece or not block.more
+        assert block.piece or not block.continues
         line += block.data.count(b"\n")
         if not block.piece:
             assert block.data.endswith(b"\n") or block is found[-1]
