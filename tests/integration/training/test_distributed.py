@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import battery
@@ -11,11 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from real_runs import Started, on_replicas
 from torch import nn
-from torch.distributed import TCPStore
 
-from metaseq_lm.core.errors import UsageError
-from metaseq_lm.distributed import launcher
+from metaseq_lm.cli import main
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.distributed import launcher, process_group
 from metaseq_lm.distributed.process_group import own_gpu, slurm_environment
 from metaseq_lm.engine.reduction import cut
 from metaseq_lm.optim import owners
@@ -74,48 +73,40 @@ def test_buckets_hold_every_leaf_once_from_the_last() -> None:
     assert cut(leaves) == [[3, 2], [1], [0]]
 
 
-CHECK = """
-import os, torch
-from metaseq_lm.distributed import process_group
-from metaseq_lm.core.errors import MetaseqError
-process_group.initialise("cpu", 60)
-weights = {"a": torch.ones(5), "b": torch.arange(6), "c": torch.zeros(3, dtype=torch.bfloat16)}
-process_group.check_equal(weights, 4)
-if process_group.rank() == 1:
-    weights["b"][2] += 1
-    weights["c"][0] = -0.0
-try:
-    process_group.check_equal(weights, 5)
-except MetaseqError as error:
-    assert "update 5" in str(error) and "b, c" in str(error), error
-    os._exit(7)
-"""
+def check_replicas() -> None:
+    """As one of two replicas, compare weights that are equal, then weights that are not."""
+    process_group.initialise("cpu", 60)
+    weights = {"a": torch.ones(5), "b": torch.arange(6), "c": torch.zeros(3, dtype=torch.bfloat16)}
+    process_group.check_equal(weights, 4)
+    if process_group.rank() == 1:
+        weights["b"][2] += 1
+        weights["c"][0] = -0.0
+    with pytest.raises(MetaseqError, match="update 5.*b, c"):
+        process_group.check_equal(weights, 5)
+    process_group.finish()
 
 
 def test_replicas_that_differ_in_one_bit_are_noticed() -> None:
-    store = TCPStore(launcher.HOST, 0, is_master=True, wait_for_workers=False)
-    group = [
-        subprocess.Popen(
-            [sys.executable, "-c", CHECK],
-            env=launcher.environment_of(rank, 2, store.port),
-            cwd=battery.ROOT,
-        )
-        for rank in range(2)
-    ]
-    assert [process.wait(120) for process in group] == [7, 7]
+    on_replicas(2, check_replicas)
 
 
 @pytest.mark.slow
 def test_bfloat16_on_two_processes(moons: Path, tmp_path: Path) -> None:
-    """The same run in bf16 on one and on two processes: losses agree to bfloat16's rounding."""
+    """The same run in bf16 on one and on two processes: losses agree to bfloat16's rounding.
+
+    The program is started as a user starts it, with two processes.
+    """
     case = [*battery.CASES["masked_lm"][0], *battery.TINY, "criterion=masked_lm"]
     losses = []
     for count in (1, 2):
         save = tmp_path / str(count)
-        command = [sys.executable, "-m", "metaseq_lm", "train", str(moons), "--nproc", str(count)]
-        command += ["--save-dir", str(save), *case, "engine.precision=bf16", "trainer.max_update=8"]
-        done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
-        assert done.returncode == 0, done.stderr
+        arguments = ["train", str(moons), "--nproc", str(count), "--save-dir", str(save), *case]
+        arguments += ["engine.precision=bf16", "trainer.max_update=8"]
+        if count == 1:
+            assert main(arguments) == 0
+        else:
+            started = Started(arguments, tmp_path / "errors", fresh=True)
+            assert started.wait() == 0, started.text()
         lines = [json.loads(line) for line in (save / "log.jsonl").read_text().splitlines()]
         losses.append([line["loss"] for line in lines if line["kind"] == "train"])
         assert json.loads((save / "results.json").read_text())["replicas"] == count

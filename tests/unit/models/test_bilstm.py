@@ -101,6 +101,7 @@ def test_reverse_turns_within_the_lengths() -> None:
 
 
 def test_second_derivatives() -> None:
+    """Along random directions, which a wrong entry changes too."""
     net = encoder()
     tokens = rows(1, 3)
     names = [n for n, _ in net.named_parameters() if "0" in n]
@@ -111,7 +112,7 @@ def test_second_derivatives() -> None:
 
     inputs = [net.get_parameter(n).detach().clone().requires_grad_() for n in names]
     with forward_context.use_context(forward_context.ForwardContext(None, double_backward=True)):
-        assert torch.autograd.gradgradcheck(loss, inputs, atol=1e-6)
+        assert torch.autograd.gradgradcheck(loss, inputs, atol=1e-6, fast_mode=True)
 
 
 def test_dropout_follows_the_rows_and_not_torchs_generator() -> None:
