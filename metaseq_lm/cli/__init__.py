@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
             parser.print_help()
             return UsageError.exit_code
         args.overrides, args.argv = overrides(args.parser, rest), argv
-        return args.run(args)
+        return int(args.run(args))
     except MetaseqError as error:
         if not error.said:
             say(f"metaseq-lm: {error}")

@@ -90,7 +90,7 @@ def report(
     split: str,
     source: dict[str, Any],
     metrics: dict[str, float],
-    rows: Sequence[dict],
+    rows: Sequence[dict[str, Any]],
 ) -> None:
     """Print the metrics of a split; with --out write them, predictions and leaderboard files."""
     from metaseq_lm.core.files import write_atomic
@@ -114,7 +114,7 @@ def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Seq
 
     if args.best is not None:
         paths = best_of(paths, args.best, args.metric)
-    members: dict[str, list[Sequence[dict]]] = {split: [] for split in args.split}
+    members: dict[str, list[Sequence[dict[str, Any]]]] = {split: [] for split in args.split}
     tasks = []
     for path in paths:
         scorer = open_run(str(path), args.data, args.user_dir, overrides)
@@ -130,6 +130,7 @@ def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Seq
     if process_group.rank():
         return 0  # the first replica has all rows
     for split in args.split:
+        assert isinstance(scorer.task, Ensembles), "checked above"
         metrics, rows = scorer.task.ensemble(split, members[split])
         source = {"checkpoints": [str(path) for path in paths]}
         report(args, scorer, split, source, metrics, rows)

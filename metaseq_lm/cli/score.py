@@ -167,7 +167,7 @@ def score_pairs(
     return (json.dumps({"overall": overall, **summary}, indent=1) + "\n").encode(), int(skipped)
 
 
-def accuracy(pairs: Sequence[tuple["Score | None", "Score | None"]]) -> dict:
+def accuracy(pairs: Sequence[tuple["Score | None", "Score | None"]]) -> dict[str, Any]:
     """Return number, ties and accuracy of scored pairs (good, bad), None where none was scored."""
     both = [(good.pll, bad.pll) for good, bad in pairs if good is not None and bad is not None]
     right = sum(good > bad for good, bad in both)

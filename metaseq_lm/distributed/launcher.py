@@ -43,7 +43,7 @@ def run(count: int, arguments: Sequence[str]) -> int:
 
     Signals are passed on to all replicas. Raises MetaseqError naming a replica that was killed.
     """
-    children: list[subprocess.Popen] = []
+    children: list[subprocess.Popen[bytes]] = []
     signals: list[int] = []
 
     def forward(number: int, frame: object) -> None:
@@ -68,7 +68,7 @@ def run(count: int, arguments: Sequence[str]) -> int:
             signal.signal(number, handler)
 
 
-def send(children: Sequence[subprocess.Popen], number: int) -> None:
+def send(children: Sequence[subprocess.Popen[bytes]], number: int) -> None:
     """Send a signal to the children that have not ended."""
     for child in children:
         if child.returncode is None:
@@ -76,7 +76,7 @@ def send(children: Sequence[subprocess.Popen], number: int) -> None:
                 os.kill(child.pid, number)
 
 
-def watch(children: Sequence[subprocess.Popen], signals: Sequence[int]) -> int:
+def watch(children: Sequence[subprocess.Popen[bytes]], signals: Sequence[int]) -> int:
     """Wait for all; when one fails the others get some time, then they are killed.
 
     Returns 0, or the exit code of the first that failed.
@@ -106,7 +106,7 @@ def watch(children: Sequence[subprocess.Popen], signals: Sequence[int]) -> int:
     )
 
 
-def failed(children: Sequence[subprocess.Popen]) -> int | None:
+def failed(children: Sequence[subprocess.Popen[bytes]]) -> int | None:
     """Return the first replica that failed, a killed one first: it explains the others."""
     ended = [r for r, child in enumerate(children) if child.returncode]
     return min(ended, key=lambda r: children[r].returncode > 0, default=None)

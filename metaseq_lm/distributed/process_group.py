@@ -173,10 +173,10 @@ def _who_is_missing(reason: str) -> ReplicaLost:
         store = _store
         store.set(f"waiting/{rank()}", ending)
 
-        def told(r: int) -> bool:
-            return store.check([f"waiting/{r}"]) or store.check([f"failed/{r}"])
+        def reported(r: int) -> bool:
+            return bool(store.check([f"waiting/{r}"]) or store.check([f"failed/{r}"]))
 
-        _wait(lambda: all(map(told, others)), GRACE)
+        _wait(lambda: all(map(reported, others)), GRACE)
         waiting = [r for r in others if store.check([f"waiting/{r}"])]
         failed = [r for r in others if store.check([f"failed/{r}"])]
         # One that waits no longer looks gone to those who waited a little later.
@@ -235,7 +235,7 @@ def gather_objects(value: T) -> list[T]:
     """Return the values of all replicas, in the order of their ranks."""
     if world_size() == 1:
         return [value]
-    everyone: list = [None] * world_size()
+    everyone: list[Any] = [None] * world_size()
     with _together():
         dist.all_gather_object(everyone, value)
     return everyone
@@ -245,7 +245,7 @@ def gather_to_first(value: T) -> list[T]:
     """Return the values of all replicas on the first, [] on the others."""
     if world_size() == 1:
         return [value]
-    everyone: Optional[list] = [None] * world_size() if rank() == 0 else None
+    everyone: Optional[list[Any]] = [None] * world_size() if rank() == 0 else None
     with _together():
         dist.gather_object(value, everyone)
     return everyone or []

@@ -73,7 +73,7 @@ def _shards(index: Path) -> list[str]:
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         data = path.read_bytes()
-        tensors = safetensors.torch.load(data)
+        tensors: dict[str, Tensor] = safetensors.torch.load(data)
         check_header(data)
     except OSError as error:
         raise MetaseqError(f"{path}: {error.strerror}") from error

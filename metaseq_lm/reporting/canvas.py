@@ -57,7 +57,7 @@ def dodge(x: float, i: int, n: int, numbers: Sequence[float], is_log: bool) -> f
     """Return x moved a little, so that the points of n series at one x stand side by side."""
     step = (i - (n - 1) / 2) * min(0.012, 0.06 / max(n, 1))
     if is_log:
-        return x * (max(numbers) / min(numbers)) ** step
+        return float(x * (max(numbers) / min(numbers)) ** step)
     return x + step * ((max(numbers) - min(numbers)) or 1.0)
 
 

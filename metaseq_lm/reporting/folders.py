@@ -156,7 +156,8 @@ def find_start(folder: Path, start: Path) -> Path | None:
 def read_config(path: Path) -> dict[str, Any]:
     """Return config.yaml as nested dicts; raises MetaseqError if it is not a YAML mapping."""
     # Written resolved. References are not followed, since they could lead to a secret.
-    return OmegaConf.to_container(run_folder.read_config(path))  # type: ignore[return-value]
+    content = OmegaConf.to_container(run_folder.read_config(path))
+    return {str(key): value for key, value in dict(content).items()}
 
 
 def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ def checked(costs: Any) -> Costs:
     for row in rows.values():
         if not all(isinstance(row.get(key), (int, float)) for key in KEYS):
             raise ValueError(f"its costs are not {', '.join(KEYS)}")
-    return costs
+    return None if costs is None else rows
 
 
 def total(costs: Costs, source: str | None) -> Optional[dict[str, Any]]:

@@ -73,7 +73,7 @@ class SweepFolder:
                 f"{file}: damaged ({problem}). Delete it and give the 'sweep' command that wrote it "
                 "again: it goes on with the runs that are there"
             )
-        return content
+        return dict(content)
 
     def runs(self) -> list[Run]:
         """Return the runs of the sweep."""

@@ -23,7 +23,7 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.models.inherit import inherited
 from metaseq_lm.tasks import Passes, Scored, Task
-from metaseq_lm.tasks.protocols import Prepares
+from metaseq_lm.tasks.protocols import HasSamples, Prepares
 
 
 @dataclass
@@ -82,7 +82,8 @@ def build_parts(config: DictConfig, dry_run: bool = False) -> Parts:
 def build_task(config: DictConfig) -> Task:
     """Build the configured task; the data folder must be there."""
     check_data_folder(config)
-    return build("task", config.task, config)
+    task: Task = build("task", config.task, config)
+    return task
 
 
 def build_model(task: Task, config: DictConfig, device: str) -> nn.Module:
@@ -142,6 +143,17 @@ def evaluate_split(parts: Parts, split: str) -> Scored:
     return Scored({name: float(value) for name, value in logs.items()}, rows)
 
 
+def sample_texts(parts: Parts) -> list[str]:
+    """Return the task's texts that show what the model does, in evaluation mode; often none."""
+    if not isinstance(parts.task, HasSamples):
+        return []
+    parts.model.eval()
+    with parts.engine.outside_updates():
+        texts = parts.task.samples(parts.engine, parts.model)
+    parts.model.train()
+    return texts
+
+
 def batches_of(parts: Parts, split: str) -> Passes:
     """Return this replica's batches of a split, by stream, read as they are asked for."""
     shard = parts.shard
@@ -157,7 +169,7 @@ def batches_of(parts: Parts, split: str) -> Passes:
 def peak_memory(device: torch.device) -> int:
     """Return the peak memory of this process in bytes: GPU memory on a GPU, resident size on CPU."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated()
+        return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotReady
+from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.streams import Shard, Stream
@@ -103,7 +104,7 @@ class Prefetcher:
             ) from None
 
 
-def sample_numbers(batches: Batches) -> dict[str, list]:
+def sample_numbers(batches: Batches) -> dict[str, list[Any]]:
     """Return the numbers of the samples in an update, by stream."""
     return {
         name: [micro["samples"].tolist() for batch in stream for micro in batch]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -27,7 +28,7 @@ class RestoredRun:
         self.parts, self.config = parts, parts.config
         self.task, self.model, self.engine = parts.task, parts.model, parts.engine
 
-    def score(self, split: str) -> tuple[dict[str, float], list[dict]]:
+    def score(self, split: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Return metrics on a split and, on the first replica, predictions; UsageError for "train"."""
         check_scored(split)
         _ = self.parts.data_fingerprint  # MetaseqError if a file is damaged

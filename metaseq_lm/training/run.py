@@ -101,7 +101,7 @@ class TrainingRun:
         if self.config.trainer.final_splits:
             checkpoint.load_into(self.model, checkpoint.load(best.resolve()).weights, best)
 
-    def score(self, split: str) -> tuple[dict[str, float], list[dict]]:
+    def score(self, split: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Return metrics of the present weights on a split and, on the first replica, predictions."""
         metrics, rows = self.trainer.evaluate(split)
         return metrics, [] if process_group.rank() else list(rows())

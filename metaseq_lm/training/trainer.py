@@ -13,11 +13,10 @@ from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.runs.checkpoint import CheckpointError
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.tasks import Batches, Scored
-from metaseq_lm.tasks.protocols import HasSamples
 from metaseq_lm.training.best_checkpoint import BestCheckpoint
 from metaseq_lm.training.checkpointing import Checkpointer
 from metaseq_lm.training.nonfinite import NonfinitePolicy, check_finite, describe_refusal
-from metaseq_lm.training.parts import Parts, evaluate_split
+from metaseq_lm.training.parts import Parts, evaluate_split, sample_texts
 from metaseq_lm.training.prefetch import Prefetcher, sample_numbers
 from metaseq_lm.training.run_log import RunLog, engine_values
 
@@ -167,7 +166,8 @@ class Trainer:
         self._validated_at = self.update
         self.checkpointer.saved_at = -1  # a checkpoint of this update lacks the validation
         self.log.values("valid", self.update, self.seconds, self.last_valid)
-        self._log_samples()
+        if texts := sample_texts(self.parts):
+            self.log.record("samples", self.update, self.seconds, {"texts": texts})
         self.seconds = time.monotonic() - self._started
         try:
             return self.best.improves(self.last_valid, self.update)
@@ -182,16 +182,6 @@ class Trainer:
 
     def _event(self, message: str, **details: Any) -> None:
         self.log.event(self.update, self.seconds, message, **details)
-
-    def _log_samples(self) -> None:
-        if not isinstance(self.task, HasSamples):
-            return
-        self.model.eval()
-        with self.engine.outside_updates():
-            texts = self.task.samples(self.engine, self.model)
-        self.model.train()
-        if texts:
-            self.log.record("samples", self.update, self.seconds, {"texts": texts})
 
     # ---------------------------------------------------------------- state
 

@@ -154,6 +154,8 @@ def planted(moons: Path, tmp_path: Path) -> tuple[Path, Path]:
         ("train {data} --save-dir {run}5 --config-dir {run}/callbacks trainer.max_update=2", 0),
         ("train {data} --save-dir {run}6 --config-dir {run}/logging trainer.max_update=2", 0),
         ("train {data} --save-dir {run}4 user_dir={run}/../evil_plugin.py", 2),
+        ("train {data} --config-dir {run}/callbacks --print-config", 0),
+        ("train {data} --config-dir {run}/logging --print-config", 0),
         ("sweep {run}/sweep.yaml {data} --out {run}8 --dry-run", 2),
         ("sweep {data} --out {run}8 --dry-run user_dir={run}/../evil_plugin.py", 2),
         ("sweep {data} --out {run}8 --dry-run --config-dir {run}", 2),

@@ -23,7 +23,7 @@ from metaseq_lm.core import config
 
 ROOT = Path(__file__).resolve().parents[2]
 # Sets a value; everything else chooses a config or is for Hydra itself.
-VALUE = re.compile(rf"(?!hydra\b|({'|'.join(config.GROUPS)})=)[a-z_]+(\.[a-z_0-9]+)*=.*")
+VALUE = re.compile(rf"(?!hydra\b|({'|'.join(config.GROUPS)})=)[a-z_]+(\.[a-z_0-9]+)*=.*", re.DOTALL)
 compositions: dict[tuple, DictConfig] = {}
 
 
