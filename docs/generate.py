@@ -32,7 +32,7 @@ API = {
         "Options, names, plug-ins, errors and random numbers.",
         (
             *("core.config", "core.registry", "core.plugins", "core.errors"),
-            *("core.random_streams", "core.forward_context"),
+            "core.random_streams",
         ),
     ),
     "data": ("Data", "Files, tokenizers, corpora, labelled sets, streams.", ("data",)),

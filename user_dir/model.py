@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.models.layers import Embedding, LayerNorm, Linear
-from metaseq_lm.models.transformer.encoder import TransformerConfig, select
-from metaseq_lm.models.transformer.heads import LMHead
+from metaseq_lm.models.transformer.encoder import LMHead, TransformerConfig, select
 
 from .spans import SpanBatch
 

@@ -15,14 +15,15 @@ from typing import Any, Optional, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from metaseq_lm.core import forward_context, random_streams
-from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Batch, Logs, Terms, means, to_python, weighted_loss
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.reduction import Reduction
-from metaseq_lm.engine.term_means import Logs, means, to_python, weighted_loss
 from metaseq_lm.engine.vectors import Vector
+from metaseq_lm.models import layers
 from metaseq_lm.optim import Optimizer
 
 LossFn = Callable[[Any], Terms]  # of a Batch of some kind
@@ -59,6 +60,7 @@ class Engine:
         if shard_optimizer:
             for optimizer in optimizers.values():
                 optimizer.shard()
+        self.replicas = process_group.world_size()
         self.seed = seed
         self.device = torch.device(device)
         self.precision = precision
@@ -105,7 +107,7 @@ class Engine:
         rng_key = self._rng_key(rng_key)
         totals = self._totals(batches)
         logs: Logs = {}
-        reduction = Reduction(wrt) if process_group.world_size() > 1 else None
+        reduction = Reduction(wrt) if self.replicas > 1 else None
         for number, batch in enumerate(batches):
             with self._pass(batch, rng_key, full_precision=full_precision):
                 loss = weighted_loss(self._noted(loss_fn(batch)), totals, logs)
@@ -223,15 +225,16 @@ class Engine:
             self._saved[name] = copied(optimizer.local_state())
         if all(g is None for g in grads):
             return True
-        before = vectors.norm(grads)
-        if not torch.isfinite(before + self._losses):
+        norm = get_total_norm([g for g in grads if g is not None])
+        if not torch.isfinite(norm + self._losses):
             self.norms.pop(name, None)
             self.nonfinite.append(name)
             return False
-        self.norms[name] = before.item()
-        vectors.clip_(grads, before, optimizer.clip_norm)
+        self.norms[name] = norm.item()
         for parameter, grad in zip(optimizer.parameters, grads, strict=True):
             parameter.grad = grad
+        if optimizer.clip_norm:
+            clip_grads_with_norm_(optimizer.parameters, optimizer.clip_norm, norm)
         optimizer.step()
         for parameter in optimizer.parameters:
             parameter.grad = None
@@ -307,14 +310,12 @@ class Engine:
         full_precision: bool = False,
     ) -> Iterator[None]:
         root = random_streams.key(self.seed, "noise", self._update, rng_key)
-        noise = forward_context.Noise(root, batch["rows"], self.device) if "rows" in batch else None
+        noise = layers.Noise(root, batch["rows"], self.device) if "rows" in batch else None
         # Second derivatives and differences of gradients drown in bfloat16's rounding.
         low = self.precision == "bf16" and not (double_backward or full_precision)
         with contextlib.ExitStack() as stack:
             stack.enter_context(
-                forward_context.use_context(
-                    forward_context.ForwardContext(noise, double_backward, self._ahead)
-                )
+                layers.use_context(layers.ForwardContext(noise, double_backward, self._ahead))
             )
             if low:
                 stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
@@ -328,7 +329,7 @@ class Engine:
         for batch in batches:
             for name, size in batch["sizes"].items():
                 totals[name] = totals[name] + size if name in totals else size
-        if process_group.world_size() > 1:
+        if self.replicas > 1:
             for name in sorted(totals):
                 totals[name] = torch.as_tensor(
                     totals[name], dtype=torch.float64, device=self.device
@@ -377,7 +378,7 @@ class Engine:
         self, wrt: Sequence[Tensor], logs: Logs, reduction: Optional[Reduction] = None
     ) -> Vector:
         """Take the gradients of `wrt`, summed over replicas like the logs."""
-        if process_group.world_size() > 1:
+        if self.replicas > 1:
             grads = (reduction or Reduction(wrt)).finish(logs)
         else:
             grads = [p.grad for p in wrt]

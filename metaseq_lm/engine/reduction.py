@@ -8,8 +8,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from metaseq_lm.core.batch import Logs
 from metaseq_lm.distributed import process_group
-from metaseq_lm.engine.term_means import Logs
 from metaseq_lm.engine.vectors import Vector
 
 BUCKET_BYTES = 25 << 20  # of one message; the gradients of a smaller model are one, sent at the end

@@ -48,20 +48,7 @@ def cosine(a: Vector, b: Vector) -> Tensor:
 
 def clip(a: Vector, max_norm: float) -> Vector:
     """Return `a` scaled down to a global norm of at most `max_norm` (0 = never)."""
-    factor = shrinking(norm(a), max_norm)
-    return a if factor is None else scale(a, factor)
-
-
-def clip_(a: Vector, before: Tensor, max_norm: float) -> None:
-    """Scale `a`, whose global norm is `before`, in place as `clip` does: no copy of the vector."""
-    factor = shrinking(before, max_norm)
-    if factor is not None:
-        torch._foreach_mul_([x for x in a if x is not None], factor)
-
-
-def shrinking(norm: Tensor, max_norm: float) -> Optional[Tensor]:
-    """Return the factor that brings a norm down to `max_norm`, None if it is known to be 1."""
     if not max_norm:
-        return None
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    return None if factor.device.type == "cpu" and factor.item() == 1.0 else factor
+        return a
+    factor = (max_norm / (norm(a) + 1e-6)).clamp(max=1.0)
+    return a if factor.device.type == "cpu" and factor.item() == 1.0 else scale(a, factor)

@@ -22,12 +22,14 @@ from metaseq_lm.interop.names import (
     mapping,
 )
 from metaseq_lm.models.transformer.encoder import (
+    BinaryHead,
     Embeddings,
+    LMHead,
+    SentenceHead,
     Stack,
     TransformerConfig,
     TransformerLM,
 )
-from metaseq_lm.models.transformer.heads import BinaryHead, LMHead, SentenceHead
 from metaseq_lm.runs import checkpoint
 
 # Key in manifest.json and state.pt of an imported checkpoint for what exporting it again needs.

@@ -15,14 +15,7 @@ from omegaconf import OmegaConf
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import read_json
 from metaseq_lm.reporting import archive
-from metaseq_lm.reporting.runs import (
-    Run,
-    check_results,
-    flatten,
-    from_here,
-    is_log_line,
-    natural,
-)
+from metaseq_lm.reporting.runs import Run, check_results, flatten, from_here, is_log_line, natural
 from metaseq_lm.runs import folder as run_folder
 
 # Folders below a run that can hold copies of its config, never a run.

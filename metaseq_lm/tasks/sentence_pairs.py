@@ -14,8 +14,7 @@ from metaseq_lm.data.corpus.packing import SEGMENTS
 from metaseq_lm.data.corpus.pairs import Pairs, pair_batch
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.models.transformer.encoder import TransformerLM, initialise
-from metaseq_lm.models.transformer.heads import SentenceHead
+from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM, initialise
 from metaseq_lm.tasks import Task
 from metaseq_lm.tasks.masked_lm import (
     MaskedLMConfig,

@@ -27,7 +27,7 @@ from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine, Logs
-from metaseq_lm.models.transformer.heads import SentenceHead, SpanPairHead
+from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead
 from metaseq_lm.models.transformer.sentence_prediction import SentencePredictor
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.tasks import Passes, Scored, Task, with_epochs

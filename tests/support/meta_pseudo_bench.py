@@ -11,10 +11,11 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core import forward_context, plugins, random_streams
+from metaseq_lm.core import plugins, random_streams
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.models import layers
 from metaseq_lm.tasks import Batches
 from metaseq_lm.training.parts import build_model, build_task
 
@@ -90,10 +91,8 @@ class Bench:
     def replay(self, rows: Any, update: int, draw: Any) -> AbstractContextManager:
         """Enter a pass over `rows` with the random numbers of one of the engine's passes."""
         root = random_streams.key(self.config.seed, "noise", update, draw)
-        noise = forward_context.Noise(root, rows)
-        return forward_context.use_context(
-            forward_context.ForwardContext(noise, double_backward=True)
-        )
+        noise = layers.Noise(root, rows)
+        return layers.use_context(layers.ForwardContext(noise, double_backward=True))
 
     @property
     def copies(self) -> int:

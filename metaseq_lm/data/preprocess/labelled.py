@@ -15,13 +15,7 @@ from metaseq_lm.core.files import full_disk_message
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.labelled.files import Columns, Row, RowReader, Rows, is_json, may_lack_labels
-from metaseq_lm.data.labelled.sets import (
-    WITH_PLACES,
-    input_name,
-    label_name,
-    rows_name,
-    spans_name,
-)
+from metaseq_lm.data.labelled.sets import WITH_PLACES, input_name, label_name, rows_name, spans_name
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,

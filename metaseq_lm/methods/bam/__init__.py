@@ -7,7 +7,4 @@ Read criterion.py (the target, teacher annealing), sampling.py (how often each s
 (outputs of teachers, stored), task.py (the rest).
 """
 
-from metaseq_lm.methods.bam import (
-    criterion,
-    task,
-)
+from metaseq_lm.methods.bam import criterion, task

@@ -17,14 +17,13 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import Term, Terms, WordBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import current_context
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.tagging import WordLabels
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.data.words.vocabulary import REMOVED
 from metaseq_lm.methods.cvt.model import PARSING, TAGGING, auxiliaries
 from metaseq_lm.methods.cvt.perturbation import adversarial_direction, gaussian, unit
-from metaseq_lm.models.layers import full_precision
+from metaseq_lm.models.layers import current_context, full_precision
 from metaseq_lm.models.words.parsing_heads import ParsingModule
 from metaseq_lm.models.words.prediction_modules import PRIMARY, next_to
 from metaseq_lm.models.words.views import Views, ViewsEncoder

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.forward_context import current_context
+from metaseq_lm.models.layers import current_context
 
 
 def unit(x: Tensor) -> Tensor:

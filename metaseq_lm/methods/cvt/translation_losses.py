@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import current_context
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.criterions.translation import Translation
 from metaseq_lm.data.parallel.rows import TranslationBatch
 from metaseq_lm.data.parallel.sets import UNLABELLED
+from metaseq_lm.models.layers import current_context
 from metaseq_lm.models.seq2seq.lstm_encoder_decoder import PRIMARY, LSTMEncoderDecoder
 from metaseq_lm.models.words.word_model import dropout_at
 

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch, number_of
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import current_context
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
@@ -33,7 +32,7 @@ from metaseq_lm.methods.electra.noise import (
     replaced,
     sample,
 )
-from metaseq_lm.models.layers import full_precision
+from metaseq_lm.models.layers import current_context, full_precision
 from metaseq_lm.models.transformer.encoder import select
 
 

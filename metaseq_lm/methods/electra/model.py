@@ -20,8 +20,13 @@ from metaseq_lm.core.registry import register_model
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.noise import FixedNoise, MaskedGenerator, TwoTowers
 from metaseq_lm.models.layers import Linear
-from metaseq_lm.models.transformer.encoder import Encoder, TransformerConfig, initialise
-from metaseq_lm.models.transformer.heads import BinaryHead, LMHead
+from metaseq_lm.models.transformer.encoder import (
+    BinaryHead,
+    Encoder,
+    LMHead,
+    TransformerConfig,
+    initialise,
+)
 
 NOISES = ("mlm", "two_tower", "unigram", "uniform")
 SHARING = ("embeddings", "none", "all")

@@ -13,18 +13,17 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import current_context
 from metaseq_lm.methods.electra.data import ElectraBatch
-from metaseq_lm.models.layers import full_precision
+from metaseq_lm.models.layers import current_context, full_precision
 from metaseq_lm.models.transformer.encoder import (
     Embeddings,
     Encoder,
+    LMHead,
     Stack,
     TransformerConfig,
     attention_mask,
     select,
 )
-from metaseq_lm.models.transformer.heads import LMHead
 
 
 class MaskedGenerator(nn.Module):

@@ -30,8 +30,7 @@ from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Engine, Logs
 from metaseq_lm.methods.electra.wnli_rows import CandidateBatch, CandidateRows
-from metaseq_lm.models.transformer.encoder import Encoder, TransformerConfig, initialise
-from metaseq_lm.models.transformer.heads import BinaryHead
+from metaseq_lm.models.transformer.encoder import BinaryHead, Encoder, TransformerConfig, initialise
 from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
 from metaseq_lm.tasks.finetuning import (
     Outputs,

@@ -5,7 +5,4 @@
 Read update.py (the order of an update), task.py (on what), criterion.py and model.py (labelled sets).
 """
 
-from metaseq_lm.methods.meta_pretrain import (
-    criterion,
-    task,
-)
+from metaseq_lm.methods.meta_pretrain import criterion, task

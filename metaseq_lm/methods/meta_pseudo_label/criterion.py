@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Batch, Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import current_context
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import copy_sums, labelled_terms
 from metaseq_lm.engine import vectors
 from metaseq_lm.methods.meta_pseudo_label.fused import cross_entropy, soft_cross_entropy
 from metaseq_lm.methods.meta_pseudo_label.virtual_steps import decoupled_decay
+from metaseq_lm.models.layers import current_context
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer
 

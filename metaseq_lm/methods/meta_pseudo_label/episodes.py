@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.core.checks import check_choice, check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
@@ -27,7 +27,6 @@ from metaseq_lm.data.corpus.rows import Corpus, padding_of
 from metaseq_lm.data.labelled.token_labels import STRIDE, TokenLabels
 from metaseq_lm.data.streams import Shard, draw_below, noise_rows, tensors
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.engine.term_means import Logs
 from metaseq_lm.tasks.finetuning import different_sets
 
 # x, lengths, positions of the targets, targets (-1 = none): the common format of a labelled row.

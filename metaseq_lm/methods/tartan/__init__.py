@@ -9,7 +9,4 @@ Read criterion.py (options, losses, similarity), data.py, update.py (the order o
 (text) and vision.py (images).
 """
 
-from metaseq_lm.methods.tartan import (
-    task,
-    vision,
-)
+from metaseq_lm.methods.tartan import task, vision

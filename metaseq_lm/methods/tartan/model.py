@@ -15,8 +15,7 @@ from metaseq_lm.core.batch import ImageBatch
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.methods.tartan.data import StateBatch, TaskBatch
 from metaseq_lm.models.layers import Dropout, full_precision
-from metaseq_lm.models.transformer.encoder import TransformerLM
-from metaseq_lm.models.transformer.heads import SentenceHead
+from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM
 from metaseq_lm.tasks.finetuning import encoder_sizes
 
 LM = "lm"

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from metaseq_lm.core import forward_context, random_streams
-from metaseq_lm.core.forward_context import Noise
+from metaseq_lm.core import random_streams
 from metaseq_lm.core.random_streams import GOLDEN
+from metaseq_lm.models import layers
+from metaseq_lm.models.layers import Noise
 
 MASK = (1 << 64) - 1
 
@@ -35,9 +36,7 @@ def test_words_are_splitmix64_in_numpy_and_torch(keys: list[int], start: int) ->
     wanted = [[reference_word(key, start + i) for i in range(7)] for key in keys]
     assert random_streams.words(array, start, 7).tolist() == wanted
     tensor = torch.from_numpy(array.view(np.int64))
-    assert (
-        forward_context._torch_words(tensor, start, 7).numpy().view(np.uint64)
-    ).tolist() == wanted
+    assert (layers._torch_words(tensor, start, 7).numpy().view(np.uint64)).tolist() == wanted
 
 
 def test_published_numbers() -> None:
@@ -235,12 +234,12 @@ def test_generator() -> None:
 
 
 def test_the_current_pass() -> None:
-    outer, inner = forward_context.ForwardContext(), forward_context.ForwardContext(None, True)
-    default = forward_context.current_context()
+    outer, inner = layers.ForwardContext(), layers.ForwardContext(None, True)
+    default = layers.current_context()
     assert default.noise is None and not default.double_backward
-    with forward_context.use_context(outer):
-        with pytest.raises(RuntimeError), forward_context.use_context(inner):
-            assert forward_context.current_context() is inner
+    with layers.use_context(outer):
+        with pytest.raises(RuntimeError), layers.use_context(inner):
+            assert layers.current_context() is inner
             raise RuntimeError
-        assert forward_context.current_context() is outer
-    assert forward_context.current_context() is default
+        assert layers.current_context() is outer
+    assert layers.current_context() is default

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core import forward_context
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.models import layers
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig, BiLSTMLM, reverse
 
 SIZES = BiLSTMConfig(encoder_layers=2, encoder_embed_dim=4, encoder_hidden_dim=6, dropout=0.0)
@@ -49,10 +49,10 @@ def test_it_is_torchs_lstm_with_a_residual() -> None:
     ahead, back = net.states(tokens, padding)
     for number, length in enumerate((5, 2, 7)):
         x = net.tokens(tokens[number : number + 1, :length])
-        for found, layers, turned in ((ahead, net.ahead, False), (back, net.back, True)):
+        for found, stack, turned in ((ahead, net.ahead, False), (back, net.back, True)):
             start = x.flip(1) if turned else x
-            first = layers[0](start)[0]
-            second = layers[1](first)[0] + first
+            first = stack[0](start)[0]
+            second = stack[1](first)[0] + first
             for wanted, states in zip((start, first, second), found):
                 wanted = wanted.flip(1) if turned else wanted
                 assert (states[number, :length] - wanted[0]).abs().max() < 1e-15
@@ -111,7 +111,7 @@ def test_second_derivatives() -> None:
         return torch.func.functional_call(net, named, (tokens,)).pow(2).sum()
 
     inputs = [net.get_parameter(n).detach().clone().requires_grad_() for n in names]
-    with forward_context.use_context(forward_context.ForwardContext(None, double_backward=True)):
+    with layers.use_context(layers.ForwardContext(None, double_backward=True)):
         assert torch.autograd.gradgradcheck(loss, inputs, atol=1e-6, fast_mode=True)
 
 
@@ -120,9 +120,7 @@ def test_dropout_follows_the_rows_and_not_torchs_generator() -> None:
     keys = torch.arange(3).numpy()
 
     def run(chosen: slice) -> Tensor:
-        with forward_context.use_context(
-            forward_context.ForwardContext(forward_context.Noise(7, keys[chosen]))
-        ):
+        with layers.use_context(layers.ForwardContext(layers.Noise(7, keys[chosen]))):
             return net(tokens[chosen])
 
     before = torch.random.get_rng_state()

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from metaseq_lm.core import forward_context
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.models import layers
 from metaseq_lm.models.layers import Dropout, Embedding, LayerNorm, Linear, SelfAttention
 
 COPIES, BATCH, LENGTH, WIDTH = 3, 2, 5, 8
@@ -21,8 +21,8 @@ def fixed() -> None:
     torch.manual_seed(0)
 
 
-def double_backward() -> forward_context.ForwardContext:
-    return forward_context.ForwardContext(None, double_backward=True)
+def double_backward() -> layers.ForwardContext:
+    return layers.ForwardContext(None, double_backward=True)
 
 
 def stacked(module: nn.Module) -> dict[str, Tensor]:
@@ -50,7 +50,7 @@ def compare(module: nn.Module, inputs: list[Tensor], rest: tuple = ()) -> None:
     module = module.double()
     parameters = stacked(module)
     leaves = [*parameters.values(), *[i for i in inputs if i.requires_grad]]
-    with forward_context.use_context(double_backward()):
+    with layers.use_context(double_backward()):
         at_once = functional_call(module, parameters, (*inputs, *rest))
         loop = torch.stack(
             [
@@ -148,7 +148,7 @@ def test_attention_copies(mask: Tensor | None) -> None:
     module = SelfAttention(WIDTH, 2, 0.0).double()
     parameters = stacked(module)
     x = hidden()
-    with forward_context.use_context(double_backward()):
+    with layers.use_context(double_backward()):
         at_once = functional_call(module, parameters, (x, mask))
         loop = torch.stack(
             [
@@ -170,8 +170,8 @@ def test_fused_and_explicit_attention_agree(mask: Tensor | None) -> None:
     module = SelfAttention(WIDTH, 2, 0.0).double()
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64).requires_grad_()
     found = []
-    for this in (forward_context.ForwardContext(), double_backward()):
-        with forward_context.use_context(this):
+    for this in (layers.ForwardContext(), double_backward()):
+        with layers.use_context(this):
             output = module(x, mask)
         found.append(
             (output, *torch.autograd.grad(output.square().sum(), [x, *module.parameters()]))
@@ -196,12 +196,12 @@ def naive_attention(module: SelfAttention, x: Tensor, mask: Tensor | None) -> Te
     return module.out_proj(out)
 
 
-@pytest.mark.parametrize("this", [forward_context.ForwardContext, double_backward])
+@pytest.mark.parametrize("this", [layers.ForwardContext, double_backward])
 @pytest.mark.parametrize("mask", [None, mask_of(5, 3)])
 def test_attention_written_out(mask: Tensor | None, this: Callable) -> None:
     module = SelfAttention(WIDTH, 2, 0.0).double()
     x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)
-    with torch.no_grad(), forward_context.use_context(this()):
+    with torch.no_grad(), layers.use_context(this()):
         torch.testing.assert_close(module(x, mask), naive_attention(module, x, mask))
 
 
@@ -217,14 +217,14 @@ def test_the_fused_kernel_is_used_where_it_can_be(monkeypatch: pytest.MonkeyPatc
     x = torch.randn(BATCH, LENGTH, WIDTH)
     dropping, plain = SelfAttention(WIDTH, 2, 0.1), SelfAttention(WIDTH, 2, 0.0)
     for module, training, this, wanted in (
-        (plain, True, forward_context.ForwardContext(), 1),
-        (dropping, True, forward_context.ForwardContext(), 0),
-        (dropping, False, forward_context.ForwardContext(), 1),
+        (plain, True, layers.ForwardContext(), 1),
+        (dropping, True, layers.ForwardContext(), 0),
+        (dropping, False, layers.ForwardContext(), 1),
         (plain, True, double_backward(), 0),
         (plain, False, double_backward(), 0),
     ):
         calls.clear()
-        with forward_context.use_context(this):
+        with layers.use_context(this):
             module.train(training)(x, None)
         assert len(calls) == wanted
 
@@ -252,8 +252,8 @@ def test_fused_attention_of_a_cpu_is_in_full_precision(monkeypatch: pytest.Monke
 def test_dropout() -> None:
     x = torch.ones(4, 1000)
     layer = Dropout(0.25)
-    noise = forward_context.Noise(9, torch.arange(4).numpy())
-    with forward_context.use_context(forward_context.ForwardContext(noise)):
+    noise = layers.Noise(9, torch.arange(4).numpy())
+    with layers.use_context(layers.ForwardContext(noise)):
         one, other = layer(x), layer(x)
     assert one.unique().tolist() == pytest.approx([0.0, 4 / 3])
     assert abs((one == 0).double().mean() - 0.25) < 0.03

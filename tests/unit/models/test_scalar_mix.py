@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from test_word_encoders import CHARACTERS, KINDS, LSTM, TRANSFORMER, WORDS, rows
 
-from metaseq_lm.core import forward_context
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
 from metaseq_lm.models.layers import ScalarMix
 from metaseq_lm.models.words.cnn_bilstm import CNNBiLSTM
@@ -42,9 +41,7 @@ def test_dropout_belongs_to_the_rows() -> None:
     mix, layers = ScalarMix(2, 6, 0.5).train(), [torch.ones(4, 3, 6)] * 2
 
     def run(chosen: slice) -> torch.Tensor:
-        with forward_context.use_context(
-            forward_context.ForwardContext(forward_context.Noise(7, np.arange(4)[chosen]))
-        ):
+        with layers.use_context(layers.ForwardContext(layers.Noise(7, np.arange(4)[chosen]))):
             return mix([states[chosen] for states in layers])
 
     whole = run(slice(None))

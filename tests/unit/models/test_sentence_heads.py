@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from metaseq_lm.criterions.sentence_prediction import SentencePrediction, SentencePredictionConfig
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch
-from metaseq_lm.models.transformer.encoder import TransformerConfig
-from metaseq_lm.models.transformer.heads import SentenceHead, SpanPairHead
+from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead, TransformerConfig
 from metaseq_lm.models.transformer.sentence_prediction import SentencePredictor
 
 WIDTH = 4

@@ -11,13 +11,13 @@ from omegaconf import DictConfig
 
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.forward_context import ForwardContext, Noise, use_context
 from metaseq_lm.core.random_streams import key
 from metaseq_lm.data.images import moved
 from metaseq_lm.data.streams import Shard, mean_over_first
 from metaseq_lm.methods.cvt.perturbation import gaussian
 from metaseq_lm.methods.cvt.vision import balanced
 from metaseq_lm.methods.cvt.vision_losses import PLACES, UNLABELLED, PlaceHeads, divergence
+from metaseq_lm.models.layers import ForwardContext, Noise, use_context
 from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.run import TrainingRun
