@@ -232,7 +232,7 @@ def to_python(value: Any) -> Any:
     return [to_python(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def means(replicas: list) -> Logs:
+def means(replicas: list[Any]) -> Logs:
     """Return the means of the terms that the replicas' `evaluate` summed, and the weighted "loss"."""
     sums: dict[str, Any] = {}
     sizes: dict[str, Any] = {}

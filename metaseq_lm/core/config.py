@@ -197,7 +197,7 @@ def options_with(key: str, config: DictConfig | None = None) -> dict[str, Any]:
     }
 
 
-def typed_options(group: str, node: Mapping) -> Any:
+def typed_options(group: str, node: Mapping[str, Any]) -> Any:
     """Return a group's node as an instance of the dataclass of what it names.
 
     Raises UsageError for a name that is not registered, or a value out of range.
@@ -211,7 +211,7 @@ def typed_options(group: str, node: Mapping) -> Any:
     return options
 
 
-def build(group: str, node: Mapping, *args: Any, **kwargs: Any) -> Any:
+def build(group: str, node: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
     """Build what a group's node names from its options and further arguments."""
     return ALL[group].build(node["_name"], typed_options(group, node), *args, **kwargs)
 
@@ -458,7 +458,7 @@ def dotted(node: DictConfig, prefix: str = "") -> list[str]:
     """Return the dotted names of all values below `node`."""
     keys: list[str] = []
     for key in node:
-        value = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index,call-overload]
+        value = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index]
         name = prefix + str(key)
         keys += dotted(node[key], name + ".") if isinstance(value, dict) else [name]
     return keys

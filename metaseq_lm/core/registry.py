@@ -100,14 +100,14 @@ def failed_plugins() -> str:
     return " These plug-ins failed to import: " + "; ".join(f"{k} ({v})" for k, v in FAILED.items())
 
 
-TASKS: Registry = Registry("task")
-CRITERIONS: Registry = Registry("criterion")
-MODELS: Registry = Registry("model")
-OPTIMIZERS: Registry = Registry("optimizer")
-SCHEDULES: Registry = Registry("schedule")
-TOKENIZERS: Registry = Registry("tokenizer")
+TASKS: Registry[Any] = Registry("task")
+CRITERIONS: Registry[Any] = Registry("criterion")
+MODELS: Registry[Any] = Registry("model")
+OPTIMIZERS: Registry[Any] = Registry("optimizer")
+SCHEDULES: Registry[Any] = Registry("schedule")
+TOKENIZERS: Registry[Any] = Registry("tokenizer")
 
-ALL: dict[str, Registry] = {
+ALL: dict[str, Registry[Any]] = {
     r.kind: r for r in (TASKS, CRITERIONS, MODELS, OPTIMIZERS, SCHEDULES, TOKENIZERS)
 }
 

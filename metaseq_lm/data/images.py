@@ -126,7 +126,7 @@ def save_images(
         part.check(split)
         arrays |= {f"{split}_images": part.images, f"{split}_labels": part.labels}
     content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **arrays)  # type: ignore[arg-type]
+    np.savez(content, allow_pickle=False, **arrays)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / FILE, content.getvalue())
     sizes = {split: {"rows": len(part)} for split, part in splits.items()}

@@ -69,7 +69,7 @@ class Engine:
         self.loss_terms: set[str] = set()  # parts of a loss: lower is better
         self._update = 0
         self._calls = 0
-        self._saved: dict[str, Optional[dict]] = {}
+        self._saved: dict[str, Optional[dict[str, Any]]] = {}
         self._losses: Any = 0.0  # of this update, and what must be finite too: then their sum is
         self._ahead = 0  # random words the last pass took
 
@@ -174,7 +174,7 @@ class Engine:
         Unlike in an update the batches may come from an iterator, and a replica may have none.
         """
         rng_key = self._rng_key(rng_key)
-        parts: dict[str, list] = {}  # term: [sum, name of its size or None, weight]
+        parts: dict[str, list[Any]] = {}  # term: [sum, name of its size or None, weight]
         sizes: dict[str, Any] = {}
         for batch in batches:
             with self._pass(batch, rng_key):

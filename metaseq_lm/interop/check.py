@@ -58,7 +58,7 @@ def library() -> Any:
     return transformers
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def largest_difference(
     part: Part, net: nn.Module, other: nn.Module, vocabulary: Vocabulary
 ) -> float:

@@ -135,7 +135,7 @@ def projected_lstm(width: int, cells: int, inputs: int = 0) -> nn.LSTM:
     return lstm
 
 
-def differentiable() -> contextlib.AbstractContextManager:
+def differentiable() -> contextlib.AbstractContextManager[None]:
     """Return a context without cuDNN where second derivatives are wanted, which it does not have."""
     if current_context().double_backward:
         return torch.backends.cudnn.flags(enabled=False)

@@ -210,7 +210,7 @@ class Noise:
         self.position = 0  # in words
         self._block: tuple[int, int] = (0, 0)
         self._lanes: Tensor | None = None
-        self._masks: dict[tuple, Tensor] = {}
+        self._masks: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def _take(self, shape: Sequence[int], per_word: int) -> tuple[int, int]:
         """Return (numbers, words) that a tensor of `shape` needs from each row."""

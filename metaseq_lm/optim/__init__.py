@@ -141,24 +141,26 @@ def parameter_groups(
     weight_decay: float,
     decay_norms_and_biases: bool,
     rates: Mapping[str, float] | None = None,
-) -> list[dict]:
+) -> list[dict[str, Any]]:
     """Split parameters into groups of one weight decay and one rate each.
 
     Vectors (norms, biases) may be spared the decay; `rates` are the rates of the parameters by
     name, without them the groups have none of their own.
     """
-    groups: dict[tuple[float, bool], dict] = {}  # by rate, and whether spared
+    groups: dict[tuple[float, bool], dict[str, Any]] = {}  # by rate, and whether spared
     for name, p in named:
         spared = not (decay_norms_and_biases or p.dim() > 1)
         rate = rates[name] if rates else 0.0
-        group: dict = {"params": [], "weight_decay": 0.0 if spared else weight_decay}
+        group: dict[str, Any] = {"params": [], "weight_decay": 0.0 if spared else weight_decay}
         group |= {"lr": rate} if rates else {}
         groups.setdefault((rate, spared), group)["params"].append(p)
     return [groups[key] for key in sorted(groups, key=lambda key: (-key[0], key[1]))]
 
 
 def build_optimizer(
-    parameters: Iterable[tuple[str, nn.Parameter]], optimizer: Mapping, schedule: Mapping
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    optimizer: Mapping[str, Any],
+    schedule: Mapping[str, Any],
 ) -> Optimizer:
     """Build an optimizer with its schedule from the config nodes `optimizer` and `schedule`.
 

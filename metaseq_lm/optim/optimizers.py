@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,7 +62,7 @@ def both(betas: list[float]) -> tuple[float, float]:
 
 
 @register_optimizer("adamw", dataclass=AdamConfig)
-def adamw(config: AdamConfig, groups: Iterable[dict]) -> torch.optim.Optimizer:
+def adamw(config: AdamConfig, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), torch's fused kernel."""
     return torch.optim.AdamW(
         groups, lr=config.lr, betas=both(config.betas), eps=config.eps, fused=True
@@ -76,7 +77,7 @@ class UncorrectedAdam(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable,
+        params: Iterable[dict[str, Any]],
         lr: float,
         betas: tuple[float, float],
         eps: float,
@@ -94,7 +95,7 @@ class UncorrectedAdam(torch.optim.Optimizer):
             if params:
                 self._step(params, group)
 
-    def _step(self, params: list[Tensor], group: dict) -> None:
+    def _step(self, params: list[Tensor], group: dict[str, Any]) -> None:
         for p in params:
             if not self.state[p]:
                 self.state[p] = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
@@ -112,7 +113,7 @@ class UncorrectedAdam(torch.optim.Optimizer):
 
 
 @register_optimizer("adam_uncorrected", dataclass=AdamConfig)
-def adam_uncorrected(config: AdamConfig, groups: Iterable[dict]) -> torch.optim.Optimizer:
+def adam_uncorrected(config: AdamConfig, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
     """Adam without bias correction, decoupled decay (the BERT and ELECTRA optimizer)."""
     return UncorrectedAdam(groups, lr=config.lr, betas=both(config.betas), eps=config.eps)
 
@@ -134,6 +135,6 @@ class FusedSGD(torch.optim.SGD):
 
 
 @register_optimizer("sgd", dataclass=SGDConfig)
-def sgd(config: SGDConfig, groups: Iterable[dict]) -> torch.optim.Optimizer:
+def sgd(config: SGDConfig, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
     """Stochastic gradient descent, v <- momentum v + g, p <- p - lr v, torch's fused kernel."""
     return FusedSGD(groups, lr=config.lr, momentum=config.momentum, fused=True)

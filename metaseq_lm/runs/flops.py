@@ -52,7 +52,7 @@ LSTMS = {
 }
 
 
-class Counter(TorchDispatchMode):  # type: ignore[misc]
+class Counter(TorchDispatchMode):
     """Adds up the FLOPs of operations by the rules of torch's FlopCounterMode.
 
     FlopCounterMode tries to decompose every operation and tracks the module that it is for, which takes a fifth of

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from omegaconf import II, DictConfig
 from torch import nn
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS, SCHEDULES, TASKS
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.data.streams import Stream
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.optim import Optimizer, build_optimizer
 
 # What one update gets: per stream a list of global batches, each a list of micro-batches.
@@ -32,7 +32,7 @@ class Scored(NamedTuple):
     """
 
     metrics: Logs
-    rows: Callable[[], Sequence[dict]] = tuple
+    rows: Callable[[], Sequence[dict[str, Any]]] = tuple
 
 
 class Task:

@@ -13,14 +13,14 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.batch import Batch, Logs, Terms
 from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import MODELS
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.distributed import process_group
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation import classification
 from metaseq_lm.evaluation.ensemble import mean_scores
 from metaseq_lm.models.bilstm import BiLSTMConfig
@@ -169,7 +169,7 @@ def judged(
     return logs, [item for part in process_group.gather_objects(found) for item in part]
 
 
-def chosen_rows(data: Labels, samples: Sequence[int]) -> list[dict] | None:
+def chosen_rows(data: Labels, samples: Sequence[int]) -> list[dict[str, Any]] | None:
     """Return what scorers need of some rows, None if the set has nothing of the kind."""
     return None if data.rows is None else [data.rows[sample] for sample in samples]
 
@@ -245,7 +245,7 @@ def labelled_scores(
     return labelled_split(data, found, logs)
 
 
-def prediction_rows(data: Labels, found: Outputs) -> list[dict]:
+def prediction_rows(data: Labels, found: Outputs) -> list[dict[str, Any]]:
     """Return "index", "gold", "predicted" and "scores" of samples with their outputs.
 
     Labels are names, "gold" None where the split has none; scores are the probabilities of the
@@ -262,7 +262,7 @@ def prediction_rows(data: Labels, found: Outputs) -> list[dict]:
     return rows
 
 
-def leaderboard_files(data: Labels, split: str, rows: Sequence[dict]) -> dict[str, str]:
+def leaderboard_files(data: Labels, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the file that the benchmark's leaderboard wants for a test or diagnostic split.
 
     `rows` are those of `prediction_rows`; there is no file for other sets and splits.
@@ -280,7 +280,9 @@ def leaderboard_files(data: Labels, split: str, rows: Sequence[dict]) -> dict[st
     return {name: text}
 
 
-def ensemble_of(data: Labels, members: Sequence[Sequence[dict]]) -> tuple[Logs, Sequence[dict]]:
+def ensemble_of(
+    data: Labels, members: Sequence[Sequence[dict[str, Any]]]
+) -> tuple[Logs, Sequence[dict[str, Any]]]:
     """Return metrics and predictions of the mean of the runs' probabilities (or real values)."""
     samples, scores = mean_scores(members)
     metrics = {} if data.labels is None else labelled_metrics(data, samples, scores)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import ScoredBatch
+from metaseq_lm.core.batch import Logs, ScoredBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS
 from metaseq_lm.data.storage.manifest import HERE, labels_in, sets_named
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.runs.lineage_cost import Costs
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class PricedByRule(Protocol):
 class Submits(Protocol):
     """Writes the files that a leaderboard takes."""
 
-    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+    def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return the files, name to text, made of the predictions of a whole split."""
 
 
@@ -75,8 +75,8 @@ class Ensembles(Protocol):
     """Combines the predictions of several runs."""
 
     def ensemble(
-        self, split: str, members: Sequence[Sequence[dict]]
-    ) -> tuple[Logs, Sequence[dict]]:
+        self, split: str, members: Sequence[Sequence[dict[str, Any]]]
+    ) -> tuple[Logs, Sequence[dict[str, Any]]]:
         """Return metrics and predictions of the runs together, given the predictions of each."""
 
 
@@ -147,7 +147,7 @@ def facts_of(task: Task) -> dict[str, Any]:
     return {"labels": labels_in(task.data, names)}
 
 
-def submissions_of(task: Task, split: str, rows: Sequence[dict]) -> dict[str, str]:
+def submissions_of(task: Task, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the leaderboard files of a task, by default none."""
     return task.submissions(split, rows) if isinstance(task, Submits) else {}
 

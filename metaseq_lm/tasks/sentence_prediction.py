@@ -15,7 +15,7 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Terms
+from metaseq_lm.core.batch import Logs, Terms
 from metaseq_lm.core.checks import check_heads
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError
@@ -26,7 +26,7 @@ from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead
 from metaseq_lm.models.transformer.sentence_prediction import SentencePredictor
 from metaseq_lm.runs import checkpoint
@@ -165,13 +165,13 @@ class SentencePredictionTask(Task):
 
         return labelled_scores(engine, self.labelled(split).data, batches, scored)
 
-    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+    def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return the file that the benchmark's leaderboard wants for a test or diagnostic split."""
         return leaderboard_files(self.labelled(split).data, split, rows)
 
     def ensemble(
-        self, split: str, members: Sequence[Sequence[dict]]
-    ) -> tuple[Logs, Sequence[dict]]:
+        self, split: str, members: Sequence[Sequence[dict[str, Any]]]
+    ) -> tuple[Logs, Sequence[dict[str, Any]]]:
         """Return metrics and predictions of the mean of the runs' probabilities (or real values)."""
         return ensemble_of(self.labelled(split).data, members)
 

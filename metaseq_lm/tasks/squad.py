@@ -18,7 +18,7 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Terms
+from metaseq_lm.core.batch import Logs, Terms
 from metaseq_lm.core.checks import check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
@@ -29,7 +29,7 @@ from metaseq_lm.data.squad.windows import AnswerBatch, SquadWindows, WindowOptio
 from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.ensemble import mean_answers
 from metaseq_lm.evaluation.spans import Answers, WindowAnswers, merged, window_texts
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
@@ -127,14 +127,14 @@ class SquadTask(Task):
         logs, found = judged(engine, batches, judge)
         answers = self._together(split, found)
 
-        def rows() -> list[dict]:
+        def rows() -> list[dict[str, Any]]:
             return [self._row(split, question, best) for question, best in sorted(answers.items())]
 
         return Scored(self._scores(split, answers) | logs, rows)
 
     def ensemble(
-        self, split: str, members: Sequence[Sequence[dict]]
-    ) -> tuple[Logs, Sequence[dict]]:
+        self, split: str, members: Sequence[Sequence[dict[str, Any]]]
+    ) -> tuple[Logs, Sequence[dict[str, Any]]]:
         """Return official scores and rows of the mean of the runs' probabilities: `mean_answers`."""
         rows = mean_answers(members, self.config.n_best)
         rows = [row | {"predicted": self._predicted(split, row)} for row in rows]
@@ -142,7 +142,7 @@ class SquadTask(Task):
         odds = {row["id"]: row["null_odds"] for row in rows}
         return self._official(split, texts, odds), rows
 
-    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+    def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return the files of the leaderboard by id: texts, odds of no answer, and n-best lists."""
         files = {
             "predictions": {row["id"]: row["predicted"] for row in rows},

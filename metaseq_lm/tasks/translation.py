@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -171,14 +172,14 @@ class TranslationTask(Task):
         gold = [references[number] for number, _ in translated]
         score = corpus_bleu(gold, [text for _, text in translated], self.config.bleu_tokenizer)
 
-        def rows() -> list[dict]:
+        def rows() -> list[dict[str, Any]]:
             return [
                 {"index": n, "gold": references[n], "predicted": text} for n, text in translated
             ]
 
         return Scored({"bleu": score, **logs}, rows)
 
-    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+    def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return the translations as plain lines, in the order of the source."""
         ordered = sorted(rows, key=lambda row: row["index"])
         return {f"translations.{split}.txt": "".join(row["predicted"] + "\n" for row in ordered)}

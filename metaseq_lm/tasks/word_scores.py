@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from metaseq_lm.core.batch import WordBatch
+from metaseq_lm.core.batch import Logs, WordBatch
 from metaseq_lm.data.words.conllu import conllu_text
 from metaseq_lm.data.words.sets import TREES, WordSet
 from metaseq_lm.data.words.tags import bio_tags
-from metaseq_lm.engine.engine import Logs
 from metaseq_lm.evaluation.conlleval import conlleval_report, conlleval_spans
 from metaseq_lm.evaluation.words import score_tags, score_trees, tag_names
 from metaseq_lm.models.words.parsing_heads import heads_of
@@ -59,7 +58,9 @@ def set_scores(data: WordSet, predictions: Sequence[Predicted]) -> Logs:
     return {main: scores[main], **scores}
 
 
-def prediction_rows(name: str, data: WordSet, predictions: Sequence[Predicted]) -> list[dict]:
+def prediction_rows(
+    name: str, data: WordSet, predictions: Sequence[Predicted]
+) -> list[dict[str, Any]]:
     """Return of each sentence "index", "set", its "words", and "gold" and "predicted" label names.
 
     Of trees "gold_heads" and "predicted_heads" too: places of words, 1 for the first, 0 for the root.
@@ -81,7 +82,7 @@ def prediction_rows(name: str, data: WordSet, predictions: Sequence[Predicted]) 
     return rows
 
 
-def prediction_files(name: str, data: WordSet, rows: Sequence[dict]) -> dict[str, str]:
+def prediction_files(name: str, data: WordSet, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the predictions of a split as one file: CoNLL columns word, gold, predicted, or CoNLL-U.
 
     Tags of spans are in BIO, the scheme that every version of conlleval reads, and stand for the spans

@@ -15,7 +15,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.core.batch import Terms, WordBatch
+from metaseq_lm.core.batch import Logs, Terms, WordBatch
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import MODELS
@@ -26,7 +26,7 @@ from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import word_rows
 from metaseq_lm.data.words.sets import TREES, WordSet
 from metaseq_lm.data.words.vocabulary import WordVocabulary
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.averaged import RAW
 from metaseq_lm.models.words.parsing_heads import ROOTS, ParsingModule
 from metaseq_lm.models.words.prediction_modules import PRIMARY, TaggingModule
@@ -242,7 +242,7 @@ class WordTask(Task):
         logs: Logs = {}
         main_scores: dict[str, list[float]] = {f"{prefix}score": [] for prefix in nets}
         losses: list[float] = []
-        makers: list[Callable[[], list[dict]]] = []
+        makers: list[Callable[[], list[dict[str, Any]]]] = []
         for key, batches in passes.items():
             name, _, split = key.partition(AT)
             data = self.labelled(
@@ -286,7 +286,7 @@ class WordTask(Task):
         # The official accuracy takes the place of the term.
         return {k: v for k, v in logs.items() if not k.endswith("accuracy")}, by_net
 
-    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+    def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return NAME.SPLIT.conll (word, gold, predicted; spans in BIO) or .conllu of each set."""
         files: dict[str, str] = {}
         for name in self.names:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.checks import check_classes
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
@@ -27,7 +28,7 @@ from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Sequential, Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.bam import sampling
 from metaseq_lm.methods.bam import teachers as teaching
 from metaseq_lm.methods.bam.criterion import LOSS, BamDistill
@@ -333,7 +334,7 @@ class BamTask(Task):
         No metrics of sets without labels; rows of all sets, with the set's name as "set".
         """
         every: dict[str, Logs] = {}
-        makers: dict[str, Callable[[], Sequence[dict]]] = {}
+        makers: dict[str, Callable[[], Sequence[dict[str, Any]]]] = {}
         for key, batches in passes.items():
             split, _, name = key.partition("/")
             judge = partial(self.criterion.evaluated, model, name=name)
@@ -343,7 +344,7 @@ class BamTask(Task):
                 every[name] = metrics | {"score": self._score(metrics)}
                 del every[name][LOSS]
 
-        def rows() -> list[dict]:
+        def rows() -> list[dict[str, Any]]:
             return [{"set": name, **row} for name, made in makers.items() for row in made()]
 
         return Scored(summary(every), rows)
@@ -353,7 +354,7 @@ class BamTask(Task):
         chosen = [metrics[name] for name in DEV if name in metrics]
         return chosen[0] if chosen and self.config.score == "dev" else metrics["score"]
 
-    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+    def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return the leaderboard file of each set that is of a benchmark, for a split to be sent in."""
         files: dict[str, str] = {}
         for name, own in by_set(rows).items():
@@ -363,11 +364,11 @@ class BamTask(Task):
         return files
 
     def ensemble(
-        self, split: str, members: Sequence[Sequence[dict]]
-    ) -> tuple[Logs, Sequence[dict]]:
+        self, split: str, members: Sequence[Sequence[dict[str, Any]]]
+    ) -> tuple[Logs, Sequence[dict[str, Any]]]:
         """Return each set's metrics and predictions of the mean of the runs' probabilities (values)."""
         every: dict[str, Logs] = {}
-        rows: list[dict] = []
+        rows: list[dict[str, Any]] = []
         parts = [by_set(member) for member in members]
         for name in parts[0]:
             data = self.labelled(name, split).data
@@ -385,9 +386,9 @@ def summary(every: Mapping[str, Logs]) -> Logs:
     return means | {f"{name}_{k}": v for name, found in every.items() for k, v in found.items()}
 
 
-def by_set(rows: Sequence[dict]) -> dict[str, list[dict]]:
+def by_set(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Return prediction rows by the labelled set that they are of."""
-    found: dict[str, list[dict]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["set"], []).append(row)
     return found

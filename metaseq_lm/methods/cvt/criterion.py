@@ -286,7 +286,7 @@ class VirtualAdversarial(Unlabelled):
         """Return what is added to the embeddings of the words (B, S, W), of the norm of the set a row."""
         trees = isinstance(model.module(name, PRIMARY), ParsingModule)
         norm = self.config.parsing_norm if trees else self.config.tagging_norm
-        encoder: ViewsEncoder = model.encoder  # type: ignore[assignment]
+        encoder: ViewsEncoder = model.encoder
         width = encoder.embedding.words.embedding_dim
         words = batch.scored.unsqueeze(-1)
         like = target.new_zeros(*batch.tokens.shape, width)

@@ -11,14 +11,14 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import WordBatch
+from metaseq_lm.core.batch import Logs, WordBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.streams import Order, Stream
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed
 from metaseq_lm.data.words.sets import WordSet
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.cvt.averaging import check_teacher
 from metaseq_lm.methods.cvt.criterion import Unlabelled, needs_normalised
 from metaseq_lm.methods.cvt.model import auxiliaries

@@ -13,6 +13,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
@@ -21,7 +22,7 @@ from metaseq_lm.data.parallel.sets import UNLABELLED, ParallelSet
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.distributed import process_group
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.cvt.averaging import AveragedNet, scores
 from metaseq_lm.methods.cvt.translation_losses import SemiSupervisedTranslation
 from metaseq_lm.models.words.word_model import dropout_at

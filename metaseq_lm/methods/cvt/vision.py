@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import ImageBatch, Terms
+from metaseq_lm.core.batch import ImageBatch, Logs, Terms
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
@@ -27,7 +27,7 @@ from metaseq_lm.data.images import (
     require_scale,
 )
 from metaseq_lm.data.streams import Sequential, Shuffled, Stream
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.cvt.averaging import AveragedNet, check_teacher, scores
 from metaseq_lm.methods.cvt.vision_losses import (
     PLACES,

@@ -19,7 +19,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Term, Terms
+from metaseq_lm.core.batch import Logs, Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_criterion, register_task
@@ -28,7 +28,7 @@ from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.electra.wnli_rows import CandidateBatch, CandidateRows
 from metaseq_lm.models.transformer.encoder import BinaryHead, Encoder, TransformerConfig, initialise
 from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
@@ -233,13 +233,13 @@ class WnliTask(Task):
         prior = model.prior.tolist()
         return [(sample, prior) for sample in self.rows(split).unusable.tolist()]
 
-    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+    def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return WNLI.tsv as GLUE's leaderboard wants it, for a test split."""
         return leaderboard_files(self.rows(split).data, split, rows)
 
     def ensemble(
-        self, split: str, members: Sequence[Sequence[dict]]
-    ) -> tuple[Logs, Sequence[dict]]:
+        self, split: str, members: Sequence[Sequence[dict[str, Any]]]
+    ) -> tuple[Logs, Sequence[dict[str, Any]]]:
         """Return metrics and predictions of the mean of the runs' probabilities."""
         return ensemble_of(self.rows(split).data, members)
 

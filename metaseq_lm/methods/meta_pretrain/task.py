@@ -14,7 +14,7 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.batch import Logs, TokenBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
@@ -23,7 +23,7 @@ from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.meta_pretrain.criterion import PAIRS, LabelledSets
 from metaseq_lm.methods.meta_pretrain.model import labelled_sets_model
 from metaseq_lm.methods.meta_pretrain.update import MetaOptions, meta_update

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.engine import vectors
-from metaseq_lm.engine.engine import Engine, InnerGradient, Logs, LossFn
+from metaseq_lm.engine.engine import Engine, InnerGradient, LossFn
 from metaseq_lm.engine.vectors import Vector
 
 MAIN = "main"  # the optimizer

@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.data.benchmarks import leaderboard_file
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.base import Tokenizer
-from metaseq_lm.engine.engine import Logs
 from metaseq_lm.tasks.finetuning import chosen_rows, labelled_metrics, prediction_rows
 
 # Of one window: its sample, its number, and (class scores), or (log-probability, tokens of a run).

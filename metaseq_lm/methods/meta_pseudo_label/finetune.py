@@ -15,7 +15,7 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.core.batch import Batch, Term, Terms, number_of
+from metaseq_lm.core.batch import Batch, Logs, Term, Terms, number_of
 from metaseq_lm.core.checks import check_choice
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
@@ -28,7 +28,7 @@ from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream, sorted_pass
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.meta_pseudo_label.answers import (
     Found,
     answer_metrics,
@@ -223,7 +223,7 @@ class TokenLabelsTask(Task):
         """Return nothing: classes are words of the vocabulary, whatever their order in a set."""
         return {}
 
-    def submissions(self, split: str, rows: Sequence[dict]) -> dict[str, str]:
+    def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return the file that the benchmark's leaderboard wants for a test split."""
         data = self.labelled(split)
         split = data.data.split  # "mini" is a part of "valid"
@@ -232,8 +232,8 @@ class TokenLabelsTask(Task):
         return leaderboard_files(data.data, split, rows)
 
     def ensemble(
-        self, split: str, members: Sequence[Sequence[dict]]
-    ) -> tuple[Logs, Sequence[dict]]:
+        self, split: str, members: Sequence[Sequence[dict[str, Any]]]
+    ) -> tuple[Logs, Sequence[dict[str, Any]]]:
         """Return metrics and predictions of the mean of the runs' class scores."""
         data = self.labelled(split)
         if data.token_level:

@@ -18,7 +18,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Terms
+from metaseq_lm.core.batch import Batch, Logs, Terms
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus.masking import Masking
@@ -27,7 +27,7 @@ from metaseq_lm.data.streams import Sequential, Stream
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine import vectors
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
 from metaseq_lm.methods.meta_pseudo_label.criterion import HardConfig, HardLabels, SoftLabels

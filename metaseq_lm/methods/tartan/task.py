@@ -15,6 +15,7 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
+from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.checks import check_least
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
@@ -26,7 +27,7 @@ from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.tartan import data, update
 from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, endtask_scored, task_terms
 from metaseq_lm.methods.tartan.model import LM, META, SENTENCE, build_text_model, sentence_head

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Logs
 from metaseq_lm.engine import vectors
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.tartan.criterion import Meta, MetaConfig, MultiTask, task_terms
 from metaseq_lm.methods.tartan.data import StateBatch, TaskBatch
@@ -37,7 +38,11 @@ def label(stream: str) -> str:
 
 
 def build_own_optimizer(
-    net: nn.Module, optimizer: Mapping, schedule: Mapping, lr: float, weight_decay: float
+    net: nn.Module,
+    optimizer: Mapping[str, Any],
+    schedule: Mapping[str, Any],
+    lr: float,
+    weight_decay: float,
 ) -> Optimizer:
     """Return an optimizer of the run's kind for one head, with its own rate and decay of everything."""
     options = {**optimizer, "lr": lr, "weight_decay": weight_decay}
@@ -116,7 +121,11 @@ def with_states(batch: TaskBatch, states: Tensor) -> StateBatch:
 
 
 def fit_meta_head(
-    engine: Engine, model: nn.Module, batches: list[Any], config: MetaConfig, optimizer: Mapping
+    engine: Engine,
+    model: nn.Module,
+    batches: list[Any],
+    config: MetaConfig,
+    optimizer: Mapping[str, Any],
 ) -> Logs:
     """Fit the meta head to a batch, the body fixed: estimate_meta_head of algorithm 1.
 
@@ -159,7 +168,7 @@ def similarities(
     batches: Batches,
     gradients: Mapping[str, Vector],
     criterion: Meta,
-    optimizer: Mapping,
+    optimizer: Mapping[str, Any],
 ) -> tuple[Tensor, Logs]:
     """Return how alike each task's gradient and that of the meta-objective are (T,), and the logs.
 
@@ -194,7 +203,7 @@ def update(
     batches: Batches,
     members: Sequence[str],
     criterion: object,
-    optimizer: Mapping,
+    optimizer: Mapping[str, Any],
 ) -> Logs:
     """Make one update of the tasks `members`, streams in the order of their logits.
 

@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.checks import check_least, check_share
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
@@ -28,7 +29,7 @@ from metaseq_lm.data.images import (
     require_scale,
 )
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
-from metaseq_lm.engine.engine import Engine, Logs
+from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.tartan import data, update
 from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, endtask_scored
 from metaseq_lm.methods.tartan.model import META

@@ -38,7 +38,7 @@ class WordNet(nn.Module):
 
     def views(self, batch: WordBatch, shift: Tensor | None = None) -> Views:
         """Return the views of the rows of a batch; `shift` is added to the embeddings of words."""
-        encoder: ViewsEncoder = self.encoder  # type: ignore[assignment]
+        encoder: ViewsEncoder = self.encoder
         layers = batch.layers or ()
         views = encoder(batch.tokens, batch.characters, batch.padding, shift, layers)
         return views._replace(layers=layers)
