@@ -218,9 +218,9 @@ def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
         logs[name] = logs.get(name, 0.0) + mean.detach().mean()
         if term.is_loss:
             total = total + (mean * term.weight).sum()
-    total = torch.as_tensor(total)
-    logs["loss"] = logs.get("loss", 0.0) + total.detach()
-    return total
+    loss = torch.as_tensor(total)
+    logs["loss"] = logs.get("loss", 0.0) + loss.detach()
+    return loss
 
 
 def to_python(value: Any) -> Any:

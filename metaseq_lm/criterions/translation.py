@@ -45,7 +45,7 @@ class Translation(Criterion):
     @property
     def gold_smoothing(self) -> float:
         """The label smoothing of targets that are known."""
-        return self.config.label_smoothing
+        return float(self.config.label_smoothing)
 
     def __call__(self, model: nn.Module, batch: TranslationBatch) -> Terms:
         assert batch.targets is not None

@@ -169,7 +169,10 @@ def moved(images: np.ndarray, shifts: np.ndarray, flips: np.ndarray) -> np.ndarr
     down = reflected(np.arange(height) - shifts[:, :1], height)  # (B, H)
     right = reflected(np.arange(width) - shifts[:, 1:], width)
     right = np.where(flips[:, None], right[:, ::-1], right)
-    return images[np.arange(count)[:, None, None], down[:, :, None], right[:, None, :]]
+    shifted: np.ndarray = images[
+        np.arange(count)[:, None, None], down[:, :, None], right[:, None, :]
+    ]
+    return shifted
 
 
 def reflected(places: np.ndarray, size: int) -> np.ndarray:

@@ -142,7 +142,8 @@ class SelfAttention(nn.Module):
             mixed = self.dropout(scores.softmax(-1)) @ v
         else:
             mixed = fused_attention(q, k, v, mask)
-        return self.out_proj(mixed.transpose(1, 2).reshape(*lead, length, width))
+        projected: Tensor = self.out_proj(mixed.transpose(1, 2).reshape(*lead, length, width))
+        return projected
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -173,7 +174,8 @@ class ScalarMix(nn.Module):
         """Return the mix (B, S, X) of `layers`, (B, S, X) each."""
         shares = self.scale * self.weights.softmax(0)
         parts = [share * states for share, states in zip(shares, layers, strict=True)]
-        return self.dropout(torch.stack(parts).sum(0))
+        embeddings: Tensor = self.dropout(torch.stack(parts).sum(0))
+        return embeddings
 
 
 # Words generated ahead per refill at most; more only costs cache misses.

@@ -220,10 +220,11 @@ class InverseSqrtConfig:
 def inverse_sqrt(config: InverseSqrtConfig) -> Schedule:
     """Return step^-1/2 after the warm-up, times W^1/2 if the peak at step W is to be 1."""
     warmup_updates = config.warmup_updates
-    scale = warmup_updates**0.5 if config.lr_is_peak else 1.0
+    scale: float = warmup_updates**0.5 if config.lr_is_peak else 1.0
 
     def factor(step: int) -> float:
-        return scale * warmup(step, warmup_updates) * max(step, warmup_updates) ** -0.5
+        decay: float = max(step, warmup_updates) ** -0.5
+        return scale * warmup(step, warmup_updates) * decay
 
     return factor
 
@@ -282,8 +283,8 @@ def polynomial(config: PolynomialConfig) -> Schedule:
         step -= config.zero_based
         if step < rising and not config.decay_in_warmup:
             return warmup(step, rising)
-        left = max(0.0, 1.0 - step / total)
-        return warmup(step, rising) * (end + (1.0 - end) * left**config.power)
+        decay: float = max(0.0, 1.0 - step / total) ** config.power
+        return warmup(step, rising) * (end + (1.0 - end) * decay)
 
     return factor
 

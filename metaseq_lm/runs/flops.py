@@ -63,7 +63,7 @@ class Counter(TorchDispatchMode):
     whole: ClassVar[set[Any]] = set()  # operations that do not decompose
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rules = FlopCounterMode(display=False, custom_mapping=LSTMS).flop_registry
         self.total = 0
 

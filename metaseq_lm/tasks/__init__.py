@@ -95,7 +95,8 @@ class Task:
 
     def build_criterion(self) -> Criterion:
         """Return the criterion that the config names, given its options as keyword arguments."""
-        return build("criterion", self.run_config.criterion)
+        criterion: Criterion = build("criterion", self.run_config.criterion)
+        return criterion
 
     def build_optimizers(self, model: nn.Module) -> dict[str, Optimizer]:
         """Return the optimizers by name; the default is one, "main", of all trained parameters."""

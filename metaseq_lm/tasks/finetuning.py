@@ -56,7 +56,8 @@ def row_encoder_sizes(config: DictConfig) -> TransformerConfig | BiLSTMConfig:
     That is a Transformer's, as `encoder_sizes` has it, or those of model bilstm_lm.
     """
     if MODELS.entry(config.model._name).dataclass is BiLSTMConfig:
-        return typed_options("model", config.model)
+        sizes: TransformerConfig | BiLSTMConfig = typed_options("model", config.model)
+        return sizes
     return encoder_sizes(config)
 
 
@@ -118,7 +119,7 @@ def labelled_folder(config: DictConfig) -> Path:
     """Return the folder of the labelled set; UsageError if none is named."""
     if not config.task.labelled:
         raise UsageError("give task.labelled=NAME, a labelled set in DATA")
-    return Path(config.data) / config.task.labelled
+    return Path(config.data, config.task.labelled)
 
 
 def different_sets(names: Sequence[str]) -> list[str]:

@@ -66,7 +66,8 @@ class LanguageModelingTask(Task):
                 f"task {self.run_config.task._name} needs --model bilstm_lm, got {self.run_config.model._name}"
             )
         sizes = typed_options("model", self.run_config.model)
-        return entry.value(sizes, *vocabulary)
+        model: nn.Module = entry.value(sizes, *vocabulary)
+        return model
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return the losses per token, and the perplexity, of their mean over both directions."""

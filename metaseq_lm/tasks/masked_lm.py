@@ -78,7 +78,8 @@ def build_transformer(config: DictConfig, vocabulary: Vocabulary, **kwargs: obje
             f"model {config.model._name} is not of the kind that task {config.task._name} trains "
             f"({error}); choose another --model, such as transformer"
         ) from error
-    return entry.value(*given, **kwargs)
+    model: nn.Module = entry.value(*given, **kwargs)
+    return model
 
 
 def masking_of(options: DictConfig, vocabulary: Vocabulary) -> Masking:
@@ -128,7 +129,8 @@ def masked_lm_flops(config: DictConfig, vocabulary: Vocabulary) -> float | None:
         return None
     sizes = typed_options("model", config.model)
     row = Sizes.of(sizes, len(vocabulary), config.task.tokens_per_sample)
-    return config.task.batch_size * masked_lm(row)
+    flops: float = config.task.batch_size * masked_lm(row)
+    return flops
 
 
 @register_task("masked_lm", dataclass=MaskedLMConfig)

@@ -178,5 +178,6 @@ class SentencePredictionTask(Task):
     def _outputs(self, model: nn.Module, scores: Tensor) -> Tensor:
         """Return probabilities (B, K), or values on the scale of the labels (B, 1), as float64."""
         if isinstance(model.label_range, Tensor):
-            return model.unscaled(scores.double())  # type: ignore[operator]
+            values: Tensor = model.unscaled(scores.double())  # type: ignore[operator]
+            return values
         return scores.double().softmax(-1)

@@ -230,7 +230,7 @@ def squad_folder(config: DictConfig) -> Path:
     """Return the folder of the configured set; UsageError if none is named."""
     if not config.task.labelled:
         raise UsageError("give task.labelled=NAME, a SQuAD set in DATA")
-    return Path(config.data) / config.task.labelled
+    return Path(config.data, config.task.labelled)
 
 
 def windows_of(config: DictConfig, split: str) -> SquadWindows:

@@ -143,7 +143,9 @@ class TranslationTask(Task):
         """
         lengths = (~batch.padding).sum(-1) - 1
         limits = (lengths * self.config.length_factor).long() + LONGER
-        return model.translate(batch.tokens, batch.padding, limits, self.beam())[0]  # type: ignore[operator]
+        beam = self.beam()
+        best: Tensor = model.translate(batch.tokens, batch.padding, limits, beam)[0]  # type: ignore[operator]
+        return best
 
     def translations(self, model: nn.Module, batch: TranslationBatch) -> Translated:
         """Return the number of each sentence of a micro-batch and its translation as text."""

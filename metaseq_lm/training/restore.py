@@ -84,7 +84,7 @@ def stored_config(stored: Checkpoint) -> DictConfig:
     """Return the configuration that a checkpoint was trained with; CheckpointError if it is none."""
     try:
         with without_environment():
-            config = OmegaConf.structured(RunConfig)
+            config: DictConfig = OmegaConf.structured(RunConfig)
             config.merge_with(stored.manifest.get("config"))
             OmegaConf.resolve(config)
     except (OmegaConfBaseException, ValueError, RecursionError) as error:

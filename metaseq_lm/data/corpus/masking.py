@@ -82,7 +82,8 @@ def random_counts(candidates: np.ndarray, rate: float, keys: np.ndarray) -> np.n
     """
     count = candidates.sum(1)
     chosen = np.floor(rate * count + uniforms(_subkeys(keys, 2), 0, 1)[:, 0]).astype(np.int64)
-    return np.minimum(chosen, count)
+    bounded: np.ndarray = np.minimum(chosen, count)
+    return bounded
 
 
 def choose(candidates: np.ndarray, rate: float, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

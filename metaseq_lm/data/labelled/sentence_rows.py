@@ -78,11 +78,13 @@ class SentenceRows:
     @property
     def lengths(self) -> np.ndarray:
         """The tokens of each sample's longest row with its special ones, int64 (N,)."""
-        return self.row_lengths.max(1)
+        longest: np.ndarray = self.row_lengths.max(1)
+        return longest
 
     def _cut(self, sizes: np.ndarray) -> np.ndarray:
         if sizes.shape[1] == 1:
-            return np.minimum(sizes, self.room)
+            bounded: np.ndarray = np.minimum(sizes, self.room)
+            return bounded
         return np.stack(cut_pair(sizes[:, 0], sizes[:, 1], self.room), 1)
 
     def _place_spans(self) -> np.ndarray:

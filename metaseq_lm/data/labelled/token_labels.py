@@ -116,7 +116,10 @@ class TokenLabels:
     def drawn(self, samples: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Return one window of each of `samples` (B,), uniform, by the uint64 `keys` (B,)."""
         counts = self.first[samples + 1] - self.first[samples]
-        return self.first[samples] + (uniforms(keys, 0, 1)[:, 0] * counts).astype(np.int64)
+        windows: np.ndarray = self.first[samples] + (uniforms(keys, 0, 1)[:, 0] * counts).astype(
+            np.int64
+        )
+        return windows
 
     def windows_of(self, samples: np.ndarray) -> np.ndarray:
         """Return all windows of `samples` (B,), in their order."""
@@ -202,7 +205,8 @@ def kept_tokens(sizes: np.ndarray, room: int) -> np.ndarray:
     odd token more.
     """
     if sizes.shape[1] == 1:
-        return np.minimum(sizes, room)
+        bounded: np.ndarray = np.minimum(sizes, room)
+        return bounded
     shorter = np.where(sizes[:, 0] <= sizes[:, 1], 0, 1)
     row = np.arange(len(sizes))
     kept = sizes.copy()

@@ -117,11 +117,13 @@ class SquadWindows:
     @property
     def lengths(self) -> np.ndarray:
         """The tokens of each row with its special ones, int64 (W,)."""
-        return self.query[self.question] + self.length + SPECIALS
+        lengths: np.ndarray = self.query[self.question] + self.length + SPECIALS
+        return lengths
 
     def context_at(self, windows: np.ndarray) -> np.ndarray:
         """Return the position in its row of the first context token of each window, int64."""
-        return self.query[self.question[windows]] + 2
+        starts: np.ndarray = self.query[self.question[windows]] + 2
+        return starts
 
     def max_context(self, window: int) -> np.ndarray:
         """Return which tokens of a window have there the most context of all windows, bool (length,).
@@ -137,7 +139,8 @@ class SquadWindows:
         left, right = token - starts, starts + lengths - 1 - token
         score = np.minimum(left, right) + 0.01 * lengths
         score[(left < 0) | (right < 0)] = -np.inf
-        return score.argmax(0) == window - low
+        best: np.ndarray = score.argmax(0) == window - low
+        return best
 
     def batch(
         self, samples: np.ndarray, keys: Optional[np.ndarray] = None, width: int = 0

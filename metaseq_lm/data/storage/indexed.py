@@ -213,7 +213,10 @@ def _empty(dtype: np.dtype) -> np.ndarray:
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return the numbers starts[i] to starts[i] + counts[i] - 1 for all i, end to end."""
     ends = np.cumsum(counts)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + counts, counts)
+    numbers: np.ndarray = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
+        starts - ends + counts, counts
+    )
+    return numbers
 
 
 class IndexedWriter:

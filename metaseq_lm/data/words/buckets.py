@@ -102,7 +102,8 @@ class Bucketed:
         )
 
     def _weights(self, sentences: np.ndarray) -> np.ndarray:
-        return np.sqrt(self._lengths[sentences].astype(np.float64))
+        weights: np.ndarray = np.sqrt(self._lengths[sentences].astype(np.float64))
+        return weights
 
     def _bucketed(self, samples: np.ndarray, per_batch: float) -> list[tuple[np.ndarray, int]]:
         """Return the sentences of each bucket of a piece, and how many batches it makes."""
@@ -156,4 +157,5 @@ def cuts(weights: np.ndarray, batches: int) -> np.ndarray:
     places = np.searchsorted(totals - weights / 2, totals[-1] * numbers / batches)
     # Room for one item in each run before and after.
     places = np.maximum.accumulate(np.maximum(places, numbers) - numbers) + numbers
-    return np.minimum(places, len(weights) - batches + numbers)
+    bounded: np.ndarray = np.minimum(places, len(weights) - batches + numbers)
+    return bounded

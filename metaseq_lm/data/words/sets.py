@@ -142,7 +142,8 @@ class WordSet:
         """Return the numbers of `sentences` in one of its data sets end to end, int64 (words,)."""
         rows = np.asarray(sentences, np.int64)
         places = ranges(data.starts[rows], data.sizes[rows])
-        return np.asarray(data.tokens)[places].astype(np.int64)
+        ids: np.ndarray = np.asarray(data.tokens)[places].astype(np.int64)
+        return ids
 
     def surface(self, sentences: np.ndarray) -> list[list[str]]:
         """Return the words of `sentences` as they stand in the file."""
@@ -186,7 +187,8 @@ class WordSet:
 
     def punctuation(self, sentences: np.ndarray) -> np.ndarray:
         """Return which words of `sentences`, end to end, scores of trees leave out, boolean (words,)."""
-        return self._punctuation[self.form_numbers(sentences)]
+        punctuation: np.ndarray = self._punctuation[self.form_numbers(sentences)]
+        return punctuation
 
     def fraction(self, share: float, seed: int) -> np.ndarray:
         """Return the numbers of a random share of the sentences, rising, int64; at least one.

@@ -127,7 +127,8 @@ class BamDistill(Criterion):
             if teacher is not None:
                 targets = share * targets + (1 - share) * teacher[:, 0]
             wanted = model.scaled(name, targets)  # type: ignore[operator]
-            return (scores.squeeze(-1) - wanted) ** 2
+            squares: Tensor = (scores.squeeze(-1) - wanted) ** 2
+            return squares
         logs = scores.log_softmax(-1)
         gold = targets.long().clamp(0, classes - 1)
         losses = -logs.gather(-1, gold[:, None]).squeeze(-1)
@@ -144,7 +145,8 @@ class BamDistill(Criterion):
     def final(self, model: nn.Module, name: str, scores: Tensor) -> Tensor:
         """Return probabilities (B, K_k), or values (B, 1) on the scale of the labels, as float64."""
         if scores.shape[-1] == 1:
-            return model.unscaled(name, scores.double())  # type: ignore[operator]
+            values: Tensor = model.unscaled(name, scores.double())  # type: ignore[operator]
+            return values
         return scores.double().softmax(-1)
 
     def evaluated(self, model: nn.Module, batch: TokenBatch, name: str) -> tuple[Tensor, Terms]:

@@ -35,9 +35,11 @@ class MultiTaskModel(LabelledSetsModel):
     def scaled(self, name: str, labels: Tensor) -> Tensor:
         """Return real-valued labels of the set `name` as its head predicts them."""
         least, scale = self.ranges.get_buffer(module_name(name))
-        return (labels - least) / scale
+        scaled: Tensor = (labels - least) / scale
+        return scaled
 
     def unscaled(self, name: str, values: Tensor) -> Tensor:
         """Return what the head of the set `name` predicts, on the scale of the labels."""
         least, scale = self.ranges.get_buffer(module_name(name))
-        return values * scale + least
+        unscaled: Tensor = values * scale + least
+        return unscaled

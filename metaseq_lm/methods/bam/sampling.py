@@ -17,7 +17,8 @@ from metaseq_lm.data.streams import by_length, check_batch_size
 def shares(sizes: Sequence[int], exponent: float) -> np.ndarray:
     """Return |D|^exponent of each set over the sum of them all, float64 (sets,)."""
     powers = np.asarray(sizes, np.float64) ** exponent
-    return powers / powers.sum()
+    normalised: np.ndarray = powers / powers.sum()
+    return normalised
 
 
 def draws(sizes: Sequence[int], exponent: float) -> list[int]:
@@ -31,7 +32,7 @@ def draws(sizes: Sequence[int], exponent: float) -> list[int]:
     counts = np.floor(wanted).astype(int)
     most = np.argsort(counts - wanted, kind="stable")[: total - counts.sum()]
     counts[most] += 1
-    return counts.tolist()
+    return [int(count) for count in counts]
 
 
 def copies_and_weights(

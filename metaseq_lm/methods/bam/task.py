@@ -352,7 +352,8 @@ class BamTask(Task):
     def _score(self, metrics: Logs) -> float:
         """Return the score of a set; where there is none of DEV it is the official one (MultiRC)."""
         chosen = [metrics[name] for name in DEV if name in metrics]
-        return chosen[0] if chosen and self.config.score == "dev" else metrics["score"]
+        score: float = chosen[0] if chosen and self.config.score == "dev" else metrics["score"]
+        return score
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return the leaderboard file of each set that is of a benchmark, for a split to be sent in."""

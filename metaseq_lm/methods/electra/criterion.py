@@ -266,7 +266,8 @@ class ReplacedTokenDetection(Corrupting):
         logits = model.heads["rtd"](model.hidden(batch.tokens, batch)).to(log_q.dtype)
         m = self.config.noise_rate
         if self.config.pll_formula == "dissertation":
-            return (log_q + math.log(m / (1 - m)) - logits) * batch.scored
+            log_probs: Tensor = (log_q + math.log(m / (1 - m)) - logits) * batch.scored
+            return log_probs
         log_odds = log_q + math.log(m) - logits - torch.log(1 - m + m * log_q.exp())
         return F.logsigmoid(log_odds) * batch.scored
 

@@ -64,7 +64,7 @@ class Electric(Corrupting):
         taken, size = batch.candidates, "candidates"
         if self.config.legacy_specials:
             taken, size = real_tokens(batch), "tokens"
-        energy = model.heads["rtd"](model.hidden(noised.tokens, batch))  # (B, S)
+        energy: Tensor = model.heads["rtd"](model.hidden(noised.tokens, batch))  # (B, S)
         logits = energy + noised.log_q + self.log_odds(taken, noised)
         losses = binary_losses(logits, noised.chosen) * taken
         terms = noised.terms | {

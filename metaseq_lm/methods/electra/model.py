@@ -6,7 +6,7 @@ generator's hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Optional
 
@@ -116,7 +116,7 @@ class Electra(nn.Module):
         small = config.generator()
         width, embed = config.encoder_embed_dim, config.embed_dim
         self.encoder = Encoder(config, vocab_size, padding_idx) if heads else None
-        made = {
+        made: dict[str, Callable[[], nn.Module]] = {
             "rtd": lambda: BinaryHead(width),
             "lm": lambda: LMHead(width, embed, vocab_size, True, config.norm_eps),
             "copy": lambda: Linear(width, 1),
@@ -143,7 +143,8 @@ class Electra(nn.Module):
     def hidden(self, tokens: Tensor, batch: TokenBatch) -> Tensor:
         """Return the main encoder's states (B, S, D) of `tokens` (B, S) in the place of the batch's."""
         assert self.encoder is not None
-        return self.encoder(tokens, batch.padding, batch.segments)
+        states: Tensor = self.encoder(tokens, batch.padding, batch.segments)
+        return states
 
     def token_table(self) -> Tensor:
         """Return the main encoder's token embeddings, (V, E)."""
@@ -160,9 +161,11 @@ class Electra(nn.Module):
     def masked_noise(self, batch: ElectraBatch) -> tuple[Tensor, Tensor]:
         """Return logits (B, M, V) of the masked-LM generator at the chosen positions, and its states."""
         assert isinstance(self.generator, MaskedGenerator)
-        return self.generator(self.encoder, batch)
+        noise: tuple[Tensor, Tensor] = self.generator(self.encoder, batch)
+        return noise
 
     def cloze_noise(self, batch: TokenBatch) -> Tensor:
         """Return logits (B, S, V) of the two towers: position t given all tokens but t."""
         assert isinstance(self.generator, TwoTowers)
-        return self.generator(self.encoder, batch)
+        logits: Tensor = self.generator(self.encoder, batch)
+        return logits

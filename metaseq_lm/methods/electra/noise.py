@@ -86,7 +86,8 @@ class TwoTowers(nn.Module):
         joined = torch.cat(
             [torch.cat([edge, left[:, :-1]], 1), torch.cat([right[:, 1:], edge], 1)], -1
         )
-        return self.head(joined, embeddings.tokens.weight)
+        logits: Tensor = self.head(joined, embeddings.tokens.weight)
+        return logits
 
 
 def causal_masks(

@@ -67,7 +67,8 @@ class Discriminator(nn.Module):
 
     def forward(self, tokens: Tensor, padding: Tensor | None, segments: Tensor | None) -> Tensor:
         """Return the logit of P(fake) of each token, (R, S)."""
-        return self.heads["rtd"](self.encoder(tokens, padding, segments))
+        logits: Tensor = self.heads["rtd"](self.encoder(tokens, padding, segments))
+        return logits
 
 
 # ------------------------------------------------------------------------ criterion

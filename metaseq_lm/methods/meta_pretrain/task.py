@@ -53,7 +53,7 @@ class MetaLearned(Task):
 
     def flops_by_rule(self) -> float | None:
         """Return those of all gradients of a meta update; there is no rule for second derivatives."""
-        once = getattr(super(), "flops_by_rule", lambda: None)()
+        once: float | None = getattr(super(), "flops_by_rule", lambda: None)()
         if once is None or self.config.second_order == "exact":
             return None
         return once * (self.config.inner_steps + 1)

@@ -29,15 +29,17 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     if logits.numel() < LARGE:
         return masked_lm.cross_entropy(logits, targets)
     flat = full_precision(logits.flatten(0, -2))
-    return HardLoss.apply(flat, targets.flatten()).view(targets.shape)
+    losses: Tensor = HardLoss.apply(flat, targets.flatten())  # type: ignore[no-untyped-call]
+    return losses.view(targets.shape)
 
 
 def soft_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
     """Return the cross-entropy of each position with `probabilities` (..., V), which sum to 1."""
     if logits.numel() < LARGE:
         return -(probabilities * logits.log_softmax(-1)).sum(-1)
-    flat = SoftLoss.apply(full_precision(logits.flatten(0, -2)), probabilities.flatten(0, -2))
-    return flat.view(logits.shape[:-1])
+    flat = full_precision(logits.flatten(0, -2)), probabilities.flatten(0, -2)
+    losses: Tensor = SoftLoss.apply(*flat)  # type: ignore[no-untyped-call]
+    return losses.view(logits.shape[:-1])
 
 
 def blocks(logits: Tensor) -> Iterator[slice]:
@@ -76,7 +78,8 @@ class HardLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         logits, targets, log_sum = ctx.saved_tensors
         scale = grads[0].masked_fill(targets < 0, 0.0).unsqueeze(1)
-        return HardGradient.apply(logits, targets, log_sum, scale), None
+        gradient = HardGradient.apply(logits, targets, log_sum, scale)  # type: ignore[no-untyped-call]
+        return gradient, None
 
 
 class HardGradient(torch.autograd.Function):
@@ -98,7 +101,8 @@ class HardGradient(torch.autograd.Function):
         bent = curved(logits, log_sum, scale, grads[0])
         if not ctx.needs_input_grad[3]:
             return bent, None, None, None
-        plain = HardGradient.apply(logits, targets, log_sum, torch.ones_like(scale))
+        ones = torch.ones_like(scale)
+        plain = HardGradient.apply(logits, targets, log_sum, ones)  # type: ignore[no-untyped-call]
         return bent, None, None, (plain * grads[0]).sum(-1, keepdim=True)
 
 
@@ -120,7 +124,7 @@ class SoftLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         logits, probabilities, log_sum = ctx.saved_tensors
         scale = grads[0].unsqueeze(1)
-        own = SoftGradient.apply(logits, probabilities, log_sum, scale)
+        own = SoftGradient.apply(logits, probabilities, log_sum, scale)  # type: ignore[no-untyped-call]
         return own, -scale * logits if ctx.needs_input_grad[1] else None
 
 
@@ -146,5 +150,5 @@ class SoftGradient(torch.autograd.Function):
         if not ctx.needs_input_grad[3]:
             return bent, by_target, None, None
         ones = torch.ones_like(scale)
-        plain = SoftGradient.apply(logits, probabilities, log_sum, ones)
+        plain = SoftGradient.apply(logits, probabilities, log_sum, ones)  # type: ignore[no-untyped-call]
         return bent, by_target, None, (plain * grads[0]).sum(-1, keepdim=True)

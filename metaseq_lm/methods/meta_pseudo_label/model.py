@@ -71,4 +71,5 @@ class VirtualModel:
 
     def __call__(self, vector: Tensor, *args: object, **kwargs: object) -> Tensor:
         weights = dict(zip(self.names, self.split(vector))) | self.constants
-        return functional_call(self.module, weights, args, kwargs)
+        output: Tensor = functional_call(self.module, weights, args, kwargs)
+        return output

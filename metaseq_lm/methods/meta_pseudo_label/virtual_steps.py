@@ -68,7 +68,7 @@ def decoupled_decay(optimizer: Optimizer) -> Tensor | float:
             f"a virtual AdamW step has one rate; optimizer.layer_decay must be 1. Or choose {INSTEAD}"
         )
     decay = {id(p): g["weight_decay"] for g in inner.param_groups for p in g["params"]}
-    decays = [decay[id(p)] for p in optimizer.parameters]
+    decays: list[float] = [decay[id(p)] for p in optimizer.parameters]
     if all(d == decays[0] for d in decays):
         return decays[0]
     return torch.cat(

@@ -44,8 +44,10 @@ def states_of(model: nn.Module, batch: TaskBatch) -> Tensor:
         return batch.states
     encoder = model.get_submodule("encoder")
     if isinstance(batch, ImageBatch):
-        return encoder(batch.images)
-    return encoder(batch.tokens, batch.padding, batch.segments)
+        states: Tensor = encoder(batch.images)
+        return states
+    states = encoder(batch.tokens, batch.padding, batch.segments)
+    return states
 
 
 def scores_of(model: nn.Module, batch: TaskBatch) -> Tensor:

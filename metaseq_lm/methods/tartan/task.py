@@ -285,7 +285,8 @@ def check_names(auxiliary: Sequence[str]) -> None:
 
 def batch_size_of(options: DictConfig, name: str) -> int:
     """Return the batch size of a kind of rows, that of the end task where it is 0."""
-    return getattr(options, f"{name}_batch_size") or options.batch_size
+    size: int = getattr(options, f"{name}_batch_size") or options.batch_size
+    return size
 
 
 def whole(rows: SentenceRows) -> data.Rows:

@@ -83,7 +83,8 @@ class AttentionHead(nn.Module):
 
     def forward(self, states: Tensor, memory: Memory) -> Tensor:
         """Return logits (B, T, V) of decoder states (B, T, D)."""
-        return self.out(self.attend(states, memory))
+        logits: Tensor = self.out(self.attend(states, memory))
+        return logits
 
 
 @register_model("lstm_encoder_decoder", dataclass=EncoderDecoderConfig)
@@ -143,7 +144,8 @@ class LSTMEncoderDecoder(nn.Module):
     def forward(self, tokens: Tensor, padding: Tensor, inputs: Tensor) -> Tensor:
         """Return the primary head's logits (B, T, V) after each of the `inputs` (B, T)."""
         memory = self.encode(tokens, padding)
-        return self.heads[PRIMARY](self.decode(inputs, memory.first)[0], memory)
+        logits: Tensor = self.heads[PRIMARY](self.decode(inputs, memory.first)[0], memory)
+        return logits
 
     @torch.no_grad()
     def translate(

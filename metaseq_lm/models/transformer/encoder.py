@@ -67,14 +67,17 @@ class Layer(nn.Module):
         self.activation_dropout = Dropout(config.activation_dropout)
 
     def ffn(self, x: Tensor) -> Tensor:
-        return self.fc2(self.activation_dropout(F.gelu(self.fc1(x))))
+        states: Tensor = self.fc2(self.activation_dropout(F.gelu(self.fc1(x))))
+        return states
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if self.normalize_before:
             x = x + self.dropout(self.attention(self.attention_norm(x), mask))
-            return x + self.dropout(self.ffn(self.ffn_norm(x)))
-        x = self.attention_norm(x + self.dropout(self.attention(x, mask)))
-        return self.ffn_norm(x + self.dropout(self.ffn(x)))
+            x = x + self.dropout(self.ffn(self.ffn_norm(x)))
+        else:
+            x = self.attention_norm(x + self.dropout(self.attention(x, mask)))
+            x = self.ffn_norm(x + self.dropout(self.ffn(x)))
+        return x
 
 
 class Embeddings(nn.Module):
@@ -109,7 +112,8 @@ class Embeddings(nn.Module):
             if segments is None:
                 segments = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
             x = x + self.segments(segments)
-        return self.dropout(x if self.norm is None else self.norm(x))
+        embeddings: Tensor = self.dropout(x if self.norm is None else self.norm(x))
+        return embeddings
 
 
 class Stack(nn.Module):
@@ -148,7 +152,8 @@ class Encoder(nn.Module):
 
         `padding` is boolean (..., S), true at padding; `segments` (..., S) numbers the segments.
         """
-        return self.stack(self.embeddings(tokens, segments), attention_mask(padding))
+        states: Tensor = self.stack(self.embeddings(tokens, segments), attention_mask(padding))
+        return states
 
 
 def attention_mask(padding: Tensor | None) -> Tensor | None:
@@ -240,7 +245,8 @@ class TransformerLM(nn.Module):
         if positions is not None:
             x = select(x, positions)
         name = head if head is not None else next(iter(self.heads))
-        return self.heads[name](x, self.encoder.embeddings.tokens.weight)
+        logits: Tensor = self.heads[name](x, self.encoder.embeddings.tokens.weight)
+        return logits
 
 
 def select(x: Tensor, positions: Tensor) -> Tensor:
@@ -277,7 +283,8 @@ class BinaryHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return one logit per state, (...)."""
-        return self.out(F.gelu(self.dense(x))).squeeze(-1)
+        logits: Tensor = self.out(F.gelu(self.dense(x))).squeeze(-1)
+        return logits
 
 
 class SentenceHead(nn.Module):
@@ -307,7 +314,8 @@ class SentenceHead(nn.Module):
         if self.pooler is not None:
             first = self.dropout(first) if self.pooler_dropout else first
             first = torch.tanh(self.pooler(first))
-        return self.out(self.dropout(first))
+        logits: Tensor = self.out(self.dropout(first))
+        return logits
 
 
 class SpanPairHead(nn.Module):
@@ -324,4 +332,5 @@ class SpanPairHead(nn.Module):
         at = torch.arange(x.shape[1], device=x.device)
         inside = (at >= spans[..., :1]) & (at < spans[..., 1:])  # (B, 2, S)
         means = inside.to(x.dtype) @ x / inside.sum(-1, keepdim=True).to(x.dtype)
-        return self.out(self.dropout(torch.cat([x[:, 0], means.flatten(1)], -1)))
+        logits: Tensor = self.out(self.dropout(torch.cat([x[:, 0], means.flatten(1)], -1)))
+        return logits

@@ -78,4 +78,5 @@ class LabelledSetsModel(nn.Module):
         names: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
         """Return the outputs (B, K_k) of the heads `names`, or of all, for rows (B, S)."""
-        return self.heads(self.encoder(tokens, padding, segments), names)
+        scores: dict[str, Tensor] = self.heads(self.encoder(tokens, padding, segments), names)
+        return scores

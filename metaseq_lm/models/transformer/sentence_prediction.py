@@ -54,7 +54,7 @@ class SentencePredictor(nn.Module):
         """Return scores (B, K) of rows (B, S), or of K candidates (B, K, S) by one linear unit."""
         states = self.encoder(tokens, padding, segments)
         head = self.heads["sentence"]
-        scores = head(states) if spans is None else head(states, spans)
+        scores: Tensor = head(states) if spans is None else head(states, spans)
         return scores.squeeze(-1) if tokens.dim() == 3 else scores
 
     def scaled(self, labels: Tensor) -> Tensor:

@@ -95,7 +95,8 @@ class SpanHead(nn.Module):
 
     def start_logits(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the start logits (B, S)."""
-        return self(x, mask, mask)[0]
+        starts: Tensor = self(x, mask, mask)[0]
+        return starts
 
     def beam(self, x: Tensor, mask: Tensor, size: int) -> Beam:
         """Return the `size` best starts and ends by their logits."""
@@ -149,7 +150,8 @@ class SpanModel(nn.Module):
         self, tokens: Tensor, padding: Tensor | None = None, segments: Tensor | None = None
     ) -> Tensor:
         """Return the states (B, S, D) of ids (B, S) for the heads."""
-        return self.encoder(tokens, padding, segments)
+        states: Tensor = self.encoder(tokens, padding, segments)
+        return states
 
     def best_spans(self, x: Tensor, mask: Tensor, size: int) -> Beam:
         """Return the beam of states (B, S, D); with an answerability head its logit is `null`."""

@@ -102,7 +102,8 @@ class ConvLarge(nn.Module):
 
     def primary(self, features: Tensor) -> Tensor:
         """Return the primary head's logits (B, K) of features (B, D, n, n)."""
-        return self.heads[PRIMARY](features.mean((2, 3)))
+        logits: Tensor = self.heads[PRIMARY](features.mean((2, 3)))
+        return logits
 
 
 def places(size: int) -> int:

@@ -103,7 +103,8 @@ class Block(nn.Module):
         # A block that changes the size normalises both its ways.
         kept = x if self.project is None else self.project(first)
         second = F.relu(self.norm2(self.conv1(first)))
-        return kept + self.conv2(self.dropout(second))
+        summed: Tensor = kept + self.conv2(self.dropout(second))
+        return summed
 
 
 @register_model("wide_resnet", dataclass=WideResNetConfig)

@@ -70,7 +70,7 @@ class ParsingModule(nn.Module):
         units = self.unit(dependents) / self.scale  # (B, S, P)
         weight = (self.by_relation + self.shared.unsqueeze(1)) / self.scale
         contracted = (candidates @ weight.flatten(1)).view(rows, -1, units.shape[-1])
-        scores = units @ contracted.mT  # (B, S, S L), or ROOT too
+        scores: Tensor = units @ contracted.mT  # (B, S, S L), or ROOT too
         if self.root_scores is not None:
             scores = torch.cat([self.root_scores(units), scores], -1)
         return scores + self._impossible(scored, scores.dtype).unsqueeze(1)

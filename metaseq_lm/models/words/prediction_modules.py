@@ -23,7 +23,9 @@ class Projection(nn.Module):
 
     def forward(self, views: Views) -> Tensor:
         """Return (B, S, H)."""
-        parts = [layer(x) for layer, x in zip(self.maps, views.of(self.view), strict=True)]
+        parts: list[Tensor] = [
+            layer(x) for layer, x in zip(self.maps, views.of(self.view), strict=True)
+        ]
         return sum(parts[1:], parts[0])
 
 
@@ -69,4 +71,5 @@ class TaggingModule(nn.Module):
     def forward(self, views: Views, scored: Tensor) -> Tensor:
         """Return scores (B, S, C); `scored` (B, S), which positions are words, is not needed."""
         x = self.hidden(views)
-        return self.out(x if self.linear else x.relu())
+        scores: Tensor = self.out(x if self.linear else x.relu())
+        return scores

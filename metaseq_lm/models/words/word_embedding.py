@@ -130,7 +130,8 @@ class CharacterCNN(nn.Module):
         adds = torch.einsum("ce,fek->kcf", self.embedding.weight, layer.weight)
         places = words.shape[1] - len(adds) + 1
         parts = [F.embedding(words[:, k : k + places], add) for k, add in enumerate(adds)]
-        return sum(parts[1:], parts[0]) + layer.bias
+        filtered: Tensor = sum(parts[1:], parts[0]) + layer.bias
+        return filtered
 
 
 def full_width(config: WordEmbeddingConfig, mix: ScalarMix | None) -> int:
@@ -222,8 +223,9 @@ class WordEmbedding(nn.Module):
         x = F.embedding(tokens, weight)
         if not self.normalize:
             return x
-        mean, variance = Moments.apply(weight, self.frequencies)
-        return (x - mean) / (variance + 1e-6).sqrt()
+        mean, variance = Moments.apply(weight, self.frequencies)  # type: ignore[no-untyped-call]
+        normalized: Tensor = (x - mean) / (variance + 1e-6).sqrt()
+        return normalized
 
     def forward(
         self,
@@ -240,7 +242,7 @@ class WordEmbedding(nn.Module):
         return x if self.mix is None else torch.cat([x, self.mix(layers)], -1)
 
     def _embedded(self, tokens: Tensor, characters: Tensor, shift: Tensor | None) -> Tensor:
-        x = self.dropout(self.looked_up(tokens))
+        x: Tensor = self.dropout(self.looked_up(tokens))
         x = (x if shift is None else x + shift) * self.scale
         if self.characters is None:
             return x

@@ -40,14 +40,15 @@ class WordNet(nn.Module):
         """Return the views of the rows of a batch; `shift` is added to the embeddings of words."""
         encoder: ViewsEncoder = self.encoder
         layers = batch.layers or ()
-        views = encoder(batch.tokens, batch.characters, batch.padding, shift, layers)
+        views: Views = encoder(batch.tokens, batch.characters, batch.padding, shift, layers)
         return views._replace(layers=layers)
 
     def scores(self, views: Views, scored: Tensor, name: str, module: str) -> Tensor:
         """Return the scores (B, S, C) of a module of the set `name`."""
         if name in self.mixes:
             views = views._replace(extra=self.mixes[name](views.layers))
-        return self.module(name, module)(views, scored)
+        scores: Tensor = self.module(name, module)(views, scored)
+        return scores
 
     def module(self, name: str, module: str) -> nn.Module:
         """Return a module of the set `name`."""
