@@ -18,7 +18,7 @@ from metaseq_lm.core.batch import Term, Terms, WordBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions.tagging import WordLabels
+from metaseq_lm.criterions.tagging import TaggingConfig, WordLabels
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.data.words.vocabulary import REMOVED
 from metaseq_lm.methods.cvt.model import PARSING, TAGGING, auxiliaries
@@ -31,7 +31,7 @@ from metaseq_lm.models.words.word_model import WordModel, WordNet, dropout_at
 
 
 @dataclass
-class UnlabelledConfig:
+class UnlabelledConfig(TaggingConfig):
     """What all have: the gold targets, the student's dropout, how the teacher's targets are used."""
 
     label_smoothing: float = option(

@@ -64,7 +64,7 @@ class Electric(Corrupting):
         taken, size = batch.candidates, "candidates"
         if self.config.legacy_specials:
             taken, size = real_tokens(batch), "tokens"
-        energy: Tensor = model.heads["rtd"](model.hidden(noised.tokens, batch))  # (B, S)
+        energy = model.heads["rtd"](model.hidden(noised.tokens, batch))  # (B, S)
         logits = energy + noised.log_q + self.log_odds(taken, noised)
         losses = binary_losses(logits, noised.chosen) * taken
         terms = noised.terms | {
@@ -90,7 +90,8 @@ class Electric(Corrupting):
         """Return -E of each token of the uncorrupted rows, (B, S), in one pass."""
         assert isinstance(model, Electra)
         energy = model.heads["rtd"](model.hidden(batch.tokens, batch))
-        return -energy * batch.scored
+        log_probs: Tensor = -energy * batch.scored
+        return log_probs
 
 
 @register_criterion("two_tower_cloze")

@@ -108,7 +108,8 @@ class ElectraTask(Task):
             ("lm", "copy"): flops_rules.masked_lm(main, share=1.0),
         }.get(self.heads, 2 * flops_rules.classifier(main))
         # A frozen one runs forward only, half of what training it costs by these rules.
-        return self.config.batch_size * (noise / (1 + model.freeze_generator) + row)
+        flops: float = self.config.batch_size * (noise / (1 + model.freeze_generator) + row)
+        return flops
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the weights of a run of this task, or start from an encoder alone.

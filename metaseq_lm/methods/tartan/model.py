@@ -43,10 +43,11 @@ def states_of(model: nn.Module, batch: TaskBatch) -> Tensor:
     if isinstance(batch, StateBatch):
         return batch.states
     encoder = model.get_submodule("encoder")
+    states: Tensor
     if isinstance(batch, ImageBatch):
-        states: Tensor = encoder(batch.images)
-        return states
-    states = encoder(batch.tokens, batch.padding, batch.segments)
+        states = encoder(batch.images)
+    else:
+        states = encoder(batch.tokens, batch.padding, batch.segments)
     return states
 
 

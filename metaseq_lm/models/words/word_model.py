@@ -64,7 +64,7 @@ class WordNet(nn.Module):
 
     def shift_of(self, name: str, module: str) -> int:
         """Return whose class a module predicts at t: that of t + shift."""
-        return self.module(name, module).shift
+        return cast(int, self.module(name, module).shift)
 
 
 class WordModel(WordNet):
