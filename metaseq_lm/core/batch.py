@@ -17,6 +17,7 @@ from torch import Tensor
 from metaseq_lm.core.errors import MetaseqError
 
 B = TypeVar("B", bound="Batch")
+C = TypeVar("C", bound="CopiesBatch")
 
 
 @dataclass(kw_only=True)
@@ -125,6 +126,34 @@ class ScoredBatch(TokenBatch):
     scored: Tensor
     mask_id: int
     batch_tokens: int
+
+
+@dataclass(kw_only=True)
+class CopiesBatch(TokenBatch):
+    """Rows of tokens for C independent copies of a model, such as virtual students, side by side.
+
+    All tensors, `rows` and `samples` have a leading axis C, and each size is a tensor (C,).
+
+    Attributes:
+        copies: How many copies there are in all, of which the batch may hold a part; 0 if it holds
+            all of them.
+    """
+
+    copies: int = 0
+
+    @property
+    def copy_count(self) -> int:
+        """The number of all copies."""
+        return self.copies or len(self.tokens)
+
+    def map_arrays(self: C, function: Callable[[Any], Any]) -> C:
+        """Return a copy with a function applied to each tensor, and to `rows` and `samples`."""
+        arrays = {
+            item.name: getattr(self, item.name)
+            for item in dataclasses.fields(self)
+            if isinstance(getattr(self, item.name), (Tensor, np.ndarray))
+        }
+        return self.replace(**{name: function(array) for name, array in arrays.items()})
 
 
 @dataclass(kw_only=True)

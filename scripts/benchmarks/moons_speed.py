@@ -17,6 +17,7 @@ from torch import Tensor
 from training import MeteredParts, build, fetched, train
 
 from metaseq_lm import cli
+from metaseq_lm.core.batch import CopiesBatch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "meta_pseudo_label"
 CONFIG = EXAMPLE / "config"
@@ -115,11 +116,11 @@ def micro_steps(batches: dict) -> list[MicroStep]:
     parts = {name: stream[0][0] for name, stream in batches.items()}
     unlabelled = parts["unlabelled"]
     found = []
-    for c in range(len(unlabelled["original"])):
+    for c in range(len(unlabelled.original)):
         found.append(
             {
-                "original": unlabelled["original"][c],
-                "masked": unlabelled["tokens"][c],
+                "original": unlabelled.original[c],
+                "masked": unlabelled.tokens[c],
                 "labels": dense_labels(unlabelled, c),
                 "support": labelled_rows(parts["support"], c),
                 "query": labelled_rows(parts["query"], c),
@@ -128,18 +129,18 @@ def micro_steps(batches: dict) -> list[MicroStep]:
     return found
 
 
-def dense_labels(batch: dict, c: int) -> Tensor:
+def dense_labels(batch: CopiesBatch, c: int) -> Tensor:
     """Return a label for each position of micro-step c, -1 where there is none."""
-    positions, targets = batch["positions"][c], batch["targets"][c]
-    labels = torch.full_like(batch["tokens"][c], -1)
+    positions, targets = batch.positions[c], batch.targets[c]
+    labels = torch.full_like(batch.tokens[c], -1)
     row, column = torch.nonzero(targets >= 0, as_tuple=True)
     labels[row, positions[row, column]] = targets[row, column]
     return labels
 
 
-def labelled_rows(batch: dict, c: int) -> tuple[Tensor, Optional[Tensor], Tensor]:
+def labelled_rows(batch: CopiesBatch, c: int) -> tuple[Tensor, Optional[Tensor], Tensor]:
     """Return tokens, padding and labels of micro-step c, without columns that are padding only."""
-    tokens = batch["tokens"][c]
+    tokens = batch.tokens[c]
     width = int((tokens != PAD).any(0).nonzero().max()) + 1
     padding = tokens[:, :width] == PAD
     return tokens[:, :width], padding if padding.any() else None, dense_labels(batch, c)[:, :width]

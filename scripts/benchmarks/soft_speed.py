@@ -12,6 +12,9 @@ from mlm_speed import LENGTH, bert_step
 from timing import Figure, Step, Variant, cost, paired
 from training import build, first_batches, made_up_corpus, train
 
+from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.methods.meta_pseudo_label.episodes import UnlabelledBatch
+
 VOCAB, LAYERS = 30000, 6
 TARGETS = {"exact": 3.5, "finite_difference": 2.3}
 
@@ -51,21 +54,26 @@ def soft_update(folder: Path, rows: int, hypergradient: str, labelled: bool) -> 
 STREAMS = ("unlabelled", "support", "query")
 
 
-def micro_step(batch: dict[str, Any], labelled: bool) -> dict[str, Any]:
+def micro_step(batch: TokenBatch, labelled: bool) -> UnlabelledBatch:
     """Return masked rows in the form of the task: with a leading axis of micro-steps."""
-    rows = len(batch["tokens"])
-    every = {name: batch[name][None] for name in ("tokens", "positions", "targets")}
+    rows = len(batch.tokens)
+    positions, targets = batch.positions[None], batch.targets[None]
     if labelled:
-        every["positions"] = torch.arange(LENGTH).expand(1, rows, -1).clone()
-        every["targets"] = torch.full((1, rows, LENGTH), 2)
+        positions = torch.arange(LENGTH).expand(1, rows, -1).clone()
+        targets = torch.full((1, rows, LENGTH), 2)
     sizes = {
-        "targets": (every["targets"] >= 0).sum((1, 2)),
+        "targets": (targets >= 0).sum((1, 2)),
         "tokens": torch.tensor([rows * LENGTH]),
         "rows": torch.tensor([rows]),
     }
-    # Which text is masked does not matter for the speed.
-    every["original"] = every["tokens"]
-    return every | {"padding": None, "sizes": sizes, "rows": np.arange(rows)[None]}
+    return UnlabelledBatch(
+        tokens=batch.tokens[None],
+        original=batch.tokens[None],  # which text is masked does not matter for the speed
+        positions=positions,
+        targets=targets,
+        sizes=sizes,
+        rows=np.arange(rows)[None],
+    )
 
 
 def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure]:

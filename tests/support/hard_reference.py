@@ -82,13 +82,13 @@ def reward_of_step(
     tuned = copy.deepcopy(student)
     (support,), (query,) = (batches[n][0] for n in ("support", "query"))
     if bench.config.criterion.inner_steps:
-        with bench.replay(support["rows"][c], update, draws[0]):
+        with bench.replay(support.rows[c], update, draws[0]):
             loss = labelled_loss(tuned, weights_of(tuned), support, c)
         grads = gradient(tuned, loss)
         with torch.no_grad():
             for p, g in zip(tuned.parameters(), grads):
                 p -= 0.1 * g
-    with bench.replay(query["rows"][c], update, draws[-1]):
+    with bench.replay(query.rows[c], update, draws[-1]):
         loss = labelled_loss(tuned, weights_of(tuned), query, c)
     return gradient(tuned, loss), loss.detach()
 
@@ -122,7 +122,7 @@ def written_out(
             student.load_state_dict(start[0])
             adamw.load_state_dict(copy.deepcopy(start[1]))
         before = flat(student.parameters())
-        with bench.replay(text["rows"][c], update, mine[0]):
+        with bench.replay(text.rows[c], update, mine[0]):
             loss = pseudo_loss(student, x, y)
         student.zero_grad()
         loss.backward()
@@ -146,10 +146,10 @@ def written_out(
         wanted.products.append(product.item())
 
         pads = torch.zeros_like(x, dtype=torch.bool)
-        if text["padding"] is not None:
-            pads = text["padding"][c]
-        with bench.replay(text["rows"][c], update, "teacher"):
-            hidden = teacher.encoder(text["original"][c], pads)
+        if text.padding is not None:
+            pads = text.padding[c]
+        with bench.replay(text.rows[c], update, "teacher"):
+            hidden = teacher.encoder(text.original[c], pads)
             scores = [teacher.predict(hidden, head=name)[~pads] for name in ("x", "y")]
             ce = 0.5 * F.cross_entropy(scores[0], x[~pads])
             ce = ce + 0.5 * F.cross_entropy(scores[1], y[~pads])

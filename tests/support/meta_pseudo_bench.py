@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core import plugins, random_streams
+from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.engine.engine import Engine, Logs
@@ -58,8 +59,8 @@ class Bench:
             self.steps.append((name, [None if g is None else g.detach().clone() for g in grads]))
             return step(name, grads)
 
-        def seen(batch: dict, draw: Any, *rest: Any, **more: Any) -> Any:
-            self.passes.append((batch.get("stream", ""), draw))
+        def seen(batch: Batch, draw: Any, *rest: Any, **more: Any) -> Any:
+            self.passes.append((batch.stream, draw))
             return enter(batch, draw, *rest, **more)
 
         self.engine.step = noted  # type: ignore[method-assign]

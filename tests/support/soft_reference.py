@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from metaseq_lm.core.batch import CopiesBatch
 from metaseq_lm.tasks import Batches
 
 Weights = dict[str, Tensor]
@@ -84,25 +85,25 @@ def slope(loss: Tensor, at: Weights) -> Weights:
     return dict(zip(at, grads))
 
 
-def labelled_loss(student: Any, weights: Weights, batch: dict, c: int) -> Tensor:
+def labelled_loss(student: Any, weights: Weights, batch: CopiesBatch, c: int) -> Tensor:
     """Return the mean CE over the targets of micro-step c of a support or query batch."""
-    pads = None if batch["padding"] is None else batch["padding"][c]
-    logits = functional_call(student, weights, (batch["tokens"][c], pads))
+    pads = None if batch.padding is None else batch.padding[c]
+    logits = functional_call(student, weights, (batch.tokens[c], pads))
     losses = []
-    for row, (at, targets) in enumerate(zip(batch["positions"][c], batch["targets"][c])):
+    for row, (at, targets) in enumerate(zip(batch.positions[c], batch.targets[c])):
         for position, target in zip(at.tolist(), targets.tolist()):
             if target >= 0:
                 losses.append(-logits[row, position].log_softmax(-1)[target])
     return torch.stack(losses).mean()
 
 
-def pseudo_loss(bench: Bench, theta0: Weights, batch: dict, c: int) -> Tensor:
+def pseudo_loss(bench: Bench, theta0: Weights, batch: CopiesBatch, c: int) -> Tensor:
     """Return the student's mean soft CE on the teacher's soft pair."""
     teacher, student = bench.model["teacher"], bench.model["student"]
-    text = batch["original"][c]
+    text = batch.original[c]
     pads = torch.zeros_like(text, dtype=torch.bool)
-    if batch["padding"] is not None:
-        pads = batch["padding"][c]
+    if batch.padding is not None:
+        pads = batch.padding[c]
     hidden = teacher.encoder(text, pads)
     soft_x = teacher.predict(hidden, head="x").softmax(-1)
     soft_y = teacher.predict(hidden, head="y").softmax(-1)
@@ -113,14 +114,14 @@ def pseudo_loss(bench: Bench, theta0: Weights, batch: dict, c: int) -> Tensor:
     return losses[~pads].sum() / (soft_y.sum(-1)[~pads]).sum()
 
 
-def auxiliary_loss(bench: Bench, batch: dict, c: int) -> Tensor:
+def auxiliary_loss(bench: Bench, batch: CopiesBatch, c: int) -> Tensor:
     """Return the teacher's two masked-LM pairs, each half x and half y, of micro-step c."""
     teacher = bench.model["teacher"]
-    text, masked = batch["original"][c].clone(), batch["tokens"][c]
+    text, masked = batch.original[c].clone(), batch.tokens[c]
     text[:, 0] = bench.task.vocabulary.index("[CLS1]")
     pads = torch.zeros_like(text, dtype=torch.bool)
-    if batch["padding"] is not None:
-        pads = batch["padding"][c]
+    if batch.padding is not None:
+        pads = batch.padding[c]
     hidden = teacher.encoder(torch.stack([text, masked], 1), torch.stack([pads, pads], 1))
     x = teacher.predict(hidden, head="x")
     y = teacher.predict(hidden, head="y")
@@ -130,7 +131,7 @@ def auxiliary_loss(bench: Bench, batch: dict, c: int) -> Tensor:
         F.cross_entropy(x[:, 1][~pads], masked[~pads]),
     ]
     hidden_ones = []
-    for row, (at, targets) in enumerate(zip(batch["positions"][c], batch["targets"][c])):
+    for row, (at, targets) in enumerate(zip(batch.positions[c], batch.targets[c])):
         chosen = {p: t for p, t in zip(at.tolist(), targets.tolist()) if t >= 0}
         hidden_ones += [-y[row, 1, p].log_softmax(-1)[t] for p, t in chosen.items()]
     return 0.5 * (sum(losses) + torch.stack(hidden_ones).mean())
@@ -152,7 +153,7 @@ def unrolled(bench: Bench, batches: Batches, update: int, draws: list[Any]) -> W
 
     for c in range(copies):
         theta0 = {n: p.clone().requires_grad_() for n, p in start.items()}
-        with bench.replay(text["rows"][c], update, draws[0]):
+        with bench.replay(text.rows[c], update, draws[0]):
             pseudo = pseudo_loss(bench, theta0, text, c)
         grad0 = slope(pseudo / copies, theta0)
         after = moments
@@ -164,15 +165,15 @@ def unrolled(bench: Bench, batches: Batches, update: int, draws: list[Any]) -> W
             theta1 = {n: start[n] - criterion.inner_lr * g for n, g in moving.items()}
         theta2 = theta1
         if criterion.inner_steps:
-            with bench.replay(support["rows"][c], update, draws[1]):
+            with bench.replay(support.rows[c], update, draws[1]):
                 grad1 = slope(labelled_loss(student, theta1, support, c), theta1)
             if criterion.finetune_step == "adamw":
                 theta2, _ = adamw(bench, theta1, grad1, after, lr)
             else:
                 theta2 = {n: theta1[n] - criterion.inner_lr * g for n, g in grad1.items()}
-        with bench.replay(query["rows"][c], update, draws[-2]):
+        with bench.replay(query.rows[c], update, draws[-2]):
             loss = labelled_loss(student, theta2, query, c)
-        with bench.replay(text["rows"][c], update, draws[-1]):
+        with bench.replay(text.rows[c], update, draws[-1]):
             own = auxiliary_loss(bench, text, c)
         for name, value in (("meta", criterion.meta_weight * loss), ("auxiliary", own)):
             total[name] = total.get(name, torch.zeros(())) + value / copies

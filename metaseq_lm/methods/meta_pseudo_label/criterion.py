@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.batch import CopiesBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import copy_sums, labelled_terms
 from metaseq_lm.engine import vectors
+from metaseq_lm.methods.meta_pseudo_label.episodes import UnlabelledBatch
 from metaseq_lm.methods.meta_pseudo_label.fused import cross_entropy, soft_cross_entropy
 from metaseq_lm.methods.meta_pseudo_label.virtual_steps import decoupled_decay
 from metaseq_lm.models.layers import current_context
@@ -74,7 +75,7 @@ class SoftConfig:
     hypergradient: str = option(
         "exact", "exact or finite_difference", choices=("exact", "finite_difference")
     )
-    difference_step: float = option(1e-5, "relative displacement of finite differences")
+    difference_step: float = option(1e-5, "relative displacement of finite differences", above=0)
     divide_virtual: bool = option(
         True,
         "a virtual pre-training step takes a micro-step's gradient divided by their number (the code); "
@@ -82,64 +83,63 @@ class SoftConfig:
     )
 
 
-def copies(batch: Batch) -> int:
-    """Return C, the number of micro-steps of the update that a batch is of."""
-    return batch.get("copies", batch["tokens"].shape[0])
-
-
-def per_update(terms: Terms, batch: Batch) -> Terms:
+def per_update(terms: Terms, batch: CopiesBatch) -> Terms:
     """Weight terms by 1/C, so that an update takes the mean over its micro-steps."""
-    return {n: Term(t.sum, t.per, t.weight / copies(batch)) for n, t in terms.items()}
+    return {n: Term(t.sum, t.per, t.weight / batch.copy_count) for n, t in terms.items()}
 
 
-def student_mlm(student: nn.Module, batch: Batch) -> Terms:
+def student_mlm(student: nn.Module, batch: CopiesBatch) -> Terms:
     """Return the masked-LM terms of the student on an update's masked rows (C, B, S)."""
-    logits = student(batch["tokens"], batch["padding"], batch["positions"])
+    logits = student(batch.tokens, batch.padding, batch.positions)
     return per_update(labelled_terms(logits, batch), batch)
 
 
-def labelled(student: Callable[..., Tensor], batch: Batch, weight: float = 1.0) -> Terms:
+def labelled(student: Callable[..., Tensor], batch: TokenBatch, weight: float = 1.0) -> Terms:
     """Return CE(y, S(x)) of support or query rows (equations 2 and 3)."""
-    logits = student(batch["tokens"], batch["padding"], batch["positions"])
-    loss = copy_sums(cross_entropy(logits, batch["targets"]), batch)
+    assert batch.targets is not None
+    logits = student(batch.tokens, batch.padding, batch.positions)
+    loss = copy_sums(cross_entropy(logits, batch.targets), batch)
     return {"query": Term(loss, "targets", weight)}
 
 
-def teacher_logits(teacher: TransformerLM, batch: Batch) -> tuple[Tensor, Tensor]:
+def teacher_logits(teacher: TransformerLM, batch: UnlabelledBatch) -> tuple[Tensor, Tensor]:
     """Return the teacher's two logits (C, B, S, V) for the unlabelled rows."""
-    hidden = teacher.encoder(batch["original"], batch["padding"])
+    hidden = teacher.encoder(batch.original, batch.padding)
     return teacher.predict(hidden, head="x"), teacher.predict(hidden, head="y")
 
 
-def outside(batch: Batch) -> Tensor:
+def padding_of(batch: UnlabelledBatch) -> Tensor:
     """Return where unlabelled rows are padding, boolean (C, B, S)."""
-    if batch["padding"] is None:
-        return torch.zeros_like(batch["original"], dtype=torch.bool)
-    return batch["padding"]
+    if batch.padding is None:
+        return torch.zeros_like(batch.original, dtype=torch.bool)
+    return batch.padding
 
 
-def auxiliary(teacher: TransformerLM, batch: Batch, task_token: int) -> Terms:
+def auxiliary(teacher: TransformerLM, batch: UnlabelledBatch, task_token: int) -> Terms:
     """Return the teacher's masked-LM losses (section 3.4), two pairs of half cross-entropies.
 
     From x with the MLM task token it is to give (x masked, x); from x masked, (x masked, y).
     """
-    original = batch["original"].clone()
+    assert batch.targets is not None
+    original = batch.original.clone()
     original[..., 0] = task_token
-    masked, padding = batch["tokens"], outside(batch)
+    masked, padding = batch.tokens, padding_of(batch)
     both = torch.stack([original, masked], dim=-2)  # (C, B, 2, S)
-    mask = None if batch["padding"] is None else torch.stack([padding, padding], dim=-2)
+    mask = None if batch.padding is None else torch.stack([padding, padding], dim=-2)
     hidden = teacher.encoder(both, mask)
-    wanted = masked.masked_fill(padding, -1)
-    given, hid = hidden.unbind(-3)
-    x = cross_entropy(teacher.predict(hidden, head="x"), torch.stack([wanted, wanted], dim=-2))
-    y_given = cross_entropy(teacher.predict(given, head="y"), original.masked_fill(padding, -1))
-    y_hidden = cross_entropy(teacher.predict(hid, batch["positions"], "y"), batch["targets"])
-    half = 0.5 / copies(batch)
+    x_targets = masked.masked_fill(padding, -1)
+    of_original, of_masked = hidden.unbind(-3)
+    x_logits = teacher.predict(hidden, head="x")
+    x = cross_entropy(x_logits, torch.stack([x_targets, x_targets], dim=-2))
+    y_logits = teacher.predict(of_original, head="y")
+    y_copy = cross_entropy(y_logits, original.masked_fill(padding, -1))
+    y_masked = cross_entropy(teacher.predict(of_masked, batch.positions, "y"), batch.targets)
+    half = 0.5 / batch.copy_count
     return {
         # Two rows per text: the mean of both pairs is logged, their sum counts.
         "teacher_x": Term(copy_sums(x, batch) / 2, "tokens", 2 * half),
-        "teacher_copy": Term(copy_sums(y_given, batch), "tokens", half),
-        "teacher_mlm": Term(copy_sums(y_hidden, batch), "targets", half),
+        "teacher_copy": Term(copy_sums(y_copy, batch), "tokens", half),
+        "teacher_mlm": Term(copy_sums(y_masked, batch), "targets", half),
     }
 
 
@@ -149,28 +149,26 @@ class HardLabels(Criterion):
 
     config: HardConfig
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         """Return the student's masked-LM terms; that is what validation looks at."""
-        return labelled_terms(model(batch["tokens"], batch["padding"], batch["positions"]), batch)
+        return labelled_terms(model(batch.tokens, batch.padding, batch.positions), batch)
 
-    def sample(self, teacher: TransformerLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    def sample(self, teacher: TransformerLM, batch: UnlabelledBatch) -> tuple[Tensor, Tensor]:
         """Draw a pair (C, B, S) each, every position from its softmax; padding is copied."""
-        pads, original = outside(batch), batch["original"]
+        pads, original = padding_of(batch), batch.original
         x, y = (draw(logits) for logits in teacher_logits(teacher, batch))
         return torch.where(pads, original, x), torch.where(pads, original, y)
 
-    def reinforce(self, teacher: TransformerLM, batch: Batch, rewards: Tensor) -> Terms:
+    def reinforce(self, teacher: TransformerLM, batch: UnlabelledBatch, rewards: Tensor) -> Terms:
         """Return reward * CE of the sampled pair under the teacher (equation 6); rewards (C,)."""
-        pads = outside(batch)
-        scores = teacher_logits(teacher, batch)
-        losses = [
-            cross_entropy(logits, batch[name].masked_fill(pads, -1))
-            for logits, name in zip(scores, ("sampled_x", "sampled_y"))
-        ]
-        total = copy_sums(0.5 * (losses[0] + losses[1]), batch)
-        return {
-            "reinforce": Term(total, "tokens", self.config.meta_weight * rewards / copies(batch))
-        }
+        assert batch.sampled_x is not None and batch.sampled_y is not None
+        pads = padding_of(batch)
+        logits_x, logits_y = teacher_logits(teacher, batch)
+        loss_x = cross_entropy(logits_x, batch.sampled_x.masked_fill(pads, -1))
+        loss_y = cross_entropy(logits_y, batch.sampled_y.masked_fill(pads, -1))
+        total = copy_sums(0.5 * (loss_x + loss_y), batch)
+        weight = self.config.meta_weight * rewards / batch.copy_count
+        return {"reinforce": Term(total, "tokens", weight)}
 
     def origin(self, optimizer: Optimizer, weights: Tensor) -> Tensor:
         """Return from where the student's next step is measured: its weights (P,) before it.
@@ -201,34 +199,32 @@ class SoftLabels(Criterion):
     """Probabilities as pairs (section 3.3)."""
 
     def __init__(self, config: SoftConfig) -> None:
-        self.config = config
+        super().__init__(config)
         if config.finetune_step == "adamw" and config.pretrain_step == "sgd":
             raise UsageError("criterion.finetune_step=adamw goes on from pretrain_step=adamw")
         differences = config.hypergradient == "finite_difference"
         # 0 stands for exact.
         self.difference_step = config.difference_step if differences else 0.0
-        if differences and not config.difference_step > 0:
-            raise UsageError(
-                f"criterion.difference_step must be above 0, got {config.difference_step}"
-            )
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         """Return the student's masked-LM terms; that is what validation looks at."""
-        return labelled_terms(model(batch["tokens"], batch["padding"], batch["positions"]), batch)
+        return labelled_terms(model(batch.tokens, batch.padding, batch.positions), batch)
 
-    def distil(self, student: Callable[..., Tensor], teacher: TransformerLM, batch: Batch) -> Terms:
+    def distil(
+        self, student: Callable[..., Tensor], teacher: TransformerLM, batch: UnlabelledBatch
+    ) -> Terms:
         """Return the student's cross-entropy with the teacher's target on the teacher's input.
 
         The padding is that of the unlabelled rows; the input may put mass on any token.
         """
         scores_x, scores_y = teacher_logits(teacher, batch)
-        predicted = student(scores_x.softmax(-1), batch["padding"])  # (C, B, S, V)
-        pads = outside(batch)
+        predicted = student(scores_x.softmax(-1), batch.padding)  # (C, B, S, V)
+        pads = padding_of(batch)
         if self.config.fixed_y:
-            losses = cross_entropy(predicted, batch["original"].masked_fill(pads, -1))
+            losses = cross_entropy(predicted, batch.original.masked_fill(pads, -1))
         else:
             losses = soft_cross_entropy(predicted, scores_y.softmax(-1)).masked_fill(pads, 0.0)
-        return {"pseudo": Term(copy_sums(losses, batch), "tokens", 1.0 / copies(batch))}
+        return {"pseudo": Term(copy_sums(losses, batch), "tokens", 1.0 / batch.copy_count)}
 
 
 def reward_of(

@@ -8,104 +8,116 @@ Shapes: C micro-steps of an update, B batch, S length, M targets per row.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
-from omegaconf import DictConfig
+import torch
 from torch import Tensor
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Batch, Logs
-from metaseq_lm.core.checks import check_choice, check_least
+from metaseq_lm.core.batch import CopiesBatch, Logs, TokenBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
 from metaseq_lm.data.corpus.rows import Corpus, padding_of
 from metaseq_lm.data.labelled.token_labels import STRIDE, TokenLabels
-from metaseq_lm.data.streams import Shard, draw_below, noise_rows, tensors
+from metaseq_lm.data.streams import Shard, draw_below, noise_rows
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.tasks.finetuning import different_sets
 
 # x, lengths, positions of the targets, targets (-1 = none): the common format of a labelled row.
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 UNLABELLED, MLM = 0, 1  # numbers of the task tokens; labelled sets follow
-
-AT_LEAST_0 = ("copies_at_once", "pairs", "reward_interval")
-AT_LEAST_1 = ("batches_per_update", "samples_per_task")
 
 
 @dataclass
 class MetaPseudoLabelConfig:
     """Data of the meta-learned objectives; the defaults are those of Two Moons (paper tables 4, 5)."""
 
-    labelled: list[str] = field(
-        default_factory=list,
-        metadata={"help": "labelled sets in DATA; set i has task token [CLS2+i], see task_tokens"},
+    labelled: list[str] = option(
+        [], "labelled sets in DATA; set i has task token [CLS2+i], see task_tokens"
     )
-    task_tokens: list[int] = field(
-        default_factory=list,
-        metadata={
-            "help": "n of the task token [CLSn], per set (default: 2, 3, ...); so that a set keeps its "
-            "number where another is left out"
-        },
+    task_tokens: list[int] = option(
+        [],
+        "n of the task token [CLSn], per set (default: 2, 3, ...); so that a set keeps its number "
+        "where another is left out",
     )
-    class_tokens: list[int] = field(
-        default_factory=list,
-        metadata={
-            "help": "n of the token [CLSn] of class 1, per set (default: the set's own; the authors' code "
-            "gives CB the 4 of COPA)"
-        },
+    class_tokens: list[int] = option(
+        [],
+        "n of the token [CLSn] of class 1, per set (default: the set's own; the authors' code gives "
+        "CB the 4 of COPA)",
     )
     include_mlm_task: Optional[bool] = option(
         None, "masked text as one more labelled task (null = with soft labels only, as the paper)"
     )
     batch_size: int = option(4, "samples of a micro-step", at_least=1)
-    batches_per_update: int = option(4, "micro-steps of an update")
+    batches_per_update: int = option(4, "micro-steps of an update", at_least=1)
     copies_at_once: int = option(
-        0, "soft labels: micro-steps computed side by side (0 = all; 1 takes least memory)"
+        0,
+        "soft labels: micro-steps computed side by side (0 = all; 1 takes least memory)",
+        at_least=0,
     )
-    samples_per_task: int = option(4, "successive samples that share a labelled task")
+    samples_per_task: int = option(4, "successive samples that share a labelled task", at_least=1)
     tokens_per_sample: int = option(34, "longest row, with its special tokens")
     stride: int = option(STRIDE, "tokens that windows of a long labelled row share")
     sample_break_mode: str = option("eos", "eos: a line is a row; none: windows of the stream")
     mask_prob: float = option(0.15, "share of the tokens that are targets")
     random_token_prob: float = option(0.1, "share of those that become a random token")
     leave_unmasked_prob: float = option(0.1, "share of those that stay")
-    mlm_label_mask: str = option("y", "y: loss at masked positions; x: everywhere (authors' code)")
+    mlm_label_mask: str = option(
+        "y", "y: loss at masked positions; x: everywhere (authors' code)", choices=("y", "x")
+    )
     valid_size: int = option(
         128, "rows of the validation split that are used (0 = all)", at_least=0
     )
-    pairs: int = option(3, "texts whose pairs are logged after each validation (0 = none)")
-    reward_interval: int = option(1000, "samples between logged rewards of masked_lm (0 = never)")
+    pairs: int = option(
+        3, "texts whose pairs are logged after each validation (0 = none)", at_least=0
+    )
+    reward_interval: int = option(
+        1000, "samples between logged rewards of masked_lm (0 = never)", at_least=0
+    )
+
+
+@dataclass(kw_only=True)
+class UnlabelledBatch(CopiesBatch):
+    """Unlabelled texts; `tokens`, `positions` and `targets` are those of the masked rows.
+
+    Attributes:
+        original: The texts x with [CLS0] (C, B, S).
+        sampled_x: Inputs that the teacher has sampled (C, B, S); None before it has.
+        sampled_y: Targets that the teacher has sampled (C, B, S); None before it has.
+    """
+
+    original: Tensor
+    sampled_x: Optional[Tensor] = None
+    sampled_y: Optional[Tensor] = None
 
 
 class WindowStream:
     """A stream whose global batch is one update: rows (C, B), numbered through the run."""
 
     def __init__(
-        self, name: str, copies: int, batch_size: int, collate: Callable[[np.ndarray], Batch]
+        self, name: str, copies: int, batch_size: int, collate: Callable[[np.ndarray], CopiesBatch]
     ) -> None:
         self.name = name
         self.copies = copies
         self.batch_size = batch_size
         self.collate = collate
 
-    def micro_batches(self, number: int, shard: Shard) -> list[Batch]:
+    def micro_batches(self, number: int, shard: Shard) -> list[CopiesBatch]:
         """Return this replica's part of update `number`, cut along B."""
         within = np.arange(self.copies * self.batch_size).reshape(self.copies, -1)  # (C, B)
-        whole = self.collate(number * within.size + within)
+        samples = number * within.size + within
         # Collated whole and then cut, so that all parts have one width (see streams.Stream).
-        arrays = {name: value for name, value in whole.items() if isinstance(value, np.ndarray)}
+        whole = self.collate(samples).replace(
+            rows=noise_rows(self.name, within), samples=samples, stream=self.name
+        )
         batches = []
         for columns in shard.parts(self.batch_size):
-            part = whole | {name: value[:, columns] for name, value in arrays.items()}
-            part["sizes"] = sizes_of(part)
-            rows = within[:, columns]
-            about = {"rows": noise_rows(self.name, rows), "samples": number * within.size + rows}
-            batches.append(tensors(part) | about | {"stream": self.name})
+            part = whole.map_arrays(lambda array, columns=columns: array[:, columns])
+            batches.append(part.replace(sizes=sizes_of(part)))
         return batches
 
     @property
@@ -117,16 +129,16 @@ class WindowStream:
 class Unlabelled:
     """Draws unlabelled rows and masks them (CLS and SEP can be targets; CLS is never hidden)."""
 
-    def __init__(self, corpus: Corpus, how: Masking, seed: int) -> None:
+    def __init__(self, corpus: Corpus, masking: Masking, seed: int) -> None:
         self.corpus = corpus
-        self.how = how
+        self.masking = masking
         self.seed = seed
         self.total = int(corpus.lengths.sum())
 
     def mask(self, texts: np.ndarray, keys: np.ndarray, width: int = 0) -> Rows:
         """Return masked rows of the texts with task token [CLS1], and their targets."""
         tokens, lengths = self.corpus.rows(texts, MLM, width)
-        masked, positions, targets = mask_tokens(tokens, lengths, keys, self.how)
+        masked, positions, targets = mask_tokens(tokens, lengths, keys, self.masking)
         masked[:, 0] = self.corpus.vocabulary.cls(MLM)
         return masked, lengths, positions, targets
 
@@ -154,17 +166,17 @@ class Unlabelled:
         behind = other >= self.corpus.starts[support]
         return self.text_at(other + np.where(behind, self.corpus.lengths[support], 0))
 
-    def __call__(self, samples: np.ndarray) -> Batch:
-        """Return x ("original", with [CLS0]), its masked form and the targets of samples (C, B)."""
+    def __call__(self, samples: np.ndarray) -> UnlabelledBatch:
+        """Return the texts of samples (C, B), and their masked form with its targets."""
         shape, flat = samples.shape, samples.ravel()
         texts = self.draw(flat)
         masked, lengths, positions, targets = self.mask(
             texts, random_streams.row_keys(random_streams.key(self.seed, "masks"), flat)
         )
         original, _ = self.corpus.rows(texts, cls=UNLABELLED)
-        batch = common_format(shape, (masked, lengths, positions, targets))
-        batch["original"] = original.reshape(*shape, -1)
-        return batch | {"sizes": sizes_of(batch)}
+        rows = common_format(shape, (masked, lengths, positions, targets))
+        batch = UnlabelledBatch(**rows, original=original.reshape(*shape, -1))
+        return batch.replace(sizes=sizes_of(batch))
 
 
 class Labelled:
@@ -203,7 +215,7 @@ class Labelled:
         other = draw_below(random_streams.key(self.seed, name, "query"), samples, count - 1)
         return other + (other >= support)
 
-    def __call__(self, query: bool, samples: np.ndarray) -> Batch:
+    def __call__(self, query: bool, samples: np.ndarray) -> CopiesBatch:
         """Return the support or query rows of samples (C, B)."""
         flat = samples.ravel()
         tasks = self.tasks_of(flat)
@@ -214,7 +226,8 @@ class Labelled:
                 self.mlm_rows(flat[at], query) if task < 0 else self.set_rows(task, flat[at], query)
             )
             parts.append((at, rows))
-        return common_format(samples.shape, merge(parts, len(flat)))
+        batch = CopiesBatch(**common_format(samples.shape, merge(parts, len(flat))))
+        return batch.replace(sizes=sizes_of(batch))
 
     def set_rows(self, task: int, samples: np.ndarray, query: bool) -> Rows:
         """Return rows of one labelled set, of a long one a random window; every position is a target."""
@@ -245,16 +258,8 @@ class Labelled:
         return masked, lengths, np.where(inside, at, 0), everywhere
 
 
-def check_options(options: DictConfig) -> None:
-    """Raise UsageError for no or twice the same labelled set, an unknown mask, numbers that are too small."""
-    for least, names in enumerate((AT_LEAST_0, AT_LEAST_1)):
-        check_least({f"task.{name}": getattr(options, name) for name in names}, least)
-    check_choice("task.mlm_label_mask", options.mlm_label_mask, ("y", "x"))
-    different_sets(options.labelled)
-
-
 def labelled_sets(
-    folder: Path, split: str, vocabulary: Vocabulary, options: DictConfig
+    folder: Path, split: str, vocabulary: Vocabulary, options: MetaPseudoLabelConfig
 ) -> list[TokenLabels]:
     """Return a split of each labelled set of a task's `options`.
 
@@ -277,12 +282,12 @@ def labelled_sets(
     return sets
 
 
-def per_set(options: DictConfig, name: str, usual: Iterable[int]) -> list[int]:
-    """Return a number for each labelled set: those of task.`name`, or `usual` where it is empty."""
-    given, count = list(getattr(options, name)), len(options.labelled)
-    if given and len(given) != count:
-        raise UsageError(f"task.{name} has {len(given)} entries for {count} labelled sets")
-    return given or list(usual)
+def per_set(options: MetaPseudoLabelConfig, name: str, default: Iterable[int]) -> list[int]:
+    """Return a number for each labelled set: those of task.`name`, or `default` where it is empty."""
+    numbers, count = list(getattr(options, name)), len(options.labelled)
+    if numbers and len(numbers) != count:
+        raise UsageError(f"task.{name} has {len(numbers)} entries for {count} labelled sets")
+    return numbers or list(default)
 
 
 def merge(parts: list[tuple[np.ndarray, Rows]], count: int) -> Rows:
@@ -301,26 +306,26 @@ def merge(parts: list[tuple[np.ndarray, Rows]], count: int) -> Rows:
     return tokens, lengths, positions, targets
 
 
-def common_format(shape: tuple[int, ...], rows: Rows) -> Batch:
-    """Return rows (C*B, ...) as a batch with axes (C, B, ...); its sizes are per micro-step, (C,)."""
+def common_format(shape: tuple[int, ...], rows: Rows) -> dict[str, Any]:
+    """Return rows (C*B, ...) as the fields of a CopiesBatch, with axes (C, B, ...)."""
     tokens, lengths, positions, targets = rows
     padding = padding_of(lengths, tokens.shape[1])
-    batch: Batch = {
+    return {
         "tokens": tokens.reshape(*shape, -1),
         "padding": None if padding is None else padding.reshape(*shape, -1),
         "positions": positions.reshape(*shape, -1),
         "targets": targets.reshape(*shape, -1),
     }
-    return batch | {"sizes": sizes_of(batch)}
 
 
-def sizes_of(batch: Batch) -> dict[str, np.ndarray]:
-    """Return the sizes of a batch (C, B, ...): targets, rows, and for unlabelled rows tokens; (C,)."""
-    copies, rows, width = batch["tokens"].shape
-    sizes = {"targets": (batch["targets"] >= 0).sum((1, 2)), "rows": np.full(copies, rows)}
-    if "original" in batch:
-        padding = batch["padding"]
-        everything = np.full(copies, rows * width)
+def sizes_of(batch: CopiesBatch) -> dict[str, Tensor]:
+    """Return the sizes of a batch: targets, rows, and for unlabelled rows tokens; (C,) each."""
+    assert batch.targets is not None
+    copies, rows, width = batch.tokens.shape
+    sizes = {"targets": (batch.targets >= 0).sum((1, 2)), "rows": torch.full((copies,), rows)}
+    if isinstance(batch, UnlabelledBatch):
+        padding = batch.padding
+        everything = torch.full((copies,), rows * width)
         sizes["tokens"] = everything if padding is None else (~padding).sum((1, 2))
     return sizes
 
@@ -329,7 +334,7 @@ def streams(
     unlabelled: Unlabelled, labelled: Labelled, copies: int, batch_size: int
 ) -> dict[str, WindowStream]:
     """Return the three streams of an update."""
-    collates: dict[str, Callable[[np.ndarray], Batch]] = {
+    collates: dict[str, Callable[[np.ndarray], CopiesBatch]] = {
         "unlabelled": unlabelled,
         "support": partial(labelled, False),
         "query": partial(labelled, True),
@@ -337,59 +342,63 @@ def streams(
     return {n: WindowStream(n, copies, batch_size, c) for n, c in collates.items()}
 
 
-def masked_rows(unlabelled: Unlabelled, samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+def masked_rows(
+    unlabelled: Unlabelled, samples: np.ndarray, keys: np.ndarray, width: int
+) -> TokenBatch:
     """Return masked rows of the corpus in their own order, for validation."""
     masked, lengths, positions, targets = unlabelled.mask(samples, keys, width)
-    return {
-        "tokens": masked,
-        "padding": padding_of(lengths, masked.shape[1]),
-        "positions": positions,
-        "targets": targets,
-        "sizes": {"targets": int((targets >= 0).sum()), "rows": len(samples)},
-    }
+    return TokenBatch(
+        tokens=masked,
+        padding=padding_of(lengths, masked.shape[1]),
+        positions=positions,
+        targets=targets,
+        sizes={"targets": int((targets >= 0).sum()), "rows": len(samples)},
+    )
 
 
 # ------------------------------------------------------------------------ parts of an update
 
 
-def copies_of(batch: Batch, chosen: slice) -> Batch:
-    """Return some of the micro-steps of a batch (C, B, ...); "copies" still is the number of all."""
-    copies = len(batch["tokens"])
+def copies_of(batch: CopiesBatch, chosen: slice) -> CopiesBatch:
+    """Return some of the micro-steps of a batch."""
+    copies = len(batch.tokens)
     if chosen == slice(0, copies):
         return batch
-    part = {
-        name: value[chosen] if isinstance(value, (Tensor, np.ndarray)) else value
-        for name, value in batch.items()
-    }
-    sizes = {name: size[chosen] for name, size in batch["sizes"].items()}
-    return part | {"sizes": sizes, "copies": copies}
+    sizes = {name: size[chosen] for name, size in batch.sizes.items()}
+    part = batch.map_arrays(lambda array: array[chosen])
+    return part.replace(sizes=sizes, copies=copies)
 
 
-def micro_step_of(batch: Batch, number: int) -> Batch:
+def micro_step_of(batch: CopiesBatch, number: int) -> TokenBatch:
     """Return one micro-step of a labelled batch, without the leading axis C."""
-    inputs = {
-        name: None if batch[name] is None else batch[name][number]
-        for name in ("tokens", "padding", "positions", "targets")
-    }
-    sizes = {name: size[number] for name, size in batch["sizes"].items()}
-    return inputs | {"sizes": sizes, "rows": batch["rows"][number]}
+    assert batch.positions is not None and batch.targets is not None and batch.rows is not None
+    return TokenBatch(
+        tokens=batch.tokens[number],
+        padding=None if batch.padding is None else batch.padding[number],
+        positions=batch.positions[number],
+        targets=batch.targets[number],
+        sizes={name: size[number] for name, size in batch.sizes.items()},
+        rows=batch.rows[number],
+    )
 
 
-def pseudo_batch(batch: Batch, tokens: Tensor, targets: Tensor, number: int, pad: int) -> Batch:
+def pseudo_batch(
+    batch: CopiesBatch, tokens: Tensor, targets: Tensor, number: int, pad: int
+) -> TokenBatch:
     """Return the sampled pair of one micro-step as a labelled batch.
 
     A sampled [PAD] inside the text becomes padding of the student's input, and no target.
     """
+    assert batch.rows is not None
     padding = tokens == pad
     targets = targets.masked_fill(padding, -1)
-    return {
-        "tokens": tokens,
-        "padding": padding,
-        "positions": None,
-        "targets": targets,
-        "sizes": {"targets": (targets >= 0).sum()},
-        "rows": batch["rows"][number],
-    }
+    return TokenBatch(
+        tokens=tokens,
+        padding=padding,
+        targets=targets,
+        sizes={"targets": (targets >= 0).sum()},
+        rows=batch.rows[number],
+    )
 
 
 def leaf(tensor: Optional[Tensor]) -> Tensor:
@@ -398,6 +407,6 @@ def leaf(tensor: Optional[Tensor]) -> Tensor:
     return tensor.detach().requires_grad_()
 
 
-def merged(total: Logs, more: Logs, share: float) -> Logs:
-    """Return total + share * more, name by name."""
-    return {name: total.get(name, 0.0) + share * value for name, value in more.items()}
+def merged(total: Logs, part: Logs, share: float) -> Logs:
+    """Return total + share * part, name by name."""
+    return {name: total.get(name, 0.0) + share * value for name, value in part.items()}

@@ -54,13 +54,13 @@ def log_sums(logits: Tensor) -> Tensor:
     return torch.cat([logits[at].logsumexp(-1, keepdim=True) for at in blocks(logits)])
 
 
-def curved(logits: Tensor, log_sum: Tensor, scale: Tensor, vector: Tensor) -> Tensor:
+def softmax_hvp(logits: Tensor, log_sum: Tensor, scale: Tensor, vector: Tensor) -> Tensor:
     """Return scale * (diag p - p p^T) vector of each row, p its softmax: the loss's Hessian on a vector."""
     out = torch.empty_like(logits)
     for at in blocks(logits):
         p = torch.sub(logits[at], log_sum[at]).exp_()
-        bent = torch.mul(p, vector[at], out=out[at])
-        bent.sub_(p.mul_(bent.sum(-1, keepdim=True))).mul_(scale[at])
+        product = torch.mul(p, vector[at], out=out[at])
+        product.sub_(p.mul_(product.sum(-1, keepdim=True))).mul_(scale[at])
     return out
 
 
@@ -98,12 +98,12 @@ class HardGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, Tensor | None]:
         logits, targets, log_sum, scale = ctx.saved_tensors
-        bent = curved(logits, log_sum, scale, grads[0])
+        hvp = softmax_hvp(logits, log_sum, scale, grads[0])
         if not ctx.needs_input_grad[3]:
-            return bent, None, None, None
+            return hvp, None, None, None
         ones = torch.ones_like(scale)
         plain = HardGradient.apply(logits, targets, log_sum, ones)  # type: ignore[no-untyped-call]
-        return bent, None, None, (plain * grads[0]).sum(-1, keepdim=True)
+        return hvp, None, None, (plain * grads[0]).sum(-1, keepdim=True)
 
 
 class SoftLoss(torch.autograd.Function):
@@ -124,8 +124,8 @@ class SoftLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         logits, probabilities, log_sum = ctx.saved_tensors
         scale = grads[0].unsqueeze(1)
-        own = SoftGradient.apply(logits, probabilities, log_sum, scale)  # type: ignore[no-untyped-call]
-        return own, -scale * logits if ctx.needs_input_grad[1] else None
+        by_logits = SoftGradient.apply(logits, probabilities, log_sum, scale)  # type: ignore[no-untyped-call]
+        return by_logits, -scale * logits if ctx.needs_input_grad[1] else None
 
 
 class SoftGradient(torch.autograd.Function):
@@ -145,10 +145,10 @@ class SoftGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, Tensor | None]:
         logits, probabilities, log_sum, scale = ctx.saved_tensors
-        bent = curved(logits, log_sum, scale, grads[0])
+        hvp = softmax_hvp(logits, log_sum, scale, grads[0])
         by_target = -scale * grads[0] if ctx.needs_input_grad[1] else None
         if not ctx.needs_input_grad[3]:
-            return bent, by_target, None, None
+            return hvp, by_target, None, None
         ones = torch.ones_like(scale)
         plain = SoftGradient.apply(logits, probabilities, log_sum, ones)  # type: ignore[no-untyped-call]
-        return bent, by_target, None, (plain * grads[0]).sum(-1, keepdim=True)
+        return hvp, by_target, None, (plain * grads[0]).sum(-1, keepdim=True)

@@ -12,44 +12,49 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.batch import Batch
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.data.corpus.rows import Corpus
-from metaseq_lm.data.streams import tensors
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.methods.meta_pseudo_label.criterion import HardLabels, SoftLabels, teacher_logits
-from metaseq_lm.methods.meta_pseudo_label.episodes import UNLABELLED
+from metaseq_lm.methods.meta_pseudo_label.episodes import UNLABELLED, UnlabelledBatch
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
 
-def texts_of(corpus: Corpus, count: int) -> Batch:
+def texts_of(corpus: Corpus, count: int) -> UnlabelledBatch:
     """Return `count` texts spread evenly over a corpus as a micro-step (1, N, S)."""
     chosen = np.unique(np.linspace(0, len(corpus) - 1, count).round().astype(np.int64))
     original, lengths = corpus.rows(chosen, cls=UNLABELLED)
     padding = np.arange(original.shape[1]) >= lengths[:, None]
-    arrays = tensors({"original": original[None], "padding": padding[None]})
-    return arrays | {"rows": np.arange(len(chosen), dtype=np.uint64), "sizes": {}}
+    return UnlabelledBatch(
+        tokens=original[None],
+        padding=padding[None],
+        original=original[None],
+        rows=np.arange(len(chosen), dtype=np.uint64),
+    )
 
 
 @torch.no_grad()
-def pair_of(criterion: Criterion, teacher: TransformerLM, batch: Batch) -> tuple[Tensor, Tensor]:
+def pair_of(
+    criterion: Criterion, teacher: TransformerLM, batch: UnlabelledBatch
+) -> tuple[Tensor, Tensor]:
     """Return the teacher's pair (1, N, S) each: a sample (hard), or the likeliest tokens (soft)."""
     if isinstance(criterion, HardLabels):
         return criterion.sample(teacher, batch)
     x, y = (scores.argmax(-1) for scores in teacher_logits(teacher, batch))
     fixed = isinstance(criterion, SoftLabels) and criterion.config.fixed_y
-    return x, batch["original"] if fixed else y
+    return x, batch.original if fixed else y
 
 
-def written(batch: Batch, pair: tuple[Tensor, Tensor], tokenizer: Tokenizer) -> list[str]:
+def written(batch: UnlabelledBatch, pair: tuple[Tensor, Tensor], tokenizer: Tokenizer) -> list[str]:
     """Return three lines for each text: x, the teacher's input x̂ and its target ŷ."""
+    assert batch.padding is not None
     pages = []
-    for row in range(batch["original"].shape[1]):
-        inside = ~batch["padding"][0, row]
+    for row in range(batch.original.shape[1]):
+        inside = ~batch.padding[0, row]
         lines = [
             f"{name}  {readable(tokens[0, row][inside].tolist(), tokenizer)}"
             for name, tokens in (
-                ("x", batch["original"]),
+                ("x", batch.original),
                 ("x\u0302", pair[0]),
                 ("y\u0302", pair[1]),
             )

@@ -18,7 +18,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Logs, Terms
+from metaseq_lm.core.batch import Logs, Terms, TokenBatch
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus.masking import Masking
@@ -36,7 +36,7 @@ from metaseq_lm.methods.meta_pseudo_label.episodes import (
     Labelled,
     MetaPseudoLabelConfig,
     Unlabelled,
-    check_options,
+    UnlabelledBatch,
     copies_of,
     labelled_sets,
     leaf,
@@ -56,6 +56,7 @@ from metaseq_lm.methods.meta_pseudo_label.pairs import pair_of, texts_of, writte
 from metaseq_lm.methods.meta_pseudo_label.virtual_steps import Moments, adamw, moments_of, sgd
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.tasks import Batches, Passes, Scored, Task
+from metaseq_lm.tasks.finetuning import different_sets
 from metaseq_lm.tasks.masked_lm import first
 from metaseq_lm.tasks.protocols import Kinds
 
@@ -71,7 +72,7 @@ class MetaPseudoLabelTask(Task):
         super().__init__(config, run_config)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self.mlm_token = self.vocabulary.cls(MLM)
-        check_options(self.config)
+        different_sets(self.config.labelled)
         updates = {
             HardLabels: self.update_hard,
             SoftLabels: self.update_soft,
@@ -131,7 +132,7 @@ class MetaPseudoLabelTask(Task):
             for name, net in model.named_children()
         }
 
-    def token_log_probs(self, model: nn.Module, batch: Batch) -> Tensor:
+    def token_log_probs(self, model: nn.Module, batch: TokenBatch) -> Tensor:
         return self.criterion.token_log_probs(student_of(model), batch)
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
@@ -204,36 +205,41 @@ class MetaPseudoLabelTask(Task):
             ]
             before = vectors.flat(parameters).detach()
             origin = criterion.origin(optimizer, before)
-            grads, more = engine.gradients(partial(losses.labelled, student), pseudo, parameters)
-            about = (engine, student, criterion)
+            grads, pseudo_logs = engine.gradients(
+                partial(losses.labelled, student), pseudo, parameters
+            )
             if criterion.config.accumulate_student:
                 total = vectors.add(total, grads, 1 / micro_steps)
                 with engine.restoring("student"):
                     moved = engine.step("student", grads)
-                    earned = self.reward(*about, origin if moved else before, batches, micro_step)
+                    earned = self.reward(
+                        engine, student, criterion, origin if moved else before, batches, micro_step
+                    )
             else:
                 moved = engine.step("student", grads)
                 with engine.restoring("student"):
-                    earned = self.reward(*about, origin if moved else before, batches, micro_step)
+                    earned = self.reward(
+                        engine, student, criterion, origin if moved else before, batches, micro_step
+                    )
             rewards.append(earned["reward"])
-            logs = merged(logs, {"pseudo": more["query"]} | earned, 1 / micro_steps)
+            logs = merged(logs, {"pseudo": pseudo_logs["query"]} | earned, 1 / micro_steps)
         if criterion.config.accumulate_student:
             engine.step("student", total)
         sampled = [
-            batch | {"sampled_x": x, "sampled_y": y} for batch, (x, y) in zip(unlabelled, pairs)
+            batch.replace(sampled_x=x, sampled_y=y) for batch, (x, y) in zip(unlabelled, pairs)
         ]
         weights = torch.stack(rewards)
 
-        def teacher_loss(batch: Batch) -> Terms:
+        def teacher_loss(batch: UnlabelledBatch) -> Terms:
             # Same draw as the sampling pass and the same forward first, so the same dropout masks.
             terms = criterion.reinforce(teacher, batch, weights)
             return terms | losses.auxiliary(teacher, batch, self.mlm_token)
 
-        grads, more = engine.gradients(
+        grads, teacher_logs = engine.gradients(
             teacher_loss, sampled, engine.parameters("teacher"), rng_key="teacher"
         )
         engine.step("teacher", grads)
-        return logs | more
+        return logs | teacher_logs
 
     def reward(
         self,
@@ -277,18 +283,18 @@ class MetaPseudoLabelTask(Task):
                 name: [[copies_of(batch, chosen) for batch in stream[0]]]
                 for name, stream in batches.items()
             }
-            towards, grad0, found = self.unroll(engine, model, student, part)
-            meta, total = vectors.add(meta, towards), total + grad0.sum(0)
-            logs = merged(logs, found, (chosen.stop - chosen.start) / copies)
-        own, more = engine.gradients(
+            part_meta, grad0, part_logs = self.unroll(engine, model, student, part)
+            meta, total = vectors.add(meta, part_meta), total + grad0.sum(0)
+            logs = merged(logs, part_logs, (chosen.stop - chosen.start) / copies)
+        auxiliary, auxiliary_logs = engine.gradients(
             lambda batch: losses.auxiliary(teacher_of(model), batch, self.mlm_token),
             batches["unlabelled"][0],
             parameters,
             rng_key=4,
         )
-        engine.step("teacher", vectors.add(own, meta))
+        engine.step("teacher", vectors.add(auxiliary, meta))
         engine.step("student", student.split(total))
-        return logs | more
+        return logs | auxiliary_logs
 
     def unroll(
         self, engine: Engine, model: nn.Module, student: VirtualModel, batches: Batches
@@ -304,7 +310,7 @@ class MetaPseudoLabelTask(Task):
             batches[n] for n in ("unlabelled", "support", "query")
         )
         start = student.vector()  # (P,)
-        theta0 = leaf(start.expand(len(unlabelled[0]["tokens"]), -1).clone())  # (C, P)
+        theta0 = leaf(start.expand(len(unlabelled[0].tokens), -1).clone())  # (C, P)
         replay = bool(criterion.difference_step)
 
         # Forward: theta0 --teacher's pairs--> theta1 --support--> theta2 --query--> loss.
@@ -332,7 +338,7 @@ class MetaPseudoLabelTask(Task):
             tuned, grad1, theta2 = None, None, theta1
         at2 = leaf(theta2)
         weight = criterion.config.meta_weight / self.config.batches_per_update
-        (towards,), logs = engine.gradients(
+        (grad_theta2,), logs = engine.gradients(
             lambda batch: losses.labelled(partial(student, at2), batch, weight),
             query,
             [at2],
@@ -341,18 +347,18 @@ class MetaPseudoLabelTask(Task):
         )
 
         # Backward: to grad0 past the support step (its Hessian included), then into the teacher.
-        if towards is None:
-            vector = torch.zeros_like(grad0)  # a meta weight of 0: the auxiliary losses alone
+        if grad_theta2 is None:
+            grad_grad0 = torch.zeros_like(grad0)  # a meta weight of 0: the auxiliary losses alone
         elif tuned is None or grad1 is None:
-            (vector,) = torch.autograd.grad(theta1, grad0, towards)
+            (grad_grad0,) = torch.autograd.grad(theta1, grad0, grad_theta2)
         else:
-            direct, through = torch.autograd.grad(
-                theta2, [grad0, grad1], towards, retain_graph=True
+            grad_grad0, grad_grad1 = torch.autograd.grad(
+                theta2, [grad0, grad1], grad_theta2, retain_graph=True
             )
-            (bent,) = engine.hypergradients(tuned, [through], [at1], criterion.difference_step)
-            vector = direct + torch.autograd.grad(theta1, grad0, bent)[0]
+            (hvp,) = engine.hypergradients(tuned, [grad_grad1], [at1], criterion.difference_step)
+            grad_grad0 = grad_grad0 + torch.autograd.grad(theta1, grad0, hvp)[0]
         meta = engine.hypergradients(
-            pseudo, [vector], engine.parameters("teacher"), criterion.difference_step
+            pseudo, [grad_grad0], engine.parameters("teacher"), criterion.difference_step
         )
         return meta, grad0.detach(), {"pseudo": pseudo.logs["pseudo"], "query": logs["query"]}
 

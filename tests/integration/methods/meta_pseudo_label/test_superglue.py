@@ -202,7 +202,7 @@ def test_the_small_validation_set(data: Path) -> None:
     assert not bench.task.submissions("mini", predicted)  # not under the name of the test file
     for split, chosen in (("mini", order[:10]), ("valid", order)):
         (stream,) = bench.task.build_streams(split).values()
-        windows = [w for b in stream.one_epoch(Shard()) for m in b for w in m["windows"].tolist()]
+        windows = [w for b in stream.one_epoch(Shard()) for m in b for w in m.windows.tolist()]
         assert sorted(windows) == sorted(rows.windows_of(np.array(chosen)).tolist())
 
 
@@ -214,13 +214,13 @@ def test_training_draws_one_window(data: Path) -> None:
     seen: dict[int, set[int]] = {}
     for update in range(150):
         (batch,) = stream.micro_batches(update, Shard())
-        assert sorted(batch["samples"].tolist()) == list(range(30))
-        for sample, window in zip(batch["samples"].tolist(), batch["windows"].tolist()):
+        assert sorted(batch.samples.tolist()) == list(range(30))
+        for sample, window in zip(batch.samples.tolist(), batch.windows.tolist()):
             assert rows.sample[window] == sample
             seen.setdefault(sample, set()).add(window)
     parts = stream.micro_batches(update, Shard(0, 1, 7))
-    whole = torch.cat([part["tokens"] for part in parts])
-    assert torch.equal(whole, batch["tokens"])
+    whole = torch.cat([part.tokens for part in parts])
+    assert torch.equal(whole, batch.tokens)
     counts = rows.first[1:] - rows.first[:-1]
     assert [len(seen[i]) for i in range(30)] == counts.tolist() and counts.max() > 2
 
@@ -285,10 +285,10 @@ def test_labelled_windows_of_an_update(data: Path) -> None:
         for name in ("support", "query"):
             (batch,) = bench.batches(update)[name][0]
             for c, b in np.ndindex(4, 4):
-                length = int((batch["tokens"][c, b] != 0).sum())
-                row = tuple(batch["tokens"][c, b, :length].tolist())
+                length = int((batch.tokens[c, b] != 0).sum())
+                row = tuple(batch.tokens[c, b, :length].tolist())
                 targets = [-1] * length
-                for p, t in zip(batch["positions"][c, b].tolist(), batch["targets"][c, b].tolist()):
+                for p, t in zip(batch.positions[c, b].tolist(), batch.targets[c, b].tolist()):
                     if t >= 0:
                         targets[p] = t
                 number = row[0] - 5

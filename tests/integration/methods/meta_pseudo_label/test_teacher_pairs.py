@@ -51,7 +51,7 @@ def test_hard_pairs_are_samples(even: Path) -> None:
     x, y = bench.engine.map(
         lambda b: pair_of(bench.task.criterion, bench.model["teacher"], b), [batch], rng_key=1
     )[0]
-    assert x.shape == y.shape == batch["original"].shape == (1, 60, 34)
+    assert x.shape == y.shape == batch.original.shape == (1, 60, 34)
     # An untrained teacher is close to uniform over 407 tokens.
     assert len(set(x.flatten().tolist())) > 300 and not torch.equal(x, y)
 

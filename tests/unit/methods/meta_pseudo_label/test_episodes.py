@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 from meta_pseudo_bench import CONFIGS, Bench
-from omegaconf import OmegaConf
 from scipy import stats
 from torch.nn import functional as F
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import load_config, typed_options
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.methods.meta_pseudo_label.episodes import Labelled, Unlabelled, check_options
+from metaseq_lm.methods.meta_pseudo_label.episodes import Labelled, Unlabelled
 from metaseq_lm.tasks import Batches
 from metaseq_lm.training.price import estimate_price
 
@@ -33,7 +32,7 @@ def many(bench: Bench, updates: int) -> list[Batches]:
 
 def rows_of(batches: list[Batches], stream: str, name: str) -> torch.Tensor:
     """Return one entry of a stream's batches, all rows in one axis; narrow ones end in -1."""
-    parts = [b[stream][0][0][name].flatten(0, 1) for b in batches]
+    parts = [getattr(b[stream][0][0], name).flatten(0, 1) for b in batches]
     width = max(part.shape[1] for part in parts)
     return torch.cat([F.pad(part, (0, width - part.shape[1]), value=-1) for part in parts])
 
@@ -48,14 +47,14 @@ def masked(even: Path) -> dict[str, torch.Tensor]:
 
 def test_number_of_masks(masked: dict[str, torch.Tensor]) -> None:
     """0.15 * 34 = 5.1: five with probability .9, six with .1."""
-    counts = Counter((masked["targets"] >= 0).sum(1).tolist())
+    counts = Counter((masked.targets >= 0).sum(1).tolist())
     assert set(counts) == {5, 6}
     assert stats.binomtest(counts[6], 4_800, 0.1).pvalue > 1e-3
 
 
 def test_masks_are_spread_evenly_without_replacement(masked: dict[str, torch.Tensor]) -> None:
     chosen = np.zeros(34)
-    for at, targets in zip(masked["positions"].tolist(), masked["targets"].tolist()):
+    for at, targets in zip(masked.positions.tolist(), masked.targets.tolist()):
         mine = [p for p, t in zip(at, targets) if t >= 0]
         assert len(set(mine)) == len(mine)
         chosen[mine] += 1
@@ -64,14 +63,14 @@ def test_masks_are_spread_evenly_without_replacement(masked: dict[str, torch.Ten
 
 
 def test_targets_and_what_stands_in_their_place(masked: dict[str, torch.Tensor]) -> None:
-    original, tokens = masked["original"].clone(), masked["tokens"]
+    original, tokens = masked.original.clone(), masked.tokens
     assert (original[:, 0] == CLS["unlabelled"]).all()
     assert (tokens[:, 0] == CLS["mlm"]).all(), "CLS is never hidden"
     original[:, 0] = CLS["mlm"]
-    counted = masked["targets"] >= 0
+    counted = masked.targets >= 0
     row, column = torch.nonzero(counted, as_tuple=True)
-    at = masked["positions"][row, column]
-    assert torch.equal(masked["targets"][row, column], original[row, at])
+    at = masked.positions[row, column]
+    assert torch.equal(masked.targets[row, column], original[row, at])
     elsewhere = torch.ones_like(tokens, dtype=torch.bool)
     elsewhere[row, at] = False
     assert torch.equal(tokens[elsewhere], original[elsewhere])
@@ -217,17 +216,17 @@ def test_labelled_rows_of_an_update(ragged: Path) -> None:
             sizes = torch.zeros(4, dtype=torch.long)
             for c in range(4):
                 for b in range(4):
-                    tokens, padding = batch["tokens"][c, b], batch["padding"][c, b]
+                    tokens, padding = batch.tokens[c, b], batch.padding[c, b]
                     length = int((tokens != 0).sum())
                     sizes[c] += length
                     assert padding.tolist() == [at >= length for at in range(len(tokens))]
-                    targets = batch["targets"][c, b]
+                    targets = batch.targets[c, b]
                     counted = targets >= 0
-                    assert batch["positions"][c, b][counted].tolist() == list(range(length))
+                    assert batch.positions[c, b][counted].tolist() == list(range(length))
                     (label,) = set(targets[counted].tolist())
                     assert label in (2, int(tokens[0]), 1)
                     assert tokens[length - 1] == 2
-            assert torch.equal(batch["sizes"]["targets"], sizes)
+            assert torch.equal(batch.sizes["targets"], sizes)
 
 
 def test_masked_rows_as_a_task(even: Path) -> None:
@@ -236,16 +235,16 @@ def test_masked_rows_as_a_task(even: Path) -> None:
     for mask in ("y", "x"):
         bench = Bench(even, "soft", f"task.mlm_label_mask={mask}", "task.samples_per_task=16")
         update = next(
-            u for u in range(20) if bench.batches(u)["support"][0][0]["tokens"][0, 0, 0] == 4
+            u for u in range(20) if bench.batches(u)["support"][0][0].tokens[0, 0, 0] == 4
         )
         (found[mask],) = bench.batches(update)["support"][0]
-    assert torch.equal(found["x"]["tokens"], found["y"]["tokens"])
+    assert torch.equal(found["x"].tokens, found["y"].tokens)
     for c in range(4):
         for b in range(4):
             y, x = (
                 {
                     p.item(): t.item()
-                    for p, t in zip(found[m]["positions"][c, b], found[m]["targets"][c, b])
+                    for p, t in zip(found[m].positions[c, b], found[m].targets[c, b])
                     if t >= 0
                 }
                 for m in "yx"
@@ -269,8 +268,8 @@ def test_batches_are_a_function_of_the_update(even: Path) -> None:
     for name in ("unlabelled", "support", "query"):
         for key in ("tokens", "positions", "targets"):
             assert torch.equal(a[name][0][0][key], b[name][0][0][key])
-    again = other.batches(8)["unlabelled"][0][0]["original"]
-    assert not torch.equal(a["unlabelled"][0][0]["original"], again)
+    again = other.batches(8)["unlabelled"][0][0].original
+    assert not torch.equal(a["unlabelled"][0][0].original, again)
 
 
 def test_reward_is_logged_every_thousand_samples(even: Path) -> None:
@@ -309,10 +308,10 @@ def price(data: Path, interval: int) -> float:
 def test_counts_are_checked(name: str) -> None:
     options = {"batches_per_update": 1, "samples_per_task": 1, "copies_at_once": 0, "pairs": 0}
     options["reward_interval"] = 0
-    options |= {"labelled": ["a"], "mlm_label_mask": "y"}
-    check_options(OmegaConf.create(options))
+    node = {"_name": "meta_pseudo_label", **options}
+    typed_options("task", node)
     with pytest.raises(UsageError, match=f"task.{name} must be at least"):
-        check_options(OmegaConf.create(options | {name: options[name] - 1}))
+        typed_options("task", node | {name: options[name] - 1})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def samples_of(bench: Bench, split: str) -> list[int]:
     """Return the rows of a split that one pass looks at."""
     (stream,) = bench.task.build_streams(split).values()
     batches = [micro for batch in stream.one_epoch(FULL) for micro in batch]
-    return [int(s) for batch in batches for s in batch["samples"]]
+    return [int(s) for batch in batches for s in batch.samples]
 
 
 def test_mini_validation(even: Path) -> None:
@@ -38,7 +38,7 @@ def test_order_of_training(even: Path, shuffle: bool) -> None:
     bench = Bench(even, "finetune", "task.labelled=which_moon_10", f"task.shuffle={shuffle}")
     stream = bench.task.build_streams("train")["train"]
     epochs = [
-        [int(s) for n in range(3) for s in stream.micro_batches(3 * e + n, FULL)[0]["samples"]]
+        [int(s) for n in range(3) for s in stream.micro_batches(3 * e + n, FULL)[0].samples]
         for e in range(4)
     ]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
@@ -54,15 +54,15 @@ def test_format_of_a_point(even: Path) -> None:
     data = bench.task.labelled("train")
     symbols = bench.task.vocabulary.symbols
     batch = data.batch(np.arange(160), np.zeros(160, np.uint64))
-    assert batch["tokens"].shape == (160, 4)
+    assert batch.tokens.shape == (160, 4)
     assert [symbols[i] for i in (0, 1, 2, 3, 5)] == ["[PAD]", "[MASK]", "[SEP]", "[CLS0]", "[CLS2]"]
-    assert (batch["tokens"][:, 0] == 5).all() and (batch["tokens"][:, 3] == 2).all()
+    assert (batch.tokens[:, 0] == 5).all() and (batch.tokens[:, 3] == 2).all()
     for row in range(160):
-        first, second = (symbols[i] for i in batch["tokens"][row, 1:3])
+        first, second = (symbols[i] for i in batch.tokens[row, 1:3])
         assert first.isdigit() and second[0] == "Ġ" and second[1:].isdigit()
-        assert batch["targets"][row].tolist() == [5 if batch["classes"][row] else 2] * 4
-    assert set(batch["classes"].tolist()) == {0, 1}
-    assert batch["padding"] is None
+        assert batch.targets[row].tolist() == [5 if batch.classes[row] else 2] * 4
+    assert set(batch.classes.tolist()) == {0, 1}
+    assert batch.padding is None
 
 
 def test_format_of_pairs(ragged: Path) -> None:
@@ -76,14 +76,14 @@ def test_format_of_pairs(ragged: Path) -> None:
     for row in range(12):
         a, b = first[row].tolist(), second[row].tolist()
         wanted = [7, *a, 2, *b, 2]
-        padded = batch["tokens"].shape[1] - len(wanted)
+        padded = batch.tokens.shape[1] - len(wanted)
         lengths.append(len(wanted))
-        assert batch["tokens"][row].tolist() == wanted + [0] * padded
-        label = [2, 7, 1][batch["classes"][row]]
-        assert batch["targets"][row].tolist() == [label] * len(wanted) + [-1] * padded
-        assert batch["padding"][row].tolist() == [False] * len(wanted) + [True] * padded
-    assert batch["tokens"].shape[1] == max(lengths) > min(lengths)
-    assert batch["sizes"] == {"targets": sum(lengths), "rows": 12}
+        assert batch.tokens[row].tolist() == wanted + [0] * padded
+        label = [2, 7, 1][batch.classes[row]]
+        assert batch.targets[row].tolist() == [label] * len(wanted) + [-1] * padded
+        assert batch.padding[row].tolist() == [False] * len(wanted) + [True] * padded
+    assert batch.tokens.shape[1] == max(lengths) > min(lengths)
+    assert batch.sizes == {"targets": sum(lengths), "rows": 12}
 
 
 def test_class_scores(ragged: Path) -> None:
@@ -91,13 +91,13 @@ def test_class_scores(ragged: Path) -> None:
     logits = torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(1))
     padding = torch.tensor([[False] * 4, [False, False, True, True]])
     batch = {"class_tokens": torch.tensor([2, 5]), "padding": padding}
-    batch["longest"] = torch.tensor([4, 3])
+    batch.longest = torch.tensor([4, 3])
     found = class_scores(logits, batch)
     for row, (length, longest) in enumerate(((4, 4), (2, 3))):
         for k, token in enumerate((2, 5)):
             wanted = sum(logits[row, at, token].item() for at in range(length)) / longest
             assert found[row, k].item() == pytest.approx(wanted, abs=1e-6)
-    first = batch | {"longest": batch["longest"][:1]}
+    first = batch | {"longest": batch.longest[:1]}
     whole = class_scores(logits[:1], first | {"padding": None})
     assert torch.equal(whole, class_scores(logits[:1], first | {"padding": padding[:1]}))
 
@@ -109,17 +109,17 @@ def test_gradient_and_accuracy(ragged: Path) -> None:
     stream = bench.task.build_streams("train")["train"]
     (batch,) = stream.micro_batches(0, FULL)
     terms = bench.task.criterion(model, batch)
-    logits = model(batch["tokens"], batch["tokens"] == 0)
+    logits = model(batch.tokens, batch.tokens == 0)
     total, right = 0.0, 0
     for row in range(5):
-        length = int((batch["tokens"][row] != 0).sum())
+        length = int((batch.tokens[row] != 0).sum())
         for at in range(length):
-            total -= logits[row, at].log_softmax(-1)[batch["targets"][row, at]].item()
+            total -= logits[row, at].log_softmax(-1)[batch.targets[row, at]].item()
         means = [logits[row, :length, k].sum().item() for k in (2, 5, 1)]
-        right += int(np.argmax(means) == batch["classes"][row])
+        right += int(np.argmax(means) == batch.classes[row])
     assert terms["labels"].sum.item() == pytest.approx(total, rel=1e-10)
     assert terms["accuracy"].sum.item() == right and terms["accuracy"].weight == 0
-    assert batch["sizes"]["targets"] == int((batch["tokens"] != 0).sum())
+    assert batch.sizes["targets"] == int((batch.tokens != 0).sum())
 
 
 def test_the_student_of_a_pair_is_taken(even: Path) -> None:

@@ -12,6 +12,7 @@ from test_hard_update import SMALL, check, dropout
 from torch import Tensor
 
 from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import CopiesBatch
 from metaseq_lm.methods.meta_pseudo_label.criterion import draw
 from metaseq_lm.methods.meta_pseudo_label.episodes import pseudo_batch
 from metaseq_lm.models import layers
@@ -68,7 +69,7 @@ def test_first_and_last_position_are_sampled_and_padding_is_copied(ragged: Path)
     batches = bench.batches(0)
     bench.update(0)
     (batch,) = batches["unlabelled"][0]
-    pads, text = batch["padding"], batch["original"]
+    pads, text = batch.padding, batch.original
     assert pads.any()
     last = (~pads).sum(-1, keepdim=True) - 1
     for sampled in taken.pairs[0]:
@@ -97,8 +98,8 @@ def test_both_heads_are_sampled_from_the_masked_forward_pass(even: Path) -> None
     teacher.load_state_dict(start)
     (batch,) = batches["unlabelled"][0]
     for c in range(2):
-        with bench.replay(batch["rows"][c], 0, "teacher"):
-            hidden = teacher.encoder(batch["original"][c])
+        with bench.replay(batch.rows[c], 0, "teacher"):
+            hidden = teacher.encoder(batch.original[c])
             probabilities = [teacher.predict(hidden, head=n).softmax(-1) for n in ("x", "y")]
             noise = layers.current_context().noise
             assert noise is not None
@@ -111,10 +112,11 @@ def test_both_heads_are_sampled_from_the_masked_forward_pass(even: Path) -> None
 def test_a_sampled_pad_becomes_padding() -> None:
     x = torch.tensor([[5, 0, 9, 4], [0, 0, 0, 0]])
     y = torch.tensor([[0, 7, 0, 3], [4, 4, 4, 4]])
-    made = pseudo_batch({"rows": np.arange(2)[None]}, x, y, 0, 0)
-    assert made["padding"].tolist() == [[False, True, False, False], [True] * 4]
-    assert made["targets"].tolist() == [[0, -1, 0, 3], [-1] * 4], "a [PAD] target is a target"
-    assert made["sizes"]["targets"] == 3
+    unlabelled = CopiesBatch(tokens=x[None], rows=np.arange(2)[None])
+    made = pseudo_batch(unlabelled, x, y, 0, 0)
+    assert made.padding.tolist() == [[False, True, False, False], [True] * 4]
+    assert made.targets.tolist() == [[0, -1, 0, 3], [-1] * 4], "a [PAD] target is a target"
+    assert made.sizes["targets"] == 3
 
 
 @pytest.mark.parametrize(("head", "bias"), [("x", 3.0), ("y", 3.0), ("y", 60.0)])
@@ -125,7 +127,7 @@ def test_update_with_sampled_pads(ragged: Path, head: str, bias: float) -> None:
     batch = bench.batches(0)["unlabelled"][0][0]
     taken = watch(bench)
     check(bench, 0)
-    inside = ~batch["padding"]
+    inside = ~batch.padding
     share = (taken.pairs[0][head == "y"][inside] == 0).double().mean()
     assert share > 0.01
 

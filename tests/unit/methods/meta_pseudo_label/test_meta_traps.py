@@ -46,7 +46,7 @@ def test_every_pass_draws_its_own_dropout(even: Path, name: str, passes: int) ->
 def test_passes_with_other_draws_see_other_masks(even: Path) -> None:
     """Two updates, two draws, two rows: all four masks differ; the same three numbers: the same."""
     bench = Bench(even, "soft")
-    rows = bench.batches(0)["unlabelled"][0][0]["rows"]
+    rows = bench.batches(0)["unlabelled"][0][0].rows
     layer = bench.model["student"].encoder.embeddings.dropout
 
     def mask(update: int, draw: Any, c: int) -> Tensor:
@@ -108,7 +108,7 @@ def test_a_certain_teacher_gives_a_plain_adamw_step(even: Path, trained: int) ->
         bench.update(update)
     (batch,) = bench.batches(trained)["unlabelled"][0]
     generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randint(407, batch["original"].shape, generator=generator) for _ in range(2))
+    x, y = (torch.randint(407, batch.original.shape, generator=generator) for _ in range(2))
     student = VirtualModel(bench.model["student"])
     theta = student.vector().unsqueeze(0).requires_grad_()
     pseudo = bench.engine.inner(

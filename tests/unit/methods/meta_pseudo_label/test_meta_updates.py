@@ -173,8 +173,8 @@ def test_masked_lm_student_gradient(even: Path) -> None:
     (batch,) = bench.batches(0)["unlabelled"][0]
     total = torch.zeros(())
     for c in range(3):
-        logits = student(batch["tokens"][c])
-        at, targets = batch["positions"][c], batch["targets"][c]
+        logits = student(batch.tokens[c])
+        at, targets = batch.positions[c], batch.targets[c]
         rows, columns = torch.nonzero(targets >= 0, as_tuple=True)
         chosen = logits[rows, at[rows, columns]].log_softmax(-1)
         total = total - chosen[torch.arange(len(rows)), targets[rows, columns]].mean() / 3

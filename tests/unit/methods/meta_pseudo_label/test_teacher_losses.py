@@ -19,12 +19,12 @@ def written_out(bench: Bench, batch: dict) -> Tensor:
     teacher, total = bench.model["teacher"], torch.zeros(())
     cls1 = bench.task.vocabulary.symbols.index("[CLS1]")
     for c in range(3):
-        x_u, x_m = batch["original"][c].clone(), batch["tokens"][c]
+        x_u, x_m = batch.original[c].clone(), batch.tokens[c]
         x_u[:, 0] = cls1
         pads = x_u == 0
         y_m = torch.zeros_like(x_m)
         for row in range(2):
-            for at, target in zip(batch["positions"][c, row], batch["targets"][c, row]):
+            for at, target in zip(batch.positions[c, row], batch.targets[c, row]):
                 if target >= 0:
                     y_m[row, at] = target
         hidden = teacher.encoder(torch.cat([x_u, x_m]), torch.cat([pads, pads]))
@@ -59,9 +59,9 @@ def test_unlabelled_text_is_not_overwritten(even: Path) -> None:
     """The task token of the auxiliary losses goes into a copy: x still starts with [CLS0]."""
     bench = Bench(even, "soft", *OPTIONS)
     (batch,) = bench.batches(0)["unlabelled"][0]
-    before = batch["original"].clone()
+    before = batch.original.clone()
     losses.auxiliary(bench.model["teacher"], batch, 4)
-    assert torch.equal(batch["original"], before)
+    assert torch.equal(batch.original, before)
     assert (before[..., 0] == 3).all()
 
 
@@ -82,7 +82,7 @@ def test_each_head_learns_from_both_rows(even: Path) -> None:
         assert torch.allclose(slopes("x", ""), slopes("x", hide))
     x = losses.auxiliary(teacher, batch, 4)["teacher_x"].sum
     with torch.no_grad():
-        batch["tokens"][..., 1:] = 2
+        batch.tokens[..., 1:] = 2
     assert not torch.allclose(losses.auxiliary(teacher, batch, 4)["teacher_x"].sum, x)
 
 
@@ -123,7 +123,7 @@ def test_soft_input_meets_no_padding_row(even: Path) -> None:
     student = bench.model["student"]
     (batch,) = bench.batches(0)["unlabelled"][0]
     weight = student.encoder.embeddings.tokens.weight
-    soft = F.one_hot(torch.zeros_like(batch["original"]), 407).double()
+    soft = F.one_hot(torch.zeros_like(batch.original), 407).double()
     embedded = student.encoder.embeddings.tokens(0.7 * soft + 0.3 * soft.roll(9, -1))
     (grad,) = torch.autograd.grad(embedded.square().sum(), weight)
     assert grad[0].norm() < 1e-12 * grad[9].norm()
