@@ -15,29 +15,28 @@ import numpy as np
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.core.batch import Batch, Logs, Term, Terms, number_of
-from metaseq_lm.core.checks import check_choice
+from metaseq_lm.core.batch import Logs, Term, Terms, number_of
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.labelled.token_labels import STRIDE, TokenLabels
+from metaseq_lm.data.labelled.token_labels import STRIDE, TokenLabelBatch, TokenLabels
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream, sorted_pass
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.meta_pseudo_label.answers import (
-    Found,
+    WindowAnswer,
     answer_metrics,
     answer_rows,
     class_metrics,
     class_rows,
     class_scores,
-    found_in,
     record_file,
+    window_answers,
 )
 from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
 from metaseq_lm.tasks.finetuning import ensemble_of, judged, labelled_folder, leaderboard_files
@@ -55,17 +54,18 @@ class TokenLabelCriterion(Criterion):
     Of sets whose answers are tokens the accuracy is that of the positions.
     """
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
-        return self.terms(model(batch["tokens"], batch["padding"]), batch)  # (B, S, V)
+    def __call__(self, model: nn.Module, batch: TokenLabelBatch) -> Terms:
+        return self.terms(model(batch.tokens, batch.padding), batch)  # (B, S, V)
 
-    def terms(self, logits: Any, batch: Batch) -> Terms:
+    def terms(self, logits: Any, batch: TokenLabelBatch) -> Terms:
         """Return the terms of logits (B, S, V)."""
-        loss = Term(cross_entropy(logits, batch["targets"]).sum(), "targets")
-        if batch["token_level"]:
-            right = number_of(logits.detach().argmax(-1) == batch["targets"])
-            return {"labels": loss, "accuracy": Term(right, "targets", 0.0)}
-        right = number_of(class_scores(logits.detach(), batch).argmax(-1) == batch["classes"])
-        return {"labels": loss, "accuracy": Term(right, "rows", 0.0)}
+        assert batch.targets is not None
+        loss = Term(cross_entropy(logits, batch.targets).sum(), "targets")
+        if batch.token_level:
+            correct = number_of(logits.detach().argmax(-1) == batch.targets)
+            return {"labels": loss, "accuracy": Term(correct, "targets", 0.0)}
+        correct = number_of(class_scores(logits.detach(), batch).argmax(-1) == batch.classes)
+        return {"labels": loss, "accuracy": Term(correct, "rows", 0.0)}
 
 
 @dataclass
@@ -92,6 +92,7 @@ class TokenLabelsConfig:
         "row",
         "class scores are divided by the longest window of the row, or of the batch (the code, whose "
         "batches are others than these, which are sorted by length)",
+        choices=("row", "batch"),
     )
 
 
@@ -107,9 +108,6 @@ class TokenLabelsTask(Task):
 
     def __init__(self, config: TokenLabelsConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
-        # Runs from before this option have configs without it.
-        self.scored_width = getattr(self.config, "scored_width", "row")
-        check_choice("task.scored_width", self.scored_width, ("row", "batch"))
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self._splits: dict[str, TokenLabels] = {}
 
@@ -144,7 +142,7 @@ class TokenLabelsTask(Task):
             kind = Shuffled if options.shuffle else Cyclic
             order: Order = kind(len(data), options.batch_size, seed, "train")
 
-            def training(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+            def training(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenLabelBatch:
                 return self.batch(data, data.drawn(samples, keys), keys, width)
 
             return {split: Stream(split, order, training, seed, data.longest)}
@@ -154,10 +152,12 @@ class TokenLabelsTask(Task):
         batch = partial(self.batch, data)
         return {split: sorted_pass(split, windows, data.lengths, batch, size, seed)}
 
-    def batch(self, data: TokenLabels, windows: np.ndarray, keys: np.ndarray, width: int) -> Batch:
+    def batch(
+        self, data: TokenLabels, windows: np.ndarray, keys: np.ndarray, width: int
+    ) -> TokenLabelBatch:
         """Return `windows` as TokenLabels gives them, with the length that class scores are divided by."""
         batch = data.batch(windows, keys, width)
-        if self.scored_width == "batch":
+        if self.config.scored_width == "batch":
             return batch.replace(longest=np.full(len(windows), batch.tokens.shape[1]))
         return batch
 
@@ -189,29 +189,29 @@ class TokenLabelsTask(Task):
         ((split, batches),) = passes.items()
         rows = self.labelled(split)
 
-        def judge(batch: Batch) -> tuple[Terms, list[Found]]:
-            logits = model(batch["tokens"], batch["padding"])
+        def judge(batch: TokenLabelBatch) -> tuple[Terms, list[WindowAnswer]]:
+            logits = model(batch.tokens, batch.padding)
             terms = {} if rows.labels is None else self.criterion.terms(logits, batch)
-            return terms, found_in(logits, batch)
+            return terms, window_answers(logits, batch)
 
         # The windows of a row may lie on several replicas.
-        logs, found = judged(engine, batches, judge)
+        logs, answers = judged(engine, batches, judge)
         metrics: Logs = {}
         if rows.labels is not None:
             metrics = (
-                answer_metrics(rows.data, found, load_tokenizer(self.data))
+                answer_metrics(rows.data, answers, load_tokenizer(self.data))
                 if rows.token_level
-                else class_metrics(rows.data, found)
+                else class_metrics(rows.data, answers)
             )
             metrics |= {name: value for name, value in logs.items() if name not in metrics}
-        return Scored(metrics, lambda: self._rows(split, found))
+        return Scored(metrics, lambda: self._rows(split, answers))
 
-    def _rows(self, split: str, found: list[Found]) -> list[dict[str, Any]]:
+    def _rows(self, split: str, answers: list[WindowAnswer]) -> list[dict[str, Any]]:
         data, tokenizer = self.labelled(split).data, load_tokenizer(self.data)
         rows = (
-            answer_rows(data, found, tokenizer)
+            answer_rows(data, answers, tokenizer)
             if self.labelled(split).token_level
-            else class_rows(data, found)
+            else class_rows(data, answers)
         )
         for row in rows:
             row["text"] = [

@@ -13,6 +13,7 @@ from sklearn.metrics import f1_score
 from superglue_data import MAKERS
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.labelled.token_labels import TokenLabelBatch
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Logs
@@ -119,7 +120,7 @@ def test_a_run_from_before_the_option_of_the_width(data: Path) -> None:
     del stored["task"]["scored_width"]
     config = OmegaConf.create(stored)
     OmegaConf.set_struct(config, True)
-    assert build_task(config).scored_width == "row"
+    assert build_task(config).config.scored_width == "row"
 
 
 def naive_answer(windows: list[torch.Tensor], sep: int) -> list[int]:
@@ -170,7 +171,15 @@ def test_runs() -> None:
     logits[2, [1, 2, 4], [7, 8, 3]] = torch.tensor([6.0, 7.0, 9.0], dtype=torch.float64)
     padding = torch.zeros(3, 6, dtype=torch.bool)
     padding[2, 3:] = True
-    batch = {"class_tokens": torch.tensor([2, 5]), "padding": padding}
+    batch = TokenLabelBatch(
+        tokens=torch.zeros(logits.shape[:2]),
+        padding=padding,
+        classes=torch.zeros(len(logits)),
+        class_tokens=torch.tensor([2, 5]),
+        token_level=True,
+        longest=torch.zeros(len(logits)),
+        windows=torch.zeros(len(logits)),
+    )
     found = best_runs(logits, batch)
     assert [tokens for _, tokens in found] == [[], [3], [7, 8]]
     assert found[0][0] == -np.inf

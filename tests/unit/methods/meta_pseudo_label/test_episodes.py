@@ -47,14 +47,14 @@ def masked(even: Path) -> dict[str, torch.Tensor]:
 
 def test_number_of_masks(masked: dict[str, torch.Tensor]) -> None:
     """0.15 * 34 = 5.1: five with probability .9, six with .1."""
-    counts = Counter((masked.targets >= 0).sum(1).tolist())
+    counts = Counter((masked["targets"] >= 0).sum(1).tolist())
     assert set(counts) == {5, 6}
     assert stats.binomtest(counts[6], 4_800, 0.1).pvalue > 1e-3
 
 
 def test_masks_are_spread_evenly_without_replacement(masked: dict[str, torch.Tensor]) -> None:
     chosen = np.zeros(34)
-    for at, targets in zip(masked.positions.tolist(), masked.targets.tolist()):
+    for at, targets in zip(masked["positions"].tolist(), masked["targets"].tolist()):
         mine = [p for p, t in zip(at, targets) if t >= 0]
         assert len(set(mine)) == len(mine)
         chosen[mine] += 1
@@ -63,14 +63,14 @@ def test_masks_are_spread_evenly_without_replacement(masked: dict[str, torch.Ten
 
 
 def test_targets_and_what_stands_in_their_place(masked: dict[str, torch.Tensor]) -> None:
-    original, tokens = masked.original.clone(), masked.tokens
+    original, tokens = masked["original"].clone(), masked["tokens"]
     assert (original[:, 0] == CLS["unlabelled"]).all()
     assert (tokens[:, 0] == CLS["mlm"]).all(), "CLS is never hidden"
     original[:, 0] = CLS["mlm"]
-    counted = masked.targets >= 0
+    counted = masked["targets"] >= 0
     row, column = torch.nonzero(counted, as_tuple=True)
-    at = masked.positions[row, column]
-    assert torch.equal(masked.targets[row, column], original[row, at])
+    at = masked["positions"][row, column]
+    assert torch.equal(masked["targets"][row, column], original[row, at])
     elsewhere = torch.ones_like(tokens, dtype=torch.bool)
     elsewhere[row, at] = False
     assert torch.equal(tokens[elsewhere], original[elsewhere])
@@ -317,7 +317,7 @@ def test_counts_are_checked(name: str) -> None:
 @pytest.mark.parametrize(
     "objective, option, words",
     [
-        ("hard", "task.mlm_label_mask=Y", "task.mlm_label_mask must be one of y, x; got 'Y'"),
+        ("hard", "task.mlm_label_mask=Y", "task.mlm_label_mask is 'Y'. Choices: y, x"),
         ("hard", "task.labelled=[yes,yes]", "one or more different labelled sets"),
         ("hard", "criterion.inner_clip_norm=-5", "criterion.inner_clip_norm must be at least 0"),
         ("soft", "criterion.inner_lr=-1", "criterion.inner_lr must be at least 0"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from meta_pseudo_bench import Bench
 
-from metaseq_lm.data.labelled.token_labels import TokenLabels
+from metaseq_lm.data.labelled.token_labels import TokenLabelBatch, TokenLabels
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.methods.meta_pseudo_label.answers import class_scores
 
@@ -90,16 +90,23 @@ def test_class_scores(ragged: Path) -> None:
     """Raw logits of the class tokens, 0 at padding, mean over the longest window of the sample."""
     logits = torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(1))
     padding = torch.tensor([[False] * 4, [False, False, True, True]])
-    batch = {"class_tokens": torch.tensor([2, 5]), "padding": padding}
-    batch.longest = torch.tensor([4, 3])
+    batch = TokenLabelBatch(
+        tokens=torch.zeros(2, 4),
+        padding=padding,
+        classes=torch.tensor([0, 1]),
+        class_tokens=torch.tensor([2, 5]),
+        token_level=False,
+        longest=torch.tensor([4, 3]),
+        windows=torch.tensor([0, 1]),
+    )
     found = class_scores(logits, batch)
     for row, (length, longest) in enumerate(((4, 4), (2, 3))):
         for k, token in enumerate((2, 5)):
             wanted = sum(logits[row, at, token].item() for at in range(length)) / longest
             assert found[row, k].item() == pytest.approx(wanted, abs=1e-6)
-    first = batch | {"longest": batch.longest[:1]}
-    whole = class_scores(logits[:1], first | {"padding": None})
-    assert torch.equal(whole, class_scores(logits[:1], first | {"padding": padding[:1]}))
+    first = batch.replace(longest=batch.longest[:1], padding=padding[:1])
+    whole = class_scores(logits[:1], first.replace(padding=None))
+    assert torch.equal(whole, class_scores(logits[:1], first))
 
 
 def test_gradient_and_accuracy(ragged: Path) -> None:
