@@ -254,9 +254,9 @@ class WordTask(Task):
             for prefix in nets:
                 scores = set_scores(data, predicted[prefix])
                 main_scores[f"{prefix}score"].append(next(iter(scores.values())))
-                logs |= {prefix + model.label(name, what): v for what, v in scores.items()}
+                logs |= {prefix + model.label(name, key): v for key, v in scores.items()}
             makers.append(partial(prediction_rows, name, data, predicted[""]))
-        means = {what: float(np.mean(values)) for what, values in main_scores.items()}
+        means = {name: float(np.mean(values)) for name, values in main_scores.items()}
         metrics = {**means, **logs, "loss": float(np.mean(losses))}
         return Scored(metrics, lambda: [row for rows in makers for row in rows()])
 

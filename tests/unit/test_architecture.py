@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from metaseq_lm.core import plugins
+from metaseq_lm.core.registry import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "metaseq_lm"
@@ -85,6 +86,32 @@ def test_the_trainer_names_no_method() -> None:
         PACKAGE / "engine/engine.py"
     ).read_text()
     assert not [wing for wing in WINGS if wing in words]
+
+
+# transformers' ELECTRA: what its folders call it, and the criterion that goes on training it.
+EXCHANGED = {"interop/configs.py": {"electra", "electra_rtd"}, "interop/names.py": {"electra"}}
+
+
+def literals(path: Path) -> set[str]:
+    """Return the string literals of a file."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
+def test_the_core_knows_no_wing_by_a_string() -> None:
+    plugins.load_all(None)
+    names = {
+        name
+        for kind in ("task", "criterion")
+        for name, entry in ALL[kind].entries.items()
+        if wing_of(entry.origin)
+    }
+    named = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        file = path.relative_to(PACKAGE).as_posix()
+        if not file.startswith("methods/"):
+            named[file] = literals(path) & {*names, *WINGS}
+    assert {file: names for file, names in named.items() if names} == EXCHANGED
 
 
 def test_top_level_is_as_designed() -> None:

@@ -68,14 +68,14 @@ def _inside(lengths: np.ndarray) -> np.ndarray:
 def _characters(
     data: WordSet, rows: np.ndarray, scored: np.ndarray, lengths: np.ndarray
 ) -> np.ndarray:
-    forms, which = np.unique(data.form_numbers(rows), return_inverse=True)
+    forms, form_of_word = np.unique(data.form_numbers(rows), return_inverse=True)
     ids, counts = data.characters(forms, LONGEST_WORD)
     spelled = np.zeros((len(forms), CHARACTERS), np.int64)
     spelled[:, 2:-2] = ids
     spelled[:, 1] = WordVocabulary.WORD_START
     spelled[np.arange(len(forms)), counts + 2] = WordVocabulary.WORD_END
     out = np.zeros((*scored.shape, CHARACTERS), np.int64)
-    out[scored] = spelled[which.ravel()]
+    out[scored] = spelled[form_of_word.ravel()]
     ends = np.arange(len(rows)), lengths + 1
     for place in ((slice(None), 0), ends):
         out[place[0], place[1], 1] = WordVocabulary.WORD_START

@@ -134,9 +134,9 @@ class CVTTask(WordTask):
         sizes = np.sqrt([float(len(self.chosen(name))) for name in self.names])
         return np.cumsum(sizes / sizes.sum())
 
-    def drawn(self, what: str, update: int) -> float:
+    def drawn(self, purpose: str, update: int) -> float:
         """Return a number in [0, 1) that follows from the seed and the number of the update."""
-        return random_streams.generator(self.run_config.seed, "cvt", what, update).random()
+        return random_streams.generator(self.run_config.seed, "cvt", purpose, update).random()
 
     def needs(self, update: int) -> dict[str, int]:
         if self.alternating and update % 2:

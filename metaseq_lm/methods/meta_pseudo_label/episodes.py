@@ -275,8 +275,8 @@ def labelled_sets(
         )
     sets = []
     for name, number, one in zip(names, numbers, ones):
-        about = (number, options.tokens_per_sample, options.stride, one)
-        sets.append(TokenLabels(folder / name, split, vocabulary, *about))
+        sizes = (options.tokens_per_sample, options.stride)
+        sets.append(TokenLabels(folder / name, split, vocabulary, number, *sizes, one))
         if sets[-1].labels is None:
             raise MetaseqError(f"{folder / name}: '{split}' has no labels to train on")
     return sets

@@ -71,9 +71,9 @@ def beam_search(
         # Of those that end the best one is the best of all rows' hypotheses so far, or is not.
         length = torch.tensor(at + 1, device=device)
         worth = beam.worth(scores, length).masked_fill(~ended, float("-inf"))[:, :size]
-        top, which = worth.max(1)
+        top, place = worth.max(1)
         better = top > best_score
-        ending = tokens.gather(1, origin.gather(1, which[:, None])[..., None].expand(-1, 1, most))
+        ending = tokens.gather(1, origin.gather(1, place[:, None])[..., None].expand(-1, 1, most))
         ending = ending.squeeze(1).clone()
         ending[:, at] = beam.end
         best = torch.where(better[:, None], ending, best)

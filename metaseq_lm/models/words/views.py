@@ -32,8 +32,8 @@ class Views(NamedTuple):
     def of(self, name: str) -> list[Tensor]:
         """Return the states of a view: of "full" both directions side by side, `both`, and `extra`."""
         if name == FULL:
-            more = [] if self.extra is None else [self.extra]
-            return [torch.cat([self.ahead, self.back], -1), self.both, *more]
+            extra = [] if self.extra is None else [self.extra]
+            return [torch.cat([self.ahead, self.back], -1), self.both, *extra]
         return [{AHEAD: self.ahead, BACK: self.back}[name]]
 
 

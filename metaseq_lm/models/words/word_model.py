@@ -58,9 +58,9 @@ class WordNet(nn.Module):
         """Return the names of the auxiliary modules of a set."""
         return list(cast(nn.ModuleDict, self.heads[name]))[1:]
 
-    def label(self, name: str, what: str) -> str:
-        """Return what something of a set is called in the log: with the set's name if there are more."""
-        return what if len(self.heads) == 1 else f"{name}_{what}"
+    def label(self, name: str, metric: str) -> str:
+        """Return the name of a metric of a set in the log: behind the set's name if there are more."""
+        return metric if len(self.heads) == 1 else f"{name}_{metric}"
 
     def shift_of(self, name: str, module: str) -> int:
         """Return whose class a module predicts at t: that of t + shift."""
