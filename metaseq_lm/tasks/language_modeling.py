@@ -28,7 +28,9 @@ class LanguageModelingConfig:
     batch_size: int = option(32, "rows of an update", at_least=1)
     tokens_per_sample: int = option(128, "longest row, with [CLS] and [SEP]")
     sample_break_mode: str = option(
-        "none", "eos: a line is a row; none: windows of the stream, across documents"
+        "none",
+        "eos: a line is a row; none: windows of the stream, across documents",
+        choices=("eos", "none"),
     )
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 

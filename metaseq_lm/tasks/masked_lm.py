@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 from torch import nn
 
-from metaseq_lm.core.checks import check_least
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import MODELS, register_task
@@ -31,14 +31,21 @@ class MaskedLMConfig:
         "none",
         "eos: a line is a row; none: windows of the stream; segments: sentences packed into two "
         "segments, as for BERT and ELECTRA",
+        choices=("eos", "none", SEGMENTS),
     )
-    mask_prob: float = option(0.15, "share of the tokens that are targets")
+    mask_prob: float = option(0.15, "share of the tokens that are targets", at_least=0, at_most=1)
     mask_rounding: str = option(
-        "random", "their number, random: right on average; nearest: ELECTRA's, at least 1"
+        "random",
+        "their number, random: right on average; nearest: ELECTRA's, at least 1",
+        choices=("random", "nearest"),
     )
     legacy_duplicates: bool = option(False, "draw targets with replacement (ELECTRA's code)")
-    random_token_prob: float = option(0.1, "share of the targets that become a random token")
-    leave_unmasked_prob: float = option(0.1, "share of the targets that stay")
+    random_token_prob: float = option(
+        0.1, "share of the targets that become a random token", at_least=0, at_most=1
+    )
+    leave_unmasked_prob: float = option(
+        0.1, "share of the targets that stay", at_least=0, at_most=1
+    )
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
 
@@ -69,43 +76,42 @@ def build_transformer(config: DictConfig, vocabulary: Vocabulary, **kwargs: obje
             f"model {config.model._name} is for other tasks; choose another --model for task "
             f"{config.task._name}, such as transformer"
         )
-    given = typed_options("model", config.model), len(vocabulary)
+    args = typed_options("model", config.model), len(vocabulary)
     kwargs["padding_idx"] = vocabulary.pad
     try:
-        signature(entry.value).bind(*given, **kwargs)
+        signature(entry.value).bind(*args, **kwargs)
     except TypeError as error:
         raise UsageError(
             f"model {config.model._name} is not of the kind that task {config.task._name} trains "
             f"({error}); choose another --model, such as transformer"
         ) from error
-    model: nn.Module = entry.value(*given, **kwargs)
+    model: nn.Module = entry.value(*args, **kwargs)
     return model
 
 
-def masking_of(options: DictConfig, vocabulary: Vocabulary) -> Masking:
-    """Return BERT's masking of a task's options: special tokens are neither hidden nor drawn.
+def masking_of(config: Any, vocabulary: Vocabulary) -> Masking:
+    """Return the masking that a task's options describe: special tokens are neither hidden nor drawn.
 
     With mask_rounding "nearest", which follows ELECTRA's code, [UNK] can be hidden.
     """
     specials = np.asarray(vocabulary.specials)
     unknown = [] if vocabulary.unk is None else [vocabulary.unk]
-    nearest = options.mask_rounding == "nearest"
+    nearest = config.mask_rounding == "nearest"
     return Masking(
         mask=vocabulary.mask,
-        rate=options.mask_prob,
-        random=options.random_token_prob,
-        keep=options.leave_unmasked_prob,
+        rate=config.mask_prob,
+        random=config.random_token_prob,
+        keep=config.leave_unmasked_prob,
         replacements=np.setdiff1d(np.arange(len(vocabulary)), specials),
         spared=np.setdiff1d(specials, unknown) if nearest else specials,
-        rounding=options.mask_rounding,
-        legacy_duplicates=options.legacy_duplicates,
-        tokens_per_sample=options.tokens_per_sample,
+        rounding=config.mask_rounding,
+        legacy_duplicates=config.legacy_duplicates,
+        tokens_per_sample=config.tokens_per_sample,
     )
 
 
 def first(count: int, most: int) -> int:
-    """Return `count`, or `most`, task.valid_size, if that is set and smaller; UsageError if negative."""
-    check_least({"task.valid_size": most}, 0)
+    """Return how many of `count` rows are used: `most`, if that is not 0, or all if they are fewer."""
     return min(count, most) if most else count
 
 

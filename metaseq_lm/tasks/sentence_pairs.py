@@ -30,7 +30,7 @@ class SentencePairsConfig(MaskedLMConfig):
     """The options of masked_lm; rows are always made of sentences."""
 
     sample_break_mode: str = option(
-        SEGMENTS, "segments: two of them, the second often another text"
+        SEGMENTS, "segments: two of them, the second often another text", choices=(SEGMENTS,)
     )
 
 
@@ -48,15 +48,10 @@ class SentencePairsTask(Task):
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options, seed = self.config, self.run_config.seed
-        if options.sample_break_mode != SEGMENTS:
-            raise UsageError(
-                f"task sentence_pairs has task.sample_break_mode={SEGMENTS} only, got "
-                f"'{options.sample_break_mode}'"
-            )
-        pairs = Pairs(self.data, split, self.vocabulary, options.tokens_per_sample, seed)
+        length, seed = self.config.tokens_per_sample, self.run_config.seed
+        pairs = Pairs(self.data, split, self.vocabulary, length, seed)
         pairs.check_vocabulary()
-        collate = partial(pair_batch, pairs, masking_of(options, self.vocabulary))
+        collate = partial(pair_batch, pairs, masking_of(self.config, self.vocabulary))
         return {split: text_stream(self.run_config, split, pairs.row_lengths, collate)}
 
     def build_model(self) -> nn.Module:

@@ -63,7 +63,7 @@ class SentencePredictionConfig:
         False, "training batches of rows of about the same length, which saves time on padding"
     )
     pooled: bool = option(False, "BERT's tanh layer before the linear one")
-    head_dropout: float = option(0.1, "dropout before the linear layer")
+    head_dropout: float = option(0.1, "dropout before the linear layer", at_least=0, below=1)
     pooler_dropout: bool = option(False, "dropout before the tanh layer too (RoBERTa)")
     keep_head: bool = option(False, "start from the head of init_from too, not from a fresh one")
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)

@@ -19,7 +19,6 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Terms
-from metaseq_lm.core.checks import check_least
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
@@ -51,8 +50,10 @@ class SquadConfig:
         0.0, "sets trainer.max_update from the training set (0 = it is given)", at_least=0
     )
     tokens_per_sample: int = option(512, "longest row, with its special tokens; longer are windows")
-    max_query_length: int = option(64, "tokens of a question; longer ones are cut")
-    doc_stride: int = option(128, "tokens from the start of a window to that of the next")
+    max_query_length: int = option(64, "tokens of a question; longer ones are cut", at_least=0)
+    doc_stride: int = option(
+        128, "tokens from the start of a window to that of the next", at_least=1
+    )
     drop_unanswered: bool = option(
         False, "leave out training windows without the answer; else they are labelled answerable"
     )
@@ -60,9 +61,9 @@ class SquadConfig:
     answerability: bool = option(
         True, "a head that tells impossible questions; false takes the span from [CLS0] to [CLS0]"
     )
-    beam: int = option(20, "starts, and ends for each, that decoding looks at")
-    n_best: int = option(20, "texts that are kept of a question")
-    max_answer_length: int = option(30, "longest answer in tokens")
+    beam: int = option(20, "starts, and ends for each, that decoding looks at", at_least=1)
+    n_best: int = option(20, "texts that are kept of a question", at_least=1)
+    max_answer_length: int = option(30, "longest answer in tokens", at_least=1)
     null_threshold: float = option(
         -2.75, "odds of no answer above which the prediction is empty (SQuAD 2.0)"
     )
@@ -78,8 +79,6 @@ class SquadTask(Task):
 
     def __init__(self, config: SquadConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
-        numbers = ("beam", "n_best", "max_answer_length")
-        check_least({f"task.{name}": getattr(self.config, name) for name in numbers}, 1)
         squad_manifest(squad_folder(run_config))
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         # Every evaluation, and the files of predictions, ask for the same split.

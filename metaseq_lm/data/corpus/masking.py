@@ -7,11 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from metaseq_lm.core.checks import check_choice
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import mix, uniforms, words
-
-ROUNDINGS = ("random", "nearest")
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class Masking:
         tokens_per_sample: The longest row, which limits `most_chosen`.
 
     Raises:
-        UsageError: A share lies outside [0, 1], or the rounding is unknown.
+        UsageError: A share lies outside [0, 1], or `random` and `keep` together exceed 1.
     """
 
     mask: int
@@ -47,7 +44,6 @@ class Masking:
     tokens_per_sample: int = 0
 
     def __post_init__(self) -> None:
-        check_choice("task.mask_rounding", self.rounding, ROUNDINGS)
         shares = (self.rate, self.random, self.keep, self.random + self.keep)
         if not all(0 <= share <= 1 for share in shares):
             raise UsageError(

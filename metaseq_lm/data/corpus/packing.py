@@ -7,14 +7,13 @@ longest row of the batch, N sentences.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.checks import check_choice
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.corpus.rows import BREAK_MODES, Corpus, Samples, check_ids, open_tokens
+from metaseq_lm.data.corpus.rows import Corpus, Samples, check_ids, open_tokens
 from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
@@ -272,15 +271,14 @@ def segments_of(firsts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarr
 
 
 def open_corpus(
-    folder: Path, split: str, vocabulary: Vocabulary, options: DictConfig, seed: int
+    folder: Path, split: str, vocabulary: Vocabulary, config: Any, seed: int
 ) -> Samples:
     """Return the samples of a split as a task's `options` ask for them, with its token ids checked.
 
     `sample_break_mode` "eos" and "none" are those of Corpus, "segments" is Packed. Raises UsageError
     for another one or a wrong `tokens_per_sample`, MetaseqError for data that cannot be used.
     """
-    break_mode, longest = options.sample_break_mode, options.tokens_per_sample
-    check_choice("task.sample_break_mode", break_mode, (*BREAK_MODES, SEGMENTS))
+    break_mode, longest = config.sample_break_mode, config.tokens_per_sample
     corpus: Corpus | Packed
     if break_mode == SEGMENTS:
         corpus = Packed(folder, split, vocabulary, longest, seed)

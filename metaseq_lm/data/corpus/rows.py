@@ -9,14 +9,11 @@ from typing import Protocol
 import numpy as np
 
 from metaseq_lm.core.batch import TokenBatch
-from metaseq_lm.core.checks import check_choice
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import FILE_NAME, MANIFEST_FILE, Manifest
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-
-BREAK_MODES = ("eos", "none")
 
 
 class Corpus:
@@ -34,7 +31,6 @@ class Corpus:
         tokens_per_sample: int,
         break_mode: str,
     ) -> None:
-        check_choice("task.sample_break_mode", break_mode, BREAK_MODES)
         self.data = open_tokens(folder, split, tokens_per_sample, least=3)
         self.vocabulary = vocabulary
         room = tokens_per_sample - 2

@@ -50,11 +50,11 @@ class WindowOptions:
 
     def check(self, query: int) -> None:
         """Raise UsageError if a question of `query` tokens leaves no room for a context."""
-        if self.question < 0 or self.stride < 1 or self.longest <= query + SPECIALS:
+        if self.longest <= query + SPECIALS:
             raise UsageError(
-                f"task.tokens_per_sample is {self.longest}, task.max_query_length {self.question} and "
-                f"task.doc_stride {self.stride}: a row needs room for a question (of {query} tokens), "
-                f"{SPECIALS} special tokens and some of the context, and the stride is at least 1"
+                f"task.tokens_per_sample is {self.longest} and task.max_query_length {self.question}: "
+                f"a row needs room for a question (of {query} tokens), {SPECIALS} special tokens and "
+                "some of the context"
             )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from metaseq_lm.core.batch import Logs
 from metaseq_lm.core.checks import check_classes
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.registry import nearest, register_task
+from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
@@ -52,7 +52,6 @@ from metaseq_lm.tasks.finetuning import (
 from metaseq_lm.tasks.masked_lm import first
 
 FORMS = ("single", "pair")
-CHOICES = {"sampling": ["sampler", "legacy_copies"], "score": ["dev", "official"]}
 # Of task.score=dev, the first of these that a set has: CoLA's, that of real values, all others'.
 DEV = ("matthews", "spearman", "accuracy")
 MEANS = ("score", "loss")  # over sets
@@ -65,9 +64,7 @@ TAUGHT = "taught"
 class BamConfig:
     """Which labelled sets and teachers, how sets are mixed, and the heads (Clark et al. 2019)."""
 
-    labelled: list[str] = field(
-        default_factory=list, metadata={"help": "labelled sets in DATA, each with a head"}
-    )
+    labelled: list[str] = option([], "labelled sets in DATA, each with a head")
     # Movable: which teachers they are is a fact of the checkpoints, wherever they lie.
     teachers: list[str] = option(
         [],
@@ -86,11 +83,13 @@ class BamConfig:
         "sampler",
         "sampler: a fixed number of rows of each set in an epoch, its share; legacy_copies: copies "
         "and loss weights (the code)",
+        choices=("sampler", "legacy_copies"),
     )
-    exponent: float = option(0.75, "a set is seen in proportion to its size to this power")
-    copies_over: list[str] = field(
-        default_factory=list,
-        metadata={"help": "other sets of DATA that count in legacy_copies' copies and weights"},
+    exponent: float = option(
+        0.75, "a set is seen in proportion to its size to this power", at_least=0, at_most=1
+    )
+    copies_over: list[str] = option(
+        [], "other sets of DATA that count in legacy_copies' copies and weights"
     )
     tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
     group_by_length: bool = option(
@@ -99,10 +98,12 @@ class BamConfig:
         "rows and sets of long ones then hardly share a batch",
     )
     pooled: bool = option(True, "BERT's tanh layer on [CLS], shared by all heads")
-    head_dropout: float = option(0.1, "dropout before the linear layers")
+    head_dropout: float = option(0.1, "dropout before the linear layers", at_least=0, below=1)
     keep_head: bool = option(False, "start from the heads of init_from too, not from fresh ones")
     score: str = option(
-        "dev", "of each set in the average: dev (Matthews, Spearman, else accuracy) or official"
+        "dev",
+        "of each set in the average: dev (Matthews, Spearman, else accuracy) or official",
+        choices=("dev", "official"),
     )
     valid_size: int = option(0, "rows of each validation split that are used (0 = all)", at_least=0)
 
@@ -122,14 +123,6 @@ class BamTask(Task):
         super().__init__(config, run_config)
         options = self.config
         self.names = different_sets(options.labelled)
-        for key, choices in CHOICES.items():
-            if getattr(options, key) not in choices:
-                raise UsageError(
-                    f"task.{key} is '{getattr(options, key)}'.{nearest(getattr(options, key), choices)} Choices: "
-                    f"{', '.join(choices)}"
-                )
-        if not 0 <= options.exponent <= 1:
-            raise UsageError(f"task.exponent must be from 0 to 1, got {options.exponent}")
         if options.copies_over and options.sampling != "legacy_copies":
             raise UsageError("task.copies_over counts with task.sampling=legacy_copies only")
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")

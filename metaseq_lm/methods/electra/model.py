@@ -29,30 +29,33 @@ from metaseq_lm.models.transformer.encoder import (
 )
 
 NOISES = ("mlm", "two_tower", "unigram", "uniform")
-SHARING = ("embeddings", "none", "all")
 
 
 @dataclass
 class ElectraConfig(TransformerConfig):
     """An encoder and its noise model (Clark 2021, sections 5.1.5, 5.3.1 and 5.3.2)."""
 
-    noise: str = option("mlm", "mlm, two_tower, unigram (corpus frequencies) or uniform")
-    generator_size: float = option(0.25, "the noise model's width as a share of the encoder's")
-    generator_layers: float = option(1.0, "the noise model's depth as a share of the encoder's")
-    generator_embed_dim: int = option(
-        0, "width of embeddings that the noise model does not share (0 = its own width)"
+    noise: str = option(
+        "mlm", "mlm, two_tower, unigram (corpus frequencies) or uniform", choices=NOISES
     )
-    sharing: str = option("embeddings", "shared with the noise model: embeddings, none or all")
+    generator_size: float = option(
+        0.25, "the noise model's width as a share of the encoder's", above=0
+    )
+    generator_layers: float = option(
+        1.0, "the noise model's depth as a share of the encoder's", above=0
+    )
+    generator_embed_dim: int = option(
+        0, "width of embeddings that the noise model does not share (0 = its own width)", at_least=0
+    )
+    sharing: str = option(
+        "embeddings",
+        "shared with the noise model: embeddings, none or all",
+        choices=("embeddings", "none", "all"),
+    )
     freeze_generator: bool = option(False, "the noise model is not trained (two-stage training)")
 
     def check(self) -> None:
-        """Raise UsageError for an unknown word or sizes that cannot be shared."""
-        for name, value, known in (
-            ("noise", self.noise, NOISES),
-            ("sharing", self.sharing, SHARING),
-        ):
-            if value not in known:
-                raise UsageError(f"model.{name} is '{value}'; it is one of {', '.join(known)}")
+        """Raise UsageError for sizes that are too small or cannot be shared."""
         same = self.generator_size == 1 and self.generator_layers == 1 and self.noise == "mlm"
         if self.sharing == "all" and not same:
             raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from omegaconf import DictConfig
@@ -12,7 +12,7 @@ from torch import nn
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
-from metaseq_lm.data.corpus.packing import open_corpus
+from metaseq_lm.data.corpus.packing import SEGMENTS, open_corpus
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import process_group
@@ -33,12 +33,19 @@ class ElectraTaskConfig:
     batch_size: int = option(128, "rows of an update", at_least=1)
     tokens_per_sample: int = option(128, "longest row, with its special tokens")
     sample_break_mode: str = option(
-        "none", "none: windows of the stream; eos: a line a row; segments: packed sentences"
+        "none",
+        "none: windows of the stream; eos: a line a row; segments: packed sentences",
+        choices=("none", "eos", SEGMENTS),
     )
-    mask_prob: float = option(0.15, "share of the tokens that are chosen")
-    random_token_prob: float = option(0.0, "share of those that become a random token")
-    leave_unmasked_prob: float = option(0.15, "share of those that the generator sees as they are")
-    mask_rounding: str = option("nearest", "number of chosen tokens: nearest")
+    mask_prob: float = option(0.15, "share of the tokens that are chosen", at_least=0, at_most=1)
+    random_token_prob: float = option(
+        0.0, "share of those that become a random token", at_least=0, at_most=1
+    )
+    leave_unmasked_prob: float = option(
+        0.15, "share of those that the generator sees as they are", at_least=0, at_most=1
+    )
+    # With a random number the samples would depend on how rows are cut into micro-batches.
+    mask_rounding: ClassVar[str] = "nearest"
     legacy_duplicates: bool = option(False, "choose with replacement, as the authors' code")
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
@@ -58,11 +65,6 @@ class ElectraTask(Task):
         if run_config.model._name != "electra":
             raise UsageError(f"task electra needs model=electra, not {run_config.model._name}")
         typed_options("model", run_config.model).check()
-        if self.config.mask_rounding != "nearest":
-            raise UsageError(
-                "task electra needs task.mask_rounding=nearest: with a random number of chosen tokens "
-                "the samples would depend on how rows are cut into micro-batches"
-            )
         self.heads = self.criterion.heads
         check_noise(run_config.criterion._name, self.criterion.noises, run_config.model.noise)
 

@@ -7,7 +7,7 @@ tartan_meta the end task with them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional
 
@@ -16,7 +16,6 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core.batch import Logs
-from metaseq_lm.core.checks import check_least
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
@@ -39,9 +38,6 @@ from metaseq_lm.tasks.masked_lm import first, masking_of
 
 TAPT = "tapt"
 FORMS = ("single", "pair")
-# Options that are at least 0; of the batch sizes 0 is that of the end task.
-NUMBERS = ["lines_per_example", "auxiliary_batch_size", "dev_batch_size"]
-NUMBERS += ["head_lr", "head_weight_decay"]
 
 
 @dataclass
@@ -49,33 +45,46 @@ class TartanConfig:
     """Tasks and batches; the defaults are the authors' (batches of 2 x 64 accumulated)."""
 
     labelled: str = option("", "labelled set in DATA, the end task")
-    auxiliary: list[str] = field(
-        default_factory=lambda: [TAPT],
-        metadata={"help": "masked-LM tasks: tapt, the labelled set's own texts, or splits of DATA"},
+    auxiliary: list[str] = option(
+        [TAPT], "masked-LM tasks: tapt, the labelled set's own texts, or splits of DATA"
     )
     lines_per_example: int = option(
-        0, "draw so many lines of each such split for each row of the labelled set (0 = all)"
+        0,
+        "draw so many lines of each such split for each row of the labelled set (0 = all)",
+        at_least=0,
     )
     lines_seed: Optional[int] = option(None, "seed of that draw (null = the run's)")
     own_lm_heads: bool = option(True, "an LM head for each auxiliary; false: one (the code)")
     batch_size: int = option(128, "rows of a batch of the end task", at_least=1)
-    auxiliary_batch_size: int = option(0, "rows of a batch of each auxiliary (0 = batch_size)")
-    dev_batch_size: int = option(0, "rows of a batch of the meta-objective (0 = batch_size)")
-    meta_head_batch_size: int = option(32, "rows the meta head is fitted to")
+    auxiliary_batch_size: int = option(
+        0, "rows of a batch of each auxiliary (0 = batch_size)", at_least=0
+    )
+    dev_batch_size: int = option(
+        0, "rows of a batch of the meta-objective (0 = batch_size)", at_least=0
+    )
+    meta_head_batch_size: int = option(32, "rows the meta head is fitted to", at_least=1)
     dev_split: str = option("valid", "split of the labelled set that is the meta-objective's")
     epochs: float = option(
         0.0, "sets trainer.max_update from the largest auxiliary (0 = it is given)", at_least=0
     )
     tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
-    mask_prob: float = option(0.15, "share of the tokens that are targets")
-    mask_rounding: str = option("random", "their number, random: right on average; nearest")
+    mask_prob: float = option(0.15, "share of the tokens that are targets", at_least=0, at_most=1)
+    mask_rounding: str = option(
+        "random",
+        "their number, random: right on average; nearest",
+        choices=("random", "nearest"),
+    )
     legacy_duplicates: bool = option(False, "draw targets with replacement (ELECTRA's code)")
-    random_token_prob: float = option(0.1, "share of the targets that become a random token")
-    leave_unmasked_prob: float = option(0.1, "share of the targets that stay")
+    random_token_prob: float = option(
+        0.1, "share of the targets that become a random token", at_least=0, at_most=1
+    )
+    leave_unmasked_prob: float = option(
+        0.1, "share of the targets that stay", at_least=0, at_most=1
+    )
     attend_to_padding: bool = option(False, "no mask for padding (the authors' code)")
-    head_dropout: float = option(0.1, "dropout in the classification heads")
-    head_lr: float = option(1e-3, "rate of the end task's head")
-    head_weight_decay: float = option(0.1, "weight decay of the end task's head")
+    head_dropout: float = option(0.1, "dropout in the classification heads", at_least=0, below=1)
+    head_lr: float = option(1e-3, "rate of the end task's head", at_least=0)
+    head_weight_decay: float = option(0.1, "weight decay of the end task's head", at_least=0)
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
 
@@ -92,8 +101,6 @@ class TartanTask(Task):
     def __init__(self, config: TartanConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
         check_names(self.config.auxiliary)
-        check_least({f"task.{name}": getattr(self.config, name) for name in NUMBERS}, 0)
-        check_least({"task.meta_head_batch_size": self.config.meta_head_batch_size}, 1)
         self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self.members = [AUXILIARY + name for name in self.config.auxiliary]
         if isinstance(self.criterion, MultiTask):

@@ -7,7 +7,7 @@ other classes apart. A development set is split off the target images. Shapes: B
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Optional
 
@@ -17,7 +17,6 @@ from torch import nn
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Logs
-from metaseq_lm.core.checks import check_least, check_share
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest, register_task
@@ -40,34 +39,36 @@ from metaseq_lm.tasks import Batches, Passes, Scored, Task
 from metaseq_lm.tasks.finetuning import labelled_scores
 
 OTHER, TARGET = "other", "target"  # heads
-TRAIN_ON = ("both", "auxiliary", "target")
-# Options that are at least 0, and at least 1.
-NUMBERS = (
-    ("dev_limit", "train_limit", "test_limit", "head_lr", "head_weight_decay"),
-    ("dev_batch_size", "meta_head_batch_size"),
-)
 
 
 @dataclass
 class TartanVisionConfig:
     """Classes, how the target images are split, and batches (the authors' values)."""
 
-    target: list[str] = field(
-        default_factory=list, metadata={"help": "names of the classes of the end task"}
+    target: list[str] = option([], "names of the classes of the end task")
+    train_on: str = option(
+        "both",
+        "tasks: both, auxiliary (pre-training) or target (fine-tuning)",
+        choices=("both", "auxiliary", "target"),
     )
-    train_on: str = option("both", "tasks: both, auxiliary (pre-training) or target (fine-tuning)")
-    dev_share: float = option(0.2, "probability that a target image is for development")
-    dev_limit: int = option(65, "most development images (0 = all of them)")
-    train_limit: int = option(200, "most training images of the target (0 = all)")
-    test_limit: int = option(0, "first target images of a test split used (0 = all; the code: 200)")
+    dev_share: float = option(
+        0.2, "probability that a target image is for development", at_least=0, at_most=1
+    )
+    dev_limit: int = option(65, "most development images (0 = all of them)", at_least=0)
+    train_limit: int = option(200, "most training images of the target (0 = all)", at_least=0)
+    test_limit: int = option(
+        0, "first target images of a test split used (0 = all; the code: 200)", at_least=0
+    )
     split_seed: int = option(1, "seed of the split, the same for all runs")
     batch_size: int = option(64, "images of a batch of each task", at_least=1)
-    dev_batch_size: int = option(16, "images of a batch of the meta-objective")
-    meta_head_batch_size: int = option(16, "images the meta head is fitted to")
+    dev_batch_size: int = option(16, "images of a batch of the meta-objective", at_least=1)
+    meta_head_batch_size: int = option(16, "images the meta head is fitted to", at_least=1)
     mean: list[float] = option([0.4914, 0.4822, 0.4465], "mean by channel")
     sd: list[float] = option([0.2023, 0.1994, 0.2010], "standard deviation by channel", above=0)
-    head_lr: Optional[float] = option(None, "rate of the end task's head (null = optimizer.lr)")
-    head_weight_decay: float = option(0.0, "weight decay of the end task's head")
+    head_lr: Optional[float] = option(
+        None, "rate of the end task's head (null = optimizer.lr)", at_least=0
+    )
+    head_weight_decay: float = option(0.0, "weight decay of the end task's head", at_least=0)
 
 
 def only(images: Images, classes: Sequence[int]) -> Images:
@@ -115,18 +116,8 @@ class TartanVisionTask(Task):
             raise UsageError(
                 f"task tartan_vision needs model=wide_resnet, not {run_config.model._name}"
             )
-        if options.train_on not in TRAIN_ON:
-            raise UsageError(f"task.train_on is '{options.train_on}'; one of {', '.join(TRAIN_ON)}")
         if isinstance(self.criterion, Meta) and options.train_on != "both":
             raise UsageError("criterion tartan_meta weighs tasks; it needs task.train_on=both")
-        for least, names in enumerate(NUMBERS):
-            given = {
-                f"task.{name}": getattr(options, name)
-                for name in names
-                if getattr(options, name) is not None
-            }
-            check_least(given, least)
-        check_share("task.dev_share", options.dev_share)
         largest = max(options.batch_size, options.dev_batch_size, options.meta_head_batch_size)
         check_whole_batches(run_config.model.norm, largest, run_config.engine.micro_batch_size)
         self.members = [AUXILIARY + OTHER, ENDTASK]
@@ -176,7 +167,7 @@ class TartanVisionTask(Task):
 
         def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> data.HeadedImageBatch:
             batch = part.batch(mean, sd, samples, keys, width)
-            return data.HeadedImageBatch(**batch, head=head)
+            return data.HeadedImageBatch(**vars(batch), head=head)
 
         lengths = np.ones(len(part.labels), np.int64)
         return Stream(name, order, collate, self.run_config.seed, lengths)

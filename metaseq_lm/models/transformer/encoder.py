@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.layers import Dropout, Embedding, LayerNorm, Linear, SelfAttention, linear
+
+INITS = ("xavier_attention", "truncated_normal")
 
 
 @dataclass
@@ -28,11 +29,17 @@ class TransformerConfig:
     token_embed_dim: int = option(0, "width of the embeddings (0 = encoder_embed_dim)", at_least=0)
     segments: int = option(0, "kinds of segments that have an embedding", at_least=0)
     max_positions: int = option(128, "longest row", at_least=1)
-    dropout: float = option(0.1, "after embeddings, attention and feed-forward networks")
-    attention_dropout: float = option(0.1, "of attention probabilities")
-    activation_dropout: float = option(0.0, "inside the feed-forward networks")
-    norm_eps: float = option(1e-5, "epsilon of the layer norms")
-    init: str = option("xavier_attention", "or truncated_normal (BERT, ELECTRA); see initialise")
+    dropout: float = option(
+        0.1, "after embeddings, attention and feed-forward networks", at_least=0, below=1
+    )
+    attention_dropout: float = option(0.1, "of attention probabilities", at_least=0, below=1)
+    activation_dropout: float = option(0.0, "inside the feed-forward networks", at_least=0, below=1)
+    norm_eps: float = option(1e-5, "epsilon of the layer norms", above=0)
+    init: str = option(
+        "xavier_attention",
+        "or truncated_normal (BERT, ELECTRA); see initialise",
+        choices=INITS,
+    )
 
     @property
     def embed_dim(self) -> int:
@@ -168,16 +175,14 @@ def attention_mask(padding: Tensor | None) -> Tensor | None:
     return seen[:, None, None]
 
 
-def initialise(model: nn.Module, how: str) -> None:
+def initialise(model: nn.Module, init: str) -> None:
     """Draw all linear and embedding weights of `model` afresh and zero the biases.
 
     "xavier_attention": N(0, 0.02), but Xavier uniform for the attention input projection, as in
     torch's attention. "truncated_normal": N(0, 0.02) cut at two standard deviations (Devlin et al.
     2019), but Glorot uniform for the layers a module lists as `glorot`, as ELECTRA's code has it.
     """
-    if how not in ("xavier_attention", "truncated_normal"):
-        raise UsageError(f"model.init is '{how}'; xavier_attention or truncated_normal")
-    draw = nn.init.normal_ if how == "xavier_attention" else truncated_normal
+    draw = nn.init.normal_ if init == "xavier_attention" else truncated_normal
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             draw(module.weight, std=0.02)
@@ -187,9 +192,9 @@ def initialise(model: nn.Module, how: str) -> None:
             draw(module.weight, std=0.02)
     # After the loop: modules() visits an attention before its projections.
     for module in model.modules():
-        if isinstance(module, SelfAttention) and how == "xavier_attention":
+        if isinstance(module, SelfAttention) and init == "xavier_attention":
             nn.init.xavier_uniform_(module.in_proj.weight)
-        if how == "truncated_normal":
+        if init == "truncated_normal":
             for layer in getattr(module, "glorot", []):
                 nn.init.xavier_uniform_(layer.weight)
 

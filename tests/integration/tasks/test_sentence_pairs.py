@@ -90,7 +90,7 @@ def test_names_of_the_parameters(topics: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["task.sample_break_mode=eos"], "sample_break_mode=segments only"),
+        (["task.sample_break_mode=eos"], "sample_break_mode is 'eos'. Choices: segments"),
         (["task=masked_lm"], "for task sentence_pairs only"),
         (["model.segments=1"], "model.segments"),
     ],

@@ -128,10 +128,10 @@ def test_wrong_changes_of_a_run(stored: DictConfig, override: str, message: str)
 
 
 def test_changes_of_a_run_get_their_type(stored: DictConfig) -> None:
-    given = ["optimizer.lr=1", "task.mask_rounding=12", "task.valid_size=${seed}", "seed=7"]
+    given = ["optimizer.lr=1", "label=12", "task.valid_size=${seed}", "seed=7"]
     changed = overridden(stored, [*given, "optimizer.betas=[0,0.5]", "engine.precision=fp64"])
     assert type(changed.optimizer.lr) is float and changed.optimizer.betas == [0.0, 0.5]
-    assert (changed.task.mask_rounding, changed.task.valid_size) == ("12", 7)
+    assert (changed.label, changed.task.valid_size) == ("12", 7)
     assert changed.engine.precision == "fp64"
     assert stored == overridden(stored, []) and stored.optimizer.lr != 1
 

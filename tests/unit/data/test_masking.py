@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from metaseq_lm.core import random_streams
+from metaseq_lm.core.config import check_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.masking import Masking, choose, mask_tokens
+from metaseq_lm.tasks.masked_lm import MaskedLMConfig
 
 REPLACEMENTS = np.arange(10, 60)
 HOW = Masking(mask=1, replacements=REPLACEMENTS)
@@ -284,5 +286,5 @@ def test_legacy_duplicates_with_either_rounding_and_without_candidates() -> None
 
 
 def test_an_unknown_rounding_is_refused() -> None:
-    with pytest.raises(UsageError, match="mask_rounding must be one of .*'up'"):
-        Masking(mask=1, rounding="up")
+    with pytest.raises(UsageError, match="mask_rounding is 'up'. Choices: random, nearest"):
+        check_options(MaskedLMConfig, MaskedLMConfig(mask_rounding="up"), "task.")

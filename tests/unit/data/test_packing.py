@@ -231,8 +231,6 @@ def test_open_corpus(tmp_path: Path) -> None:
     assert isinstance(open_corpus(tmp_path, "train", VOCABULARY, options(), 1), Packed)
     lines = open_corpus(tmp_path, "train", VOCABULARY, options(sample_break_mode="eos"), 1)
     assert isinstance(lines, Corpus) and lines.segments(np.array([0]), 9) is None
-    with pytest.raises(UsageError, match="one of eos, none, segments; got 'line'"):
-        open_corpus(tmp_path, "train", VOCABULARY, options(sample_break_mode="line"), 1)
     with pytest.raises(UsageError, match="at least 5, got 4"):
         open_corpus(tmp_path, "train", VOCABULARY, options(tokens_per_sample=4), 1)
 

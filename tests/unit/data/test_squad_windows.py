@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import squad_data
 
+from metaseq_lm.core.config import check_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.preprocess.pipeline import Request, preprocess
 from metaseq_lm.data.preprocess.squad import SquadPipeline
@@ -14,6 +15,7 @@ from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.squad.windows import SquadWindows, WindowOptions
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
+from metaseq_lm.tasks.squad import SquadConfig
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +148,8 @@ def test_windows_without_the_answer_can_go(data: SquadSet, tokenizer: Tokenizer)
 def test_what_cannot_be_used(data: SquadSet, tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="room for a question .of 3 tokens."):
         SquadWindows(data, tokenizer.vocabulary, WindowOptions(6, 64, 3), False)
-    with pytest.raises(UsageError, match="the stride is at least 1"):
-        SquadWindows(data, tokenizer.vocabulary, WindowOptions(12, 64, 0), False)
+    with pytest.raises(UsageError, match="task.doc_stride must be at least 1, got 0"):
+        check_options(SquadConfig, SquadConfig(doc_stride=0), "task.")
     small = tokenizer_class("word").train(["after"], 10, 2)
     with pytest.raises(MetaseqError, match="out/train.context.bin holds token id .* has only 7"):
         SquadWindows(data, small.vocabulary, WindowOptions(12, 64, 3), False)

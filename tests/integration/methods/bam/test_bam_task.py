@@ -275,7 +275,7 @@ def test_a_kept_head_must_be_there(bam_sets: Path, teacher_runs: list[Path]) -> 
         (["task.labelled=[few,few]"], "different labelled sets"),
         (["task.sampling=samplr"], "Did you mean 'sampler'"),
         (["task.score=test"], "Choices: dev, official"),
-        (["task.exponent=1.5"], "from 0 to 1"),
+        (["task.exponent=1.5"], "task.exponent must be at most 1"),
         (["criterion=masked_lm"], "needs criterion=bam_distill"),
         (["task.labelled=[choices]"], "has the form choices"),
         (["task.batch_size=0"], "at least 1"),

@@ -238,7 +238,7 @@ def test_the_encoder_of_labelled_sets_is_taken_over(moons: Path, tmp_path: Path)
         ([*TEXT, "task.inner_optim=sgd", "task.inner_lr=-1"], "inner_lr must be at least 0"),
         ([*TEXT, "task.inner_optim=sgd"], "inner_lr is the rate of"),
         ([*TEXT, "task.second_order=exact"], "second_order=exact needs"),
-        ([*TEXT, "task.sample_break_mode=eos"], "sample_break_mode=segments only"),
+        ([*TEXT, "task.sample_break_mode=eos"], "sample_break_mode is 'eos'. Choices: segments"),
         ([*TEXT, "criterion=meta_pretrain_pairs"], "is for task meta_pretrain_pairs"),
         ([*PAIRS, "criterion=masked_lm"], "criterion=meta_pretrain_pairs"),
         ([*PAIRS, "task.labelled=[]"], "different labelled sets"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from electra_bench import Seen, build, criterion, make_batch, noise
 
-from metaseq_lm.core.config import load_config
+from metaseq_lm.core.config import load_config, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.training.run import TrainingRun
 
@@ -25,8 +25,14 @@ TINY = [
     "engine.threads=1",
 ]
 UNFIT: list[tuple[Callable[[], object], str]] = [
-    (lambda: build(noise="bert"), "'bert'.*mlm, two_tower, unigram, uniform"),
-    (lambda: build(sharing="some"), "'some'.*embeddings, none, all"),
+    (
+        lambda: typed_options("model", {"_name": "electra", "noise": "bert"}),
+        "'bert'.*mlm, two_tower, unigram, uniform",
+    ),
+    (
+        lambda: typed_options("model", {"_name": "electra", "sharing": "some"}),
+        "'some'.*embeddings, none, all",
+    ),
     (lambda: build(sharing="all"), "needs model.noise=mlm, model.generator_size=1"),
     (lambda: build(sharing="all", generator_size=1.0, generator_layers=0.5), "generator_layers=1"),
     (lambda: build(sharing="all", noise="two_tower", generator_size=1.0), "model.noise=mlm"),

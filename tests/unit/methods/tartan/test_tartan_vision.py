@@ -121,7 +121,7 @@ def test_pretraining_then_fine_tuning(pictures: Path, tmp_path: Path) -> None:
         ("tartan_mt", ["task.target=[b,bird]"], "no class 'bird'"),
         ("tartan_mt", ["task.target=[b]"], "two or more different classes"),
         ("tartan_mt", ["task.target=[a,b,c]"], "leave two or more"),
-        ("tartan_mt", ["task.train_on=all"], "one of both, auxiliary, target"),
+        ("tartan_mt", ["task.train_on=all"], "Choices: both, auxiliary, target"),
         ("tartan_mt", ["model=transformer"], "needs model=wide_resnet"),
         ("tartan_mt", ["model.channels=1"], "model.channels is for 1 channel"),
         ("tartan_mt", ["task.sd=[0.2,0.2]"], "task.sd is for 2 channel"),
@@ -130,7 +130,7 @@ def test_pretraining_then_fine_tuning(pictures: Path, tmp_path: Path) -> None:
         ("tartan_mt", ["task.train_limit=-1"], "task.train_limit must be at least 0, got -1"),
         ("tartan_mt", ["task.dev_batch_size=0"], "task.dev_batch_size must be at least 1, got 0"),
         ("tartan_mt", ["task.head_lr=-0.1"], "task.head_lr must be at least 0, got -0.1"),
-        ("tartan_mt", ["task.dev_share=2"], "task.dev_share must be from 0 to 1, got 2"),
+        ("tartan_mt", ["task.dev_share=2"], "task.dev_share must be at most 1, got 2"),
         ("masked_lm", [], "needs criterion=tartan_meta or tartan_mt"),
     ],
 )
