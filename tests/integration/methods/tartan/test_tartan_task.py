@@ -172,8 +172,16 @@ def test_the_head_has_its_own_rate_and_decay(topics: Path, tmp_path: Path) -> No
         ("tartan_mt", ["criterion.weights=[1,2,3]"], "it needs 2 positive numbers"),
         ("tartan_mt", ["criterion.weights=[1,0]"], "it needs 2 positive numbers"),
         ("tartan_mt", ["task.labelled=''"], "give task.labelled=NAME"),
-        ("tartan_meta", ["criterion.similarity=cos"], "criterion.similarity must be one of"),
-        ("tartan_meta", ["criterion.meta_head_split=valid"], "criterion.meta_head_split must be"),
+        (
+            "tartan_meta",
+            ["criterion.similarity=cos"],
+            "Did you mean 'cosine'. Choices: cosine, dot",
+        ),
+        (
+            "tartan_meta",
+            ["criterion.meta_head_split=valid"],
+            "criterion.meta_head_split is 'valid'",
+        ),
         ("tartan_mt", ["task.auxiliary=[tapt,dev]"], "endtask or dev"),
         ("tartan_meta", ["criterion.meta_head_steps=-1"], "at least 0"),
         ("tartan_meta", ["criterion.weight_lr=-1"], "criterion.weight_lr must be at least 0"),
