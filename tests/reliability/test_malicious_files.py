@@ -169,7 +169,7 @@ def test_code_is_loaded_only_by_the_command_line(
     words = command.format(run=run, data=moons).split()
     if "--config-dir" in words:
         words += ["--config-name", "config"]
-    elif words[0] == "train":
+    if words[0] == "train" and ("--config-dir" not in words or not code):
         given = {word.split("=")[0] for word in words}
         words += [w for w in MLM if w.split("=")[0] not in given]
     capsys.readouterr()

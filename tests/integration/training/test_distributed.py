@@ -92,10 +92,7 @@ def test_replicas_that_differ_in_one_bit_are_noticed() -> None:
 
 @pytest.mark.slow
 def test_bfloat16_on_two_processes(moons: Path, tmp_path: Path) -> None:
-    """The same run in bf16 on one and on two processes: losses agree to bfloat16's rounding.
-
-    The program is started as a user starts it, with two processes.
-    """
+    """The same run in bf16 on one and on two processes: losses agree to bfloat16's rounding."""
     case = [*battery.CASES["masked_lm"][0], *battery.TINY, "criterion=masked_lm"]
     losses = []
     for count in (1, 2):
@@ -105,7 +102,7 @@ def test_bfloat16_on_two_processes(moons: Path, tmp_path: Path) -> None:
         if count == 1:
             assert main(arguments) == 0
         else:
-            started = Started(arguments, tmp_path / "errors", fresh=True)
+            started = Started(arguments, tmp_path / "errors")
             assert started.wait() == 0, started.text()
         lines = [json.loads(line) for line in (save / "log.jsonl").read_text().splitlines()]
         losses.append([line["loss"] for line in lines if line["kind"] == "train"])
