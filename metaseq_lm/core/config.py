@@ -187,7 +187,8 @@ def options_with(key: str, config: DictConfig | None = None) -> dict[str, Any]:
     """
     schemas: list[tuple[str, type]] = [("", RunConfig)]
     for group in GROUPS:
-        names = ALL[group].names() if config is None else [config[group]._name]
+        node = None if config is None else config.get(group)
+        names = ALL[group].names() if config is None else [node._name] if node else []
         schemas += [(f"{group}.", ALL[group].entry(name).dataclass) for name in names]
     return {
         prefix + item.name: item.metadata[key]

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import read_json
 from metaseq_lm.reporting import archive
-from metaseq_lm.reporting.runs import Run, check_results, flatten, from_here, is_log_line, natural
+from metaseq_lm.reporting.runs import Run, check_results, from_here, is_log_line, natural
 from metaseq_lm.runs import folder as run_folder
 
 # Folders below a run that can hold copies of its config, never a run.
@@ -100,7 +100,7 @@ def read_values(
 
     `seen` are the runs that led here: moved folders can name each other in a circle.
     """
-    values = flatten(read_config(folder / "config.yaml"))
+    values = run_folder.flatten(read_config(folder / "config.yaml"))
     names = [str(values[k]) for k in ("task._name", "criterion._name") if values.get(k)]
     label = str(values.pop("label", None) or "/".join(names) or folder.name)
     values = {"label": label, **values}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.config import TOP
+from metaseq_lm.runs.folder import flatten
 
 # Options that make no setting: where a run is, and how it was logged and saved.
 PATH_KEYS = ("save_dir", "user_dir")
@@ -173,17 +174,6 @@ def from_here(path: str | Path) -> str:
 def shorten(text: str, length: int) -> str:
     """Return a text of at most `length` characters, an ellipsis for what is cut off."""
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested dicts under dotted keys; a list is a leaf."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def natural(text: str) -> list[tuple[int, Any]]:
