@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Optional, TypeVar
+from typing import Any, Optional, TypeVar, overload
 
 import numpy as np
 import torch
@@ -89,6 +89,15 @@ class Batch:
 
     def __or__(self, more: dict[str, Any]) -> dict[str, Any]:
         return {**self, **more}
+
+
+@overload
+def as_tensor(array: np.ndarray) -> Tensor: ...
+@overload
+def as_tensor(array: Optional[np.ndarray]) -> Optional[Tensor]: ...
+def as_tensor(array: Optional[np.ndarray]) -> Optional[Tensor]:
+    """Return a tensor that shares the memory of `array`; None of None, a field that a batch lacks."""
+    return None if array is None else torch.from_numpy(array)
 
 
 @dataclass(kw_only=True)

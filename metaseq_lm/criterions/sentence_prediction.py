@@ -39,6 +39,7 @@ class SentencePrediction(Criterion):
     config: SentencePredictionConfig
 
     def __call__(self, model: nn.Module, batch: SentenceBatch) -> Terms:
+        assert batch.targets is not None
         return self.terms(model, self.scores(model, batch), batch.targets)
 
     def scores(self, model: nn.Module, batch: SentenceBatch) -> Tensor:

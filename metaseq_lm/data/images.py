@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.core.batch import ImageBatch
+from metaseq_lm.core.batch import ImageBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.storage.manifest import FILE_NAME, Manifest
@@ -85,7 +85,7 @@ class ClassifiedImages:
     ) -> ImageBatch:
         """Return images (B, C, H, W), normalised, and targets (B,); the size is "rows"."""
         return ImageBatch(
-            images=normalised(self.images.images[samples], mean, sd),
+            images=as_tensor(normalised(self.images.images[samples], mean, sd)),
             targets=self.labels[samples],
             samples=samples,
             sizes={"rows": len(samples)},

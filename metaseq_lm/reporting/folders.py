@@ -150,7 +150,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return config.yaml as nested dicts; raises MetaseqError if it is not a YAML mapping."""
     # Written resolved. References are not followed, since they could lead to a secret.
     content = OmegaConf.to_container(run_folder.read_config(path))
-    return {str(key): value for key, value in dict(content).items()}
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
 
 
 def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:

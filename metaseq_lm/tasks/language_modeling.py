@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import MODELS, register_task
@@ -84,7 +84,7 @@ def language_batch(corpus: Corpus, samples: np.ndarray, width: int = 0) -> Token
     """Return rows (B, S) and their padding; the size "targets" counts the tokens but the first."""
     rows, lengths = corpus.rows(samples, width=width)
     return TokenBatch(
-        tokens=rows,
-        padding=padding_of(lengths, rows.shape[1]),
+        tokens=as_tensor(rows),
+        padding=as_tensor(padding_of(lengths, rows.shape[1])),
         sizes={"targets": int(lengths.sum()) - len(rows), "rows": len(rows)},
     )

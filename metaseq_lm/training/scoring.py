@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from metaseq_lm.core.batch import ScoredBatch
+from metaseq_lm.core.batch import ScoredBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
 from metaseq_lm.data.corpus.encode import encode_texts
@@ -158,9 +158,9 @@ class SentenceScorer:
             row[1 : len(tokens) + 2] = [*tokens, self.vocabulary.sep]
         at = np.arange(width)
         return ScoredBatch(
-            tokens=rows,
-            padding=padding_of(lengths, width),
-            scored=(at > 0) & (at < lengths[:, None] - 1),
+            tokens=as_tensor(rows),
+            padding=as_tensor(padding_of(lengths, width)),
+            scored=as_tensor((at > 0) & (at < lengths[:, None] - 1)),
             mask_id=self.vocabulary.mask,
             batch_tokens=self.batch_tokens,
         )

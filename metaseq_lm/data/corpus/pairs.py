@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import (
@@ -135,4 +135,4 @@ def pair_batch(
     """Return masked pairs, as `rows.masked_batch` returns rows, with their labels."""
     rows, lengths, segments, labels = pairs.rows(samples, keys, width)
     masked = masked_rows(rows, lengths, segments, keys, masking)
-    return NextSentenceBatch(**vars(masked), next_sentence=labels)
+    return NextSentenceBatch(**vars(masked), next_sentence=as_tensor(labels))

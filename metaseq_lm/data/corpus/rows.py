@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
 from metaseq_lm.data.storage.indexed import IndexedDataset
@@ -183,10 +183,10 @@ def masked_rows(
     """Return the batch of rows (B, S) with `lengths` (B,), masked by `keys` (B,)."""
     masked, positions, targets = mask_tokens(rows, lengths, keys, how)
     return TokenBatch(
-        tokens=masked,
-        padding=padding_of(lengths, rows.shape[1]),
-        segments=segments,
-        positions=positions,
-        targets=targets,
+        tokens=as_tensor(masked),
+        padding=as_tensor(padding_of(lengths, rows.shape[1])),
+        segments=as_tensor(segments),
+        positions=as_tensor(positions),
+        targets=as_tensor(targets),
         sizes={"targets": int((targets >= 0).sum()), "rows": len(rows)},
     )

@@ -10,7 +10,7 @@ from typing import Optional
 import numpy as np
 from torch import Tensor
 
-from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.rows import cut_pair, padding_of
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -133,9 +133,9 @@ class SentenceRows:
         padding = padding_of(lengths.ravel(), width)
         labels, spans = self.data.labels, self.spans
         return SentenceBatch(
-            tokens=np.stack([tokens for tokens, _ in rows], 1).reshape(shape),
-            segments=np.stack([segments for _, segments in rows], 1).reshape(shape),
-            padding=None if padding is None else padding.reshape(shape),
+            tokens=as_tensor(np.stack([tokens for tokens, _ in rows], 1).reshape(shape)),
+            segments=as_tensor(np.stack([segments for _, segments in rows], 1).reshape(shape)),
+            padding=as_tensor(None if padding is None else padding.reshape(shape)),
             targets=None if labels is None else labels[samples],
             spans=None if spans is None else spans[samples],
             absent=self.absent[samples] if self.absent.any() else None,

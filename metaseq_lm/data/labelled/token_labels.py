@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import uniforms
 from metaseq_lm.data.corpus.rows import padding_of
@@ -184,15 +184,15 @@ class TokenLabels:
         samples = self.sample[windows]
         labels = np.zeros(len(self), np.int64) if self.labels is None else self.labels
         return TokenLabelBatch(
-            tokens=tokens,
-            padding=padding_of(lengths, tokens.shape[1]),
-            targets=targets,
+            tokens=as_tensor(tokens),
+            padding=as_tensor(padding_of(lengths, tokens.shape[1])),
+            targets=as_tensor(targets),
             classes=labels[samples],
-            class_tokens=self.class_tokens,
+            class_tokens=as_tensor(self.class_tokens),
             token_level=self.token_level,
             longest=self.longest[samples],
             samples=samples,
-            windows=windows,
+            windows=as_tensor(windows),
             sizes={"targets": int((targets >= 0).sum()), "rows": len(windows)},
         )
 

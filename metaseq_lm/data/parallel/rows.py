@@ -9,7 +9,7 @@ from typing import Optional
 import numpy as np
 from torch import Tensor
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import Batch, as_tensor
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.corpus.rows import check_ids
 from metaseq_lm.data.parallel.sets import ParallelSet
@@ -81,8 +81,8 @@ class TranslationRows:
         tokens, lengths = self.data.source.gather(chosen, source.pad, width)
         tokens[np.arange(len(chosen)), lengths] = source.sep
         batch = TranslationBatch(
-            tokens=tokens,
-            padding=np.arange(width) > lengths[:, None],
+            tokens=as_tensor(tokens),
+            padding=as_tensor(np.arange(width) > lengths[:, None]),
             samples=chosen,
             sizes={"rows": len(chosen)},
         )

@@ -9,7 +9,7 @@ from typing import Optional
 import numpy as np
 from torch import Tensor
 
-from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.rows import padding_of
 from metaseq_lm.data.squad.sets import SquadSet
@@ -166,8 +166,8 @@ class SquadWindows:
         tokens[(at == query + 1) | (at == begin + length)] = vocabulary.sep
         segments = (at >= begin) & (at <= begin + length)
         return AnswerBatch(
-            tokens=tokens,
-            padding=padding_of(lengths, len(at)),
+            tokens=as_tensor(tokens),
+            padding=as_tensor(padding_of(lengths, len(at))),
             segments=segments.astype(np.int64),
             answer_mask=segments | (at == 0),
             starts=self.targets[samples, 0],

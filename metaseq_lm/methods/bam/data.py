@@ -11,7 +11,7 @@ from typing import Optional
 import numpy as np
 from torch import Tensor
 
-from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.data.corpus.rows import padding_of
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 
@@ -70,12 +70,12 @@ class MixedRows:
             batch = part.batch(samples[at] - (self.ends[number] - len(part)), keys[at], width)
             tokens[at], segments[at], targets[at] = batch.tokens, batch.segments, batch.targets
         return MixedBatch(
-            tokens=tokens,
-            segments=segments,
-            padding=padding_of(lengths, width),
-            sets=sets,
-            targets=targets,
-            weights=self.weights[sets],
+            tokens=as_tensor(tokens),
+            segments=as_tensor(segments),
+            padding=as_tensor(padding_of(lengths, width)),
+            sets=as_tensor(sets),
+            targets=as_tensor(targets),
+            weights=as_tensor(self.weights[sets]),
             teacher=None if self.teachers is None else self.teachers[samples],
             sizes={"rows": len(samples), WITH_CLASSES: int(self.with_classes[sets].sum())},
         )

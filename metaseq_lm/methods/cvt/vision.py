@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import ImageBatch, Logs, Terms
+from metaseq_lm.core.batch import ImageBatch, Logs, Terms, as_tensor
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
@@ -151,7 +151,7 @@ class CVTVisionTask(Task):
             shifts = (drawn[:, :2] * (2 * most + 1)).astype(np.int64) - most
             images = moved(images, shifts, options.flip & (drawn[:, 2] < 0.5))
         return ImageBatch(
-            images=normalised(images, options.mean, options.sd),
+            images=as_tensor(normalised(images, options.mean, options.sd)),
             targets=None if size == UNLABELLED else part.labels[samples],
             samples=samples,
             sizes={size: len(samples)},
@@ -229,6 +229,7 @@ class CVTVisionTask(Task):
         ((split, batches),) = passes.items()
 
         def scored(batch: ImageBatch) -> tuple[Tensor, Terms]:
+            assert batch.targets is not None
             logits = net(batch.images)
             return logits.double().softmax(-1), class_terms(logits, batch.targets)
 

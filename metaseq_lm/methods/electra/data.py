@@ -9,7 +9,7 @@ from typing import Optional
 import numpy as np
 from torch import Tensor
 
-from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.random_streams import mix, uniforms
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, mask_tokens
 from metaseq_lm.data.corpus.rows import Samples, padding_of
@@ -66,13 +66,13 @@ class ElectraRows:
             subset = real & (drawn < self.subset_rate)
             sizes["subset"] = int(subset.sum())
         return ElectraBatch(
-            tokens=rows,
-            masked=masked,
-            padding=padding_of(lengths, rows.shape[1]),
-            segments=self.corpus.segments(samples, rows.shape[1]),
-            positions=positions,
-            targets=targets,
-            candidates=candidates,
-            subset=subset,
+            tokens=as_tensor(rows),
+            masked=as_tensor(masked),
+            padding=as_tensor(padding_of(lengths, rows.shape[1])),
+            segments=as_tensor(self.corpus.segments(samples, rows.shape[1])),
+            positions=as_tensor(positions),
+            targets=as_tensor(targets),
+            candidates=as_tensor(candidates),
+            subset=as_tensor(subset),
             sizes=sizes,
         )

@@ -12,7 +12,7 @@ from typing import Any, Optional
 import numpy as np
 from torch import Tensor
 
-from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.random_streams import words
 from metaseq_lm.data.benchmarks.wnli import overlap, phrase_key
@@ -189,13 +189,13 @@ class CandidateRows:
                 assert choice.positive is not None
                 positive[sample, : len(choice.positive)] = choice.positive
         return CandidateBatch(
-            tokens=tokens,
-            padding=padding_of(lengths, width),
-            segments=np.zeros_like(tokens),
-            candidate=(at >= spans[:, :1]) & (at < spans[:, 1:]),
-            slots=np.flatnonzero(present),
-            present=present,
-            positive=positive,
+            tokens=as_tensor(tokens),
+            padding=as_tensor(padding_of(lengths, width)),
+            segments=as_tensor(np.zeros_like(tokens)),
+            candidate=as_tensor((at >= spans[:, :1]) & (at < spans[:, 1:])),
+            slots=as_tensor(np.flatnonzero(present)),
+            present=as_tensor(present),
+            positive=as_tensor(positive),
             targets=None if self.entailed is None else self.entailed[chosen].astype(np.int64),
             # The model sees more rows than samples: each has random numbers of its own.
             rows=words(keys, 0, present.shape[1])[present],
