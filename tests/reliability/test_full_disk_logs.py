@@ -2,12 +2,14 @@
 
 import json
 import resource
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from tensorboardX.proto.event_pb2 import Event
 
 from metaseq_lm.core.logging import TensorBoard
 from metaseq_lm.runs.folder import RunFolder
@@ -52,12 +54,37 @@ def test_events_end_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_events_are_what_tensorboard_reads(tmp_path: Path) -> None:
-    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    """Records of length, checksum, event, checksum; each value under its name."""
     board = TensorBoard(tmp_path)
     for update in (1, 2):
         board.values("valid", update, {"loss": 0.5 / update, "accuracy": 1.0})
     board.close()
-    found = loader.EventAccumulator(str(tmp_path))
-    found.Reload()
-    assert sorted(found.Tags()["scalars"]) == ["valid/accuracy", "valid/loss"]
-    assert [(p.step, p.value) for p in found.Scalars("valid/loss")] == [(1, 0.5), (2, 0.25)]
+    (file,) = tmp_path.iterdir()
+    version, *events = events_of(file.read_bytes())
+    assert version.file_version == "brain.Event:2"
+    scalars = [(e.step, v.tag, v.simple_value) for e in events for v in e.summary.value]
+    wanted = [("valid/accuracy", 1.0), ("valid/loss", 0.5)]
+    assert sorted(scalars[:2]) == [(1, *value) for value in wanted]
+    assert sorted(scalars[2:]) == [(2, "valid/accuracy", 1.0), (2, "valid/loss", 0.25)]
+
+
+def events_of(content: bytes) -> Iterator[Event]:
+    """Read an event file as its format says, checksums (CRC-32C, masked) included."""
+    at = 0
+    while at < len(content):
+        (length,) = struct.unpack_from("<Q", content, at)
+        event = content[at + 12 : at + 12 + length]
+        assert struct.unpack_from("<I", content, at + 8) == (masked_crc(content[at : at + 8]),)
+        assert struct.unpack_from("<I", content, at + 12 + length) == (masked_crc(event),)
+        yield Event.FromString(event)
+        at += length + 16
+
+
+def masked_crc(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) & 0xFFFFFFFF

@@ -261,10 +261,13 @@ def test_files_that_cannot_be_used(run, content, name, message):
     assert not folder.exists()
 
 
-def test_fifo_and_unreadable_file(run, tmp_path):
+def test_fifo_is_refused(run, tmp_path):
     os.mkfifo(tmp_path / "fifo")
     code, output, _ = run(None, name="fifo")
     assert code == 1 and "fifo: is not a regular file" in output
+
+
+def test_unreadable_file_is_refused(run, tmp_path):
     (tmp_path / "secret").write_text("x")
     (tmp_path / "secret").chmod(0)
     if os.access(tmp_path / "secret", os.R_OK):
