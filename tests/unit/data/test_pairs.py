@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -135,7 +136,7 @@ def test_a_row_is_the_same_in_any_batch(pairs: Pairs) -> None:
     for name in ("tokens", "segments", "next_sentence"):
         assert (together[name][order] == alone[name]).all()
     before = keys.copy()
-    assert (keys == before).all() and together["next_sentence"].dtype == np.int64
+    assert (keys == before).all() and together["next_sentence"].dtype == torch.int64
 
 
 @settings(max_examples=200, deadline=None)
