@@ -14,8 +14,7 @@ from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
 from metaseq_lm.models.words.parsing_heads import ParsingModule, classes_of
-from metaseq_lm.models.words.prediction_modules import PRIMARY, next_to
-from metaseq_lm.models.words.views import Views
+from metaseq_lm.models.words.prediction_modules import PRIMARY, Views, next_to
 from metaseq_lm.models.words.word_model import WordNet
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.models.averaged import RAW, AveragedWeights
+from metaseq_lm.models.layers import RAW, AveragedWeights
 from metaseq_lm.tasks import Passes, Scored
 
 

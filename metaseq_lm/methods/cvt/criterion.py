@@ -25,8 +25,7 @@ from metaseq_lm.methods.cvt.model import PARSING, TAGGING, auxiliaries
 from metaseq_lm.methods.cvt.perturbation import adversarial_direction, gaussian, unit
 from metaseq_lm.models.layers import current_context, full_precision
 from metaseq_lm.models.words.parsing_heads import ParsingModule
-from metaseq_lm.models.words.prediction_modules import PRIMARY, next_to
-from metaseq_lm.models.words.views import Views, ViewsEncoder
+from metaseq_lm.models.words.prediction_modules import PRIMARY, Views, ViewsEncoder, next_to
 from metaseq_lm.models.words.word_model import WordModel, WordNet, dropout_at
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from metaseq_lm.data.words.sets import TREES
-from metaseq_lm.models.words.views import AHEAD, BACK, FULL
+from metaseq_lm.models.words.prediction_modules import AHEAD, BACK, FULL
 
 # Options of a TaggingModule: its view, and whose class it predicts at t, that of t + shift. At t
 # "future" and "past" do not know the word in question; "full" sees what the primary module sees, but

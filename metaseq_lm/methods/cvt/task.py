@@ -22,7 +22,7 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.cvt.averaging import check_teacher
 from metaseq_lm.methods.cvt.criterion import Unlabelled, needs_normalised
 from metaseq_lm.methods.cvt.model import auxiliaries
-from metaseq_lm.models.words.views import ViewsEncoder
+from metaseq_lm.models.words.prediction_modules import ViewsEncoder
 from metaseq_lm.tasks import Batches
 from metaseq_lm.tasks.protocols import Kinds
 from metaseq_lm.tasks.words import AT, ParserConfig, WordTask, WordTaskConfig, word_batch

@@ -14,7 +14,7 @@ from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.bilstm import lengths_of, projected_lstm, reverse
 from metaseq_lm.models.layers import Dropout, ScalarMix
-from metaseq_lm.models.words.views import Views, ViewsEncoder
+from metaseq_lm.models.words.prediction_modules import Views, ViewsEncoder
 from metaseq_lm.models.words.word_embedding import WordEmbedding, WordEmbeddingConfig
 
 

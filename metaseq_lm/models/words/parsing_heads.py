@@ -9,8 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.models.layers import Dropout
-from metaseq_lm.models.words.prediction_modules import HIDDEN, Projection, glorot
-from metaseq_lm.models.words.views import FULL, Views, ViewsEncoder
+from metaseq_lm.models.words.prediction_modules import (
+    FULL,
+    HIDDEN,
+    Projection,
+    Views,
+    ViewsEncoder,
+    glorot,
+)
 
 PARSER_DIM = 128
 ROOTS = ("linear", "vector")

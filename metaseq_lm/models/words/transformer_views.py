@@ -17,7 +17,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.models.layers import Dropout, Linear, ScalarMix
 from metaseq_lm.models.transformer.encoder import Stack, TransformerConfig, initialise
-from metaseq_lm.models.words.views import Views, ViewsEncoder
+from metaseq_lm.models.words.prediction_modules import Views, ViewsEncoder
 from metaseq_lm.models.words.word_embedding import WordEmbedding, WordEmbeddingConfig, full_width
 
 

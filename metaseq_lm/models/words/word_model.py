@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import WordBatch
-from metaseq_lm.models.averaged import AveragedWeights
 from metaseq_lm.models.bilstm import BiLSTM
-from metaseq_lm.models.layers import Dropout, ScalarMix
-from metaseq_lm.models.words.views import Views, ViewsEncoder
+from metaseq_lm.models.layers import AveragedWeights, Dropout, ScalarMix
+from metaseq_lm.models.words.prediction_modules import Views, ViewsEncoder
 
 
 class WordNet(nn.Module):

@@ -11,8 +11,8 @@ from test_word_encoders import CHARACTERS, KINDS, LSTM, TRANSFORMER, WORDS, rows
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
 from metaseq_lm.models.layers import ScalarMix
 from metaseq_lm.models.words.cnn_bilstm import CNNBiLSTM
+from metaseq_lm.models.words.prediction_modules import FULL, Views
 from metaseq_lm.models.words.transformer_views import TransformerViews
-from metaseq_lm.models.words.views import FULL, Views
 
 numbers = st.floats(-3, 3)
 

@@ -14,12 +14,12 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.words import word_embedding
 from metaseq_lm.models.words.cnn_bilstm import CNNBiLSTM, CNNBiLSTMConfig
+from metaseq_lm.models.words.prediction_modules import ViewsEncoder
 from metaseq_lm.models.words.transformer_views import (
     TransformerViews,
     TransformerViewsConfig,
     sinusoids,
 )
-from metaseq_lm.models.words.views import ViewsEncoder
 from metaseq_lm.models.words.word_embedding import (
     CharacterCNN,
     Moments,

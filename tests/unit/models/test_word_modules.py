@@ -6,11 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from metaseq_lm.models.averaged import AveragedWeights
-from metaseq_lm.models.layers import Dropout
+from metaseq_lm.models.layers import AveragedWeights, Dropout
 from metaseq_lm.models.words.parsing_heads import IMPOSSIBLE, ParsingModule, classes_of, heads_of
-from metaseq_lm.models.words.prediction_modules import PRIMARY, TaggingModule, next_to
-from metaseq_lm.models.words.views import Views, ViewsEncoder
+from metaseq_lm.models.words.prediction_modules import (
+    PRIMARY,
+    TaggingModule,
+    Views,
+    ViewsEncoder,
+    next_to,
+)
 from metaseq_lm.models.words.word_model import WordModel, dropout_at
 
 ROWS, LENGTH, RELATIONS, HIDDEN, UNITS = 2, 5, 3, 6, 4
