@@ -23,7 +23,7 @@ from metaseq_lm.training.run import TrainingRun
 cases = pytest.mark.parametrize("case", battery.ALL, ids=lambda c: f"{c[0]}-{c[1]}")
 
 
-def test_every_criterion_has_a_case() -> None:
+def test_every_registered_criterion_has_a_case() -> None:
     assert sorted(battery.CASES) == CRITERIONS.names()
 
 

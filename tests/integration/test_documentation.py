@@ -222,7 +222,7 @@ def test_named_modules_exist() -> None:
     assert not missing, "\n".join(missing)
 
 
-def test_there_are_blocks() -> None:
+def test_documentation_has_code_blocks() -> None:
     """The pattern finds them, and no comment stands alone."""
     found = [block for page in PAGES for block in blocks(page)]
     assert len(found) > 100 and len(RUN) > 4

@@ -179,7 +179,7 @@ def test_the_newest_good_checkpoint_is_taken(
 
 
 @damages
-def test_a_run_whose_only_checkpoint_is_damaged_does_not_begin_anew(
+def test_run_with_only_a_damaged_checkpoint_is_refused(
     damage, moons: Path, trained: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     save = tmp_path / "run"

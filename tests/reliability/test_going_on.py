@@ -123,7 +123,7 @@ def test_a_signal_in_an_update_that_is_validated(
     assert not list((tmp_path / "parts/checkpoints").glob(".*"))
 
 
-def test_what_is_due_is_saved_before_a_long_validation(
+def test_due_checkpoint_is_saved_before_validation(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that is killed in the middle of one loses the validation alone."""
@@ -139,7 +139,9 @@ def test_what_is_due_is_saved_before_a_long_validation(
 
 
 @pytest.mark.parametrize("stream", ["pipe", "full disk"])
-def test_a_run_does_not_need_its_screen(stream: str, moons: Path, tmp_path: Path) -> None:
+def test_train_with_a_broken_output_stream_finishes(
+    stream: str, moons: Path, tmp_path: Path
+) -> None:
     """ssh may be cut off, `| tee` may end: log.jsonl has the lines, and nothing is lost."""
     run = tmp_path / "run"
     words = ["train", str(moons), "--save-dir", str(run), "criterion=masked_lm"]
@@ -304,7 +306,7 @@ def test_labels_are_part_of_the_fingerprint(moons: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("case", [("cvt_aux", 0), ("cvt_vision", 0), ("masked_lm", 0)])
-def test_nothing_stays_of_a_refused_update(
+def test_refused_update_leaves_no_trace(
     case: tuple[str, int], moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in averages of the weights either, nor in running statistics."""
@@ -354,7 +356,7 @@ def test_flops_of_all_replicas_go_to_the_first() -> None:
     assert [share.total for share in shares] == [3.0, 0.0]
 
 
-def test_one_process_at_a_time(moons: Path, tmp_path: Path) -> None:
+def test_run_folder_in_use_refuses_a_second_process(moons: Path, tmp_path: Path) -> None:
     """A second one is told; when the first has ended, whatever way, the next may go on."""
     hold = (
         "import sys, pathlib; from metaseq_lm.runs.folder import open_locked; "

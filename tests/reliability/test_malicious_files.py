@@ -45,7 +45,9 @@ def outcomes(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 @pytest.mark.parametrize(
     "name, commands", [(name, commands) for name, _, commands in malicious_cases.CASES]
 )
-def test_refused(outcomes: dict[str, list[dict]], name: str, commands: list[str]) -> None:
+def test_malicious_file_is_refused(
+    outcomes: dict[str, list[dict]], name: str, commands: list[str]
+) -> None:
     assert [told["command"] for told in outcomes[name]] == [c.split()[0] for c in commands]
     for told in outcomes[name]:
         assert told["code"] in (1, 2), told
@@ -58,7 +60,9 @@ def test_refused(outcomes: dict[str, list[dict]], name: str, commands: list[str]
         assert told["seconds"] < 30
 
 
-def test_the_canary_sings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_payload_runs_where_pickles_are_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each payload does what it threatens if its pickle is trusted: else the tests say nothing."""
     canary = tmp_path / "canary"
     (tmp_path / "evil_module.py").write_text(malice.MODULE.format(canary=str(canary)))
@@ -76,7 +80,7 @@ def test_the_canary_sings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         sys.modules.pop(name, None)
 
 
-def test_what_cannot_be_loaded_is_not_saved(tmp_path: Path) -> None:
+def test_checkpoint_save_refuses_what_load_would_refuse(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be saved: .*bytearray"):
         checkpoint.save(tmp_path, 1, {"w": torch.ones(1)}, {"x": bytearray(3)}, {})
     assert not list(tmp_path.iterdir())

@@ -88,7 +88,7 @@ def test_stop(kind: tuple[str, str], count: int, moons: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("many, code", [(2, 0), (3, 3)])
-def test_only_so_many_are_skipped_in_a_row(
+def test_skip_beyond_max_nonfinite_stops_the_run(
     many: int, code: int, moons: Path, tmp_path: Path
 ) -> None:
     """With saves in between: they do not begin the count anew."""

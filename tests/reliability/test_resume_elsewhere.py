@@ -58,7 +58,9 @@ def moments(state: dict) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision, limit", [("fp32", 1e-5), ("fp64", 1e-12)])
-def test_one_two_four_one(precision: str, limit: float, moons: Path, tmp_path: Path) -> None:
+def test_resume_on_one_two_four_and_one_process_gives_equal_losses(
+    precision: str, limit: float, moons: Path, tmp_path: Path
+) -> None:
     """Order of samples per update exactly, losses and moments up to the order of summation."""
     more = [*(FP64 if precision == "fp64" else []), f"seed={REPEATS}"]
     straight = chain(moons, tmp_path / "straight", [1], *more, updates=12)

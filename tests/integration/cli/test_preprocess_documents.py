@@ -83,7 +83,7 @@ def test_hashes_of_documents_are_those_of_their_text(tmp_path: Path) -> None:
     assert len(document_hashes(one)) == 4 and len(document_hashes(one, one.documents)) == 2
 
 
-def test_it_is_an_option_of_corpora_only(
+def test_documents_option_is_for_corpora_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = binarise(tmp_path, [b"a\n"])

@@ -110,7 +110,7 @@ def test_a_sweep_that_has_not_started_says_so(tmp_path, capsys):
     assert "Missing: a (never started)" in capsys.readouterr().err
 
 
-def test_where_narrows(runs, capsys):
+def test_where_selects_runs(runs, capsys):
     assert main(["report", runs, "--where", "label=soft", "task.labelled=which_moon_5"]) == 0
     out = capsys.readouterr().out
     assert "hard" not in out and "76.50 ± 0.71" in out

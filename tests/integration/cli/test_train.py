@@ -78,7 +78,7 @@ def test_missing_data(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     fails(capsys, train(tmp_path / "none", tmp_path / "run"), 2, "none", "no such data folder")
 
 
-def test_no_save_dir(moons: Path, capsys: pytest.CaptureFixture) -> None:
+def test_train_without_save_dir_is_refused(moons: Path, capsys: pytest.CaptureFixture) -> None:
     fails(capsys, main(["train", str(moons), *MLM]), 2, "--save-dir")
 
 
@@ -183,7 +183,7 @@ def test_plugin_that_is_not_there(
     fails(capsys, code, 2, "gone", "no such file")
 
 
-def test_another_run_in_the_folder(
+def test_train_in_the_folder_of_another_run_is_refused(
     moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     assert train(moons, tmp_path) == 0

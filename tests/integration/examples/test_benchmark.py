@@ -219,7 +219,7 @@ def test_tokens_and_flops_of_updates(name: str, benchmarks: None, tmp_path: Path
     assert all(done.seconds > 0 for done in found)
 
 
-def test_the_share_of_a_matrix_product(benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_of_a_matrix_product(benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """2e9 FLOPs for 1,000 tokens in 4, 5 and 8 seconds, of a peak of 1e9 FLOPs per second."""
     gpu = importlib.import_module("gpu_speed")
     rounds = [gpu.Round(1000, 2e9, seconds) for seconds in (4.0, 8.0, 5.0)]

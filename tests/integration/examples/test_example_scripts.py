@@ -50,7 +50,7 @@ def calls_of(script: Path, out: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", sorted(DATA))
-def test_each_command_is_one(
+def test_each_command_of_a_script_has_valid_options(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """Sweeps compose; of the others the files alone are missing."""
@@ -74,5 +74,5 @@ def test_each_command_is_one(
     assert {"report"} <= kinds and kinds & {"sweep", "train"}
 
 
-def test_these_are_all() -> None:
+def test_every_example_script_is_tested() -> None:
     assert {path.parent.name for path in EXAMPLES.glob("*/run.sh")} == set(DATA)

@@ -22,7 +22,7 @@ def name(path: Path) -> str:
     return str(path.relative_to(EXAMPLES))
 
 
-def test_there_are_some() -> None:
+def test_examples_have_configs_and_sweeps() -> None:
     assert len(CONFIGS) > 30 and len(SWEEPS) > 8
 
 

@@ -32,7 +32,7 @@ def documented() -> list[tuple[str, str]]:
 COMMANDS = documented()
 
 
-def test_there_are_commands() -> None:
+def test_documentation_has_report_commands() -> None:
     """The pattern finds them in READMEs and sweeps."""
     assert len(COMMANDS) >= 15
     assert {Path(name).suffix for name, _ in COMMANDS} == {".md", ".yaml"}

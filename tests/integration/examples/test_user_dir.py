@@ -16,7 +16,7 @@ CHOICE = ["--user-dir", str(ROOT / "user_dir"), "--task", "span_masking"]
 ROWS = ["task.sample_break_mode=eos", "task.tokens_per_sample=34"]
 
 
-def test_the_example_learns(moons: Path, tmp_path: Path) -> None:
+def test_span_masking_learns(moons: Path, tmp_path: Path) -> None:
     options = ["--criterion", "span_boundary", "--save-dir", str(tmp_path), *TINY, *ROWS]
     steps = ["--max-update", "150", "--lr", "0.01", "--warmup-updates", "20"]
     assert main(["train", str(moons), *CHOICE, *options, *steps]) == 0
@@ -26,7 +26,7 @@ def test_the_example_learns(moons: Path, tmp_path: Path) -> None:
         assert losses[0] > 4 and np.mean(losses[-10:]) < 0.9 * losses[0]
 
 
-def test_it_starts_from_a_masked_lm(moons: Path, tmp_path: Path) -> None:
+def test_span_masking_starts_from_a_masked_lm(moons: Path, tmp_path: Path) -> None:
     first, short = tmp_path / "mlm", ["--max-update", "1", *TINY, *ROWS]
     assert main(["train", str(moons), "--save-dir", str(first), *short]) == 0
     second = tmp_path / "spans"

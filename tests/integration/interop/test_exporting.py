@@ -158,7 +158,7 @@ def test_both_nets_of_electra(tmp_path):
     assert_equal(weights, imported(tmp_path / "in"))
 
 
-def test_what_cannot_be_exported(tmp_path, capsys):
+def test_export_refuses_unsupported_runs(tmp_path, capsys):
     def said(name, options, names=(), *more):
         write_run(tmp_path / name, train_tokenizer("char"), SIZES | options, names)
         out = ["--out", str(tmp_path / "out"), *more]

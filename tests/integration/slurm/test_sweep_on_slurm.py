@@ -140,7 +140,7 @@ def test_a_killed_wrapper_leaves_no_process(moons: Path, tmp_path: Path) -> None
     assert "FAILED" in states_of(out)["seed=1"].reason
 
 
-def test_what_sbatch_refuses_is_one_message(
+def test_sweep_refused_by_sbatch_ends_with_one_message(
     moons: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
     command = [moons, "--out", tmp_path / "out", *ON_SLURM, "--partition", "nowhere", *SHORT]

@@ -197,7 +197,7 @@ def test_wrong_verbs(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture)
         assert ("--partition" in shown) == (verb == "resubmit") and "--grid" not in shown
 
 
-def test_no_slurm_here(
+def test_slurm_sweep_without_slurm_is_refused(
     moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -206,7 +206,7 @@ def test_no_slurm_here(
     assert not files_below(tmp_path)
 
 
-def test_another_definition_in_the_folder(
+def test_sweep_in_the_folder_of_another_is_refused(
     tmp_path: Path, moons: Path, capsys: pytest.CaptureFixture
 ) -> None:
     folder = SweepFolder(tmp_path)
@@ -317,7 +317,7 @@ def script_of(launch: Launch, out: Path) -> str:
     return _make_sbatch_string(command="python job", folder=out / "jobs" / "0001", **parameters)
 
 
-def test_there_are_enough_of_them() -> None:
+def test_payloads_are_more_than_fifty() -> None:
     assert len(set(BAD_NAMES)) >= 30 and len(set(PAYLOADS)) >= 50
 
 

@@ -72,7 +72,7 @@ def test_chosen_stages_bring_what_they_start_from(
         ([{"name": "a-{x}", "each": {"x": ["b\n"]}}], (), ("cannot be printed",)),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_wrong_stages_are_named(
     stages: Optional[list[Any]], wanted: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
 ) -> None:
     content = {"data": str(tmp_path)} | ({"stages": stages} if stages else {})
@@ -94,7 +94,7 @@ def test_a_stage_before_a_finished_one(moons: Path, tmp_path: Path) -> None:
     assert submitted(out) == ["seed=1"] * 3
 
 
-def test_what_nothing_needs_may_be_deleted(moons: Path, tmp_path: Path) -> None:
+def test_stage_that_no_run_needs_may_be_deleted(moons: Path, tmp_path: Path) -> None:
     """The folder of a stage, where what started from it is finished; else it is trained again."""
     file, out = tmp_path / "sweep.yaml", tmp_path / "out"
     start = "overrides: ['init_from={%s}/checkpoints/last']"

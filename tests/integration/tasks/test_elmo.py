@@ -198,7 +198,9 @@ def test_cross_view_training_is_refused(
         build(sentences, tmp_path, reader, *more)
 
 
-def test_other_runs_are_refused(sentences: Path, reader: Path, tmp_path: Path) -> None:
+def test_elmo_refuses_runs_without_a_language_model(
+    sentences: Path, reader: Path, tmp_path: Path
+) -> None:
     build(sentences, tmp_path / "a", reader, "trainer.max_update=1").train()
     with pytest.raises(MetaseqError, match="has model cnn_bilstm; give a run of --task"):
         build(sentences, tmp_path / "b", tmp_path / "a")

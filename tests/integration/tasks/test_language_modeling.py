@@ -117,7 +117,7 @@ def test_sentences_and_pairs_are_learnt(form: str, sets: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("form", ["choices", "spans", "regression"])
-def test_other_forms_run(form: str, sets: Path, tmp_path: Path) -> None:
+def test_language_model_of_other_forms_runs(form: str, sets: Path, tmp_path: Path) -> None:
     run = TrainingRun(tuning(sets, tmp_path, f"task.labelled={form}", "trainer.max_update=2"))
     run.train()
     assert np.isfinite(run.trainer.last_valid["loss"])

@@ -39,7 +39,7 @@ def configure(data: Path, save: Path, *more: str) -> DictConfig:
     return load_config([*battery.TINY, *names, *SIZE, f"data={data}", f"save_dir={save}", *more])
 
 
-def test_it_learns_which_sentence_follows(topics: Path, tmp_path: Path) -> None:
+def test_bert_pretraining_learns_which_sentence_follows(topics: Path, tmp_path: Path) -> None:
     size = ["model.encoder_embed_dim=32", "model.encoder_ffn_embed_dim=64", "optimizer.lr=0.003"]
     calm = ["trainer.log_interval=100", "schedule=constant", "model.dropout=0"]
     run = TrainingRun(configure(topics, tmp_path, "trainer.max_update=200", *size, *calm))
@@ -95,7 +95,7 @@ def test_names_of_the_parameters(topics: Path, tmp_path: Path) -> None:
         (["model.segments=1"], "model.segments"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_sentence_pairs_refuse_options_that_do_not_fit(
     topics: Path, tmp_path: Path, more: list[str], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):

@@ -41,7 +41,7 @@ def weights(run: TrainingRun) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_easy_rule_is_learnt(form: str, data: Path, tmp_path: Path) -> None:
+def test_sentence_prediction_learns_an_easy_rule(form: str, data: Path, tmp_path: Path) -> None:
     """Over 95 % on rows not seen in training, for every form, with the recipe of ELECTRA's code."""
     more = ["task.epochs=10", "task.batch_size=16", "trainer.final_splits=[test]"]
     TrainingRun(configure(data, tmp_path, f"task.labelled={form}", *more)).train()
@@ -144,7 +144,7 @@ def test_the_model_of_init_from_can_be_inherited(
         (["model.changes=['widht=3']"], "which has no such option"),
     ],
 )
-def test_what_cannot_be_inherited(
+def test_inherit_refuses_wrong_options(
     options: list[str], words: str, data: Path, other: TrainingRun, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=words):
@@ -175,7 +175,7 @@ def test_other_models_give_what_they_call_encoder(
         (lambda own: {**own, "encoder.more": torch.ones(2)}, "unexpected"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_sentence_prediction_refuses_options_that_do_not_fit(
     change: object, words: str, data: Path, other: TrainingRun, tmp_path: Path
 ) -> None:
     source = pretrained_folder(tmp_path / "there", change(weights(other)))  # type: ignore[operator]

@@ -213,7 +213,7 @@ def test_start_from_a_pretrained_encoder(data: Path, tmp_path: Path) -> None:
     assert (table["encoder.embeddings.positions.weight"][20:] == 0).all()
 
 
-def test_what_cannot_be_run(data: Path, tmp_path: Path) -> None:
+def test_squad_task_refuses_unusable_options(data: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.tsv"
     rows.write_text("text\tlabel\n101\tx\n")
     if not (data / "labels").exists():

@@ -47,7 +47,7 @@ def configure(data: Path, save: Path, *more: str) -> DictConfig:
     return load_config([*TINY, f"data={data}", f"save_dir={save}", *more])
 
 
-def test_a_few_pairs_are_learnt(
+def test_translation_learns_a_few_pairs(
     pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """48 pairs by heart; translations are scored and written in the order of the source."""
@@ -101,7 +101,9 @@ def test_the_share_of_labels_is_nested_and_seeded(pairs: Path, tmp_path: Path) -
         (["criterion=masked_lm"], "needs criterion=translation"),
     ],
 )
-def test_what_is_refused(more: list[str], words: str, pairs: Path, tmp_path: Path) -> None:
+def test_translation_refuses_options_that_do_not_fit(
+    more: list[str], words: str, pairs: Path, tmp_path: Path
+) -> None:
     options = [o for o in TINY if "model" not in o] if more[0].startswith("model=") else TINY
     with pytest.raises(UsageError, match=words):
         build_task(load_config([*options, f"data={pairs}", f"save_dir={tmp_path}", *more]))

@@ -73,7 +73,7 @@ def test_unknown_words_are_one_word(sentences: Path, tmp_path: Path) -> None:
         assert all(torch.equal(layer[0], layer[1]) for layer in states)
 
 
-def test_it_learns(sentences: Path, tmp_path: Path) -> None:
+def test_word_language_model_learns(sentences: Path, tmp_path: Path) -> None:
     """From the perplexity of a uniform guess to less than half of it."""
     run = TrainingRun(configure(sentences, tmp_path, "trainer.max_update=40", "optimizer.lr=0.05"))
     start = run.trainer.evaluate("valid").metrics["perplexity"]
@@ -106,6 +106,6 @@ def test_mistakes(more: list[str], words: str, sentences: Path, tmp_path: Path) 
         TrainingRun(configure(sentences, tmp_path, *more)).train()
 
 
-def test_other_data_are_refused(tmp_path: Path) -> None:
+def test_word_language_model_refuses_data_without_words(tmp_path: Path) -> None:
     with pytest.raises(MetaseqError, match="'metaseq-lm preprocess --words' makes"):
         TrainingRun(configure(tmp_path, tmp_path / "run"))

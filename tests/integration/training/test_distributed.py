@@ -41,7 +41,7 @@ def test_no_group_outside_a_step_of_several(environment: dict[str, str]) -> None
     assert slurm_environment(environment) == {}
 
 
-def test_which_gpu_a_process_takes() -> None:
+def test_own_gpu_is_by_local_rank() -> None:
     """Its own of those that all see, or the only one that srun --gpus-per-task=1 shows it."""
     assert own_gpu({}, 1) == 0
     assert own_gpu({"LOCAL_RANK": "3"}, 4) == 3

@@ -150,7 +150,7 @@ def test_rows_end_where_the_training_rows_did(place: Path) -> None:
         scored(run, ["the old cats sleep here"])
 
 
-def test_token_scorer_of_criterion_without_probabilities_names_those_that_have(
+def test_token_scorer_refuses_criterions_without_probabilities(
     opened: RestoredRun,
 ) -> None:
     task = SimpleNamespace(

@@ -86,7 +86,7 @@ def test_the_latest_of_equals_can_be_the_best(moons: Path, tmp_path: Path) -> No
     assert (tmp_path / "checkpoints" / "best").resolve().name == "update_000000008"
 
 
-def test_what_a_run_starts_from_can_be_the_best(moons: Path, tmp_path: Path) -> None:
+def test_best_checkpoint_can_be_the_initial_one(moons: Path, tmp_path: Path) -> None:
     """validate_first: one validation more, before the first update, which it does not change."""
     more = ["trainer.max_update=6", "trainer.validate_interval_updates=2", "trainer.keep_last=1"]
     worse = ["optimizer.lr=30", "schedule=constant", "trainer.validate_first=true"]

@@ -105,7 +105,7 @@ def sequence(rows: np.ndarray, ahead: int = 0) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 3, 5, 16, 17, 1000, 1 << 18])
-def test_what_is_drawn_ahead_changes_nothing(ahead: int) -> None:
+def test_draws_ahead_change_nothing(ahead: int) -> None:
     rows = np.array([3, 1, 4, 15])
     for one, other in zip(sequence(rows), sequence(rows, ahead)):
         assert torch.equal(one, other)

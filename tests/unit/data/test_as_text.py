@@ -152,7 +152,7 @@ def test_equal_entities_are_marked_as_often_as_the_author_does(corpus, tmp_path)
         ("a cat", 2, "Ann's dog *barked; she* fed it.", "**Ann's dog barked; she fed it."),
     ],
 )
-def test_how_words_of_wsc_are_found(words, index, own, author):
+def test_wsc_spans_are_found_by_words(words, index, own, author):
     text = "Ann's dog barked; she fed it."
     start, end, _ = find_words(text, words, index)
     assert marked(text, [(start, end)])[0] == own

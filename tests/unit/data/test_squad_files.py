@@ -72,7 +72,7 @@ def run(tmp_path: Path, tokenizer: Tokenizer, content: Any, version: str = "v1.1
         ("", 3, None),
     ],
 )
-def test_where_answers_are(answer: str, start: int, found: str | None) -> None:
+def test_answers_have_offsets_in_the_context(answer: str, start: int, found: str | None) -> None:
     place = answer_place(CONTEXT, answer, start)
     assert place == (
         None if found is None else (CONTEXT.index(found), CONTEXT.index(found) + len(found))
@@ -92,7 +92,7 @@ def test_gold_tokens_spell_the_answer(tmp_path: Path, tokenizer: Tokenizer) -> N
         assert tokenizer.decode(data.contexts[0][first : last + 1].tolist()).strip() == text
 
 
-def test_what_is_written(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_squad_data_folder_has_rows_and_facts(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """Counts, flags, golds and texts of a version 2.0 file; half characters become U+FFFD."""
     content = one({"answers": [], "is_impossible": True})
     content["data"][0]["paragraphs"] *= 2

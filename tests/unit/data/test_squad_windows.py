@@ -145,7 +145,9 @@ def test_windows_without_the_answer_can_go(data: SquadSet, tokenizer: Tokenizer)
     assert ((again.starts > 0) | (again.impossible == 1)).all()
 
 
-def test_what_cannot_be_used(data: SquadSet, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_windows_refuse_unusable_questions(
+    data: SquadSet, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="room for a question .of 3 tokens."):
         SquadWindows(data, tokenizer.vocabulary, WindowOptions(6, 64, 3), False)
     with pytest.raises(UsageError, match="task.doc_stride must be at least 1, got 0"):

@@ -27,7 +27,9 @@ def test_known_values() -> None:
         bleu.corpus_bleu(["a"], ["a", "b"])
 
 
-def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bleu_refuses_unknown_tokenizers_and_a_missing_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(UsageError, match="one of none, 13a"):
         bleu.check_bleu("moses")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -23,7 +23,7 @@ def test_words_that_count(word):
     assert not is_punctuation(word)
 
 
-def test_by_hand():
+def test_attachment_scores_equal_those_by_hand():
     words = ["I", "see", "-LRB-", "him", ")", "!", "?"]
     gold = [2, 0, 4, 2, 4, 0, 1], [1, 0, 2, 3, 2, 0, 2]
     predicted = [2, 0, 1, 1, 4, 2, 0], [1, 0, 2, 3, 1, 2, 0]

@@ -41,7 +41,7 @@ def test_a_direction_knows_one_side_only() -> None:
         assert moved.tolist() == [True] * (at + 1) + [False] * 3
 
 
-def test_it_is_torchs_lstm_with_a_residual() -> None:
+def test_bilstm_equals_torch_lstm_with_a_residual() -> None:
     """Row by row, without padding, and the backward direction on the row read backwards."""
     net, tokens = encoder(), rows()
     padding = torch.zeros_like(tokens, dtype=torch.bool)

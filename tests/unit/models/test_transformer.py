@@ -133,7 +133,7 @@ def test_more_padding_changes_nothing(before: bool, double_backward: bool) -> No
 
 
 @pytest.mark.parametrize("double_backward", [True, False])
-def test_what_stands_in_padding_changes_nothing(double_backward: bool) -> None:
+def test_encoder_ignores_tokens_in_padding(double_backward: bool) -> None:
     model = enlarged(build())
     tokens, padding = tokens_and_padding()
     other = torch.where(padding, torch.randint(1, VOCABULARY, tokens.shape), tokens)

@@ -19,7 +19,7 @@ def run(folder: Path, pretraining: object) -> str:
     return str(place)
 
 
-def test_what_is_shared_counts_once(tmp_path: Path) -> None:
+def test_cost_of_shared_ancestors_counts_once(tmp_path: Path) -> None:
     """Two runs that started from one: three runs behind what came from both."""
     base = run(tmp_path / "base", None)
     before = lineage_cost.total(lineage_cost.ancestors(base), base)
@@ -37,7 +37,7 @@ def test_ancestors_without_costs_by_run_are_refused(tmp_path: Path) -> None:
         lineage_cost.ancestors(broken)
 
 
-def test_what_is_not_on_record_stays_unknown(tmp_path: Path) -> None:
+def test_cost_without_record_is_unknown(tmp_path: Path) -> None:
     """Not a smaller sum, also of what comes later."""
     lost = run(tmp_path / "lost", None)
     (tmp_path / "lost" / "results.json").unlink()

@@ -35,7 +35,7 @@ def listed(arguments: tuple[str, ...], key: str) -> list[str]:
     return found[-1].strip("[]").replace("'", "").split(",") if found else []
 
 
-def test_who_teaches_whom(tmp_path: Path) -> None:
+def test_sweep_gives_each_student_its_teachers(tmp_path: Path) -> None:
     """Each teacher's set is the student's, in its order; who has no teacher in the paper has none."""
     every = stages(tmp_path)
     folders = {n: a[a.index("--save-dir") + 1] for n, a in every.items()}
@@ -57,7 +57,7 @@ def test_who_teaches_whom(tmp_path: Path) -> None:
     assert listed(every["rte_all"], "task.labelled")[-1] == "RTE" and len(every) == 47
 
 
-def test_what_is_left_out(tmp_path: Path) -> None:
+def test_ablations_differ_from_single_multi_in_one_thing(tmp_path: Path) -> None:
     """The ablations differ from Single->Multi in what their names say, and in nothing else."""
     every = stages(tmp_path)
     told = {n: {a for a in every[n] if not a.startswith(("label=", "/"))} for n in every}

@@ -117,7 +117,7 @@ def test_benchmarks_have_their_scores_and_files(benchmarks: Path, tmp_path: Path
     assert not names & {"RTE.tsv", "predictions.test.RTE.jsonl"}
 
 
-def test_official_scores(benchmarks: Path, tmp_path: Path) -> None:
+def test_bam_reports_official_scores(benchmarks: Path, tmp_path: Path) -> None:
     more = ["trainer.max_update=1", "task.score=official"]
     bam_bench.train(benchmarks, tmp_path, GLUE, *more)
     (valid,) = bam_bench.logged(tmp_path, "valid")
@@ -217,7 +217,7 @@ def test_a_longer_annealing_is_another_run(
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_what_single_task_fine_tuning_starts_from(
+def test_single_task_fine_tuning_takes_over_encoder_and_head(
     kept: bool, bam_sets: Path, teacher_runs: list[Path], tmp_path: Path
 ) -> None:
     """The encoder and the pooler of a run on several sets; the set's head with keep_head."""

@@ -101,7 +101,7 @@ def test_a_student_is_no_twin_of_its_teacher(
     assert np.array_equal(first, repeated) and not np.array_equal(first, other)
 
 
-def test_what_is_stored_is_used_and_stays(
+def test_stored_outputs_are_reused_and_kept(
     student: tuple[Path, list[Path]], bam_sets: Path, tmp_path: Path
 ) -> None:
     """A second student computes nothing; a folder of outputs serves as well as the run."""
@@ -126,7 +126,7 @@ def changed(data: Path, place: Path, name: str, rows: int) -> Path:
 
 
 @pytest.mark.parametrize("rows", [24, 30])
-def test_other_rows_are_refused(
+def test_stored_outputs_of_other_rows_are_refused(
     rows: int, student: tuple[Path, list[Path]], bam_sets: Path, tmp_path: Path
 ) -> None:
     data = changed(bam_sets, tmp_path, "few", rows)
@@ -134,7 +134,7 @@ def test_other_rows_are_refused(
         bam_bench.train(data, tmp_path / "run", given(student[1]))
 
 
-def test_other_weights_are_refused(
+def test_stored_outputs_of_other_weights_are_refused(
     student: tuple[Path, list[Path]], bam_sets: Path, tmp_path: Path
 ) -> None:
     """A teacher trained anew under the same name is another teacher."""
@@ -215,7 +215,7 @@ def test_classes_in_another_order_are_refused(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_what_a_student_cost(bam_sets: Path, tmp_path: Path) -> None:
+def test_cost_of_a_student_includes_its_teachers(bam_sets: Path, tmp_path: Path) -> None:
     """All runs behind it and its teachers' passes, the encoder of them all once; unknown stays unknown."""
     bam_bench.train(bam_sets, tmp_path / "encoder", "task.labelled=[words]")
     start = f"init_from={tmp_path / 'encoder'}"
@@ -337,7 +337,9 @@ def test_the_way_to_a_teacher(
         bam_bench.train(bam_sets, tmp_path / "other", *few)
 
 
-def test_two_processes_do_as_one(teacher_runs: list[Path], bam_sets: Path, tmp_path: Path) -> None:
+def test_student_on_two_processes_equals_one(
+    teacher_runs: list[Path], bam_sets: Path, tmp_path: Path
+) -> None:
     """Teachers asked by two processes and by one: the same words, the same student."""
     more = ["trainer.max_update=3", "model.dropout=0", "model.attention_dropout=0"]
     more += ["task.head_dropout=0", *bam_bench.CALM]

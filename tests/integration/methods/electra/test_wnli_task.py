@@ -125,7 +125,7 @@ def test_long_sentences_keep_the_candidate(data: Path) -> None:
         read(data, length=4)
 
 
-def test_which_candidates_are_positive(data: Path) -> None:
+def test_positive_candidates_follow_label_and_sister(data: Path) -> None:
     cup, cat = row("the cup", "the cat", "near"), row("the cat", "the cup", "near")
     _, texts, positive = choices(data, [cup, cat], [1, 0])
     assert [p.tolist() for p in positive] == [[True, False, False], [False, False, True]]

@@ -74,7 +74,7 @@ def test_flops_by_rule_count_every_gradient(moons: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", sorted(PLAIN))
-def test_without_inner_steps_it_is_the_plain_task(kind: str, moons: Path, tmp_path: Path) -> None:
+def test_no_inner_steps_equal_the_plain_task(kind: str, moons: Path, tmp_path: Path) -> None:
     """Weights, moments and schedule bit for bit, with dropout, clipping and a schedule."""
     meta, plain = PLAIN[kind]
     one = trained(configure(moons, tmp_path / "a", *meta, *DROPOUT, "task.inner_steps=0"))
@@ -90,7 +90,7 @@ def last_only(self: Task, engine: Engine, model: torch.nn.Module, batches: Batch
 
 @pytest.mark.parametrize("setting", [TEXT, PAIRS, LSTM], ids=["text", "pairs", "lstm"])
 @pytest.mark.parametrize("order", ["none", "exact"])
-def test_with_a_rate_of_zero_it_is_training_on_the_test_batches(
+def test_inner_rate_zero_equals_training_on_the_test_batches(
     setting: list[str], order: str, moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = ["task.inner_steps=2", "task.inner_optim=sgd", "task.inner_lr=0"]

@@ -56,7 +56,7 @@ def test_hard_pairs_are_samples(even: Path) -> None:
     assert len(set(x.flatten().tolist())) > 300 and not torch.equal(x, y)
 
 
-def test_in_the_log(even: Path, tmp_path: Path) -> None:
+def test_pairs_of_the_teacher_are_logged(even: Path, tmp_path: Path) -> None:
     more = [
         "trainer.max_update=4",
         "trainer.validate_interval_updates=2",

@@ -25,7 +25,7 @@ def fine_tuning(data: Path, save: Path, start: Path, *more: str) -> TrainingRun:
 
 
 @pytest.mark.parametrize("criterion", ["tartan_mt", "tartan_meta"])
-def test_an_easy_task_is_learnt(criterion: str, topics: Path, tmp_path: Path) -> None:
+def test_tartan_learns_an_easy_task(criterion: str, topics: Path, tmp_path: Path) -> None:
     """All metrics come with it; predictions agree with them; weights and cosines are logged."""
     more = ["trainer.max_update=80", "trainer.final_splits=[test]", "task.batch_size=24", *BEST]
     more += ["optimizer.lr=0.002", "model.dropout=0", "model.attention_dropout=0"]
@@ -96,7 +96,7 @@ def test_own_lm_heads_learn_apart(topics: Path, tmp_path: Path) -> None:
         assert torch.equal(weights(again)[f"heads.{head}.bias"], weights(one)["heads.lm.bias"])
 
 
-def test_it_can_start_from_electra(topics: Path, tmp_path: Path) -> None:
+def test_tartan_starts_from_electra(topics: Path, tmp_path: Path) -> None:
     """The discriminator is the body; of the model's options those of a Transformer are used."""
     mine = [s for s in SIZES if s.startswith(("model.", "engine.", "trainer.", "task.tok"))]
     chosen = ["task=electra", "criterion=electra_rtd", "model=electra", "model.segments=1"]

@@ -78,7 +78,7 @@ def test_further_sets_leave_the_average_alone(
     assert "| 47.5 [45.0, 50.0] (2) |" in table and "| RTE with QQP |" in table
 
 
-def test_what_is_better_than_both_baselines(
+def test_strategies_count_sets_better_than_both_baselines(
     strategies: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """p is the larger one of those against Single and Multi, corrected for the cells with a test."""

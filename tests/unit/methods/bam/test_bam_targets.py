@@ -93,7 +93,7 @@ def test_targets_are_mixed_as_defined(share: float | None, temperature: float) -
     assert terms["accuracy"].weight == 0 and not [n for n in terms if n.endswith("_accuracy")]
 
 
-def test_the_first_update_ignores_gold_and_the_last_hardly_sees_the_teacher() -> None:
+def test_annealing_goes_from_teacher_to_gold() -> None:
     """Annealing from 0 to 1: other gold labels change nothing at first, another teacher little at last."""
     criterion, model = BamDistill(BamDistillConfig(total_updates=1000)), Known(7)
 

@@ -145,7 +145,7 @@ def test_a_score_that_is_there_twice(claims: ModuleType, runs: Path) -> None:
         claims.main([str(runs)])
 
 
-def test_a_reader_that_leaves_is_no_error_and_a_mistake_is_one_line(
+def test_claims_with_a_closed_pipe_is_no_error_and_mistakes_are_one_line(
     runs: Path, tmp_path: Path
 ) -> None:
     reading, writing = os.pipe()

@@ -280,7 +280,9 @@ def test_the_average_moves_once_and_before_the_step(kind: str, pairs: Path, tmp_
         (["task.unlabelled_batch_size=-1"], "task.unlabelled_batch_size must be at least 0"),
     ],
 )
-def test_what_is_refused(more: list[str], words: str, pairs: Path, tmp_path: Path) -> None:
+def test_cvt_translation_refuses_options_that_do_not_fit(
+    more: list[str], words: str, pairs: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match=words):
         build(pairs, tmp_path, *more, "trainer.max_update=1").train()
     assert not (tmp_path / "log.jsonl").exists()

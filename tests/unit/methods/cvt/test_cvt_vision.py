@@ -367,7 +367,9 @@ def test_a_head_for_each_place() -> None:
         (["trainer.valid_split=train"], "stream of 'train' is endless"),
     ],
 )
-def test_what_is_refused(more: list[str], words: str, pictures: Path, tmp_path: Path) -> None:
+def test_cvt_vision_refuses_options_that_do_not_fit(
+    more: list[str], words: str, pictures: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match=words):
         build(pictures, tmp_path, *more, "trainer.max_update=1").train()
     assert not (tmp_path / "log.jsonl").exists()

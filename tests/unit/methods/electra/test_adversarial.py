@@ -63,7 +63,7 @@ def gradient(model: Electra, loss: Tensor, prefix: str) -> dict[str, Tensor]:
     return dict(zip(names, torch.autograd.grad(loss, leaves, allow_unused=True)))
 
 
-def test_there_is_no_masked_lm_loss_and_nothing_leaks() -> None:
+def test_adversarial_generator_has_no_masked_lm_loss() -> None:
     """The generator's weights get the policy gradient only, the baseline's get only their own."""
     model, batch = build(HEADS, sharing="none"), make_batch()
     terms = Seen(model, criterion("electra_adversarial"), batch).terms

@@ -72,7 +72,7 @@ def test_padding_changes_nothing_at_the_end(model: torch.nn.Module, extra: int) 
         torch.testing.assert_close(found[row, n - 1], alone[row][0, n - 1], rtol=0, atol=1e-12)
 
 
-def test_what_stands_in_padding_changes_nothing(model: torch.nn.Module) -> None:
+def test_two_towers_ignore_tokens_in_padding(model: torch.nn.Module) -> None:
     batch = make_batch((9, 6), [[1], [2]])
     tokens, padding = batch.tokens, batch.padding
     other = torch.where(padding, FIRST + 2, tokens)

@@ -95,14 +95,14 @@ def plain(every: Double, **how: float) -> dict:
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.1])
-def test_without_inner_steps_it_is_plain_training(clip: float) -> None:
+def test_meta_update_without_inner_steps_is_plain_training(clip: float) -> None:
     every = batches(3, (2, 4))
     found = train(MetaOptions(inner_steps=0), every, clip=clip, dropout=0.3)
     assert equal(found, plain(every, clip=clip, dropout=0.3))
 
 
 @pytest.mark.parametrize("order", ["none", "exact"])
-def test_with_a_rate_of_zero_it_is_plain_training(order: str) -> None:
+def test_meta_update_with_inner_rate_zero_is_plain_training(order: str) -> None:
     """On the test batches, with their dropout masks; exact multiplies by (I - 0 H)."""
     every = batches(9, (2, 4))
     how = MetaOptions(2, "sgd", 0.0, order)
@@ -268,7 +268,9 @@ def test_sgd_steps_are_not_clipped() -> None:
 @pytest.mark.parametrize("how", [MetaOptions(2), MetaOptions(2, "sgd", 0.2)], ids=["adam", "sgd"])
 @pytest.mark.parametrize("bad", [0, 1, 2])
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_what_is_not_finite_changes_nothing(how: MetaOptions, bad: int, what: str) -> None:
+def test_meta_update_that_is_not_finite_changes_nothing(
+    how: MetaOptions, bad: int, what: str
+) -> None:
     """Be it in an inner batch or in the test batch: weights, moments and schedule stay, and the
     engine says so. A loss may be finite and its gradient not."""
     net, engine = build()

@@ -47,7 +47,7 @@ def test_neighbouring_samples_are_independent() -> None:
         assert stats.chi2_contingency(table).pvalue > 1e-3
 
 
-def test_what_has_no_probability_is_never_drawn() -> None:
+def test_sampling_never_draws_probability_zero() -> None:
     logits = LOGITS.clone()
     logits[[0, 4, 6]] = -torch.inf
     samples = drawn(logits.expand(1, 50_000, 7), 3)
