@@ -1,9 +1,8 @@
 """The arithmetic of an update: every number that must be exact under accumulation, precision and replicas.
 
-Final: nothing subclasses it. A batch is a list of micro-batches, the part of the global batch that
-this replica holds; each has "sizes" (counts by name) and "rows" (identities for the random
-numbers). All verbs divide each term by its size summed over micro-batches and replicas first, so
-any way to cut the batch gives the same result up to the order of summation.
+The Engine is final: nothing subclasses it. A batch is a list of micro-batches, the part of the global
+batch that this replica holds. Each verb divides a term by its size summed over all micro-batches and
+replicas, so that any way to cut the batch gives the same result, up to the order of summation.
 """
 
 from __future__ import annotations
@@ -34,7 +33,14 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float6
 
 @dataclass
 class InnerGradient:
-    """The gradient of a loss that can itself be differentiated; made by `Engine.inner`."""
+    """A gradient that can itself be differentiated; made by `Engine.inner`.
+
+    Attributes:
+        value: The gradient, in the order of `wrt`.
+        logs: Means of the terms of the loss.
+        loss_fn: The loss; with `batches`, `wrt` and `rng_key` it is enough to build the graph again.
+        graph: The gradient with its graph, where one micro-batch is all; freed by its first use.
+    """
 
     value: Vector
     logs: Logs
@@ -46,7 +52,15 @@ class InnerGradient:
 
 
 class Engine:
-    """Gradients, second derivatives, evaluation and steps; `optimizers` are stepped by name."""
+    """Gradients, second derivatives, evaluation and steps.
+
+    Args:
+        optimizers: What `step`, `parameters`, `move` and `restoring` call by name.
+        seed: Seed of all random numbers inside passes.
+        device: Where batches are placed.
+        precision: fp32, bf16 (autocast) or fp64.
+        shard_optimizer: Keep a share of the optimizers' state in each replica (ZeRO stage 1).
+    """
 
     def __init__(
         self,
@@ -74,7 +88,7 @@ class Engine:
         self._ahead = 0  # random words the last pass took
 
     def begin(self, update: int) -> None:
-        """Start update number `update`; its random numbers depend on it and on the seed only."""
+        """Start an update; its random numbers depend on the seed and on its number only."""
         self._update, self._calls, self._losses = update, 0, 0.0
         self.nonfinite = []
 
@@ -98,11 +112,19 @@ class Engine:
         rng_key: int | str | None = None,
         full_precision: bool = False,
     ) -> tuple[Vector, Logs]:
-        """Return the gradient of the global mean loss with respect to the leaves `wrt`, and the logs.
+        """Return the exact gradient of the global mean loss, and its logs; a call of all replicas.
 
-        Leaves that no replica's loss reaches get None. Passes with equal `rng_key` in an update see
-        the same dropout masks and samples; without one each call draws afresh. `full_precision`
-        leaves autocast out, for a gradient that a second derivative is applied to.
+        Args:
+            loss_fn: Returns the terms of a micro-batch.
+            batches: This replica's micro-batches of the global batch.
+            wrt: The leaves to differentiate with respect to.
+            rng_key: Passes with equal keys in an update see the same dropout masks and samples; each
+                call without a key draws afresh.
+            full_precision: Leave autocast out, for a gradient that is differentiated again.
+
+        Returns:
+            The gradient in the order of `wrt`, None for leaves that no replica's loss reaches; and the
+            means of the terms with their weighted sum, "loss".
         """
         rng_key = self._rng_key(rng_key)
         totals = self._totals(batches)
@@ -125,9 +147,9 @@ class Engine:
         rng_key: int | str | None = None,
         replay: bool = False,
     ) -> InnerGradient:
-        """Return the gradient like `gradients`, in a form that `hypergradients` can differentiate.
+        """Return a gradient, as `gradients` does, in a form that `hypergradients` can differentiate.
 
-        With one micro-batch its graph is kept; with more, or with `replay`, each graph is built
+        The graph of one micro-batch is kept. With more of them, or with `replay`, each graph is built
         again when it is needed, so that memory stays that of one.
         """
         rng_key = self._rng_key(rng_key)
@@ -145,10 +167,14 @@ class Engine:
     def hypergradients(
         self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float = 0.0
     ) -> Vector:
-        """Return d<vector, inner gradient>/d wrt, exact and over the global batch.
+        """Return d<vector, inner gradient>/d wrt over the global batch; a call of all replicas.
 
-        `step` > 0 takes central finite differences instead, with a displacement of `step` times the
-        norm of the inner parameters; it needs first derivatives only.
+        Args:
+            inner: The inner gradient.
+            vector: What it is multiplied by, in the order of `inner.wrt`.
+            wrt: The leaves to differentiate with respect to.
+            step: 0 for exact second derivatives; above, central finite differences of first derivatives
+                with a displacement of `step` times the norm of the inner parameters.
         """
         if step:
             return self._differences(inner, vector, wrt, step)
