@@ -246,18 +246,18 @@ def labels_of(facts: Any, source: object) -> dict[str, list[str]]:
     return labels
 
 
-def check_facts(then: Any, now: dict[str, Any], path: Path) -> None:
+def check_facts(stored: Any, current: dict[str, Any], path: Path) -> None:
     """Raise CheckpointError if the facts of a checkpoint differ from those of the run to be resumed.
 
     Facts that the checkpoint lacks are not compared.
     """
-    then = then if isinstance(then, dict) else {}
-    differing = [key for key in now if key in then and then[key] != now[key]]
+    stored = stored if isinstance(stored, dict) else {}
+    differing = [key for key in current if key in stored and stored[key] != current[key]]
     if differing:
         key = differing[0]
         raise CheckpointError(
-            f"{path} was trained with other {key} than there are now ({str(then[key])[:200]} then, "
-            f"{str(now[key])[:200]} now); choose another --save-dir"
+            f"{path} was trained with other {key} than there are now ({str(stored[key])[:200]} then, "
+            f"{str(current[key])[:200]} now); choose another --save-dir"
         )
 
 

@@ -80,7 +80,7 @@ class Launch:
         return max(1, self.cpus // self.nproc)
 
 
-def launch_from(stored: dict[str, Any], given: dict[str, Any]) -> Launch:
+def launch_from(stored: dict[str, Any], command_line: dict[str, Any]) -> Launch:
     """Return checked launch options: those of a file, and those of the command line over them.
 
     Raises UsageError for an unknown option. On this machine, options of Slurm in a file are ignored,
@@ -91,11 +91,11 @@ def launch_from(stored: dict[str, Any], given: dict[str, Any]) -> Launch:
         if name not in names:
             hint = nearest(str(name), names)
             raise UsageError(f"launch: unknown option {name!r}.{hint} Options: {', '.join(names)}")
-    launch = Launch(**(stored | given))
+    launch = Launch(**(stored | command_line))
     if launch.executor == "local":
-        if foreign := [name for name in SLURM_ONLY if name in given]:
+        if foreign := [name for name in SLURM_ONLY if name in command_line]:
             raise UsageError(f"--{foreign[0]} is for --executor slurm")
-        kept = {n: v for n, v in (stored | given).items() if n not in SLURM_ONLY}
+        kept = {n: v for n, v in (stored | command_line).items() if n not in SLURM_ONLY}
         return Launch(**kept)
     return launch
 

@@ -246,14 +246,14 @@ def log_file(folder: SweepFolder, last: Submission, kind: str) -> Path:
     return folder.path / last.folder / f"{last.job}_0_log.{kind}"
 
 
-def summary(found_states: list[State]) -> str:
+def summary(states: list[State]) -> str:
     """Return counts of all states as one line."""
-    counts = Counter(state.state for state in found_states)
+    counts = Counter(state.state for state in states)
     parts = [f"{counts[name]} {name}" for name in ORDER if counts[name]]
-    return f"{len(found_states)} run{'s' if len(found_states) > 1 else ''}: {', '.join(parts)}"
+    return f"{len(states)} run{'s' if len(states) > 1 else ''}: {', '.join(parts)}"
 
 
-def lines(found_states: list[State]) -> list[str]:
+def lines(states: list[State]) -> list[str]:
     """Return one line per run, in columns."""
     rows = [
         (
@@ -266,7 +266,7 @@ def lines(found_states: list[State]) -> list[str]:
             f"job {s.job}" if s.job else "",
             s.reason,
         )
-        for s in found_states
+        for s in states
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(7)]
     return [
