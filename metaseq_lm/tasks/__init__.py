@@ -20,7 +20,7 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.optim import Optimizer, build_optimizer
 
 # What one update gets: per stream a list of global batches, each a list of micro-batches.
-Batches = dict[str, list[list[Batch]]]
+Batches = dict[str, list[list[Any]]]  # of a Batch of some kind, which the task knows
 # What an evaluation gets: per stream all global batches, once.
 Passes = dict[str, Iterable[list[Batch]]]
 

@@ -120,7 +120,7 @@ class CVTTranslationTask(TranslationTask):
         kind = "labelled"
         if UNLABELLED in batches:
             kind, (parts,) = UNLABELLED, batches[UNLABELLED]
-            batches = {UNLABELLED: [[*self.with_translations(engine, model, parts)]]}
+            batches = {UNLABELLED: [self.with_translations(engine, model, parts)]}
         assert isinstance(model, AveragedNet)
         if model.average is not None:
             model.average.move(model.net)

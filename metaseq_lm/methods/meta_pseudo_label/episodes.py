@@ -10,6 +10,7 @@ Shapes: C micro-steps of an update, B batch, S length, M targets per row.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Optional
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import CopiesBatch, Logs, TokenBatch
+from metaseq_lm.core.batch import CopiesBatch, Logs, TokenBatch, as_tensor
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
@@ -116,7 +117,7 @@ class WindowStream:
         )
         batches = []
         for columns in shard.parts(self.batch_size):
-            part = whole.map_arrays(lambda array, columns=columns: array[:, columns])
+            part = whole.map_arrays(itemgetter((slice(None), columns)))
             batches.append(part.replace(sizes=sizes_of(part)))
         return batches
 
@@ -175,7 +176,7 @@ class Unlabelled:
         )
         original, _ = self.corpus.rows(texts, cls=UNLABELLED)
         rows = common_format(shape, (masked, lengths, positions, targets))
-        batch = UnlabelledBatch(**rows, original=original.reshape(*shape, -1))
+        batch = UnlabelledBatch(**rows, original=as_tensor(original.reshape(*shape, -1)))
         return batch.replace(sizes=sizes_of(batch))
 
 
@@ -348,10 +349,10 @@ def masked_rows(
     """Return masked rows of the corpus in their own order, for validation."""
     masked, lengths, positions, targets = unlabelled.mask(samples, keys, width)
     return TokenBatch(
-        tokens=masked,
-        padding=padding_of(lengths, masked.shape[1]),
-        positions=positions,
-        targets=targets,
+        tokens=as_tensor(masked),
+        padding=as_tensor(padding_of(lengths, masked.shape[1])),
+        positions=as_tensor(positions),
+        targets=as_tensor(targets),
         sizes={"targets": int((targets >= 0).sum()), "rows": len(samples)},
     )
 

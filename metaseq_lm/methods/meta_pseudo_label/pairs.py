@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from metaseq_lm.core.batch import as_tensor
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.data.tokenizers.base import Tokenizer
@@ -26,9 +27,9 @@ def texts_of(corpus: Corpus, count: int) -> UnlabelledBatch:
     original, lengths = corpus.rows(chosen, cls=UNLABELLED)
     padding = np.arange(original.shape[1]) >= lengths[:, None]
     return UnlabelledBatch(
-        tokens=original[None],
-        padding=padding[None],
-        original=original[None],
+        tokens=as_tensor(original[None]),
+        padding=as_tensor(padding[None]),
+        original=as_tensor(original[None]),
         rows=np.arange(len(chosen), dtype=np.uint64),
     )
 

@@ -18,7 +18,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Logs, Terms, TokenBatch
+from metaseq_lm.core.batch import Logs, ScoredBatch, Terms
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus.masking import Masking
@@ -58,7 +58,7 @@ from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.tasks import Batches, Passes, Scored, Task
 from metaseq_lm.tasks.finetuning import different_sets
 from metaseq_lm.tasks.masked_lm import first
-from metaseq_lm.tasks.protocols import Kinds
+from metaseq_lm.tasks.protocols import Kinds, ScoresTokens
 
 
 @register_task("meta_pseudo_label", dataclass=MetaPseudoLabelConfig)
@@ -132,7 +132,8 @@ class MetaPseudoLabelTask(Task):
             for name, net in model.named_children()
         }
 
-    def token_log_probs(self, model: nn.Module, batch: TokenBatch) -> Tensor:
+    def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
+        assert isinstance(self.criterion, ScoresTokens)
         return self.criterion.token_log_probs(student_of(model), batch)
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
