@@ -6,7 +6,7 @@ Shapes: B rows, S positions of the longest row, M chosen positions, C copies.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Optional, TypeVar, overload
 
@@ -69,26 +69,6 @@ class Batch:
             if item.name not in ("rows", "samples"):
                 setattr(self, item.name, apply(getattr(self, item.name)))
         self.sizes = {name: apply(size) for name, size in self.sizes.items()}
-
-    # Batches of methods that are not typed yet are plain dicts; what reads both reads items.
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a field, or `default` where the batch lacks it."""
-        value = getattr(self, name, None)
-        return default if value is None else value
-
-    def __contains__(self, name: str) -> bool:
-        return getattr(self, name, None) is not None
-
-    def keys(self) -> Iterator[str]:
-        """Yield the names of the fields that the batch has."""
-        names = (item.name for item in dataclasses.fields(self))
-        return (name for name in names if name in self or name == "padding")
-
-    def __or__(self, more: dict[str, Any]) -> dict[str, Any]:
-        return {**self, **more}
 
 
 @overload

@@ -29,7 +29,7 @@ class LanguageModeling(Criterion):
     def __call__(self, model: nn.Module, batch: Batch) -> Terms:
         if not isinstance(model, BiLSTMLM):
             raise UsageError("criterion language_modeling needs --model bilstm_lm")
-        tokens, padding = batch["tokens"], batch["padding"]
+        tokens, padding = batch.tokens, batch.padding
         ahead, back = model.directions(tokens, padding)
         wanted = model.encoder.known(tokens)
         following = inside(wanted[:, 1:], padding)

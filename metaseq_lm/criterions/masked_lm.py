@@ -18,8 +18,8 @@ TOKENS_PER_PASS = 8192
 
 
 def copy_sums(items: Tensor, batch: Batch) -> Tensor:
-    """Sum `items`, whose leading axes are those of batch["tokens"], to a scalar or to (C,)."""
-    return items.flatten(1).sum(1) if batch["tokens"].dim() == 3 else items.sum()
+    """Sum `items`, whose leading axes are those of batch.tokens, to a scalar or to (C,)."""
+    return items.flatten(1).sum(1) if batch.tokens.dim() == 3 else items.sum()
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -52,10 +52,8 @@ def row_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
 def labelled_terms(logits: Tensor, batch: Batch) -> Terms:
     """Return the mean loss over targets and the mean over rows of the rows' accuracy."""
     return {
-        "mlm": Term(copy_sums(cross_entropy(logits, batch["targets"]), batch), "targets"),
-        "accuracy": Term(
-            copy_sums(row_accuracy(logits, batch["targets"]), batch), "rows", weight=0.0
-        ),
+        "mlm": Term(copy_sums(cross_entropy(logits, batch.targets), batch), "targets"),
+        "accuracy": Term(copy_sums(row_accuracy(logits, batch.targets), batch), "rows", weight=0.0),
     }
 
 

@@ -4,7 +4,7 @@ Stages of a training batch:
 1. an order gives the sample numbers of global batch i (shuffled epochs, uniform draws, or one
 pass);
 2. a shard takes the rows of this replica and cuts them into micro-batches;
-3. a collater gathers those samples, in one vectorised read, into a dict of arrays.
+3. a collater gathers those samples, in one vectorised read, into a Batch.
 The only position to save is i. Masks are keyed by (seed, stream, i, row), so neither the number of
 workers nor of replicas nor the micro-batch size changes what a row holds.
 """
@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch
@@ -137,18 +136,17 @@ def draw_below(root: int, rows: np.ndarray, bound: int | np.ndarray) -> np.ndarr
     return (u * bound).astype(np.int64)
 
 
-# (sample numbers, a key per row, width to pad to) -> arrays
+# (sample numbers, a key per row, width to pad to) -> batch
 Collate = Callable[[np.ndarray, np.ndarray, int], Batch]
 
 
 class Stream:
     """An order and a collater under a name.
 
-    The collater gets sample numbers (rows,), a uint64 key per row and the width to pad to, and
-    returns arrays; every array of the dict becomes a tensor. The entries "rows" (noise identity of
-    each row), "samples" (its sample number) and "stream" are added. `lengths` (samples,) are the
-    samples' tokens: all parts of a global batch are padded to its longest row, because what a row's
-    random numbers fall on follows from the width.
+    The collater gets sample numbers (rows,), a uint64 key per row and the width to pad to. The stream
+    fills in `stream`, and `rows` and `samples` unless the collater knows better. `lengths` (samples,)
+    are the samples' tokens: all parts of a global batch are padded to its longest row, because what a
+    row's random numbers fall on follows from the width.
     """
 
     def __init__(
@@ -167,21 +165,13 @@ class Stream:
         width = int(self.lengths[samples].max())
         batches = []
         for rows in shard.parts(len(samples)):
-            arrays = self.collate(samples[rows], random_streams.row_keys(root, rows), width)
-            if isinstance(arrays, Batch):
-                arrays.stream = self.name
-                if arrays.rows is None:
-                    arrays.rows = noise_rows(self.name, rows)
-                if arrays.samples is None:
-                    arrays.samples = samples[rows]
-                batches.append(arrays)
-                continue
-            about = {"rows": noise_rows(self.name, rows), "samples": samples[rows]}
-            # A collater that knows better which samples these are, or whose samples are several
-            # rows each, has the last word.
-            if "rows" in arrays:
-                about["rows"] = arrays.pop("rows")
-            batches.append({"stream": self.name, **about, **tensors(arrays)})
+            batch = self.collate(samples[rows], random_streams.row_keys(root, rows), width)
+            batch.stream = self.name
+            if batch.rows is None:
+                batch.rows = noise_rows(self.name, rows)
+            if batch.samples is None:
+                batch.samples = samples[rows]
+            batches.append(batch)
         return batches
 
     @property
@@ -215,15 +205,13 @@ def sorted_pass(
 ) -> Stream:
     """Return one pass over `samples` (rows,) by length, so that little time goes into padding.
 
-    `lengths` are those of all samples, which `collate` takes by the same numbers. "samples" of a
+    `lengths` are those of all samples, which `collate` takes by the same numbers. `samples` of a
     batch are those numbers too, not places in the pass, unless the collater has the last word.
     """
     order = samples[np.argsort(lengths[samples], kind="stable")]
 
     def chosen(places: np.ndarray, keys: np.ndarray, width: int) -> Batch:
         batch = collate(order[places], keys, width)
-        if not isinstance(batch, Batch):
-            return {"samples": order[places]} | batch
         if batch.samples is None:
             batch.samples = order[places]
         return batch
@@ -246,14 +234,3 @@ def mean_over_first(streams: Mapping[str, Any], needs: Mapping[str, int]) -> flo
 def noise_rows(name: str, rows: np.ndarray) -> np.ndarray:
     """Return row identities for `randomness.Noise` that differ between streams."""
     return rows.astype(np.uint64) + np.uint64(random_streams.key("rows", name) & ~0xFFFFFFFF)
-
-
-def tensors(arrays: Batch) -> Batch:
-    """Return the batch with numpy arrays, those of "sizes" too, turned into tensors."""
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, dict):
-            return tensors(value)
-        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-
-    return {name: convert(value) for name, value in arrays.items()}

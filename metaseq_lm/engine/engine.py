@@ -205,7 +205,7 @@ class Engine:
         for batch in batches:
             with self._pass(batch, rng_key):
                 terms = self._noted(loss_fn(batch))
-            for name, size in batch["sizes"].items():
+            for name, size in batch.sizes.items():
                 sizes[name] = sizes.get(name, 0) + size
             for name, term in terms.items():
                 part = parts.setdefault(name, [0.0, term.per, term.weight])
@@ -297,24 +297,7 @@ class Engine:
 
     def to_device(self, batches: Sequence[Batch]) -> list[Batch]:
         """Return the micro-batches with their tensors on the engine's device, floats in its precision."""
-        dtype = PRECISIONS[self.precision]
-
-        def place(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            return value.to(
-                self.device, dtype if value.is_floating_point() else None, non_blocking=True
-            )
-
-        def placed(batch: Any) -> Any:
-            if isinstance(batch, Batch):
-                return batch.to(self.device, dtype)
-            return {
-                k: {n: place(s) for n, s in v.items()} if k == "sizes" else place(v)
-                for k, v in batch.items()
-            }
-
-        return [placed(batch) for batch in batches]
+        return [batch.to(self.device, PRECISIONS[self.precision]) for batch in batches]
 
     def _noted(self, terms: Terms) -> Terms:
         self.loss_terms.update(name for name, term in terms.items() if term.is_loss)
@@ -336,7 +319,7 @@ class Engine:
         full_precision: bool = False,
     ) -> Iterator[None]:
         root = random_streams.key(self.seed, "noise", self._update, rng_key)
-        noise = layers.Noise(root, batch["rows"], self.device) if "rows" in batch else None
+        noise = None if batch.rows is None else layers.Noise(root, batch.rows, self.device)
         # Second derivatives and differences of gradients drown in bfloat16's rounding.
         low = self.precision == "bf16" and not (double_backward or full_precision)
         with contextlib.ExitStack() as stack:
@@ -353,7 +336,7 @@ class Engine:
         """Return every size summed over micro-batches and replicas: a number, or (C,) per copy."""
         totals: dict[str, Any] = {}
         for batch in batches:
-            for name, size in batch["sizes"].items():
+            for name, size in batch.sizes.items():
                 totals[name] = totals[name] + size if name in totals else size
         if self.replicas > 1:
             for name in sorted(totals):

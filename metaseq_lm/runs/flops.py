@@ -1,6 +1,7 @@
 """FLOPs of a run. Each shape of batch is counted once, then looked up."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, ClassVar
@@ -20,10 +21,11 @@ def signature(value: Any) -> Any:
     """Return the shapes of all tensors in nested containers; equal signatures cost equal FLOPs."""
     if isinstance(value, Tensor):
         return tuple(value.shape)
-    if isinstance(value, (dict, Batch)):
-        # keys(), because a Batch is no mapping.
-        names = [name for name in value.keys() if name not in ("rows", "sizes")]  # noqa: SIM118
-        return tuple((name, signature(value[name])) for name in names)
+    if isinstance(value, dict):
+        return tuple((name, signature(part)) for name, part in value.items())
+    if isinstance(value, Batch):
+        names = [item.name for item in dataclasses.fields(value) if item.name != "sizes"]
+        return tuple((name, signature(getattr(value, name))) for name in names)
     if isinstance(value, (list, tuple)):
         return tuple(signature(v) for v in value)
     return None

@@ -240,7 +240,7 @@ def labelled_scores(
 
     def judge(batch: Batch) -> tuple[Terms, Outputs]:
         outputs, terms = scored(batch)
-        return terms, listed(batch["samples"], outputs)
+        return terms, listed(batch.samples, outputs)
 
     logs, found = judged(engine, batches, judge)
     return labelled_split(data, found, logs)

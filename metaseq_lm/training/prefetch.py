@@ -107,6 +107,6 @@ class Prefetcher:
 def sample_numbers(batches: Batches) -> dict[str, list[Any]]:
     """Return the numbers of the samples in an update, by stream."""
     return {
-        name: [micro["samples"].tolist() for batch in stream for micro in batch]
+        name: [micro.samples.tolist() for batch in stream for micro in batch]
         for name, stream in batches.items()
     }

@@ -51,7 +51,7 @@ def numbers(case: battery.Case, data: Path, save: Path) -> dict[str, Any]:
     batches = {}
     for name, stream in run.task.build_streams("train").items():
         micro = stream.micro_batches(0, Shard())
-        chosen = [[batch["samples"].tolist(), batch["tokens"].tolist()] for batch in micro]
+        chosen = [[batch.samples.tolist(), batch.tokens.tolist()] for batch in micro]
         batches[name] = hashlib.sha256(repr(chosen).encode()).hexdigest()[:16]
     run.train()
     lines = [json.loads(line) for line in (save / "log.jsonl").read_text().splitlines()]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from real_runs import on_replicas
 from torch import Tensor
 
-from metaseq_lm.core.batch import Term
+from metaseq_lm.core.batch import Batch, Term
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine import reduction
 from metaseq_lm.engine.engine import Engine
@@ -29,11 +30,17 @@ def parameters() -> list[Tensor]:
     return [leaves[i].requires_grad_() for i in order]
 
 
-def loss_of(leaves: list[Tensor], batch: dict) -> dict[str, Term]:
+@dataclass(kw_only=True)
+class RowBatch(Batch):
+    x: Tensor
+    number: Tensor
+
+
+def loss_of(leaves: list[Tensor], batch: RowBatch) -> dict[str, Term]:
     first, some, second, _, third, fourth = leaves
-    x = batch["x"]
+    x = batch.x
     loss = (x @ first @ second @ third @ fourth).tanh().sum()
-    early = x[batch["number"] < 3]
+    early = x[batch.number < 3]
     if len(early):
         loss = loss + (early * some).pow(2).sum()
     return {"loss_term": Term(loss, "rows")}
@@ -48,7 +55,7 @@ def gradients(rank: int, world: int, size: int) -> list[dict]:
         mine = range(ROWS * rank // world, ROWS * (rank + 1) // world)
         numbers = [list(mine[at : at + size]) for at in range(0, len(mine), size)]
         batches = [
-            {"x": rows[n], "number": torch.tensor(n), "sizes": {"rows": len(n)}} for n in numbers
+            RowBatch(x=rows[n], number=torch.tensor(n), sizes={"rows": len(n)}) for n in numbers
         ]
         leaves = parameters()
         engine.begin(update)

@@ -214,7 +214,7 @@ def computed(run: RestoredRun, teacher: Teacher, name: str) -> tuple[np.ndarray,
     show = Rows(f"{teacher.name}: its outputs on {name}", rows)
 
     def find(batch: TokenBatch) -> Outputs:
-        return listed(batch["samples"], task.criterion.answers(model, batch, name))
+        return listed(batch.samples, task.criterion.answers(model, batch, name))
 
     mine: Outputs = []
     model.eval()

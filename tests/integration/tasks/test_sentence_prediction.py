@@ -343,9 +343,9 @@ def test_batches_of_rows_of_one_length(data: Path, tmp_path: Path) -> None:
         run = TrainingRun(configure(data, tmp_path / str(grouped), *words))
         stream = run.task.build_streams("train")["train"]
         epoch = [stream.micro_batches(i, Shard())[0] for i in range(stream.order.per_epoch)]  # type: ignore
-        samples = [sample for batch in epoch for sample in batch["samples"].tolist()]
+        samples = [sample for batch in epoch for sample in batch.samples.tolist()]
         assert sorted(samples) == list(range(len(samples)))
-        places[grouped] = sum(batch["tokens"].numel() for batch in epoch)
+        places[grouped] = sum(batch.tokens.numel() for batch in epoch)
     tokens = int(stream.lengths.sum())
     assert places[True] - tokens < (places[False] - tokens) / 2
 

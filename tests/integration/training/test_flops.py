@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from battery import configure, train
 from torch.utils.flop_counter import FlopCounterMode
 
+from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.runs.flops import LSTMS, Counter, FlopMeter, signature
 
 
@@ -24,9 +25,11 @@ def test_a_linear_layer_costs_what_it_should() -> None:
 
 
 def test_signatures_tell_shapes_apart() -> None:
-    a, b = {"s": [[{"tokens": torch.ones(2, 3)}]]}, {"s": [[{"tokens": torch.ones(3, 2)}]]}
-    assert signature(a) != signature(b)
-    assert signature(a) == signature({"s": [[{"tokens": torch.zeros(2, 3)}]]})
+    def work(tokens: torch.Tensor) -> dict[str, list[list[TokenBatch]]]:
+        return {"s": [[TokenBatch(tokens=tokens)]]}
+
+    assert signature(work(torch.ones(2, 3))) != signature(work(torch.ones(3, 2)))
+    assert signature(work(torch.ones(2, 3))) == signature(work(torch.zeros(2, 3)))
 
 
 def test_a_masked_lm_run_costs_what_the_sizes_say(moons: Path, tmp_path: Path) -> None:

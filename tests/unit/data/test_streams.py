@@ -1,6 +1,7 @@
 """Orders, shards and streams: every sample once, whatever the replicas and micro-batches."""
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -8,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from torch import Tensor
 
-from metaseq_lm.core.batch import Batch
+from metaseq_lm.core.batch import Batch, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import (
     POOL,
@@ -21,7 +23,6 @@ from metaseq_lm.data.streams import (
     mean_over_first,
     noise_rows,
     sorted_pass,
-    tensors,
 )
 
 SIZES = {"count": st.integers(1, 60), "world": st.integers(1, 9), "micro": st.integers(0, 12)}
@@ -180,9 +181,19 @@ def test_draw_below_an_array() -> None:
 LENGTHS = np.arange(24) % 7 + 1
 
 
+@dataclass(kw_only=True)
+class KeyedBatch(Batch):
+    keys: Tensor
+
+
+@dataclass(kw_only=True)
+class LengthBatch(Batch):
+    lengths: Tensor
+
+
 def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
     assert width >= LENGTHS[samples].max()
-    return {"samples": samples, "keys": keys.view(np.int64), "sizes": {"rows": len(samples)}}
+    return KeyedBatch(samples=samples, keys=keys.view(np.int64), sizes={"rows": len(samples)})
 
 
 def table(order: object, shards: list[Shard], number: int) -> dict[int, tuple]:
@@ -191,8 +202,8 @@ def table(order: object, shards: list[Shard], number: int) -> dict[int, tuple]:
     found: dict[int, tuple] = {}
     for shard in shards:
         for batch in stream.micro_batches(number, shard):
-            assert batch["stream"] == "train" and batch["sizes"]["rows"] == len(batch["rows"])
-            for sample, key, row in zip(batch["samples"], batch["keys"], batch["rows"]):
+            assert batch.stream == "train" and batch.sizes["rows"] == len(batch.rows)
+            for sample, key, row in zip(batch.samples, batch.keys, batch.rows):
                 found[int(sample)] = (int(key), int(row))
     return found
 
@@ -217,10 +228,10 @@ def test_a_batch_has_keys_of_its_own() -> None:
 
 def test_once() -> None:
     stream = Stream("valid", Sequential(10, 4), collate, 1, LENGTHS)
-    samples = [[int(s) for m in batch for s in m["samples"]] for batch in stream.one_epoch(Shard())]
+    samples = [[int(s) for m in batch for s in m.samples] for batch in stream.one_epoch(Shard())]
     assert samples == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     shards = [list(stream.one_epoch(Shard(rank, 3, 0))) for rank in range(3)]
-    assert sorted(int(s) for part in shards for b in part for m in b for s in m["samples"]) == list(
+    assert sorted(int(s) for part in shards for b in part for m in b for s in m.samples) == list(
         range(10)
     )
 
@@ -234,13 +245,13 @@ def test_a_sorted_pass_shows_each_chosen_sample_once_by_length(
 
     def lengths_of(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
         assert width >= lengths[samples].max()
-        return {"lengths": lengths[samples]}
+        return LengthBatch(lengths=lengths[samples])
 
     stream = sorted_pass("valid", chosen, lengths, lengths_of, size, 1)
     batches = [micro for batch in stream.one_epoch(Shard(0, 1, 2)) for micro in batch]
-    samples = [int(sample) for batch in batches for sample in batch["samples"]]
+    samples = [int(sample) for batch in batches for sample in batch.samples]
     assert sorted(samples) == sorted(chosen.tolist())
-    seen = [int(length) for batch in batches for length in batch["lengths"]]
+    seen = [int(length) for batch in batches for length in batch.lengths]
     assert seen == [sizes[sample] for sample in samples] == sorted(seen)
 
 
@@ -250,8 +261,9 @@ def test_noise_rows_of_streams_never_meet() -> None:
     assert len(np.unique(np.concatenate(found))) == 400_000
 
 
-def test_tensors() -> None:
-    given_batch = {"a": np.arange(3), "sizes": {"n": np.array([1, 2]), "m": 3}, "none": None}
-    made = tensors(given_batch)
-    assert torch.equal(made["a"], torch.arange(3)) and made["none"] is None
-    assert torch.equal(made["sizes"]["n"], torch.tensor([1, 2])) and made["sizes"]["m"] == 3
+def test_arrays_of_a_batch_become_tensors_but_for_rows_and_samples() -> None:
+    sizes = {"n": np.array([1, 2]), "m": 3}
+    batch = TokenBatch(tokens=np.arange(3), rows=np.arange(3), samples=np.arange(3), sizes=sizes)  # type: ignore[arg-type]
+    assert torch.equal(batch.tokens, torch.arange(3)) and batch.padding is None
+    assert torch.equal(batch.sizes["n"], torch.tensor([1, 2])) and batch.sizes["m"] == 3
+    assert isinstance(batch.rows, np.ndarray) and isinstance(batch.samples, np.ndarray)

@@ -1,6 +1,8 @@
 """The engine against closed forms and plain autograd, in float64."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Optional
 
 import numpy as np
 import pytest
@@ -26,18 +28,26 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
 
 
+@dataclass(kw_only=True)
+class RowBatch(Batch):
+    """Rows of numbers (B, 3), or of copies (C, B, 3) of which a mask (C, B) counts some."""
+
+    x: Tensor
+    mask: Optional[Tensor] = None
+
+
 def batches(sizes: list[int], seed: int = 0) -> list[Batch]:
     """Return micro-batches with so many rows each; the rows are the same however they are cut."""
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(sum(sizes), 3, generator=g, dtype=torch.float64)
     rows = np.arange(sum(sizes))
     parts = zip(x.split(sizes), np.split(rows, np.cumsum(sizes)[:-1]))
-    return [{"x": p, "rows": r, "sizes": {"rows": len(p)}} for p, r in parts]
+    return [RowBatch(x=p, rows=r, sizes={"rows": len(p)}) for p, r in parts]
 
 
 def squares(net: Callable[[Tensor], Tensor]) -> Callable[[Batch], Terms]:
-    def loss(batch: Batch) -> Terms:
-        out = net(batch["x"])
+    def loss(batch: RowBatch) -> Terms:
+        out = net(batch.x)
         return {
             "square": Term((out**2).sum(), "rows"),
             "mean": Term(out.sum(), "rows", weight=0.0),
@@ -53,7 +63,7 @@ def same(a: list, b: list, tolerance: float = 1e-13) -> bool:
 @pytest.mark.parametrize("sizes", [[8], [1, 7], [2, 2, 2, 2], [5, 1, 2]])
 def test_gradient_is_that_of_the_global_mean(net: nn.Module, sizes: list[int]) -> None:
     engine = build(net)
-    whole = torch.cat([b["x"] for b in batches(sizes)])
+    whole = torch.cat([b.x for b in batches(sizes)])
     out = net(whole)
     wanted = torch.autograd.grad((out**2).mean(), list(net.parameters()))
     grads, logs = engine.gradients(squares(net), batches(sizes), engine.parameters("main"))
@@ -68,11 +78,11 @@ def test_a_term_per_nothing_is_the_sum(net: nn.Module, sizes: list[int]) -> None
     """Not divided, whatever the micro-batches; beside a mean it keeps its own scale."""
     engine = build(net)
 
-    def loss(batch: Batch) -> Terms:
-        out = net(batch["x"])
+    def loss(batch: RowBatch) -> Terms:
+        out = net(batch.x)
         return {"sum": Term((out**2).sum(), None, 0.5), "mean": Term(out.sum(), "rows")}
 
-    out = net(torch.cat([b["x"] for b in batches(sizes)]))
+    out = net(torch.cat([b.x for b in batches(sizes)]))
     total = 0.5 * (out**2).sum() + out.mean()
     wanted = torch.autograd.grad(total, list(net.parameters()))
     grads, logs = engine.gradients(loss, batches(sizes), engine.parameters("main"))
@@ -97,12 +107,12 @@ def test_sizes_and_weights_per_copy(net: nn.Module) -> None:
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]], dtype=torch.float64)
     weight = torch.tensor([0.3, -2.0], dtype=torch.float64)
 
-    def loss(batch: Batch) -> Terms:
-        items = net(batch["x"]).squeeze(-1) ** 2 * batch["mask"]
+    def loss(batch: RowBatch) -> Terms:
+        items = net(batch.x).squeeze(-1) ** 2 * batch.mask
         return {"square": Term(items.sum(1), "rows", weight)}
 
     cuts = [[0, 1, 2, 3, 4], [0, 1], [2, 3, 4]]
-    made = [{"x": x[:, c], "mask": mask[:, c], "sizes": {"rows": mask[:, c].sum(1)}} for c in cuts]
+    made = [RowBatch(x=x[:, c], mask=mask[:, c], sizes={"rows": mask[:, c].sum(1)}) for c in cuts]
     out = (net(x).squeeze(-1) ** 2 * mask).sum(1) / mask.sum(1)
     wanted = torch.autograd.grad((weight * out).sum(), list(net.parameters()))
     for parts in (made[:1], made[1:]):
@@ -114,8 +124,8 @@ def test_sizes_and_weights_per_copy(net: nn.Module) -> None:
 def test_terms_of_the_loss_are_known(net: nn.Module) -> None:
     engine = build(net)
 
-    def loss(batch: dict) -> dict:
-        total = net(batch["x"]).sum()
+    def loss(batch: RowBatch) -> Terms:
+        total = net(batch.x).sum()
         return {"a": Term(total, "rows"), "b": Term(total.detach(), "rows", 0.0)}
 
     engine.gradients(loss, batches([2]), engine.parameters("main"))
@@ -127,7 +137,7 @@ def test_unknown_size_is_explained(net: nn.Module) -> None:
     engine = build(net)
     with pytest.raises(MetaseqError, match="term 'a' is per 'tokens', but .*has .*rows"):
         engine.gradients(
-            lambda b: {"a": Term(net(b["x"]).sum(), "tokens")},
+            lambda b: {"a": Term(net(b.x).sum(), "tokens")},
             batches([2]),
             engine.parameters("main"),
         )
@@ -144,10 +154,10 @@ def test_hypergradient_is_autograd_through_the_step(sizes: list[int], replay: bo
     )
     v = torch.randn(3, generator=g, dtype=torch.float64)
 
-    def loss(batch: Batch) -> Terms:
-        return {"l": Term((torch.tanh(batch["x"] @ (theta * phi)) ** 2).sum(), "rows")}
+    def loss(batch: RowBatch) -> Terms:
+        return {"l": Term((torch.tanh(batch.x @ (theta * phi)) ** 2).sum(), "rows")}
 
-    x = torch.cat([b["x"] for b in batches(sizes)])
+    x = torch.cat([b.x for b in batches(sizes)])
     whole = (torch.tanh(x @ (theta * phi)) ** 2).mean()
     (inner,) = torch.autograd.grad(whole, theta, create_graph=True)
     wanted = torch.autograd.grad((inner * v).sum(), [phi, theta])
@@ -233,9 +243,7 @@ def test_draws_are_counted_alike_whatever_the_verbs_do_inside(net: nn.Module) ->
         engine.evaluate(squares(net), batches(sizes))
         from metaseq_lm.models.layers import current_context
 
-        drawn = engine.map(
-            lambda b: current_context().noise.uniform((len(b["x"]), 2)), batches(sizes)
-        )
+        drawn = engine.map(lambda b: current_context().noise.uniform((len(b.x), 2)), batches(sizes))
         return torch.cat(drawn)
 
     wanted = third(False, [6])

@@ -113,8 +113,8 @@ def test_an_unknown_word_is_a_word(ragged: Path, tmp_path: Path) -> None:
 def test_masks_are_drawn_again_for_every_batch(ragged: Path, tmp_path: Path) -> None:
     run = run_of(ragged, tmp_path, "criterion=electra_rtd", "task.batch_size=80")
     first, second = (batches(run, number)[0] for number in (0, 1))
-    order = [b["samples"].argsort() for b in (first, second)]
-    assert torch.equal(first["tokens"][order[0]], second["tokens"][order[1]])
+    order = [b.samples.argsort() for b in (first, second)]
+    assert torch.equal(first.tokens[order[0]], second.tokens[order[1]])
     assert not torch.equal(first["masked"][order[0]], second["masked"][order[1]])
 
 

@@ -156,7 +156,7 @@ def test_an_update_takes_k_plus_one_batches_of_each_stream(
     run.train()
     streams = run.task.build_streams("train")
     expected = [
-        (name, streams[name].micro_batches(number, Shard())[0]["samples"].tolist())
+        (name, streams[name].micro_batches(number, Shard())[0].samples.tolist())
         for number in range(3 * (k + 1))
         for name in ("pairs", "which_moon_20")
     ]

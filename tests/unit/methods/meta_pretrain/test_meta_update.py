@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -34,6 +35,14 @@ def build(clip: float = 0.0, dropout: float = 0.0) -> tuple[nn.Module, Engine]:
     return net, Engine({"main": optimizer}, seed=1, precision="fp64")
 
 
+@dataclass(kw_only=True)
+class RowBatch(Batch):
+    """Rows of numbers (B, 3)."""
+
+    x: Tensor
+    bad: bool = False
+
+
 def batches(count: int, sizes: Sequence[int] = (6,), seed: int = 0) -> list[list[Batch]]:
     """Return so many global batches, each cut into micro-batches of `sizes` rows."""
     g = torch.Generator().manual_seed(seed)
@@ -42,7 +51,7 @@ def batches(count: int, sizes: Sequence[int] = (6,), seed: int = 0) -> list[list
         x = torch.randn(sum(sizes), 3, generator=g, dtype=torch.float64)
         rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
         parts = zip(x.split(list(sizes)), rows)
-        found.append([{"x": p, "rows": r, "sizes": {"rows": len(p)}} for p, r in parts])
+        found.append([RowBatch(x=p, rows=r, sizes={"rows": len(p)}) for p, r in parts])
     return found
 
 
@@ -53,7 +62,7 @@ def cost(out: Tensor, x: Tensor) -> Tensor:
 
 def loss_of(net: Callable[[Tensor], Tensor]) -> Callable[[Batch], Terms]:
     def loss(batch: Batch) -> Terms:
-        return {"cost": Term(cost(net(batch["x"]), batch["x"]).sum(), "rows")}
+        return {"cost": Term(cost(net(batch.x), batch.x).sum(), "rows")}
 
     return loss
 
@@ -167,7 +176,7 @@ def test_adam_steps_are_torchs_on_copies(clip: float) -> None:
         for number in range(3):
             (batch,) = every[3 * update + number]
             virtual.zero_grad()
-            cost(virtual(batch["x"]), batch["x"]).mean().backward()
+            cost(virtual(batch.x), batch.x).mean().backward()
             if number < 2:
                 if clip:
                     nn.utils.clip_grad_norm_(virtual.parameters(), clip)
@@ -194,7 +203,7 @@ def unrolled(net: nn.Module, start: dict[str, Tensor], every: Double, lr: float)
     """Return the losses at theta_0 to theta_k as a graph through the steps of sgd."""
     theta, losses = start, []
     for number, batch in enumerate(every):
-        x = torch.cat([micro["x"] for micro in batch])
+        x = torch.cat([micro.x for micro in batch])
         losses.append(cost(functional_call(net, theta, (x,)), x).mean())
         if number < len(every) - 1:
             steps = torch.autograd.grad(losses[-1], list(theta.values()), create_graph=True)
@@ -244,7 +253,7 @@ def test_first_order_is_the_gradient_where_the_steps_lead() -> None:
     net, _ = build()
     for number, (batch,) in enumerate(every):
         net.zero_grad()
-        cost(net(batch["x"]), batch["x"]).mean().backward()
+        cost(net(batch.x), batch.x).mean().backward()
         if number < 2:
             with torch.no_grad():
                 for p in net.parameters():
@@ -277,11 +286,11 @@ def test_meta_update_that_is_not_finite_changes_nothing(
     meta_update(engine, loss_of(net), batches(3, seed=5), how)
     before = state(net, engine)
     every = batches(3)
-    every[bad][0]["bad"] = True
+    every[bad][0].bad = True
 
     def loss(batch: Batch) -> Terms:
         terms = loss_of(net)(batch)
-        if batch.get("bad"):
+        if batch.bad:
             weight = net[0].weight  # type: ignore[index]
             spoilt = (weight - weight.detach()).abs().sqrt().sum()  # its slope at 0 is infinite
             terms["cost"].sum = terms["cost"].sum + (math.inf if what == "loss" else spoilt)

@@ -80,15 +80,15 @@ def test_tapt_texts_are_those_of_the_training_rows(
     ((rows,),) = [batches_of(run)["auxiliary.tapt"][0]]
     texts = LabelledSet(topics / "topic", "train").inputs[0]
     vocabulary = run.task.vocabulary
-    assert sorted(rows["samples"].tolist()) == list(range(48)) and "labels" not in rows
-    tokens = rows["tokens"].clone()
-    for row, (at, targets) in enumerate(zip(rows["positions"], rows["targets"])):
+    assert sorted(rows.samples.tolist()) == list(range(48))
+    tokens = rows.tokens.clone()
+    for row, (at, targets) in enumerate(zip(rows.positions, rows.targets)):
         tokens[row, at[targets >= 0]] = targets[targets >= 0]
-    for row, sample in zip(tokens.tolist(), rows["samples"].tolist()):
+    for row, sample in zip(tokens.tolist(), rows.samples.tolist()):
         kept = texts[sample].tolist()[:10]
         wanted = [vocabulary.cls(), *kept, vocabulary.sep]
         assert row == wanted + [vocabulary.pad] * (len(row) - len(wanted))
-    assert rows["head"] == "lm" and (rows["targets"] >= 0).sum() > 20
+    assert rows.head == "lm" and (rows.targets >= 0).sum() > 20
 
 
 @given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 5))
@@ -126,11 +126,11 @@ def test_where_the_meta_head_and_the_meta_objective_get_their_rows(
             ("dev", "valid"),
         ):
             (rows,) = batches[stream][0]
-            for sample, row in zip(rows["samples"].tolist(), rows["tokens"].tolist()):
+            for sample, row in zip(rows.samples.tolist(), rows.tokens.tolist()):
                 text = sets[source].inputs[0][sample].tolist()[:10]
                 assert row[1 : len(text) + 1] == text
-            assert rows["head"] == "meta"
-        assert len(batches["dev"][0][0]["samples"]) == 5
+            assert rows.head == "meta"
+        assert len(batches["dev"][0][0].samples) == 5
 
 
 def test_padding_is_hidden_or_not(topics: Path, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_padding_is_hidden_or_not(topics: Path, tmp_path: Path) -> None:
         run = build(topics, tmp_path / name, "tartan_mt", f"task.attend_to_padding={name}", *EXACT)
         batches = batches_of(run)
         for parts in batches.values():
-            assert (parts[0][0]["padding"] is None) == (name == "true")
+            assert (parts[0][0].padding is None) == (name == "true")
         ((rows,),) = batches["endtask"]
         wider_rows = rows.replace(
             tokens=F.pad(rows.tokens, (0, 1), value=run.task.vocabulary.pad),

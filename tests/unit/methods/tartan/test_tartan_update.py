@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tartan_bench import EXACT, batches_of, build, logged, one_update, same, weights
 from torch import nn
 
-from metaseq_lm.core.batch import Term
+from metaseq_lm.core.batch import Batch, Term
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.tartan import update as updates
 from metaseq_lm.methods.tartan.criterion import (
@@ -24,6 +25,13 @@ from metaseq_lm.optim import Optimizer
 TWO = "task.auxiliary=[train,tapt]"
 NODE = {"_name": "sgd", "lr": 0.1, "weight_decay": 0.0, "momentum": 0.0, "clip_norm": 0.0}
 NODE |= {"decay_norms_and_biases": True}
+
+
+@dataclass(kw_only=True)
+class GradientBatch(Batch):
+    """The gradient that a task's loss is to have."""
+
+    gradient: list[float]
 
 
 class Line(nn.Module):
@@ -44,14 +52,14 @@ def linear(monkeypatch: pytest.MonkeyPatch):
         model = Line(len(gradients) - ("dev" in gradients))
 
         def terms(model, batch):
-            g = torch.tensor(batch["gradient"], dtype=torch.float64)
+            g = torch.tensor(batch.gradient, dtype=torch.float64)
             body = model.encoder.weight[0] * 1
-            if batch["stream"] == spoilt:
+            if batch.stream == spoilt:
                 body.register_hook(lambda grad: grad * math.nan)
             total = (body * g).sum()
-            if batch["stream"] == "endtask":
+            if batch.stream == "endtask":
                 total = total + heads * model.heads["sentence"].weight.sum()
-            elif batch["stream"] != "dev":
+            elif batch.stream != "dev":
                 total = total + heads * model.heads["lm"].weight.sum()
             return {"it": Term(total, None), "accuracy": Term(total.detach(), None, 0.0)}
 
@@ -65,7 +73,7 @@ def linear(monkeypatch: pytest.MonkeyPatch):
             },
             precision="fp64",
         )
-        batches = {n: [[{"stream": n, "gradient": g, "sizes": {}}]] for n, g in gradients.items()}
+        batches = {n: [[GradientBatch(stream=n, gradient=g)]] for n, g in gradients.items()}
         members = [n for n in gradients if n != "dev"]
         criterion = (
             Meta(MetaConfig(same_head=True, **options))
@@ -300,7 +308,7 @@ def test_the_meta_head_is_fitted_by_adam_with_its_own_decay(
         states = updates.states_of(run.model, batch)
     for _ in range(how.meta_head_steps):
         adam.zero_grad()
-        torch.nn.functional.cross_entropy(head(states), batch["targets"]).backward()
+        torch.nn.functional.cross_entropy(head(states), batch.targets).backward()
         adam.step()
     updates.fit_meta_head(engine, run.model, rows, how, own)
     for name, wanted in head.named_parameters():
@@ -369,7 +377,7 @@ def test_gradient_is_that_of_the_weighted_loss(
     for share, name in zip((1 / 8, 2 / 8, 5 / 8), run.task.members):
         (rows,) = batches[name][0]
         (term,) = (t for t in task_terms(run.model, rows).values() if t.weight)
-        total = total + share * term.sum / rows["sizes"][term.per]
+        total = total + share * term.sum / rows.sizes[term.per]
     named = {n: p for n, p in run.model.named_parameters() if not n.startswith("heads.meta.")}
     grads = torch.autograd.grad(total, list(named.values()), allow_unused=True)
     one_update(run)
