@@ -134,9 +134,9 @@ def test_a_row_is_the_same_in_any_batch(pairs: Pairs) -> None:
     order = np.array([7, 2, 11])
     alone = pair_batch(pairs, how, samples[order], keys[order], TOKENS)
     for name in ("tokens", "segments", "next_sentence"):
-        assert (together[name][order] == alone[name]).all()
+        assert torch.equal(getattr(together, name)[order], getattr(alone, name))
     before = keys.copy()
-    assert (keys == before).all() and together["next_sentence"].dtype == torch.int64
+    assert (keys == before).all() and together.next_sentence.dtype == torch.int64
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,7 +1,5 @@
 """Rows of sentences: the rule by which pairs are cut, special tokens, segments, candidates, spans."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.rows import cut_pair
-from metaseq_lm.data.labelled.sentence_rows import SentenceRows
+from metaseq_lm.data.labelled.sentence_rows import SentenceBatch, SentenceRows
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary(["[PAD]", "[MASK]", "[SEP]", "[CLS0]", *"abcdefghijklmnopqrstuvwxyz"])
@@ -52,9 +50,9 @@ def rows_of(made: Made, room: int = 12) -> SentenceRows:
     return SentenceRows(made, VOCABULARY, room)  # type: ignore[arg-type]
 
 
-def batch_of(rows: SentenceRows, samples: list[int], width: int = 0) -> SimpleNamespace:
+def batch_of(rows: SentenceRows, samples: list[int], width: int = 0) -> SentenceBatch:
     chosen = np.array(samples)
-    return SimpleNamespace(**rows.batch(chosen, np.zeros(len(chosen), np.uint64), width))
+    return rows.batch(chosen, np.zeros(len(chosen), np.uint64), width)
 
 
 def popped(first: int, second: int, room: int) -> tuple[int, int]:

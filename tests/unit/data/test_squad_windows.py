@@ -131,7 +131,7 @@ def test_a_batch_is_rows_of_the_whole(data: SquadSet, tokenizer: Tokenizer) -> N
     chosen = np.array([5, 0, 5])
     part = windows.batch(chosen, width=whole.tokens.shape[1])
     for name in ("tokens", "segments", "answer_mask", "starts", "ends", "impossible"):
-        assert np.array_equal(part[name], whole[name][chosen]), name
+        assert np.array_equal(getattr(part, name), getattr(whole, name)[chosen]), name
 
 
 def test_windows_without_the_answer_can_go(data: SquadSet, tokenizer: Tokenizer) -> None:

@@ -267,7 +267,7 @@ def test_batches_are_a_function_of_the_update(even: Path) -> None:
     a, b = one.batches(7), other.batches(7)
     for name in ("unlabelled", "support", "query"):
         for key in ("tokens", "positions", "targets"):
-            assert torch.equal(a[name][0][0][key], b[name][0][0][key])
+            assert torch.equal(getattr(a[name][0][0], key), getattr(b[name][0][0], key))
     again = other.batches(8)["unlabelled"][0][0].original
     assert not torch.equal(a["unlabelled"][0][0].original, again)
 
