@@ -102,7 +102,7 @@ def test_pairs_against_a_loop(data: st.DataObject) -> None:
     rows = rows_of(made, room)
     samples = list(range(len(pairs)))
     batch = batch_of(rows, samples)
-    assert not hasattr(batch, "targets") and len(rows) == len(pairs)
+    assert batch.targets is None and len(rows) == len(pairs)
     for sample in samples:
         a, b = pairs[sample]
         x, y = popped(len(a), len(b), room - 3)

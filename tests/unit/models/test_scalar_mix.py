@@ -9,7 +9,7 @@ from scipy.special import softmax
 from test_word_encoders import CHARACTERS, KINDS, LSTM, TRANSFORMER, WORDS, rows
 
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
-from metaseq_lm.models.layers import ScalarMix
+from metaseq_lm.models.layers import ForwardContext, Noise, ScalarMix, use_context
 from metaseq_lm.models.words.cnn_bilstm import CNNBiLSTM
 from metaseq_lm.models.words.prediction_modules import FULL, Views
 from metaseq_lm.models.words.transformer_views import TransformerViews
@@ -41,7 +41,7 @@ def test_dropout_belongs_to_the_rows() -> None:
     mix, layers = ScalarMix(2, 6, 0.5).train(), [torch.ones(4, 3, 6)] * 2
 
     def run(chosen: slice) -> torch.Tensor:
-        with layers.use_context(layers.ForwardContext(layers.Noise(7, np.arange(4)[chosen]))):
+        with use_context(ForwardContext(Noise(7, np.arange(4)[chosen]))):
             return mix([states[chosen] for states in layers])
 
     whole = run(slice(None))
