@@ -229,7 +229,7 @@ def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
             mean = term.sum / (size.clamp(min=1) if isinstance(size, Tensor) else max(size, 1))
         else:
             raise MetaseqError(
-                f"the criterion's term '{name}' is per '{term.per}', but batch['sizes'] has "
+                f"the criterion's term '{name}' is per '{term.per}', but batch.sizes has "
                 f"{', '.join(sorted(totals)) or 'nothing'}; name one of these in Term(sum, per), or let the "
                 "task count that one"
             )

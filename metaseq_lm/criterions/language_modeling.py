@@ -5,7 +5,7 @@ Shapes: B rows, S length.
 
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Batch, Term, Terms
+from metaseq_lm.core.batch import Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
@@ -13,9 +13,9 @@ from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
 from metaseq_lm.models.bilstm import BiLSTMLM
 
 
-def inside(wanted: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the targets `wanted` (B, S - 1) without those at or after which padding (B, S) begins."""
-    return wanted if padding is None else wanted.masked_fill(padding[:, 1:], IGNORE)
+def without_padding(targets: Tensor, padding: Tensor | None) -> Tensor:
+    """Return targets (B, S - 1), IGNORE where the position or the next one is padding (B, S)."""
+    return targets if padding is None else targets.masked_fill(padding[:, 1:], IGNORE)
 
 
 @register_criterion("language_modeling")
@@ -26,15 +26,15 @@ class LanguageModeling(Criterion):
     [CLS]. The model is a BiLSTMLM; UsageError for another.
     """
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Terms:
+    def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         if not isinstance(model, BiLSTMLM):
             raise UsageError("criterion language_modeling needs --model bilstm_lm")
         tokens, padding = batch.tokens, batch.padding
-        ahead, back = model.directions(tokens, padding)
-        wanted = model.encoder.known(tokens)
-        following = inside(wanted[:, 1:], padding)
-        previous = inside(wanted[:, :-1], padding)
+        forward, backward = model.directions(tokens, padding)
+        known = model.encoder.known(tokens)
+        following = without_padding(known[:, 1:], padding)
+        previous = without_padding(known[:, :-1], padding)
         return {
-            "forward": Term(cross_entropy(ahead, following).sum(), "targets", 0.5),
-            "backward": Term(cross_entropy(back, previous).sum(), "targets", 0.5),
+            "forward": Term(cross_entropy(forward, following).sum(), "targets", 0.5),
+            "backward": Term(cross_entropy(backward, previous).sum(), "targets", 0.5),
         }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core.batch import Batch, ScoredBatch, Term, Terms, TokenBatch
+from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.models.layers import full_precision
@@ -17,7 +17,7 @@ IGNORE = -1
 TOKENS_PER_PASS = 8192
 
 
-def copy_sums(items: Tensor, batch: Batch) -> Tensor:
+def copy_sums(items: Tensor, batch: TokenBatch) -> Tensor:
     """Sum `items`, whose leading axes are those of batch.tokens, to a scalar or to (C,)."""
     return items.flatten(1).sum(1) if batch.tokens.dim() == 3 else items.sum()
 
@@ -49,11 +49,13 @@ def row_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.where(wanted > 0, hits.double() / wanted.clamp(min=1), 1.0)
 
 
-def labelled_terms(logits: Tensor, batch: Batch) -> Terms:
+def labelled_terms(logits: Tensor, batch: TokenBatch) -> Terms:
     """Return the mean loss over targets and the mean over rows of the rows' accuracy."""
+    assert batch.targets is not None
+    losses, accuracies = cross_entropy(logits, batch.targets), row_accuracy(logits, batch.targets)
     return {
-        "mlm": Term(copy_sums(cross_entropy(logits, batch.targets), batch), "targets"),
-        "accuracy": Term(copy_sums(row_accuracy(logits, batch.targets), batch), "rows", weight=0.0),
+        "mlm": Term(copy_sums(losses, batch), "targets"),
+        "accuracy": Term(copy_sums(accuracies, batch), "rows", weight=0.0),
     }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from metaseq_lm.core.batch import TokenBatch, number_of
 from metaseq_lm.criterions.image_classification import class_terms
 from metaseq_lm.criterions.masked_lm import IGNORE, labelled_terms
+from metaseq_lm.data.labelled.token_labels import TokenLabelBatch
 from metaseq_lm.methods.meta_pseudo_label.finetune import TokenLabelCriterion
 
 ROWS, SLOTS, CLASSES = 3001, 3, 5
@@ -45,6 +46,15 @@ def test_classes_of_images_and_tokens() -> None:
     right = sum(a == b for a, b in zip(logits.float().argmax(-1).tolist(), targets.tolist()))
     assert class_terms(logits, targets)["accuracy"].sum.item() == right > 256
     assert torch.tensor(float(right)).bfloat16().item() != right
-    batch = {"targets": targets[None], "token_level": True}
+    nothing = torch.zeros(0)
+    batch = TokenLabelBatch(
+        tokens=targets[None],
+        targets=targets[None],
+        token_level=True,
+        classes=nothing,
+        class_tokens=nothing,
+        longest=nothing,
+        windows=nothing,
+    )
     terms = TokenLabelCriterion().terms(logits[None], batch)
     assert terms["accuracy"].sum.item() == right
