@@ -27,6 +27,7 @@ from metaseq_lm.optim import Optimizer
 
 LossFn = Callable[[Any], Terms]  # of a Batch of some kind
 T = TypeVar("T")
+B = TypeVar("B", bound=Batch)
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
@@ -295,7 +296,7 @@ class Engine:
 
     # ---------------------------------------------------------------- parts
 
-    def to_device(self, batches: Sequence[Batch]) -> list[Batch]:
+    def to_device(self, batches: Sequence[B]) -> list[B]:
         """Return the micro-batches with their tensors on the engine's device, floats in its precision."""
         return [batch.to(self.device, PRECISIONS[self.precision]) for batch in batches]
 

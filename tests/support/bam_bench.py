@@ -1,23 +1,17 @@
-"""What the tests of BAM share: three small sets with easy rules, tiny models, whole runs.
-
-As a program (under torchrun): trains a student on all replicas and saves its weights.
-"""
+"""What the tests of BAM share: three small sets with easy rules, tiny models, whole runs."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import real_runs
 import sentence_sets
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from metaseq_lm.core import plugins
 from metaseq_lm.core.config import load_config
 from metaseq_lm.distributed import process_group
 from metaseq_lm.methods.bam import teachers
@@ -25,7 +19,6 @@ from metaseq_lm.training.initialise import initialise_from
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 from metaseq_lm.training.run import TrainingRun
 
-HERE = Path(__file__).resolve().parent
 SETS = {"words": ("single", 96), "few": ("pair", 24), "values": ("regression", 40)}
 NAMES = tuple(SETS)
 OPTIONS = [
@@ -134,26 +127,12 @@ def rng_batch(draw: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
 
 def on_two_processes(data: Path, out: Path, *more: str) -> list[dict[str, Tensor]]:
     """Train a student on two processes, and return the weights of each."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    places = [str(HERE.parents[1]), str(HERE)]
-    done = subprocess.run(
-        [*launcher, "--nproc-per-node=2", __file__, str(data), str(out), *more],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    real_runs.on_replicas(2, train_replica, str(data), str(out), *more)
     return [torch.load(out / f"weights.{r}.pt", weights_only=True) for r in range(2)]
 
 
-def main(data: str, out: str, *more: str) -> None:
-    """Train a student; replica r saves OUT/weights.r.pt."""
-    plugins.load_all()
+def train_replica(data: str, out: str, *more: str) -> None:
+    """As one of several replicas, train a student; replica r saves OUT/weights.r.pt."""
     run = train(Path(data), Path(out) / "run", *more)
     torch.save(weights(run), Path(out) / f"weights.{process_group.rank()}.pt")
     process_group.finish()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

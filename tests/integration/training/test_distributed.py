@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import battery
@@ -88,6 +90,26 @@ def check_replicas() -> None:
 
 def test_replicas_that_differ_in_one_bit_are_noticed() -> None:
     on_replicas(2, check_replicas)
+
+
+def test_replicas_of_torchrun_find_each_other(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from metaseq_lm.distributed import process_group\n"
+        "process_group.initialise('cpu', 60)\n"
+        "ranks = process_group.gather_objects(process_group.rank())\n"
+        "assert ranks == [0, 1] and process_group.world_size() == 2\n"
+        "process_group.finish()\n"
+    )
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [sys.executable, *torchrun, str(program)],
+        env=os.environ | {"PYTHONPATH": str(battery.ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.slow

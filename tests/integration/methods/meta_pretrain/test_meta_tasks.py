@@ -32,7 +32,8 @@ def configure(moons: Path, save: Path, *more: str) -> DictConfig:
     if {"task=meta_pretrain", "task=sentence_pairs"} & set(more):
         data = small_data.ensure(moons, "documents")
     elif any(option.startswith("task.labelled=") for option in more):
-        small_data.ensure(moons, "pairs")
+        for name in ("pairs", "scores"):
+            small_data.ensure(moons, name)
     sizes = ELSEWHERE if battery.LSTM[0] in more else battery.TINY
     return load_config([*sizes, f"data={data}", f"save_dir={save}", *more])
 
