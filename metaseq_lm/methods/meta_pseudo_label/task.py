@@ -47,13 +47,16 @@ from metaseq_lm.methods.meta_pseudo_label.episodes import (
     streams,
 )
 from metaseq_lm.methods.meta_pseudo_label.model import (
+    Moments,
     VirtualModel,
+    adamw,
     build_pair,
+    moments_of,
+    sgd,
     student_of,
     teacher_of,
 )
 from metaseq_lm.methods.meta_pseudo_label.pairs import pair_of, texts_of, written
-from metaseq_lm.methods.meta_pseudo_label.virtual_steps import Moments, adamw, moments_of, sgd
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.tasks import Batches, Passes, Scored, Task
 from metaseq_lm.tasks.finetuning import different_sets

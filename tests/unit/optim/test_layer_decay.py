@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.methods.meta_pseudo_label.virtual_steps import moments_of
+from metaseq_lm.methods.meta_pseudo_label.model import moments_of
 from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerConfig
 from metaseq_lm.models.transformer.sentence_prediction import SentencePredictor
 from metaseq_lm.optim import Optimizer, build_optimizer

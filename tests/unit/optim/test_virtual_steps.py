@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.methods.meta_pseudo_label.virtual_steps import Moments, adamw, moments_of, sgd
+from metaseq_lm.methods.meta_pseudo_label.model import Moments, adamw, moments_of, sgd
 from metaseq_lm.optim import Optimizer, build_optimizer
 
 OPTIONS = {

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
-from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel
-from metaseq_lm.methods.meta_pseudo_label.virtual_steps import adamw, moments_of
+from metaseq_lm.methods.meta_pseudo_label.model import VirtualModel, adamw, moments_of
 
 
 @pytest.mark.parametrize("steps", ["sgd", "adamw"])
