@@ -83,7 +83,7 @@ class ConsistentImages(ImageClassification):
         images, net = batch.images, model.net
         teacher = model.averaged if self.config.mean_teacher else net
         # Passes on unlabelled images leave no trace in statistics of batch normalisation.
-        with torch.no_grad(), frozen_statistics(teacher), dropout_at(teacher, 0.0):  # type: ignore
+        with torch.no_grad(), frozen_statistics(teacher), dropout_at(teacher, 0.0):  # type: ignore[arg-type]
             target = full_precision(teacher(images)).log_softmax(-1)  # type: ignore[operator]
         dropout = self.config.unlabelled_dropout
         with frozen_statistics(net), dropout_at(net, dropout):  # type: ignore[arg-type]

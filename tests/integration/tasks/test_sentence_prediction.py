@@ -342,7 +342,7 @@ def test_batches_of_rows_of_one_length(data: Path, tmp_path: Path) -> None:
         words = ("task.labelled=single", f"task.group_by_length={grouped}")
         run = TrainingRun(configure(data, tmp_path / str(grouped), *words))
         stream = run.task.build_streams("train")["train"]
-        epoch = [stream.micro_batches(i, Shard())[0] for i in range(stream.order.per_epoch)]  # type: ignore
+        epoch = [stream.micro_batches(i, Shard())[0] for i in range(stream.order.per_epoch)]  # type: ignore[attr-defined]
         samples = [sample for batch in epoch for sample in batch.samples.tolist()]
         assert sorted(samples) == list(range(len(samples)))
         places[grouped] = sum(batch.tokens.numel() for batch in epoch)
@@ -352,7 +352,7 @@ def test_batches_of_rows_of_one_length(data: Path, tmp_path: Path) -> None:
 
 def test_valid_size_is_of_validation_only(data: Path, tmp_path: Path) -> None:
     task = TrainingRun(configure(data, tmp_path, "task.labelled=single", "task.valid_size=40")).task
-    lengths = {s: len(task.build_streams(s)[s].order) for s in ("valid", "test")}  # type: ignore
+    lengths = {s: len(task.build_streams(s)[s].order) for s in ("valid", "test")}  # type: ignore[arg-type]
     assert lengths == {"valid": 2, "test": 8}
 
 

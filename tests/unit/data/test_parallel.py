@@ -16,7 +16,7 @@ from metaseq_lm.data.parallel.sets import ParallelSet, load_sides
 from metaseq_lm.data.storage.manifest import Manifest, verify
 
 
-@pytest.fixture()
+@pytest.fixture
 def text(tmp_path: Path) -> Path:
     return parallel_data.write(tmp_path / "text")
 

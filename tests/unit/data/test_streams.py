@@ -147,7 +147,7 @@ def test_the_first_batch_says_what_all_cost(grouped: bool, seed: int) -> None:
     lengths = np.random.default_rng(0).lognormal(3, 0.6, 8_000).astype(int) + 1
     order = Shuffled(8_000, 32, seed, "train", lengths if grouped else None)
     streams = {"train": Stream("train", order, lambda s, k, w: {}, seed, lengths), "even": object()}
-    sizes = [streams["train"].places(i) for i in range(order.per_epoch)]  # type: ignore
+    sizes = [streams["train"].places(i) for i in range(order.per_epoch)]  # type: ignore[attr-defined]
     assert sizes[3] == 32 * lengths[order.batch(3)].max()
     found = sizes[0] * mean_over_first(streams, {"train": 1, "even": 2})
     assert found == pytest.approx(np.mean(sizes), rel=0.1)

@@ -15,7 +15,7 @@ from metaseq_lm.models.seq2seq.lstm_encoder_decoder import (
 SIZES = EncoderDecoderConfig(layers=2, embed_dim=5, hidden_dim=8, output_dim=6, dropout=0.3)
 
 
-@pytest.fixture()
+@pytest.fixture
 def model() -> LSTMEncoderDecoder:
     torch.manual_seed(1)
     net = LSTMEncoderDecoder(SIZES, (9, 7)).double().eval()

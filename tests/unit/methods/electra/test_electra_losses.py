@@ -290,7 +290,7 @@ def test_probabilities_of_electra_with_two_towers(
     logit = math.log(m * q * (1 - p) / (p * (1 - m + m * q)))
     model, batch = build(noise="two_tower"), make_batch()
     model.heads["rtd"] = torch.nn.Identity()
-    model.hidden = lambda tokens, b: torch.full(tokens.shape, logit).double()  # type: ignore
+    model.hidden = lambda tokens, b: torch.full(tokens.shape, logit).double()  # type: ignore[method-assign]
     scores = torch.full((*batch.tokens.shape, VOCABULARY), (1 - q) / (VOCABULARY - 1)).double()
     scores.scatter_(-1, batch.tokens.unsqueeze(-1), q)
     model.cloze_noise = lambda b: scores.log()  # type: ignore[method-assign]

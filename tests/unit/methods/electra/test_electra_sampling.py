@@ -176,7 +176,7 @@ def one_hot_on_the_original(kind: str) -> tuple[Seen, dict]:
     else:
         right = batch.targets.clamp(min=0)
         wanted = torch.nn.functional.one_hot(right, VOCABULARY) * 50.0
-        model.masked_noise = lambda b: (wanted.double(), None)  # type: ignore
+        model.masked_noise = lambda b: (wanted.double(), None)  # type: ignore[method-assign]
     return Seen(model, how, batch), batch
 
 
