@@ -115,7 +115,7 @@ def test_masks_are_drawn_again_for_every_batch(ragged: Path, tmp_path: Path) -> 
     first, second = (batches(run, number)[0] for number in (0, 1))
     order = [b.samples.argsort() for b in (first, second)]
     assert torch.equal(first.tokens[order[0]], second.tokens[order[1]])
-    assert not torch.equal(first["masked"][order[0]], second["masked"][order[1]])
+    assert not torch.equal(first.masked[order[0]], second.masked[order[1]])
 
 
 CUT = [

@@ -48,4 +48,4 @@ def test_each_config_makes_an_update(name: str, moons: Path, tmp_path: Path) -> 
     moved = [n for n, w in run.model.state_dict().items() if (w != before[n]).any()]
     assert len(moved) > len(before) / 2
     if "finetune" not in name:
-        assert run.task.how.inner_steps == run.config.task.inner_steps > 0
+        assert run.task.config.inner_steps == run.config.task.inner_steps > 0
