@@ -1,34 +1,8 @@
-"""Checks of the values of options that several tasks, criterions and models have alike."""
+"""Checks that the classes of data are those that a model was trained on."""
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from metaseq_lm.core.errors import UsageError
-
-
-def check_numbers(options: Mapping[str, Any]) -> None:
-    """Raise UsageError if a number in `options`, name to value, is not finite or has more than 64 bits."""
-    for name, value in options.items():
-        many = isinstance(value, Sequence) and not isinstance(value, str)
-        for number in value if many else [value]:
-            if isinstance(number, float) and not math.isfinite(number):
-                raise UsageError(f"{name} is {value}; give finite numbers")
-            if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
-                raise UsageError(f"{name} is {value}; whole numbers have 64 bits")
-
-
-def check_least(options: Mapping[str, float], least: float) -> None:
-    """Raise UsageError that names the first of `options`, name to value, which is below `least`."""
-    for name, value in options.items():
-        if not value >= least:  # not a number, too
-            raise UsageError(f"{name} must be at least {least}, got {value}")
-
-
-def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
-    """Raise UsageError unless the option `name` has one of the `allowed` values."""
-    if value not in allowed:
-        raise UsageError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")
 
 
 def check_classes(source: object, name: str, then: Sequence[str], now: Sequence[str]) -> None:
@@ -53,9 +27,3 @@ def check_heads(
     for name, labels in now.items():
         only = next(iter(then.values())) if len(then) == 1 else labels
         check_classes(source, name, then.get(name, only), labels)
-
-
-def check_share(name: str, value: float, whole: bool = True) -> None:
-    """Raise UsageError unless `value` is from 0 to 1, without `whole` below 1."""
-    if not 0 <= value <= 1 or (value == 1 and not whole):
-        raise UsageError(f"{name} must be from 0 to {'1' if whole else 'below 1'}, got {value}")

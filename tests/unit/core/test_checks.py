@@ -1,41 +1,46 @@
 """What checks of options let through, and what they say else."""
 
+from dataclasses import dataclass
+
 import pytest
 
-from metaseq_lm.core.checks import check_least, check_numbers, check_share
+from metaseq_lm.core.config import check_options, option
 from metaseq_lm.core.errors import UsageError
 
 
+@dataclass
+class Ranges:
+    """Options with ranges."""
+
+    least: float = option(1.0, "at least 1", at_least=1)
+    share: float = option(0.5, "a share", at_least=0, at_most=1)
+    dropout: float = option(0.5, "a share that is not the whole", at_least=0, below=1)
+    seed: int = option(1, "a whole number")
+    weights: list[float] = option([1.0], "numbers")
+
+
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("changes", "words"),
     [
-        ({"task.epochs": float("inf")}, "task.epochs is inf"),
-        ({"criterion.weights": [1, float("nan")]}, "criterion.weights is .*nan"),
-        ({"seed": 1 << 63}, "seed is 9223372036854775808"),
+        ({"least": 0}, "task.least must be at least 1, got 0"),
+        ({"least": -3.5}, "task.least must be at least 1, got -3.5"),
+        ({"least": float("nan")}, "task.least is nan; give finite numbers"),
+        ({"share": -0.1}, "task.share must be at least 0, got -0.1"),
+        ({"share": 1.1}, "task.share must be at most 1, got 1.1"),
+        ({"share": float("nan")}, "task.share is nan"),
+        ({"dropout": 1}, "task.dropout must be below 1, got 1"),
+        ({"dropout": float("inf")}, "task.dropout is inf"),
+        ({"weights": [1, float("nan")]}, "task.weights is .*nan"),
+        ({"seed": 1 << 63}, "task.seed is 9223372036854775808; whole numbers have 64 bits"),
     ],
 )
-def test_numbers(options: dict, words: str) -> None:
+def test_a_value_outside_its_range_is_refused(changes: dict, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_numbers({"seed": 1, "task.epochs": 2.5, "label": "nan", **options})
-
-
-def test_least() -> None:
-    check_least({"a": 1, "b": 7.5}, 1)
-    for value in (0, -3.5, float("nan")):
-        with pytest.raises(UsageError, match=f"task.b must be at least 1, got {value}"):
-            check_least({"task.a": 1, "task.b": value}, 1)
+        check_options(Ranges, Ranges(**changes), "task.")
 
 
 @pytest.mark.parametrize(
-    ("value", "whole", "good"),
-    [
-        *((0, True, True), (1, True, True), (1, False, False), (0.999, False, True)),
-        *((-0.1, True, False), (1.1, True, False), (float("nan"), True, False)),
-    ],
+    "changes", [{}, {"least": 7.5}, {"share": 0}, {"share": 1}, {"dropout": 0}, {"dropout": 0.999}]
 )
-def test_share(value: float, whole: bool, good: bool) -> None:
-    if good:
-        check_share("task.x", value, whole)
-        return
-    with pytest.raises(UsageError, match=f"task.x must be from 0 to .*1, got {value}"):
-        check_share("task.x", value, whole)
+def test_a_value_in_its_range_is_taken(changes: dict) -> None:
+    check_options(Ranges, Ranges(**changes), "task.")
