@@ -296,12 +296,12 @@ def test_encoder_and_head_start_from_the_pretrained_run(data: Path, tmp_path: Pa
     assert all(torch.equal(w, trained[n]) for n, w in again.model.state_dict().items())
 
 
-def test_mistakes(data: Path, moons: Path, tmp_path: Path) -> None:
+def test_mistakes(data: Path, pairs: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is for task sentence_prediction, not for wnli"):
         TrainingRun(configure(data, tmp_path / "a", "criterion=sentence_prediction"))
     with pytest.raises(UsageError, match="is not glue/WNLI; make the set with"):
-        TrainingRun(configure(moons, tmp_path / "b", "task.labelled=pairs")).train()
+        TrainingRun(configure(pairs, tmp_path / "b", "task.labelled=pairs")).train()
     mlm = [*CASES["masked_lm"][0], *TINY, "criterion=masked_lm", "trainer.max_update=1"]
-    TrainingRun(load_config([*mlm, f"data={moons}", f"save_dir={tmp_path}/mlm"])).train()
+    TrainingRun(load_config([*mlm, f"data={pairs}", f"save_dir={tmp_path}/mlm"])).train()
     with pytest.raises(UsageError, match="no detection head"):
-        TrainingRun(configure(moons, tmp_path / "c", f"init_from={tmp_path}/mlm"))
+        TrainingRun(configure(pairs, tmp_path / "c", f"init_from={tmp_path}/mlm"))
