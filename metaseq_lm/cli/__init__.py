@@ -97,8 +97,9 @@ def main(argv: list[str] | None = None) -> int:
     first = next((a for a in argv if not a.startswith("-")), None)
     try:
         if first is not None and first not in COMMANDS:
+            # Not list(COMMANDS): here the name is the module of a command, once that is imported.
             raise UsageError(
-                f"unknown command '{first}'.{nearest(first, list(COMMANDS))} "
+                f"unknown command '{first}'.{nearest(first, [*COMMANDS])} "
                 f"Commands: {', '.join(COMMANDS)}."
             )
         parser = build_parser(first, argv)
