@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Optional, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -37,8 +37,8 @@ class Batch:
     """
 
     sizes: dict[str, Any] = field(default_factory=dict)
-    rows: Optional[np.ndarray] = None
-    samples: Optional[np.ndarray] = None
+    rows: np.ndarray | None = None
+    samples: np.ndarray | None = None
     stream: str = ""
 
     def __post_init__(self) -> None:
@@ -74,8 +74,8 @@ class Batch:
 @overload
 def as_tensor(array: np.ndarray) -> Tensor: ...
 @overload
-def as_tensor(array: Optional[np.ndarray]) -> Optional[Tensor]: ...
-def as_tensor(array: Optional[np.ndarray]) -> Optional[Tensor]:
+def as_tensor(array: np.ndarray | None) -> Tensor | None: ...
+def as_tensor(array: np.ndarray | None) -> Tensor | None:
     """Return a tensor that shares the memory of `array`; None of None, a field that a batch lacks."""
     return None if array is None else torch.from_numpy(array)
 
@@ -95,11 +95,11 @@ class TokenBatch(Batch):
     """
 
     tokens: Tensor
-    padding: Optional[Tensor] = None
-    segments: Optional[Tensor] = None
-    positions: Optional[Tensor] = None
-    targets: Optional[Tensor] = None
-    head: Optional[str] = None
+    padding: Tensor | None = None
+    segments: Tensor | None = None
+    positions: Tensor | None = None
+    targets: Tensor | None = None
+    head: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -150,7 +150,7 @@ class ImageBatch(Batch):
     """Images (B, channels, height, width), and their classes (B,) if they are labelled."""
 
     images: Tensor
-    targets: Optional[Tensor] = None
+    targets: Tensor | None = None
 
 
 @dataclass(kw_only=True)
@@ -175,12 +175,12 @@ class WordBatch(Batch):
     padding: Tensor
     scored: Tensor
     lengths: Tensor
-    characters: Optional[Tensor] = None
-    labels: Optional[Tensor] = None
-    heads: Optional[Tensor] = None
+    characters: Tensor | None = None
+    labels: Tensor | None = None
+    heads: Tensor | None = None
     set_name: str = ""
     learners: tuple[str, ...] = ()
-    layers: Optional[list[Tensor]] = None
+    layers: list[Tensor] | None = None
 
 
 @dataclass
@@ -195,7 +195,7 @@ class Term:
     """
 
     sum: Tensor
-    per: Optional[str]
+    per: str | None
     weight: float | Tensor = 1.0
 
     @property
@@ -254,7 +254,7 @@ def means(replicas: list[Any]) -> Logs:
     """Return the means of the terms that the replicas' `evaluate` summed, and the weighted "loss"."""
     sums: dict[str, Any] = {}
     sizes: dict[str, Any] = {}
-    how: dict[str, tuple[Optional[str], Any]] = {}
+    how: dict[str, tuple[str | None, Any]] = {}
     for parts, counts in replicas:
         for name, (total, per, weight) in parts.items():
             sums[name] = sums.get(name, 0.0) + torch.tensor(total, dtype=torch.float64)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -146,10 +146,8 @@ class RunConfig:
     save_dir: str = option("", "run folder; an existing one is resumed", movable=True)
     label: str = option("", "name of the setting in reports ('' = task/criterion)", movable=True)
     seed: int = option(1, "seed of everything random")
-    user_dir: Optional[str] = option(
-        None, "folder or file of a plug-in to load first", movable=True
-    )
-    init_from: Optional[str] = option(
+    user_dir: str | None = option(None, "folder or file of a plug-in to load first", movable=True)
+    init_from: str | None = option(
         None,
         "checkpoint, or run folder (its last checkpoint), whose weights to start from",
         source="pretraining",

@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Optional, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from metaseq_lm.distributed import signals
 T = TypeVar("T")
 
 GRACE = 5.0  # seconds for the surviving replicas to report why they stop
-_store: Optional[dist.Store] = None
+_store: dist.Store | None = None
 _timeout = 600.0
 _armed = 0.0
 
@@ -245,7 +245,7 @@ def gather_to_first(value: T) -> list[T]:
     """Return the values of all replicas on the first, [] on the others."""
     if world_size() == 1:
         return [value]
-    everyone: Optional[list[Any]] = [None] * world_size() if rank() == 0 else None
+    everyone: list[Any] | None = [None] * world_size() if rank() == 0 else None
     with _together():
         dist.gather_object(value, everyone)
     return everyone or []

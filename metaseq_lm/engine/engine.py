@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Optional, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class InnerGradient:
     batches: list[Batch]
     wrt: Sequence[Tensor]
     rng_key: int | str
-    graph: Optional[list[Optional[Tensor]]] = field(default=None, repr=False)
+    graph: list[Tensor | None] | None = field(default=None, repr=False)
 
 
 class Engine:
@@ -84,7 +84,7 @@ class Engine:
         self.loss_terms: set[str] = set()  # parts of a loss: lower is better
         self._update = 0
         self._calls = 0
-        self._saved: dict[str, Optional[dict[str, Any]]] = {}
+        self._saved: dict[str, dict[str, Any] | None] = {}
         self._losses: Any = 0.0  # of this update, and what must be finite too: then their sum is
         self._ahead = 0  # random words the last pass took
 
@@ -355,7 +355,7 @@ class Engine:
         rng_key: Any,
         totals: Any,
         logs: Logs,
-    ) -> list[Optional[Tensor]]:
+    ) -> list[Tensor | None]:
         with self._pass(batch, rng_key, double_backward=True):
             loss = weighted_loss(self._noted(loss_fn(batch)), totals, logs)
         return list(torch.autograd.grad(loss, list(wrt), create_graph=True, allow_unused=True))
@@ -385,7 +385,7 @@ class Engine:
         return vectors.scale(vectors.add(sides[0], sides[1], -1.0), 0.5 / size)
 
     def _collect(
-        self, wrt: Sequence[Tensor], logs: Logs, reduction: Optional[Reduction] = None
+        self, wrt: Sequence[Tensor], logs: Logs, reduction: Reduction | None = None
     ) -> Vector:
         """Take the gradients of `wrt`, summed over replicas like the logs."""
         if self.replicas > 1:

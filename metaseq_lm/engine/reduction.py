@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class Reduction:
         for at in self.buckets[-1]:
             self.present[at] = float(self.leaves[at].grad is not None)
         self._send([torch.tensor(self.present), *logs.values()])
-        grads: list[Optional[Tensor]] = [None] * len(self.leaves)
+        grads: list[Tensor | None] = [None] * len(self.leaves)
         for bucket, (flat, wait) in zip(self.buckets, self.sent):
             wait()
             sizes = [self.leaves[at].numel() for at in bucket]

@@ -1,17 +1,16 @@
 """Arithmetic on parameter vectors: lists of tensors in which None means "no gradient, not touched"."""
 
 from collections.abc import Sequence
-from typing import Optional
 
 import torch
 from torch import Tensor
 
-Vector = Sequence[Optional[Tensor]]
+Vector = Sequence[Tensor | None]
 
 
 def add(a: Vector, b: Vector, scale: float = 1.0) -> Vector:
     """Return a + scale * b; None counts as zero, and stays None where both are."""
-    total: list[Optional[Tensor]] = []
+    total: list[Tensor | None] = []
     for x, y in zip(a, b, strict=True):
         if x is None or y is None:
             total.append(x if y is None else y * scale)
@@ -25,7 +24,7 @@ def scale(a: Vector, factor: float | Tensor) -> Vector:
     return [None if x is None else x * factor for x in a]
 
 
-def flat(a: Sequence[Optional[Tensor]]) -> Tensor:
+def flat(a: Sequence[Tensor | None]) -> Tensor:
     """Return the entries of `a` in one vector, without those that are None."""
     return torch.cat([x.reshape(-1) for x in a if x is not None])
 

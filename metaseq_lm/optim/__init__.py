@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from omegaconf import II
@@ -39,7 +39,7 @@ class Optimizer:
         self.base = [float(group["lr"]) for group in inner.param_groups]
         # In the order of the model, whatever the groups: vectors of gradients are in this order.
         self.parameters = list(parameters)
-        self.owners: Optional[list[int]] = None  # of a sharded optimizer: who keeps what
+        self.owners: list[int] | None = None  # of a sharded optimizer: who keeps what
 
     @property
     def lr(self) -> float:

@@ -8,14 +8,14 @@ counts once. A cost that is not on record makes the total unknown, not smaller.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Any
 
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.folder import read_results
 
 KEYS = ("seconds", "flops", "updates")
 # By resolved folder: seconds, FLOPs and updates. None: not all of it is on record.
-Costs = Optional[dict[str, dict[str, float]]]
+Costs = dict[str, dict[str, float]] | None
 
 
 def ancestors(source: str, prefer: str = "last") -> Costs:
@@ -51,7 +51,7 @@ def checked(costs: Any) -> Costs:
     return None if costs is None else rows
 
 
-def total(costs: Costs, source: str | None) -> Optional[dict[str, Any]]:
+def total(costs: Costs, source: str | None) -> dict[str, Any] | None:
     """Return the "pretraining" of results.json: the sums, `source` (init_from) and the costs by run.
 
     None if the run has no ancestors; numbers that are not known are None.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
@@ -174,7 +174,7 @@ class SweepFolder:
         """Return all waiting `sweep` commands that were started for this sweep."""
         return [row for row in self.rows() if row.get("kind") == "command"]
 
-    def last_code(self) -> Optional[str]:
+    def last_code(self) -> str | None:
         """Return the hash of the snapshot that was last used."""
         used = [row["code"] for row in self.rows() if row.get("kind") == "submit"]
         return used[-1] if used else None

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Optional
+from typing import Any
 
 from submitit import JobEnvironment
 from submitit.core.utils import UncompletedJobError
@@ -43,8 +43,8 @@ class Code:
     """A copy of the package, of the plug-in and of the configs, named by its content."""
 
     folder: Path
-    user_dir: Optional[str]
-    config_dir: Optional[str]
+    user_dir: str | None
+    config_dir: str | None
 
     def arguments(self) -> list[str]:
         """Return the options of `train` that name the copies."""
@@ -55,7 +55,7 @@ class Code:
 class Snapshot:
     """The present files that a sweep's runs depend on."""
 
-    def __init__(self, out: Path, user_dir: Optional[str], config_dir: Optional[str]) -> None:
+    def __init__(self, out: Path, user_dir: str | None, config_dir: str | None) -> None:
         self.out, self.user_dir, self.config_dir = out, user_dir, config_dir
         package = Path(__file__).parents[1]
         self.files = {f"metaseq_lm/{n}": p for n, p in sources(package, (".py", ".yaml"), out)}
@@ -88,7 +88,7 @@ class Snapshot:
         return code_at(folder, self.user_dir, self.config_dir)
 
 
-def code_at(folder: Path, user_dir: Optional[str], config_dir: Optional[str]) -> Code:
+def code_at(folder: Path, user_dir: str | None, config_dir: str | None) -> Code:
     """Return the copy that was made in `folder`; raises MetaseqError if it is gone."""
     if not (folder / "metaseq_lm").is_dir():
         raise MetaseqError(f"{folder}: the snapshot of the code is gone; use --new-code")
@@ -124,7 +124,7 @@ class Job:
     stages: list[tuple[str, str, list[str]]]
     code: str
     threads: int = 1
-    lock: Optional[str] = None
+    lock: str | None = None
 
     def __call__(self) -> None:
         """Run the stages; raises MetaseqError if one fails, and requeues if one is preempted."""
@@ -172,7 +172,7 @@ class Runner:
                 raise MetaseqError(f"stage {stage or 'train'}: {ending(code)}\n{message}")
         self.record("finished", "", 0, "")
 
-    def on_signal(self, number: int, frame: Optional[FrameType]) -> None:
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Record a signal and forward it to the child, once."""
         fresh = number not in self.signals
         self.signals.append(number)
@@ -207,7 +207,7 @@ class Runner:
             results["message"] = last_lines(log, before)
         return code, results
 
-    def interrupted(self, stage: str, code: int, reported: Optional[int], requeue: Any) -> None:
+    def interrupted(self, stage: str, code: int, reported: int | None, requeue: Any) -> None:
         """Ask submitit to requeue if this was a preemption or time-out; else raises MetaseqError.
 
         `reported` is the signal that stopped the training according to its results.

@@ -7,7 +7,7 @@ names are held to the characters that Slurm's own names have, and setup lines to
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
@@ -34,16 +34,16 @@ class Launch:
     """The launch options of a sweep; raises UsageError for an unsafe or impossible value."""
 
     executor: str = option("local", "local (on this machine, and wait) or slurm (a job array)")
-    max_parallel: Optional[int] = option(None, "runs at a time (default: local 1, slurm all)")
-    time: Optional[int] = option(None, "minutes until a run is stopped and requeued (slurm: 60)")
+    max_parallel: int | None = option(None, "runs at a time (default: local 1, slurm all)")
+    time: int | None = option(None, "minutes until a run is stopped and requeued (slurm: 60)")
     nproc: int = option(1, "processes of one run (default: 1)")
     cpus: int = option(1, "CPUs of one run, and its threads (default: 1)")
     gpus: int = option(0, "GPUs of one run (default: 0)")
-    mem: Optional[int] = option(None, "memory of one run in GB")
-    partition: Optional[str] = option(None, "Slurm partition")
-    constraint: Optional[str] = option(None, "Slurm constraint, such as a100|h100")
-    account: Optional[str] = option(None, "Slurm account")
-    qos: Optional[str] = option(None, "Slurm quality of service")
+    mem: int | None = option(None, "memory of one run in GB")
+    partition: str | None = option(None, "Slurm partition")
+    constraint: str | None = option(None, "Slurm constraint, such as a100|h100")
+    account: str | None = option(None, "Slurm account")
+    qos: str | None = option(None, "Slurm quality of service")
     setup: tuple[str, ...] = option((), "line for the job's shell before the run; can be repeated")
     max_timeouts: int = option(10, "how often a run is requeued after a time-out (default: 10)")
 

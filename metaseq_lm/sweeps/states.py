@@ -10,7 +10,7 @@ import textwrap
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.runs.folder import read_config
@@ -81,7 +81,7 @@ def ask(command: list[str], columns: int) -> tuple[list[list[str]], str]:
     return [row for row in rows if len(row) == columns and "[" not in row[0]], problem
 
 
-def states(folder: SweepFolder, runs: Optional[list[Run]] = None) -> list[State]:
+def states(folder: SweepFolder, runs: list[Run] | None = None) -> list[State]:
     """Return the state of every run, in the order of the sweep."""
     runs = folder.runs() if runs is None else runs
     last = folder.submissions()
@@ -107,7 +107,7 @@ def unfinished(folder: SweepFolder, run: Run) -> list[StageRun]:
     return open_stages
 
 
-def state_of(folder: SweepFolder, run: Run, last: Optional[Submission], slurm: Slurm) -> State:
+def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slurm) -> State:
     """Return the state of one run."""
     stages = unfinished(folder, run)
     stage = stages[0] if stages else run.stages[-1]
@@ -182,7 +182,7 @@ def number(content: dict[str, Any], key: str, default: float, file: Path) -> flo
     return value
 
 
-def requeued(folder: SweepFolder, last: Optional[Submission], slurm: Slurm) -> int:
+def requeued(folder: SweepFolder, last: Submission | None, slurm: Slurm) -> int:
     """Return how often the last job of a run was requeued."""
     if last is None:
         return 0

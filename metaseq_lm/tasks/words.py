@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,7 +65,7 @@ class WordTaskConfig(BucketsConfig, ElmoConfig):
     label_fraction: float = option(
         1.0, "share of the training sentences that is used", above=0, at_most=1
     )
-    fraction_seed: Optional[int] = option(
+    fraction_seed: int | None = option(
         1, "seed of that share, the same for all runs (null = the run's)"
     )
     hidden_dim: int = option(512, "hidden units of the heads", at_least=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from omegaconf import OmegaConf
 from torch import nn
@@ -94,12 +94,12 @@ class Checkpointer:
             checkpoint.link(self.folder, "best", checkpoint.folder_of(self.folder, update))
         checkpoint.prune(self.folder, self.options.keep_last, update)
 
-    def newest(self) -> tuple[Optional[Checkpoint], list[str]]:
+    def newest(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest checkpoint that verifies and fits, and why newer ones were skipped.
 
         The first replica chooses for all. Raises CheckpointError if there are some and none fits.
         """
-        stored: Optional[Checkpoint] = None
+        stored: Checkpoint | None = None
         skipped: list[str] = []
         if process_group.rank() == 0:
             stored, skipped = checkpoint.newest(self.folder, self._check_fit)

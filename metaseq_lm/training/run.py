@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -106,9 +106,7 @@ class TrainingRun:
         metrics, rows = self.trainer.evaluate(split)
         return metrics, [] if process_group.rank() else list(rows())
 
-    def record(
-        self, status: str, error: Optional[MetaseqError] = None, metrics: Any = None
-    ) -> None:
+    def record(self, status: str, error: MetaseqError | None = None, metrics: Any = None) -> None:
         """Write results.json from the first replica.
 
         A call of all replicas, unless the run "failed": then the others may be gone.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 from metaseq_lm.core.logging import Progress, TensorBoard
 from metaseq_lm.distributed import process_group
@@ -13,7 +13,7 @@ from metaseq_lm.runs.folder import RunFolder
 class RunLog:
     """Writes events and values to all places. Without a folder (other replicas) it is silent."""
 
-    def __init__(self, name: str, folder: Optional[RunFolder], tensorboard: bool = True) -> None:
+    def __init__(self, name: str, folder: RunFolder | None, tensorboard: bool = True) -> None:
         self.name, self.folder = name, folder
         self.tensorboard = tensorboard and folder is not None
         self.progress = Progress(0, 0, name, show=False)

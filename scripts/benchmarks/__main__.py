@@ -8,7 +8,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO, Optional
+from typing import IO
 
 from timing import Figure, versions
 
@@ -44,7 +44,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(options: argparse.Namespace, folder: Path, out: Optional[IO[str]]) -> list[Figure]:
+def measure(options: argparse.Namespace, folder: Path, out: IO[str] | None) -> list[Figure]:
     """Measure the wanted families, printing each figure as it is there."""
     inputs = {"moons": options.data, "preprocess": options.text}
     found = []

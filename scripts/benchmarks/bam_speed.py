@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 from timing import Figure, Variant, cost, paired
@@ -34,7 +33,7 @@ def made_up_sets(folder: Path) -> Path:
     return data
 
 
-def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure]:
+def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
     """Yield what an update costs in updates of plain fine-tuning."""
     rows = 16 if quick else 32
     data = made_up_sets(folder / "bam")

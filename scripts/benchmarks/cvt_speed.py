@@ -9,7 +9,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from timing import Figure, Measured, Step, Variant, cost, paired
@@ -170,9 +170,7 @@ def plain_step(data: Path, size: str, rows: int) -> Step:
     return step
 
 
-def compared(
-    name: str, ours: Measured, other: Measured, target: Optional[float], note: str
-) -> Figure:
+def compared(name: str, ours: Measured, other: Measured, target: float | None, note: str) -> Figure:
     """Return the cost of a word in ours over that in the other, with words, seconds and FLOPs of both."""
     figure = cost(name, ours, other, "s/word", target, note)
     rates = [f"{statistics.median(m.rates()):,.0f} words/s" for m in (ours, other)]
@@ -198,7 +196,7 @@ def mean_of(parts: Sequence[Measured]) -> Measured:
     return Measured(rounds, max(part.peak for part in parts))
 
 
-def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure]:
+def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
     """Yield what a word costs in our steps: against the plain tagger's, the other kind's, one set's."""
     size, rows = ("small", BATCH_SIZE // 2) if quick else ("base", BATCH_SIZE)
     data = made_up(folder / "cvt")

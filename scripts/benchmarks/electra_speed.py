@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from timing import Figure, Step, Variant, memory, paired, speed
@@ -85,7 +85,7 @@ def pair_step(folder: Path, rows: int, vocab: int = VOCAB, layers: int = LAYERS)
     return step
 
 
-def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure]:
+def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
     """Yield step time and peak memory."""
     rows = 8 if quick else 32
     folder = made_up_corpus(folder / "electra", VOCAB, 400 * (LENGTH - 2) * 4)

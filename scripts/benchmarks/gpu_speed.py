@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from timing import Figure
@@ -106,7 +106,7 @@ def share_of(name: str, rounds: list[Round], peak: float, note: str) -> Figure:
     )
 
 
-def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure]:
+def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
     """Yield the share of each family; nothing, with a message, without a GPU."""
     if not torch.cuda.is_available():
         print("gpu: no CUDA device, skipped", file=sys.stderr, flush=True)

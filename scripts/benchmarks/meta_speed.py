@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 from timing import Figure, Variant, cost, paired
@@ -73,7 +72,7 @@ def options_of(kind: str, rows: int) -> list[str]:
     return [*SIZES, *KINDS[kind], *more]
 
 
-def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure]:
+def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
     """Yield seconds of each kind of update; FLOPs and peak memory stand in the note."""
     rows = 4 if quick else 16
     places = made_up_data(folder / "meta")

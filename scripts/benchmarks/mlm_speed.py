@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from timing import Figure, Step, Variant, memory, paired, speed
@@ -86,7 +86,7 @@ def matmul(size: int = 2048) -> Step:
     return step
 
 
-def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure]:
+def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
     """Yield step time, peak memory and FLOP rate."""
     rows = 8 if quick else 32
     folder = made_up_corpus(folder / "mlm", VOCAB, 400 * (LENGTH - 2) * 4)

@@ -7,7 +7,7 @@ import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from plain_encoder import PAD, Encoder, Student, Teacher
@@ -138,7 +138,7 @@ def dense_labels(batch: CopiesBatch, c: int) -> Tensor:
     return labels
 
 
-def labelled_rows(batch: CopiesBatch, c: int) -> tuple[Tensor, Optional[Tensor], Tensor]:
+def labelled_rows(batch: CopiesBatch, c: int) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return tokens, padding and labels of micro-step c, without columns that are padding only."""
     tokens = batch.tokens[c]
     width = int((tokens != PAD).any(0).nonzero().max()) + 1
@@ -215,7 +215,7 @@ def check(data: Path) -> Step:
 # ---------------------------------------------------------------- figures
 
 
-def figures(folder: Path, data: Optional[Path], quick: bool) -> Iterator[Figure]:
+def figures(folder: Path, data: Path | None, quick: bool) -> Iterator[Figure]:
     """Yield the figures of Two Moons."""
     data = data or make_data(folder)
     (checked,) = paired({"check": Variant(check, {"data": data})}, 1, 0)["check"].rounds
@@ -240,7 +240,7 @@ def figures(folder: Path, data: Optional[Path], quick: bool) -> Iterator[Figure]
             yield speed(name, done["difference"], done["plain"], "micro-steps/s", None, NOTE)
 
 
-def our(data: Path, config: str, updates: int, overrides: Optional[list[str]] = None) -> Variant:
+def our(data: Path, config: str, updates: int, overrides: list[str] | None = None) -> Variant:
     """Return our variant of a configuration."""
     options = {"data": data, "config": config, "overrides": overrides or [], "updates": updates}
     return Variant(our_updates, options)

@@ -6,7 +6,6 @@ Parameter names equal those of metaseq_lm.models.transformer.encoder, so weights
 from __future__ import annotations
 
 import math
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ class Attention(nn.Module):
         self.in_proj = nn.Linear(width, 3 * width)
         self.out_proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, padding: Optional[Tensor]) -> Tensor:
+    def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
         rows, length, width = x.shape
         q, k, v = (
             part.view(rows, length, self.heads, -1).transpose(1, 2)
@@ -50,7 +49,7 @@ class Layer(nn.Module):
         self.ffn_norm = nn.LayerNorm(width)
         self.dropout = dropout
 
-    def forward(self, x: Tensor, padding: Optional[Tensor]) -> Tensor:
+    def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
         attended = self.attention(self.attention_norm(x), padding)
         x = x + F.dropout(attended, self.dropout, self.training)
         hidden = self.fc2(F.gelu(self.fc1(self.ffn_norm(x))))
@@ -80,7 +79,7 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.dropout = dropout
 
-    def forward(self, tokens: Tensor, padding: Optional[Tensor] = None) -> Tensor:
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
         if tokens.is_floating_point():
             weight = self.tokens.weight
             # The padding row gets no gradient from the input, as in nn.Embedding.
@@ -118,7 +117,7 @@ class Student(nn.Module):
         vocab, width = encoder.tokens.weight.shape
         self.heads = nn.ModuleDict({"lm": Head(vocab, width, tied=True)})
 
-    def forward(self, tokens: Tensor, padding: Optional[Tensor] = None) -> Tensor:
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
         return self.heads["lm"](self.encoder(tokens, padding), self.encoder.tokens.weight)
 
 
@@ -131,6 +130,6 @@ class Teacher(nn.Module):
         vocab, width = encoder.tokens.weight.shape
         self.heads = nn.ModuleDict({name: Head(vocab, width, tied=False) for name in "xy"})
 
-    def forward(self, tokens: Tensor, padding: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
         hidden, embedding = self.encoder(tokens, padding), self.encoder.tokens.weight
         return self.heads["x"](hidden, embedding), self.heads["y"](hidden, embedding)

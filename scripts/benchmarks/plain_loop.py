@@ -6,7 +6,7 @@ padding, labels) under "support" and "query"; labels are -1 where there is no ta
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from plain_encoder import PAD, Student, Teacher
@@ -84,7 +84,7 @@ class PlainLoop:
     # ---------------------------------------------------------------- hard labels
 
     def update_hard(
-        self, update: list[MicroStep], pairs: Optional[list[tuple[Tensor, Tensor]]] = None
+        self, update: list[MicroStep], pairs: list[tuple[Tensor, Tensor]] | None = None
     ) -> float:
         """The teacher samples pairs, unless they are given."""
         loss = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -61,7 +61,7 @@ def summary(text: Path, found: list[np.ndarray]) -> dict[str, Any]:
     return {"amount": text.stat().st_size / 1e6, "tokens": tokens, "ids": digest.hexdigest()}
 
 
-def prepare(folder: Path, given: Optional[Path], quick: bool) -> Path:
+def prepare(folder: Path, given: Path | None, quick: bool) -> Path:
     """Write the text and a tokenizer that learnt from its beginning; return the text's path."""
     text = folder / "text.txt"
     if given is None:
@@ -77,7 +77,7 @@ def prepare(folder: Path, given: Optional[Path], quick: bool) -> Path:
     return text
 
 
-def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure]:
+def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
     """Yield megabytes per CPU second."""
     folder = folder / "preprocess"
     folder.mkdir()

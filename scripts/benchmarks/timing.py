@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 THREADS = 1
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
@@ -52,13 +52,13 @@ class Figure:
     unit: str
     rounds: int
     spread: tuple[float, float]  # smallest and largest ratio of a round
-    target: Optional[float]
+    target: float | None
     lower_is_better: bool = False
-    wall_ratio: Optional[float] = None
+    wall_ratio: float | None = None
     note: str = ""
 
     @property
-    def reached(self) -> Optional[bool]:
+    def reached(self) -> bool | None:
         if self.target is None:
             return None
         return self.ratio <= self.target if self.lower_is_better else self.ratio >= self.target
@@ -141,7 +141,7 @@ def speed(
     ours: Measured,
     reference: Measured,
     unit: str,
-    target: Optional[float],
+    target: float | None,
     note: str = "",
 ) -> Figure:
     """Return how many times faster ours is; CPU seconds count."""
@@ -166,7 +166,7 @@ def cost(
     ours: Measured,
     reference: Measured,
     unit: str,
-    target: Optional[float],
+    target: float | None,
     note: str = "",
 ) -> Figure:
     """Return how many times the reference's time ours takes; the values are seconds per unit."""

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -28,7 +28,7 @@ ALWAYS = ("engine.device=cpu", "engine.threads=1", "engine.tensorboard=false")
 
 
 def configured(
-    data: Path, overrides: list[str], folder: Optional[Path] = None, config: Optional[str] = None
+    data: Path, overrides: list[str], folder: Path | None = None, config: str | None = None
 ) -> DictConfig:
     """Return the configuration of a run on the CPU with one thread, if the overrides say nothing else."""
     plugins.load_all()
@@ -49,7 +49,7 @@ class MeteredParts:
 
 
 def build(
-    data: Path, overrides: list[str], folder: Optional[Path] = None, config: Optional[str] = None
+    data: Path, overrides: list[str], folder: Path | None = None, config: str | None = None
 ) -> MeteredParts:
     """Return a run that writes nothing."""
     return MeteredParts(build_parts(configured(data, overrides, folder, config)))

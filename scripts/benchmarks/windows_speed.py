@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,7 +104,7 @@ def loader_batches(folder: Path, batches: int, bare: bool) -> Step:
     return step
 
 
-def figures(folder: Path, given: Optional[Path], quick: bool) -> Iterator[Figure]:
+def figures(folder: Path, given: Path | None, quick: bool) -> Iterator[Figure]:
     """Yield windows per second."""
     folder = made_up_corpus(folder / "windows", VOCAB, WINDOWS * (LENGTH - 2))
     variants = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,7 +65,7 @@ def criterion(name: str, **options: Any) -> Any:
 
 def make_batch(
     lengths: tuple[int, ...] = (9, 7, 5),
-    chosen: Optional[list[list[int]]] = None,
+    chosen: list[list[int]] | None = None,
     seed: int = 0,
     width: int = 0,
 ) -> Rows:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from meta_pseudo_bench import Bench, flat
@@ -52,8 +52,8 @@ class Wanted:
     rewards: list[float]
     products: list[float]
     student: Tensor
-    reinforce: list[Optional[Tensor]]
-    auxiliary: list[Optional[Tensor]]
+    reinforce: list[Tensor | None]
+    auxiliary: list[Tensor | None]
 
 
 def gradient(net: nn.Module, loss: Tensor) -> list[Tensor]:

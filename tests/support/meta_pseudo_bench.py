@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from metaseq_lm.tasks import Batches
 from metaseq_lm.training.parts import build_model, build_task
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "meta_pseudo_label" / "config"
-Grads = Sequence[Optional[Tensor]]
+Grads = Sequence[Tensor | None]
 
 
 class Bench:

@@ -4,7 +4,7 @@ Shapes of a micro-step: B batch, S length, V vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from meta_pseudo_bench import Bench
@@ -32,8 +32,8 @@ class Wanted:
     """Gradients that an update must give to the optimizers, and its losses."""
 
     student: list[Tensor]
-    meta: list[Optional[Tensor]]
-    auxiliary: list[Optional[Tensor]]
+    meta: list[Tensor | None]
+    auxiliary: list[Tensor | None]
     pseudo: float
     query: float
     after_pseudo: list[Weights]

@@ -5,7 +5,6 @@ the batch.
 """
 
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 from torch import Tensor
@@ -26,8 +25,8 @@ class SentenceBatch(TokenBatch):
         absent: Which candidates a sample lacks, boolean (B, K); None if no sample of the split does.
     """
 
-    spans: Optional[Tensor] = None
-    absent: Optional[Tensor] = None
+    spans: Tensor | None = None
+    absent: Tensor | None = None
 
 
 class SentenceRows:

@@ -4,7 +4,6 @@ Shapes: B rows of a batch, S positions.
 """
 
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 from torch import Tensor
@@ -33,9 +32,9 @@ class TranslationBatch(Batch):
 
     tokens: Tensor
     padding: Tensor
-    inputs: Optional[Tensor] = None
-    targets: Optional[Tensor] = None
-    words: Optional[Tensor] = None
+    inputs: Tensor | None = None
+    targets: Tensor | None = None
+    words: Tensor | None = None
     mask_id: int = 0
 
 

@@ -4,7 +4,6 @@ Shapes: B rows, S the longest row of the batch, W windows.
 """
 
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 from torch import Tensor
@@ -143,7 +142,7 @@ class SquadWindows:
         return best
 
     def batch(
-        self, samples: np.ndarray, keys: Optional[np.ndarray] = None, width: int = 0
+        self, samples: np.ndarray, keys: np.ndarray | None = None, width: int = 0
     ) -> AnswerBatch:
         """Return the windows `samples`, padded to at least `width`; size "rows".
 

@@ -5,7 +5,6 @@ Shapes: B rows, K_k outputs of set k, K the most outputs of a set.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 from omegaconf import II
 from torch import Tensor, nn
@@ -107,7 +106,7 @@ class BamDistill(Criterion):
         name: str,
         scores: Tensor,
         targets: Tensor,
-        teacher: Optional[Tensor] = None,
+        teacher: Tensor | None = None,
         share: float = 1.0,
     ) -> Tensor:
         """Return the loss (B,) of each row as a row of the set `name`, given its `scores`.

@@ -6,7 +6,6 @@ values), N_k rows and K_k outputs of set k.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 from torch import Tensor
@@ -32,7 +31,7 @@ class MixedBatch(TokenBatch):
     targets: Tensor
     sets: Tensor
     weights: Tensor
-    teacher: Optional[Tensor] = None
+    teacher: Tensor | None = None
     gold_share: float = 1.0
 
 

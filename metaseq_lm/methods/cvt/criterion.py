@@ -8,7 +8,6 @@ word embeddings.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +37,7 @@ class UnlabelledConfig(TaggingConfig):
     )
     # Not 0.2 where the primary module is the student: it then tells text from labelled sentences by
     # the dropout, and comes to say one class of every word of text, in which the teacher agrees.
-    unlabelled_dropout: Optional[float] = option(
+    unlabelled_dropout: float | None = option(
         None,
         "dropout of the student on unlabelled sentences (null = model.dropout)",
         at_least=0,
@@ -134,7 +133,7 @@ def soft_cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
 class CrossViewConfig(UnlabelledConfig):
     """Cross-View Training, and its ablations."""
 
-    unlabelled_dropout: Optional[float] = option(
+    unlabelled_dropout: float | None = option(
         0.2,
         "dropout of the student on unlabelled sentences (null = model.dropout)",
         at_least=0,

@@ -7,7 +7,6 @@ targets. Shapes: B rows, S source and T target positions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +32,7 @@ class SemiSupervisedConfig:
     """Dropout and smoothing of unlabelled batches."""
 
     # Not 0.2 where the primary head is the student: see the criterions on words.
-    unlabelled_dropout: Optional[float] = option(
+    unlabelled_dropout: float | None = option(
         None,
         "dropout of encoder and decoder on unlabelled batches (null = model.dropout)",
         at_least=0,
@@ -51,7 +50,7 @@ class SemiSupervisedConfig:
 class CVTTranslationConfig(SemiSupervisedConfig):
     """Which auxiliary heads learn, and how much of the source is hidden from the first."""
 
-    unlabelled_dropout: Optional[float] = option(
+    unlabelled_dropout: float | None = option(
         0.2,
         "dropout of encoder and decoder on unlabelled batches (null = model.dropout)",
         at_least=0,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +45,7 @@ class ConsistencyConfig:
         0.1, "norm of the step at which the adversarial direction is looked for", above=0
     )
     weight: float = option(1.0, "of the consistency loss")
-    unlabelled_dropout: Optional[float] = option(
+    unlabelled_dropout: float | None = option(
         None,
         "dropout of the student on unlabelled images (null = model.dropout)",
         at_least=0,

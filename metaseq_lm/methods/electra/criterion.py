@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Optional
 
 import torch
 from omegaconf import II
@@ -47,7 +46,7 @@ class Noised:
     tokens: Tensor
     chosen: Tensor
     terms: Terms
-    log_q: Optional[Tensor] = None
+    log_q: Tensor | None = None
 
     def fake(self, batch: ElectraBatch) -> Tensor:
         """Return which tokens are fake, (B, S): chosen and not what stood there."""
@@ -237,7 +236,7 @@ class ReplacedTokenDetection(Corrupting):
             return batch.subset, "subset"
         return real_tokens(batch), "tokens"
 
-    def clean_rows(self, batch: ElectraBatch) -> Optional[Tensor]:
+    def clean_rows(self, batch: ElectraBatch) -> Tensor | None:
         """Return which rows stay uncorrupted, (B,), drawn by row; None if none ever does."""
         if not self.config.contrast:
             return None

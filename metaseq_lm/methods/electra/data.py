@@ -4,7 +4,6 @@ Shapes: B rows, S length, M chosen positions.
 """
 
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 from torch import Tensor
@@ -33,7 +32,7 @@ class ElectraBatch(TokenBatch):
     positions: Tensor
     targets: Tensor
     candidates: Tensor
-    subset: Optional[Tensor] = None
+    subset: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +110,7 @@ class Electra(nn.Module):
         vocab_size: int,
         padding_idx: int = 0,
         heads: tuple[str, ...] = ("rtd",),
-        frequencies: Optional[Tensor] = None,
+        frequencies: Tensor | None = None,
     ) -> None:
         super().__init__()
         config.check()

@@ -6,8 +6,6 @@ model.
 
 from __future__ import annotations
 
-from typing import Optional
-
 import torch
 from torch import Tensor, nn
 
@@ -41,7 +39,7 @@ class MaskedGenerator(nn.Module):
         sizes = (config.encoder_embed_dim, config.embed_dim, vocab_size)
         self.head = LMHead(*sizes, True, config.norm_eps)
 
-    def forward(self, main: Optional[Encoder], batch: ElectraBatch) -> tuple[Tensor, Tensor]:
+    def forward(self, main: Encoder | None, batch: ElectraBatch) -> tuple[Tensor, Tensor]:
         """Return logits (B, M, V) at the chosen positions and the states (B, M, G) they come from."""
         embeddings, stack = self.embeddings, self.stack
         if main is not None:
@@ -70,7 +68,7 @@ class TwoTowers(nn.Module):
         sizes = (2 * config.encoder_embed_dim, config.embed_dim, vocab_size)
         self.head = LMHead(*sizes, True, config.norm_eps)
 
-    def forward(self, main: Optional[Encoder], batch: TokenBatch) -> Tensor:
+    def forward(self, main: Encoder | None, batch: TokenBatch) -> Tensor:
         """Return logits (B, S, V) of the rows, none of whose tokens is hidden."""
         embeddings = self.embeddings
         if main is not None:
@@ -91,7 +89,7 @@ class TwoTowers(nn.Module):
 
 
 def causal_masks(
-    padding: Optional[Tensor], length: int, device: torch.device
+    padding: Tensor | None, length: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return which keys may be seen by a left-to-right and a right-to-left tower, (1 or B, 1, S, S).
 
@@ -110,7 +108,7 @@ class FixedNoise(nn.Module):
 
     log_probs: Tensor
 
-    def __init__(self, probabilities: Optional[Tensor]) -> None:
+    def __init__(self, probabilities: Tensor | None) -> None:
         super().__init__()
         if probabilities is None or not probabilities.sum() > 0:
             raise UsageError(
@@ -127,7 +125,7 @@ class FixedNoise(nn.Module):
 
 
 @torch.no_grad()
-def sample(logits: Tensor, temperature: float = 1.0, never: Optional[Tensor] = None) -> Tensor:
+def sample(logits: Tensor, temperature: float = 1.0, never: Tensor | None = None) -> Tensor:
     """Draw a token from softmax(logits / temperature) for each position; (B, M, V) -> (B, M).
 
     The token `never` (B, M), if given, is not drawn. In at least fp32, by inverting the cumulative

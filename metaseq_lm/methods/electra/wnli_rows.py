@@ -7,7 +7,7 @@ of its samples), S the longest row.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -40,7 +40,7 @@ class CandidateBatch(TokenBatch):
     candidate: Tensor
     slots: Tensor
     present: Tensor
-    positive: Optional[Tensor] = None
+    positive: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
 
 from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.core.config import option
@@ -36,7 +35,7 @@ class MetaOptions:
         "afterwards; sgd: plain steps of inner_lr, never clipped",
         choices=("adam", "sgd"),
     )
-    inner_lr: Optional[float] = option(
+    inner_lr: float | None = option(
         None, "rate of the inner steps of sgd; adam has the optimizer's", at_least=0
     )
     second_order: str = option(

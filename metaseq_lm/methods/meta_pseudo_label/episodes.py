@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ class MetaPseudoLabelConfig:
         "n of the token [CLSn] of class 1, per set (default: the set's own; the authors' code gives "
         "CB the 4 of COPA)",
     )
-    include_mlm_task: Optional[bool] = option(
+    include_mlm_task: bool | None = option(
         None, "masked text as one more labelled task (null = with soft labels only, as the paper)"
     )
     batch_size: int = option(4, "samples of a micro-step", at_least=1)
@@ -92,8 +92,8 @@ class UnlabelledBatch(CopiesBatch):
     """
 
     original: Tensor
-    sampled_x: Optional[Tensor] = None
-    sampled_y: Optional[Tensor] = None
+    sampled_x: Tensor | None = None
+    sampled_y: Tensor | None = None
 
 
 class WindowStream:
@@ -402,7 +402,7 @@ def pseudo_batch(
     )
 
 
-def leaf(tensor: Optional[Tensor]) -> Tensor:
+def leaf(tensor: Tensor | None) -> Tensor:
     """Return `tensor` cut from its graph, to be differentiated with respect to."""
     assert tensor is not None
     return tensor.detach().requires_grad_()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -368,7 +368,7 @@ class MetaPseudoLabelTask(Task):
 
     def pretrain_step(
         self, engine: Engine, theta: Tensor, grad: Tensor
-    ) -> tuple[Tensor, Optional[Moments]]:
+    ) -> tuple[Tensor, Moments | None]:
         """Return the virtual student after its step on the pairs, differentiable in `grad` (C, P)."""
         assert isinstance(self.criterion, SoftLabels)
         if not self.criterion.config.divide_virtual:
@@ -377,7 +377,7 @@ class MetaPseudoLabelTask(Task):
             return sgd(theta, grad, self.criterion.config.inner_lr), None
         return adamw(theta, grad, moments_of(engine.optimizers["student"]))
 
-    def finetune_step(self, theta: Tensor, grad: Tensor, moments: Optional[Moments]) -> Tensor:
+    def finetune_step(self, theta: Tensor, grad: Tensor, moments: Moments | None) -> Tensor:
         """Return the virtual student after its step on the support batch."""
         assert isinstance(self.criterion, SoftLabels)
         if self.criterion.config.finetune_step == "sgd":

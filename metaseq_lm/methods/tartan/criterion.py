@@ -6,7 +6,6 @@ Shapes: B rows, K classes, T tasks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ CLASSES = SentencePrediction(SentencePredictionConfig(batch_sum=False))
 class MultiTaskConfig:
     """MT-TARTAN: the weights of the tasks stay as they are."""
 
-    weights: Optional[list[float]] = option(
+    weights: list[float] | None = option(
         None,
         "weights of the auxiliaries and, last, of the end task, scaled to sum 1 (null = equal)",
     )

@@ -6,7 +6,6 @@ Shapes: B rows, S length.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 from torch import Tensor
@@ -32,8 +31,8 @@ class StateBatch(Batch):
     """Rows or images whose states (B, S, D) or (B, D) in the body are known, for one head."""
 
     states: Tensor
-    targets: Optional[Tensor]
-    head: Optional[str]
+    targets: Tensor | None
+    head: str | None
 
 
 # What a task's head is given: its rows or images, or their states.

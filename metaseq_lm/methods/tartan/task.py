@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -53,7 +53,7 @@ class TartanConfig:
         "draw so many lines of each such split for each row of the labelled set (0 = all)",
         at_least=0,
     )
-    lines_seed: Optional[int] = option(None, "seed of that draw (null = the run's)")
+    lines_seed: int | None = option(None, "seed of that draw (null = the run's)")
     own_lm_heads: bool = option(True, "an LM head for each auxiliary; false: one (the code)")
     batch_size: int = option(128, "rows of a batch of the end task", at_least=1)
     auxiliary_batch_size: int = option(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -65,7 +65,7 @@ class TartanVisionConfig:
     meta_head_batch_size: int = option(16, "images the meta head is fitted to", at_least=1)
     mean: list[float] = option([0.4914, 0.4822, 0.4465], "mean by channel")
     sd: list[float] = option([0.2023, 0.1994, 0.2010], "standard deviation by channel", above=0)
-    head_lr: Optional[float] = option(
+    head_lr: float | None = option(
         None, "rate of the end task's head (null = optimizer.lr)", at_least=0
     )
     head_weight_decay: float = option(0.0, "weight decay of the end task's head", at_least=0)

@@ -2,7 +2,7 @@
 
 import shutil
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from sweeping import SHORT, states_of, submitted, sweep
@@ -73,7 +73,7 @@ def test_chosen_stages_bring_what_they_start_from(
     ],
 )
 def test_wrong_stages_are_named(
-    stages: Optional[list[Any]], wanted: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
+    stages: list[Any] | None, wanted: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
 ) -> None:
     content = {"data": str(tmp_path)} | ({"stages": stages} if stages else {})
     with pytest.raises(UsageError) as error:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ class RowBatch(Batch):
     """Rows of numbers (B, 3), or of copies (C, B, 3) of which a mask (C, B) counts some."""
 
     x: Tensor
-    mask: Optional[Tensor] = None
+    mask: Tensor | None = None
 
 
 def batches(sizes: list[int], seed: int = 0) -> list[Batch]:
