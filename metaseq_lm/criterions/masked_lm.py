@@ -61,7 +61,7 @@ def labelled_terms(logits: Tensor, batch: TokenBatch) -> Terms:
 
 @register_criterion("masked_lm")
 class MaskedLM(Criterion):
-    """The masked-LM loss of a model (Devlin et al. 2019) on batches made by data.masking."""
+    """The masked-LM loss of a model (Devlin et al. 2019) on batches of masked rows (data.corpus.rows)."""
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         logits = model(  # (B, M, V)

@@ -232,5 +232,5 @@ def mean_over_first(streams: Mapping[str, Any], needs: Mapping[str, int]) -> flo
 
 
 def noise_rows(name: str, rows: np.ndarray) -> np.ndarray:
-    """Return row identities for `randomness.Noise` that differ between streams."""
+    """Return row identities for `models.layers.Noise` that differ between streams."""
     return rows.astype(np.uint64) + np.uint64(random_streams.key("rows", name) & ~0xFFFFFFFF)
