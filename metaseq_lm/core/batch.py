@@ -5,6 +5,7 @@ Shapes: B rows, S positions of the longest row, M chosen positions, C copies.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,9 +52,9 @@ class Batch:
             kind = dtype if tensor.is_floating_point() else None
             return tensor.to(device, kind, non_blocking=True)
 
-        copy = dataclasses.replace(self, sizes=dict(self.sizes))
-        copy._map_tensors(place)
-        return copy
+        placed = copy.copy(self)
+        placed._map_tensors(place)
+        return placed
 
     def replace(self: B, **changes: Any) -> B:
         """Return a copy with some fields changed; an unknown field is a TypeError."""

@@ -260,7 +260,7 @@ class Engine:
         self.norms[name] = norm.item()
         for parameter, grad in zip(optimizer.parameters, grads, strict=True):
             parameter.grad = grad
-        if optimizer.clip_norm:
+        if optimizer.clip_norm and self.norms[name] + 1e-6 > optimizer.clip_norm:
             clip_grads_with_norm_(optimizer.parameters, optimizer.clip_norm, norm)
         optimizer.step()
         for parameter in optimizer.parameters:
