@@ -202,8 +202,8 @@ def typed_options(group: str, node: Mapping[str, Any]) -> Any:
     Raises UsageError for a name that is not registered, or a value out of range.
     """
     entry = ALL[group].entry(node["_name"])
-    plain = isinstance(node, DictConfig)
-    values = OmegaConf.to_container(node, resolve=True) if plain else dict(node)
+    is_config = isinstance(node, DictConfig)
+    values = OmegaConf.to_container(node, resolve=True) if is_config else dict(node)
     assert isinstance(values, dict)
     options = entry.dataclass(**{str(k): v for k, v in values.items() if k != "_name"})
     check_options(entry.dataclass, options, f"{group}.")

@@ -92,7 +92,7 @@ class Embedding(nn.Embedding):
 
 
 class Dropout(nn.Module):
-    """Dropout whose masks belong to the rows of the batch, not to the order of calls (see randomness)."""
+    """Dropout whose masks belong to the rows of the batch, not to the order of calls (see Noise)."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

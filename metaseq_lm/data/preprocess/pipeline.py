@@ -270,25 +270,27 @@ def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
     """Return the kind of dataset that command-line arguments ask for, and its options.
 
     Args:
-        arguments: The value of each option; None for one that is not given.
+        arguments: The value of each option; None for one that is not passed.
 
     Raises:
-        UsageError: Two kinds are asked for, or an option is of another kind or out of its range.
+        UsageError: Two kinds are selected, or an option is of another kind or out of its range.
     """
     known = {entry.name: entry for entry in all_kinds()}
     names = {name: _field_names(entry) for name, entry in known.items()}
-    given = [name for name, value in arguments.items() if value is not None]
-    asked = [name for name in given if name in known]
+    passed = [name for name, value in arguments.items() if value is not None]
+    selected = [name for name in passed if name in known]
     # --labelled also names the set of a benchmark.
-    asked = [n for n in asked if not any(n in names[other] for other in asked if other != n)]
-    if len(asked) > 1:
-        raise UsageError(f"{' and '.join(map(option_name, asked))} exclude each other")
-    chosen = known[asked[0] if asked else DEFAULT_KIND]
-    for name in given:
+    selected = [
+        n for n in selected if not any(n in names[other] for other in selected if other != n)
+    ]
+    if len(selected) > 1:
+        raise UsageError(f"{' and '.join(map(option_name, selected))} exclude each other")
+    chosen = known[selected[0] if selected else DEFAULT_KIND]
+    for name in passed:
         owners = [kind for kind in known if name in names[kind]]
         if owners and chosen.name not in owners:
-            raise UsageError(_misplaced(name, owners, chosen if asked else None))
-    values = {name: arguments[name] for name in given if name in names[chosen.name]}
+            raise UsageError(_misplaced(name, owners, chosen if selected else None))
+    values = {name: arguments[name] for name in passed if name in names[chosen.name]}
     return chosen, _make_options(options_class(chosen), values)
 
 

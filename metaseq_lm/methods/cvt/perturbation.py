@@ -23,7 +23,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def gaussian(like: Tensor) -> Tensor:
-    """Return normal numbers of the shape (B, ...) of `like`, drawn by row (see randomness)."""
+    """Return normal numbers of the shape (B, ...) of `like`, drawn by row (see models.layers.Noise)."""
     noise = current_context().noise
     if noise is None:
         return torch.randn_like(like)

@@ -150,7 +150,7 @@ class WordDropoutTranslation(SemiSupervisedTranslation):
         return {"word_dropout": Term(losses.sum(), "targets")}
 
     def hidden(self, tokens: Tensor, words: Tensor) -> Tensor:
-        """Return which of the `words` (B, S) are hidden; drawn by row, see randomness."""
+        """Return which of the `words` (B, S) are hidden; drawn by row."""
         noise = current_context().noise
         drawn = torch.rand(tokens.shape) if noise is None else noise.uniform(tokens.shape)
         return words & (drawn.to(tokens.device) < self.config.rate)
