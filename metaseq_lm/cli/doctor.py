@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 def findings(folder: Path, full: bool) -> Iterator[Any]:
     """Yield the findings on the machine and on a data folder."""
     # Late, so that --help does not load the tokenizer libraries.
-    from metaseq_lm.data.doctor.machine import machine
+    from metaseq_lm.data.doctor.findings import machine
 
     yield from machine(folder)
     try:

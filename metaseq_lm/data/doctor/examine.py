@@ -1,24 +1,57 @@
-"""The report on a data folder: the check of its kind, then those of the sets inside it."""
+"""The report on a data folder: the check of its kind, then those of the sets inside it.
 
-from collections.abc import Iterator
+A check is a generator of findings; CHECKS names the kinds of manifests that each one reads.
+"""
+
+import hashlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.doctor import sets, words
 from metaseq_lm.data.doctor.findings import (
-    CHECKS,
+    CHUNK,
     ERROR,
-    STANDS_ALONE,
+    GOLDEN,
+    OK,
     WARNING,
     Finding,
     Subject,
+    document_hashes,
+    duplicates,
     files,
+    overlaps,
+    same_tokenizer,
+    token_file,
     token_files,
+    token_offsets,
+    train_first,
 )
-from metaseq_lm.data.storage.manifest import CORPUS, MANIFEST_FILE, Manifest, check_sizes
+from metaseq_lm.data.images import IMAGES, load_images
+from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.parallel.sets import PARALLEL, SIDES, ParallelSet, references_name
+from metaseq_lm.data.squad.sets import SQUAD, SquadSet
+from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.manifest import (
+    CORPUS,
+    LABELLED,
+    MANIFEST_FILE,
+    Manifest,
+    check_sizes,
+)
+from metaseq_lm.data.tokenizers.base import Tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.data.words.sets import KINDS, TEXT, TREES, WordSet
+from metaseq_lm.data.words.vocabulary import UNKNOWN, WordVocabulary
 
-BUILT_IN = (sets, words)  # importing them registers their checks
+MANY_CLASSES = 20
+MANY_UNKNOWN = 0.2
+# Sets of these kinds need neither tokenizer nor vocabulary of the folder that they lie in.
+STANDS_ALONE = {PARALLEL, IMAGES}
+T = TypeVar("T")
 
 
 def examine(folder: Path, full: bool) -> Iterator[Finding]:
@@ -27,50 +60,349 @@ def examine(folder: Path, full: bool) -> Iterator[Finding]:
         yield Finding(ERROR, f"{folder}: no such folder")
         return
     subject = Subject(folder, None, full)
-    inside = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_FILE}"))
+    set_folders = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_FILE}"))
     if (folder / MANIFEST_FILE).is_file():
-        try:
-            subject.manifest = Manifest.load(folder)
-        except MetaseqError as error:
-            yield Finding(ERROR, str(error))
-    elif not inside or token_files(folder) or not all(map(stands_alone, inside)):
+        yield from examine_set(subject)
+    elif not set_folders or token_files(folder) or not all(map(stands_alone, set_folders)):
         yield Finding(WARNING, f"{folder}: no {MANIFEST_FILE} to compare the files with")
-    else:
-        # A folder that only holds sets, which need nothing of it.
-        for one in inside:
-            yield from examine_set(subject, one)
-        return
-    if subject.manifest is None:
-        yield from sets.corpus(subject)
-    else:
-        yield from examine_contents(subject)
-    for one in inside:
-        yield from examine_set(subject, one)
+        yield from corpus(subject)
+    for set_folder in set_folders:
+        yield from examine_set(replace(subject, folder=set_folder))
 
 
 def stands_alone(folder: Path) -> bool:
-    """Return whether a set needs neither tokenizer nor vocabulary of the folder that it lies in."""
+    """Return whether a set needs nothing of the folder that it lies in."""
     try:
         return Manifest.load(folder).kind in STANDS_ALONE
     except MetaseqError:
         return False
 
 
-def examine_set(around: Subject, folder: Path) -> Iterator[Finding]:
-    """Yield the findings on a set inside the data folder `around`."""
+def examine_set(subject: Subject) -> Iterator[Finding]:
+    """Yield the comparison of the files with the manifest, then the findings of the kind's check."""
     try:
-        manifest = Manifest.load(folder)
+        subject.manifest = manifest = Manifest.load(subject.folder)
     except MetaseqError as error:
         yield Finding(ERROR, str(error))
-    else:
-        yield from examine_contents(replace(around, folder=folder, manifest=manifest))
-
-
-def examine_contents(subject: Subject) -> Iterator[Finding]:
-    """Yield the comparison of the files with the manifest, then the findings of the kind's check."""
-    manifest = subject.manifest
-    assert manifest is not None
+        return
     yield from files(subject.folder, subject.full)
     # Without its files, every reader of a set would say so again.
     if manifest.kind in CHECKS and (manifest.kind == CORPUS or not check_sizes(subject.folder)):
         yield from CHECKS[manifest.kind](subject)
+
+
+def open_splits(
+    names: Iterable[str], load: Callable[[str], T]
+) -> Generator[Finding, None, dict[str, T]]:
+    """Yield an error for each split that cannot be read; return the others by name, train first."""
+    sets: dict[str, T] = {}
+    messages: list[str] = []
+    for name in train_first(names):
+        try:
+            sets[name] = load(name)
+        except MetaseqError as error:
+            # What is wrong with the whole set is told once.
+            if str(error) not in messages:
+                messages.append(str(error))
+                yield Finding(ERROR, str(error))
+    return sets
+
+
+# -------------------------------------------------------------------- corpora
+
+
+def corpus(subject: Subject) -> Iterator[Finding]:
+    """Yield the findings on the tokenizer and the token files of a corpus, train first."""
+    folder, manifest = subject.folder, subject.manifest
+    try:
+        subject.tokenizer = load_tokenizer(folder)
+    except MetaseqError as error:
+        # Token files of another program come without a tokenizer; ours do not.
+        yield Finding(WARNING if manifest is None else ERROR, str(error))
+    else:
+        expected = None if manifest is None else manifest.tokenizer["hash"]
+        yield same_tokenizer(folder, subject.tokenizer, expected)
+    names = token_files(folder) | set(subject.splits)
+    if not names:
+        yield Finding(ERROR, f"{folder}: no token files (.bin and .idx)")
+    sets = yield from open_splits(names, lambda split: IndexedDataset(folder / split))
+    hashes: dict[str, np.ndarray] = {}
+    for split, data in sets.items():
+        yield from token_file(data, subject.tokenizer)
+        if data.dtype.kind in "iu":
+            filled = np.diff(token_offsets(data, data.documents)) > 0
+            hashes[split] = np.sort(document_hashes(data, data.documents)[filled])
+            yield duplicates(str(folder / split), hashes[split])
+    yield from overlaps(folder, hashes)
+
+
+# -------------------------------------------------------------------- labelled sets, SQuAD
+
+
+def labelled_set(subject: Subject) -> Iterator[Finding]:
+    """Yield size, labels, empty texts and repetitions of each split of a labelled set."""
+    folder = subject.folder
+
+    def load(split: str) -> LabelledSet:
+        data = LabelledSet(folder, split)
+        _ = data.rows  # a damaged file is an error here, not at the end of a run
+        return data
+
+    sets = yield from open_splits(subject.splits, load)
+    yield from other_tokenizer(subject)
+    train = sets["train"].labels if "train" in sets else None
+    for split, data in sets.items():
+        labels, names = data.labels, data.label_names
+        text = f"{len(data):,} rows; {distribution(labels, names)}"
+        yield Finding(OK, f"{folder}: {split} has {text}")
+        yield from unseen_labels(f"{folder}: {split}", labels, names, train)
+        for column in data.inputs:
+            yield from text_faults(column, subject.tokenizer)
+    yield from overlaps(folder, {split: row_hashes(data.inputs) for split, data in sets.items()})
+
+
+def squad_set(subject: Subject) -> Iterator[Finding]:
+    """Yield the size of each split of a SQuAD set, answers that were not found, shared contexts."""
+    folder = subject.folder
+
+    def load(split: str) -> SquadSet:
+        data = SquadSet(folder, split)
+        _ = data.texts  # as above
+        return data
+
+    sets = yield from open_splits(subject.splits, load)
+    yield from other_tokenizer(subject)
+    for split, data in sets.items():
+        impossible, lost = data.impossible, ~data.impossible & (data.first < 0)
+        yield Finding(
+            OK,
+            f"{folder}: {split} has {len(data):,} questions on {len(data.contexts):,} paragraphs; "
+            f"{100 * impossible.mean():.1f} % impossible",
+        )
+        if lost.any():
+            text = f"{lost.sum():,} answers are not in their context and cannot be trained on"
+            yield Finding(WARNING, f"{folder}: {split}: {text}")
+    hashes = {split: row_hashes([data.contexts]) for split, data in sets.items()}
+    yield from overlaps(folder, hashes)
+
+
+def other_tokenizer(subject: Subject) -> Iterator[Finding]:
+    """Yield an error if a set was made with another tokenizer than the corpus around it."""
+    tokenizer, manifest = subject.tokenizer, subject.manifest
+    assert manifest is not None
+    if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer["hash"]:
+        text = "made with another tokenizer than the corpus; preprocess it again"
+        yield Finding(ERROR, f"{subject.folder}: {text}")
+
+
+def text_faults(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
+    """Yield what is wrong with one text of each row: none there, or no tokens of the vocabulary."""
+    empty = np.flatnonzero(data.sizes == 0)
+    if len(empty):
+        yield Finding(
+            WARNING, f"{data.prefix}: {len(empty):,} rows without text, first row {empty[0] + 1}"
+        )
+    yield from (finding for finding in token_file(data, tokenizer) if finding.level == ERROR)
+
+
+def row_hashes(columns: Sequence[IndexedDataset]) -> np.ndarray:
+    """Return a hash of the texts of each row, sorted, uint64 (rows,)."""
+    parts = [document_hashes(data) * GOLDEN ** np.uint64(i) for i, data in enumerate(columns)]
+    return np.sort(np.sum(parts, axis=0, dtype=np.uint64))
+
+
+def distribution(labels: np.ndarray | None, names: Sequence[str]) -> str:
+    """Describe the distribution of the labels of a split; without `names` they are real values."""
+    if labels is None or not len(labels):
+        return "no labels"
+    if not names:
+        return f"labels {labels.min():g} to {labels.max():g}, mean {labels.mean():.3g}"
+    counts = np.bincount(labels, minlength=len(names))
+    shares = [f"{name} {100 * n / len(labels):.1f} %" for name, n in zip(names, counts)]
+    if len(names) > MANY_CLASSES:
+        least, most = shares[counts.argmin()], shares[counts.argmax()]
+        return f"labels of {len(names)} classes, from {least} to {most}"
+    return f"labels {', '.join(shares)}"
+
+
+def unseen_labels(
+    name: str,
+    labels: np.ndarray | None,
+    names: Sequence[str],
+    train: np.ndarray | None,
+    noun: str = "labels",
+) -> Iterator[Finding]:
+    """Yield a warning for classes of a split, called `name`, that the labels of train lack."""
+    if not names or labels is None or train is None:
+        return
+    present = set(labels.tolist())
+    if labels is train:
+        missing, text = set(range(len(names))) - present, "has no example of"
+    else:
+        missing = present - set(train.tolist())
+        text = f"has {noun} that train {'has no example of' if noun == 'labels' else 'lacks'}:"
+    if missing:
+        yield Finding(WARNING, f"{name} {text} {', '.join(names[i] for i in sorted(missing))}")
+
+
+# -------------------------------------------------------------------- parallel text
+
+
+def parallel_set(subject: Subject) -> Iterator[Finding]:
+    """Yield the findings on the tokenizers and splits of parallel text."""
+    folder, manifest = subject.folder, subject.manifest
+    assert manifest is not None
+    try:
+        languages = [str(manifest.details[side]) for side in SIDES]
+        expected = {side: str(manifest.details["tokenizers"][side]["hash"]) for side in SIDES}
+    except (KeyError, TypeError) as error:
+        text = f"{folder / MANIFEST_FILE}: unknown content: {error!r}; preprocess again"
+        yield Finding(ERROR, text)
+        return
+    tokenizers: dict[str, Tokenizer] = {}
+    for side in SIDES:
+        try:
+            tokenizers[side] = load_tokenizer(folder, f"{side}.")
+        except MetaseqError as error:
+            yield Finding(ERROR, str(error))
+        else:
+            yield same_tokenizer(folder, tokenizers[side], expected[side], side)
+
+    def load(split: str) -> ParallelSet:
+        data = ParallelSet(folder, split)
+        if references_name(split) in manifest.files:
+            _ = data.references  # as above
+        return data
+
+    sets = yield from open_splits(subject.splits, load)
+    hashes: dict[str, np.ndarray] = {}
+    for split, data in sets.items():
+        texts = [data.source] if data.target is None else [data.source, data.target]
+        yield Finding(OK, f"{folder}: {split} has {mean_lengths(texts, languages)}")
+        for side, column in zip(SIDES, texts):
+            yield from text_faults(column, tokenizers.get(side))
+        if data.target is not None and all(column.dtype.kind in "iu" for column in texts):
+            hashes[split] = row_hashes(texts)
+    yield from overlaps(folder, hashes, "pairs")
+
+
+def mean_lengths(texts: Sequence[IndexedDataset], languages: Sequence[str]) -> str:
+    """Return in words how many rows parallel text has, and how long its sides (one or two) are."""
+    count = len(texts[0])
+    means = [len(text.tokens) / max(count, 1) for text in texts]
+    if len(texts) == 1:
+        return f"{count:,} sentences of {languages[0]} alone, on average {means[0]:.1f} tokens"
+    sides = f"{means[0]:.1f} tokens of {languages[0]} and {means[1]:.1f} of {languages[1]}"
+    return f"{count:,} pairs, on average {sides}"
+
+
+# -------------------------------------------------------------------- images
+
+
+def image_set(subject: Subject) -> Iterator[Finding]:
+    """Yield the findings on the splits of labelled images."""
+    folder = subject.folder
+    sets = yield from open_splits(subject.splits, lambda split: load_images(folder, split))
+    train = sets["train"].labels if "train" in sets else None
+    first = next(iter(sets), "")
+    for split, data in sets.items():
+        shape, first_shape = data.images.shape[1:], sets[first].images.shape[1:]
+        names = list(data.names)
+        text = f"{len(data):,} images {described(shape)}; {distribution(data.labels, names)}"
+        yield Finding(OK, f"{folder}: {split} has {text}")
+        yield from unseen_labels(f"{folder}: {split}", data.labels, names, train)
+        if shape != first_shape:
+            text = f"{split} has images {described(shape)}, but {first} {described(first_shape)}"
+            yield Finding(ERROR, f"{folder}: {text}; make all of one size")
+    hashes = {split: image_hashes(data.images) for split, data in sets.items()}
+    yield from overlaps(folder, hashes, "images")
+
+
+def described(shape: Sequence[int]) -> str:
+    """Return in words the shape (H, W, C) of images."""
+    height, width, channels = shape
+    return f"of {height} x {width} pixels in {channels} channel{'s' if channels > 1 else ''}"
+
+
+def image_hashes(images: np.ndarray) -> np.ndarray:
+    """Return a hash of the bytes of each image, sorted, uint64 (N,)."""
+    return np.sort(byte_hashes(image.tobytes() for image in images))
+
+
+def byte_hashes(rows: Iterable[bytes]) -> np.ndarray:
+    """Return a hash of the bytes of each row, uint64 (rows,)."""
+    digests = (hashlib.blake2b(row, digest_size=8).digest() for row in rows)
+    return np.frombuffer(b"".join(digests), "<u8")
+
+
+# -------------------------------------------------------------------- sentences of words
+
+
+def word_set(subject: Subject) -> Iterator[Finding]:
+    """Yield size, share of unknown words, labels and repetitions of each split, train first."""
+    folder, manifest = subject.folder, subject.manifest
+    assert manifest is not None
+    if KINDS[manifest.kind] == TEXT:
+        try:
+            vocabulary = subject.vocabulary = WordVocabulary.load(folder)
+            vectors = vocabulary.vectors
+        except MetaseqError as error:
+            yield Finding(ERROR, str(error))
+            return
+        text = "no vectors" if vectors is None else f"vectors of {vectors.shape[1]} numbers"
+        words, characters = len(vocabulary), len(vocabulary.characters)
+        yield Finding(OK, f"{folder}: {words:,} words, {characters:,} characters, {text}")
+    sets = yield from open_splits(
+        subject.splits, lambda split: WordSet(folder, split, subject.vocabulary)
+    )
+    hashes: dict[str, np.ndarray] = {}
+    for split, data in sets.items():
+        words = len(data.words.tokens)
+        pieces = range(0, words, CHUNK)
+        unknown = sum(
+            int(np.count_nonzero(data.words.tokens[i : i + CHUNK] == UNKNOWN)) for i in pieces
+        )
+        yield Finding(
+            WARNING if unknown > MANY_UNKNOWN * words else OK,
+            f"{folder}: {split} has {len(data):,} sentences, {words:,} words, "
+            f"{100 * unknown / max(words, 1):.1f} % unknown, longest {data.lengths.max(initial=0):,}",
+        )
+        yield from word_labels(data, sets.get("train"))
+        # Of the forms, not the ids: two unknown words need not be the same.
+        rows = document_hashes(data.words) if data.form == TEXT else surface_hashes(data)
+        hashes[split] = np.sort(rows[data.lengths > 0])
+        if data.form == TEXT:
+            yield duplicates(f"{folder}: {split}", hashes[split])
+    yield from overlaps(folder, hashes, "sentences")
+
+
+def surface_hashes(data: WordSet) -> np.ndarray:
+    """Return a hash of the words of each sentence as they stand in the file, uint64 (sentences,)."""
+    sentences = data.surface(np.arange(len(data)))
+    return byte_hashes("\n".join(words).encode("utf-8", "replace") for words in sentences)
+
+
+def word_labels(data: WordSet, train: WordSet | None) -> Iterator[Finding]:
+    """Yield how often each tag or relation occurs, and those that train lacks."""
+    if data.labels is None:
+        return
+    labels, names = np.asarray(data.labels.tokens), data.label_names
+    counts = np.bincount(labels, minlength=len(names))
+    kind = "relations" if data.form == TREES else "BIOES tags of spans" if data.spans else "tags"
+    most_frequent = np.argsort(-counts, kind="stable")[:5]
+    shares = [f"{names[i]} {100 * counts[i] / max(counts.sum(), 1):.1f} %" for i in most_frequent]
+    text = f"{np.count_nonzero(counts)} of {len(counts)} {kind}: {', '.join(shares)}"
+    yield Finding(OK, f"{data.folder}: {data.split} has {text}")
+    if train is not None and train is not data and train.labels is not None:
+        seen, name = np.asarray(train.labels.tokens), f"{data.folder}: {data.split}"
+        yield from unseen_labels(name, labels, names, seen, data.form)
+
+
+CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {
+    CORPUS: corpus,
+    LABELLED: labelled_set,
+    SQUAD: squad_set,
+    PARALLEL: parallel_set,
+    IMAGES: image_set,
+    **dict.fromkeys(KINDS, word_set),
+}

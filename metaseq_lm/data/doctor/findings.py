@@ -1,18 +1,16 @@
-"""What the checks of `metaseq-lm doctor` have in common: findings, the registry of checks, hashes of rows.
+"""Findings on the machine, and the parts that the checks of `metaseq-lm doctor` share."""
 
-A check is a generator of findings, registered for the kinds of manifests that it reads:
-
-    @register_check("poems")
-    def poems(subject: Subject) -> Iterator[Finding]: ...
-"""
-
-from collections.abc import Callable, Iterable, Iterator
+import os
+import platform
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.files import free_bytes, human_bytes
 from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest, check_sizes, verify
 from metaseq_lm.data.tokenizers.base import DICT_FILE, Tokenizer
@@ -22,6 +20,7 @@ OK, WARNING, ERROR = "ok", "warning", "error"
 MANY_DUPLICATES = 0.1
 MANY_SHARED = 0.01
 CHUNK = 1 << 21
+LITTLE_SPACE = 2 << 30
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -35,14 +34,10 @@ class Finding:
 
 @dataclass
 class Subject:
-    """The folder that a check looks at, and what is known of the data folder that it lies in.
+    """A folder to check, and what is known of the data folder that it lies in.
 
-    Attributes:
-        folder: The folder of the data.
-        manifest: Its manifest; None for a data folder without a readable one.
-        full: Whether every checksum is read.
-        tokenizer: That of the corpus, once it is known.
-        vocabulary: That of the data folder of words, once it is known.
+    `manifest` is None for a data folder without a readable one. `full` reads every checksum.
+    The check of a data folder sets the tokenizer or vocabulary, which its labelled sets share.
     """
 
     folder: Path
@@ -57,34 +52,32 @@ class Subject:
         return train_first(self.manifest.splits) if self.manifest is not None else []
 
 
-Check = Callable[[Subject], Iterator[Finding]]
-CHECKS: dict[str, Check] = {}
-STANDS_ALONE: set[str] = set()
-
-
-def register_check(*kinds: str, stands_alone: bool = False) -> Callable[[Check], Check]:
-    """Register the decorated check for kinds of manifests.
-
-    Args:
-        kinds: The kinds.
-        stands_alone: Whether such a set needs neither tokenizer nor vocabulary of the folder around it.
-    """
-
-    def add(check: Check) -> Check:
-        CHECKS.update(dict.fromkeys(kinds, check))
-        if stands_alone:
-            STANDS_ALONE.update(kinds)
-        return check
-
-    return add
+def machine(folder: Path) -> Iterator[Finding]:
+    """Yield findings on Python, torch, processors and disk."""
+    version = platform.python_version()
+    tested = (3, 10) <= sys.version_info[:2] <= (3, 13)
+    yield Finding(OK if tested else WARNING, f"Python {version}{'' if tested else ', not tested'}")
+    try:
+        import torch
+    except ImportError as error:
+        yield Finding(ERROR, f"torch cannot be imported: {error}; pip install 'torch>=2.11'")
+    else:
+        cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        yield Finding(
+            OK,
+            f"torch {torch.__version__}, {torch.get_num_threads()} threads on {os.cpu_count()} "
+            f"processors, {', '.join(cards) or 'no CUDA device'}",
+        )
+    free = free_bytes(folder)
+    level = OK if free >= LITTLE_SPACE else WARNING
+    yield Finding(level, f"{human_bytes(free)} free on the disk of {folder}")
 
 
 def document_hashes(data: IndexedDataset, documents: np.ndarray | None = None) -> np.ndarray:
-    """Return a 64-bit hash of each sequence, uint64 (sequences,); 0 for empty ones.
+    """Return a 64-bit hash of each sequence or document, uint64 (N,); 0 for empty ones.
 
-    With `documents` (documents + 1,), as in `data`, one of each document. It is the sum of a mixed
-    (token, position) over the document, modulo 2**64, so that documents of any length are read in
-    pieces. The mixing is the one of SplitMix64 (Steele et al. 2014).
+    It is the sum of a mixed (token, position) modulo 2**64, so that documents of any length are
+    read in pieces. The mixing is the one of SplitMix64 (Steele et al. 2014).
     """
     offsets = token_offsets(data, documents)
     filled = np.flatnonzero(np.diff(offsets))
@@ -123,8 +116,8 @@ def files(folder: Path, full: bool) -> Iterator[Finding]:
     for fault in faults:
         yield Finding(ERROR, f"{fault}; copy the folder again or preprocess again")
     if not faults:
-        done = "every checksum" if full else "file sizes (--verify reads the checksums)"
-        yield Finding(OK, f"{folder}: {MANIFEST_FILE} agrees with {done}")
+        checked = "every checksum" if full else "file sizes (--verify reads the checksums)"
+        yield Finding(OK, f"{folder}: {MANIFEST_FILE} agrees with {checked}")
 
 
 def same_tokenizer(
@@ -137,9 +130,9 @@ def same_tokenizer(
     if expected not in (None, tokenizer.fingerprint):
         name = f"{side} tokenizer" if side else "tokenizer"
         return Finding(ERROR, f"{folder}: its {name} is not the one of the token files")
-    about = f"{tokenizer.name}, {len(tokenizer.vocabulary):,} symbols as in"
-    where = f"{folder}: {side} text: {about} {side}." if side else f"{folder}: {about} "
-    return Finding(OK, f"{where}{DICT_FILE}")
+    text = f"{tokenizer.name}, {len(tokenizer.vocabulary):,} symbols as in"
+    place = f"{folder}: {side} text: {text} {side}." if side else f"{folder}: {text} "
+    return Finding(OK, f"{place}{DICT_FILE}")
 
 
 def train_first(splits: Iterable[str]) -> list[str]:
@@ -174,8 +167,8 @@ def token_file(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Fi
     smallest = min(int(data.tokens[i : i + CHUNK].min()) for i in pieces)
     size = len(tokenizer.vocabulary)
     if not 0 <= smallest <= largest < size:
-        wrong = smallest if smallest < 0 else largest
-        yield Finding(ERROR, f"{path}: token id {wrong}, but the vocabulary ends at {size - 1}")
+        invalid = smallest if smallest < 0 else largest
+        yield Finding(ERROR, f"{path}: token id {invalid}, but the vocabulary ends at {size - 1}")
 
 
 def duplicates(name: str, hashes: np.ndarray) -> Finding:

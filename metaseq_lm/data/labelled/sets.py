@@ -92,7 +92,10 @@ class LabelledSet:
         self.inputs = [IndexedDataset(self.folder / input_name(split, i)) for i in range(count)]
         self._check_inputs()
         self.labels = self._read_labels()
-        self.spans, self.places = self._read_spans(), self._read_places()
+        self.spans: np.ndarray | None = None
+        self.places: np.ndarray | None = None
+        if self.form in WITH_PLACES:
+            self._read_spans()
         # Of two files that were swapped each is sound.
         require_sizes(self.folder)
 
@@ -135,34 +138,26 @@ class LabelledSet:
             )
         return labels
 
-    def _read_spans(self) -> np.ndarray | None:
-        if self.form != "spans":
-            return None
+    def _read_spans(self) -> None:
         stored = IndexedDataset(self.folder / spans_name(self.split))
-        path = prefix_path(self.folder / spans_name(self.split), ".bin")
-        if stored.dtype.kind not in "iu" or stored.sizes.tolist() != [3 * SPANS] * len(self):
-            raise MetaseqError(
-                f"{path}: not {SPANS} spans for each of the {len(self)} rows; the files do not "
-                "belong together, preprocess again"
-            )
-        spans = np.array(stored.tokens, np.int64).reshape(-1, 3)
-        self._check_inside(np.repeat(np.arange(len(self)), SPANS), spans)
-        return spans.reshape(len(self), SPANS, 3)
-
-    def _read_places(self) -> np.ndarray | None:
-        if self.form != "tokens":
-            return None
-        stored = IndexedDataset(self.folder / spans_name(self.split))
-        if stored.dtype.kind not in "iu" or len(stored) != len(self) or (stored.sizes % 3).any():
+        good = stored.dtype.kind in "iu" and len(stored) == len(self)
+        if self.form == "spans":
+            good, expected = good and (stored.sizes == 3 * SPANS).all(), f"{SPANS} spans"
+        else:
+            good, expected = good and not (stored.sizes % 3).any(), "three numbers for each place"
+        if not good:
             path = prefix_path(self.folder / spans_name(self.split), ".bin")
             raise MetaseqError(
-                f"{path}: not three numbers for each place in the {len(self)} rows; the files do not "
-                "belong together, preprocess again"
+                f"{path}: not {expected} in each of the {len(self)} rows; the files do not belong "
+                "together, preprocess again"
             )
         rows = np.repeat(np.arange(len(self)), stored.sizes // 3)
-        places = np.array(stored.tokens, np.int64).reshape(-1, 3)
-        self._check_inside(rows, places)
-        return np.column_stack([rows, places])
+        spans = np.array(stored.tokens, np.int64).reshape(-1, 3)
+        self._check_inside(rows, spans)
+        if self.form == "spans":
+            self.spans = spans.reshape(len(self), SPANS, 3)
+        else:
+            self.places = np.column_stack([rows, spans])
 
     def _check_inside(self, rows: np.ndarray, spans: np.ndarray) -> None:
         """Raise MetaseqError if one of the spans (N, 3) of `rows` (N,) is not in its text."""
@@ -179,12 +174,8 @@ class LabelledSet:
     def rows(self) -> list[dict[str, Any]] | None:
         """What scorers and leaderboard files need of each row (ids, answers), or None.
 
-        Read when first asked for, then kept. MetaseqError as of `read_rows`.
+        Read at first use; MetaseqError with file and line if the file is damaged.
         """
-        return self.read_rows()
-
-    def read_rows(self) -> list[dict[str, Any]] | None:
-        """Read `rows` from the disk; MetaseqError with file and line if the file is damaged."""
         if rows_name(self.split) not in self._files:
             return None
         path = self.folder / rows_name(self.split)

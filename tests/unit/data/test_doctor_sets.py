@@ -14,8 +14,8 @@ import word_data
 from mutations import resign
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.doctor.examine import examine
-from metaseq_lm.data.doctor.findings import CHECKS, STANDS_ALONE, Finding
+from metaseq_lm.data.doctor.examine import CHECKS, STANDS_ALONE, examine
+from metaseq_lm.data.doctor.findings import Finding
 from metaseq_lm.data.images import FILE, IMAGES, Images, save_images
 from metaseq_lm.data.parallel.sets import PARALLEL, ParallelSet
 from metaseq_lm.data.preprocess.corpus import CorpusPipeline
