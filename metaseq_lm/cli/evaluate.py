@@ -143,7 +143,7 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
     The metric is the first one of validation if none is named. Which end is best is what the runs
     kept their best checkpoint by, or else what its name says.
     """
-    from metaseq_lm.evaluation.ensemble import best
+    from metaseq_lm.evaluation.predictions import best
     from metaseq_lm.reporting.numbers import Metric
     from metaseq_lm.runs import checkpoint
 

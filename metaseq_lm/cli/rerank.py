@@ -19,7 +19,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,8 +183,7 @@ def rerank(
     import numpy as np
 
     from metaseq_lm.core.files import write_atomic
-    from metaseq_lm.evaluation.nbest import write_nbest
-    from metaseq_lm.evaluation.rerank import choose_weight, combined, result
+    from metaseq_lm.evaluation.nbest import choose_weight, combined, split_rates, write_nbest
 
     scores_by_set = {
         name: [np.array([plls[text + part.append] for text in nbest.texts]) for nbest in part.lists]
@@ -193,7 +192,7 @@ def rerank(
     weight = choose_weight(sets["dev"].lists, scores_by_set["dev"], grid)
     results: dict[str, Any] = {"lambda": weight}
     for name, part in sets.items():
-        results[name] = asdict(result(part.lists, scores_by_set[name], weight))
+        results[name] = split_rates(part.lists, scores_by_set[name], weight)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             scores = combined(part.lists, scores_by_set[name], weight)
@@ -209,17 +208,17 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     def percent(value: float) -> Cell:
         return Cell(f"{100 * value:.2f}")
 
-    def plain(name: str, key: str) -> list[Cell]:
+    def fixed_row(name: str, key: str) -> list[Cell]:
         cells = [cell for s in ("dev", "test") for cell in (percent(rows[0][s][key]), Cell(""))]
         return [Cell(name, number=False), Cell(""), *cells]
 
-    lines = [plain("no re-ranking", "one_best_wer")]
+    lines = [fixed_row("no re-ranking", "one_best_wer")]
     for row in rows:
         line = [Cell(row["source"], number=False), Cell(f"{row['lambda']:g}")]
         for name in ("dev", "test"):
             low, high = row[name]["interval"]
             line += [percent(row[name]["wer"]), Cell(f"[{100 * low:+.2f}, {100 * high:+.2f}]")]
         lines.append(line)
-    lines.append(plain("oracle", "oracle_wer"))
+    lines.append(fixed_row("oracle", "oracle_wer"))
     head = ["model", "lambda", "dev", "95 % of change", "test", "95 % of change"]
     return WRITERS["text"][1](Table("Word error rates in percent", head, lines, []))

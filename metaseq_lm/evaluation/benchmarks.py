@@ -8,6 +8,7 @@ cent.
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import nan
 from typing import Any
 
@@ -26,6 +27,21 @@ from metaseq_lm.evaluation.classification import (
 from metaseq_lm.evaluation.squad import exact_match, token_f1
 
 Facts = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A scored set: gold places or numbers (rows,), scores, facts, and the names of the labels."""
+
+    gold: np.ndarray
+    scores: np.ndarray
+    rows: Facts | None
+    names: list[str]
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """The place of the greatest score of each row, (rows,)."""
+        return self.scores.argmax(1)
 
 
 def metrics(
@@ -50,7 +66,7 @@ def metrics(
         )
     if not np.isfinite(scores_n).all():
         return dict.fromkeys(task.metrics, nan)
-    return SCORERS.get(benchmark, _accuracy)(gold_n, scores_n, rows, list(label_names))
+    return SCORERS.get(benchmark, _accuracy)(Scored(gold_n, scores_n, rows, list(label_names)))
 
 
 def checked_scores(
@@ -65,8 +81,8 @@ def checked_scores(
         return values.reshape(len(values))
     columns = values.shape[1] if values.ndim == 2 else 0
     if columns < 2 or not task.labels or (task.form != "choices" and columns != len(label_names)):
-        wanted = f"(rows, {len(label_names)})" if task.labels else "(rows,)"
-        raise MetaseqError(f"{benchmark}: scores of shape {values.shape}, expected {wanted}")
+        expected = f"(rows, {len(label_names)})" if task.labels else "(rows,)"
+        raise MetaseqError(f"{benchmark}: scores of shape {values.shape}, expected {expected}")
     return values
 
 
@@ -93,71 +109,56 @@ def _two(first: str, a: float, second: str, b: float) -> dict[str, float]:
     return {"mean": (a + b) / 2, first: a, second: b}
 
 
-def _accuracy(
-    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
-) -> dict[str, float]:
-    return {"accuracy": accuracy(gold, scores.argmax(1))}
+def _accuracy(task: Scored) -> dict[str, float]:
+    return {"accuracy": accuracy(task.gold, task.predicted)}
 
 
-def _matthews(
-    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
-) -> dict[str, float]:
-    return {"matthews": matthews(gold, scores.argmax(1))}
+def _matthews(task: Scored) -> dict[str, float]:
+    return {"matthews": matthews(task.gold, task.predicted)}
 
 
-def _f1_accuracy(
-    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
-) -> dict[str, float]:
-    predicted = scores.argmax(1)
-    f1 = f1_binary(gold, predicted, _place(names, "1"))
-    return _two("f1", f1, "accuracy", accuracy(gold, predicted))
+def _f1_accuracy(task: Scored) -> dict[str, float]:
+    f1 = f1_binary(task.gold, task.predicted, _place(task.names, "1"))
+    return _two("f1", f1, "accuracy", accuracy(task.gold, task.predicted))
 
 
-def _macro_f1_accuracy(
-    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
-) -> dict[str, float]:
-    predicted = scores.argmax(1)
-    f1 = f1_macro(gold, predicted, range(len(names)))
-    return _two("f1", f1, "accuracy", accuracy(gold, predicted))
+def _macro_f1_accuracy(task: Scored) -> dict[str, float]:
+    f1 = f1_macro(task.gold, task.predicted, range(len(task.names)))
+    return _two("f1", f1, "accuracy", accuracy(task.gold, task.predicted))
 
 
-def _correlations(
-    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
-) -> dict[str, float]:
-    return _two("pearson", pearson(gold, scores), "spearman", spearman(gold, scores))
+def _correlations(task: Scored) -> dict[str, float]:
+    return _two(
+        "pearson", pearson(task.gold, task.scores), "spearman", spearman(task.gold, task.scores)
+    )
 
 
-def _multirc(
-    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
-) -> dict[str, float]:
+def _multirc(task: Scored) -> dict[str, float]:
     """Return F1 over all answers, and the share of questions whose answers are all right."""
-    facts = facts_of("superglue/MultiRC", rows, len(gold), ("passage", "question"))
-    predicted = scores.argmax(1)
+    facts = facts_of("superglue/MultiRC", task.rows, len(task.gold), ("passage", "question"))
     right: dict[Any, bool] = {}
-    for row, correct in zip(facts, predicted == gold):
+    for row, correct in zip(facts, task.predicted == task.gold):
         key = row["passage"], row["question"]
         right[key] = right.get(key, True) and bool(correct)
-    f1a = f1_binary(gold, predicted, _place(names, "1"))
+    f1a = f1_binary(task.gold, task.predicted, _place(task.names, "1"))
     return _two("f1a", f1a, "em", sum(right.values()) / len(right))
 
 
 def best_entities(scores: np.ndarray, rows: Facts, names: list[str]) -> dict[int, dict[str, Any]]:
-    """Return the row of the entity that ReCoRD's scores (rows, 2) like best, by query number."""
+    """Return the row of the entity with the best of ReCoRD's scores (rows, 2), by query number."""
     positive = _place(names, "1")
-    liking = scores[:, positive] - scores[:, 1 - positive]
+    margin = scores[:, positive] - scores[:, 1 - positive]
     best: dict[int, int] = {}
     for i, row in enumerate(rows):
-        if row["idx"] not in best or liking[i] > liking[best[row["idx"]]]:
+        if row["idx"] not in best or margin[i] > margin[best[row["idx"]]]:
             best[row["idx"]] = i
     return {query: rows[i] for query, i in best.items()}
 
 
-def _record(
-    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
-) -> dict[str, float]:
+def _record(task: Scored) -> dict[str, float]:
     """Return F1 and EM of the best entity of each query, the maximum over its gold answers."""
-    facts = facts_of("superglue/ReCoRD", rows, len(gold), ("idx", "entity", "answers"))
-    best = list(best_entities(scores, facts, names).values())
+    facts = facts_of("superglue/ReCoRD", task.rows, len(task.gold), ("idx", "entity", "answers"))
+    best = list(best_entities(task.scores, facts, task.names).values())
     return answer_scores([row["entity"] for row in best], best)
 
 
@@ -180,21 +181,17 @@ def answer_scores(predictions: Sequence[str], rows: Facts | None) -> dict[str, f
     return _two("f1", f1, "em", em)
 
 
-def _gender_parity(
-    gold: np.ndarray, scores: np.ndarray, rows: Facts | None, names: list[str]
-) -> dict[str, float]:
+def _gender_parity(task: Scored) -> dict[str, float]:
     """Return accuracy, and the share of pairs (one word of gender changed) with one prediction."""
-    facts = facts_of("superglue/AX-g", rows, len(gold), ("pair_id",))
-    predicted = scores.argmax(1)
+    facts = facts_of("superglue/AX-g", task.rows, len(task.gold), ("pair_id",))
     pairs: dict[Any, set[int]] = {}
-    for row, label in zip(facts, predicted.tolist()):
+    for row, label in zip(facts, task.predicted.tolist()):
         pairs.setdefault(row["pair_id"], set()).add(label)
     same = [len(labels) == 1 for labels in pairs.values()]
-    return {"accuracy": accuracy(gold, predicted), "gender_parity": float(np.mean(same))}
+    return {"accuracy": accuracy(task.gold, task.predicted), "gender_parity": float(np.mean(same))}
 
 
-Scorer = Callable[[np.ndarray, np.ndarray, Facts | None, list[str]], dict[str, float]]
-SCORERS: dict[str, Scorer] = {
+SCORERS: dict[str, Callable[[Scored], dict[str, float]]] = {
     "glue/CoLA": _matthews,
     "glue/MRPC": _f1_accuracy,
     "glue/QQP": _f1_accuracy,
@@ -226,10 +223,8 @@ def submission(
     values = checked_scores(benchmark, task, scores, label_names)
     if not np.isfinite(values).all():
         raise MetaseqError(f"{benchmark}: scores that are not finite rank nothing")
-    facts, name = (
-        facts_of(benchmark, rows, len(values), ("idx",)),
-        leaderboard_file(benchmark, split),
-    )
+    facts = facts_of(benchmark, rows, len(values), ("idx",))
+    name = leaderboard_file(benchmark, split)
     if not task.labels:
         written = [f"{value:.3f}" for value in np.clip(values, 0.0, 5.0)]
     else:

@@ -1,9 +1,9 @@
-"""F1 of spans (chunks, entities) in tagged sentences, counted as by Clark et al. 2018 (code).
+"""F1 of spans (chunks, entities) in tagged sentences.
 
-A span counts as found if start, end and type are those of a gold span of the same sentence; counts
-are summed over all sentences. What spans a sequence of tags spells is another matter where it is not
-well formed: `chunk_spans` follows the code of Clark et al., `conlleval.conlleval_spans` the official
-script of CoNLL-2000. Both read the gold tags too.
+A predicted span is correct if start, end and type are those of a gold span of the same sentence;
+counts are summed over all sentences. For badly formed tags there are two readers, used for gold tags
+too: `chunk_spans` follows the code of Clark et al. 2018, `conlleval_spans` the official script of
+CoNLL-2000 (Tjong Kim Sang and Buchholz 2000).
 """
 
 from collections import Counter
@@ -16,28 +16,49 @@ SpanReader = Callable[[Sequence[str]], set[Span]]
 
 
 def chunk_spans(tags: Sequence[str]) -> set[Span]:
-    """Return the spans (first word, word after the last, type) of tags of BIO or BIOES.
+    """Return the spans (first word, word after the last, type) of BIO or BIOES tags.
 
     Only O, B- and S- end a span, so a change of type inside one does not; the type is that of the last
-    tag. I- and E- after O open a span. A tag that is none of spans counts as O.
+    tag. I- and E- after O open a span. A tag without a known prefix counts as O.
     """
     spans: set[Span] = set()
-    start, last = -1, ""
+    start, last_kind = -1, ""
     for word, tag in enumerate([*tags, OUTSIDE]):
         prefix, kind = split_tag(tag)
         outside = prefix in ("", OUTSIDE)
         if start >= 0 and (outside or prefix in "BS"):
-            spans.add((start, word, last))
+            spans.add((start, word, last_kind))
             start = -1
         if start < 0 and not outside:
             start = word
-        last = kind
+        last_kind = kind
+    return spans
+
+
+def conlleval_spans(tags: Sequence[str]) -> set[Span]:
+    """Return the spans (first word, word after the last, type) as conlleval reads them.
+
+    A span continues only with I- or E- of its type, after B- or I-: unlike in `chunk_spans`, a change
+    of type begins a new span, and E- and S- end one. A tag without a known prefix counts as O.
+    """
+    spans: set[Span] = set()
+    start = -1
+    previous = OUTSIDE, ""
+    for word, tag in enumerate([*tags, OUTSIDE]):
+        prefix, kind = split_tag(tag)
+        continues = prefix in ("I", "E") and previous[0] in ("B", "I") and kind == previous[1]
+        if start >= 0 and not continues:
+            spans.add((start, word, previous[1]))
+            start = -1
+        if start < 0 and prefix not in ("", OUTSIDE):
+            start = word
+        previous = prefix, kind
     return spans
 
 
 @dataclass(frozen=True)
 class SpanScores:
-    """Numbers of spans in gold, predicted, and correct, and what follows from them."""
+    """Numbers of gold, predicted and correct spans, and their precision, recall and F1 (0 to 1)."""
 
     gold: int = 0
     predicted: int = 0
@@ -45,45 +66,27 @@ class SpanScores:
 
     @property
     def precision(self) -> float:
-        """Correct spans per predicted one; 0 if nothing is predicted."""
+        """Correct spans per predicted span; 0 if nothing is predicted."""
         return self.correct / self.predicted if self.predicted else 0.0
 
     @property
     def recall(self) -> float:
-        """Correct spans per gold one; 0 if there is none."""
+        """Correct spans per gold span; 0 if there is none."""
         return self.correct / self.gold if self.gold else 0.0
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of precision and recall, from 0 to 1; 0 if nothing is correct."""
+        """The harmonic mean of precision and recall; 0 if nothing is correct."""
         return 2 * self.correct / (self.gold + self.predicted) if self.correct else 0.0
-
-    def __add__(self, other: "SpanScores") -> "SpanScores":
-        return SpanScores(
-            self.gold + other.gold, self.predicted + other.predicted, self.correct + other.correct
-        )
 
 
 @dataclass
 class SpanCounts:
-    """Counts spans sentence by sentence; `reader` says what spans tags spell."""
+    """Numbers of spans of each type: gold, predicted and correct."""
 
-    reader: SpanReader = chunk_spans
     gold: Counter[str] = field(default_factory=Counter)
     predicted: Counter[str] = field(default_factory=Counter)
     correct: Counter[str] = field(default_factory=Counter)
-
-    def add(self, gold: Sequence[str], predicted: Sequence[str]) -> None:
-        """Count a sentence; ValueError if it has not as many predicted tags as gold ones."""
-        if len(gold) != len(predicted):
-            raise ValueError(f"{len(gold)} gold tags but {len(predicted)} predicted ones")
-        true, found = self.reader(gold), self.reader(predicted)
-        for counts, spans in (
-            (self.gold, true),
-            (self.predicted, found),
-            (self.correct, true & found),
-        ):
-            counts.update(kind for _, _, kind in spans)
 
     @property
     def scores(self) -> SpanScores:
@@ -102,8 +105,37 @@ def span_counts(
     predicted: Iterable[Sequence[str]],
     reader: SpanReader = chunk_spans,
 ) -> SpanCounts:
-    """Count the spans of sentences of tags; ValueError if the two differ in number or length."""
-    counts = SpanCounts(reader)
-    for true, found in zip(gold, predicted, strict=True):
-        counts.add(true, found)
+    """Count the spans of tagged sentences; ValueError if the two differ in number or length."""
+    counts = SpanCounts()
+    for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
+        if len(gold_tags) != len(predicted_tags):
+            raise ValueError(f"{len(gold_tags)} gold tags but {len(predicted_tags)} predicted ones")
+        gold_spans, predicted_spans = reader(gold_tags), reader(predicted_tags)
+        counts.gold.update(kind for _, _, kind in gold_spans)
+        counts.predicted.update(kind for _, _, kind in predicted_spans)
+        counts.correct.update(kind for _, _, kind in gold_spans & predicted_spans)
     return counts
+
+
+def conlleval_report(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> str:
+    """Return the lines that conlleval prints: counts, accuracy of tags, scores of all and each type.
+
+    ValueError if the two differ in the number or length of sentences.
+    """
+    counts = span_counts(gold, predicted, conlleval_spans)
+    n_words = sum(map(len, gold))
+    n_right = sum(a == b for tags in zip(gold, predicted) for a, b in zip(*tags))
+    total = counts.scores
+    lines = [
+        f"processed {n_words} tokens with {total.gold} phrases; found: {total.predicted} phrases; "
+        f"correct: {total.correct}.",
+        f"accuracy: {100 * n_right / max(n_words, 1):6.2f}%; {_rates(total)}",
+    ]
+    for kind, scores in counts.by_type.items():
+        lines.append(f"{kind:>17}: {_rates(scores)}  {scores.predicted}")
+    return "\n".join(lines) + "\n"
+
+
+def _rates(scores: SpanScores) -> str:
+    values = [100 * value for value in (scores.precision, scores.recall, scores.f1)]
+    return "precision: {:6.2f}%; recall: {:6.2f}%; FB1: {:6.2f}".format(*values)

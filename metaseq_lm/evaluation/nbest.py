@@ -1,7 +1,11 @@
-"""N-best lists of a speech recogniser or translator, and files of pseudo-log-likelihoods.
+"""N-best lists of a speech recogniser or translator: files, word error rates, re-ranking.
 
 Lists are JSON, `{utterance: {"ref": text, "hyp_1": {"score": number, "text": text}, ...}}`; scores
-are log-probabilities. PLLs are lines `pll<TAB>tokens<TAB>text`.
+are log-probabilities. Pseudo-log-likelihoods (PLLs) are lines `pll<TAB>tokens<TAB>text`. Lists are
+re-ranked by score + lambda * PLL (Salazar et al. 2020): the score is not scaled, lengths are not
+normalised, lambda is chosen on a development set. Words are what stands between white space.
+
+Shapes: H hypotheses of an utterance, U utterances.
 """
 
 import json
@@ -16,12 +20,13 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.random_streams import generator
 from metaseq_lm.data.labelled.files import json_object, text_field
 from metaseq_lm.data.storage.text_files import TextFile, blocks
-from metaseq_lm.evaluation.wer import edit_distances, word_count
 
 REFERENCE = "ref"
 HYPOTHESIS = re.compile(r"hyp_(\d{1,9})")
+DRAWS = 1000  # of the bootstrap
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,16 +46,7 @@ class NBest:
     @property
     def words(self) -> int:
         """The number of words of the reference."""
-        return word_count(self.reference)
-
-    def resorted(self, scores: np.ndarray) -> dict[str, Any]:
-        """Return the JSON of the list under other `scores` (H,), the best first."""
-        order = np.argsort(-scores, kind="stable")
-        hypotheses = {
-            f"hyp_{rank}": {"score": float(scores[i]), "text": self.texts[i]}
-            for rank, i in enumerate(order, 1)
-        }
-        return {REFERENCE: self.reference, **hypotheses}
+        return len(self.reference.split())
 
 
 def read_nbest(path: Path) -> list[NBest]:
@@ -66,17 +62,17 @@ def read_nbest(path: Path) -> list[NBest]:
     utterances = json_object(text, str(path))
     if not utterances:
         raise MetaseqError(f"{path}: holds no utterance")
-    found = [_utterance(name, lists, path) for name, lists in utterances.items()]
-    if not any(nbest.words for nbest in found):
+    lists = [_utterance(name, fields, path) for name, fields in utterances.items()]
+    if not any(nbest.words for nbest in lists):
         raise MetaseqError(f"{path}: the references hold no word")
-    return found
+    return lists
 
 
 def _utterance(name: str, fields: Any, path: Path) -> NBest:
     where = f"{path}: utterance {name!r}"
     if not isinstance(fields, dict):
         raise MetaseqError(f"{where}: not a JSON object but {json.dumps(fields)[:60]}")
-    found = []
+    hypotheses = []
     for key, hypothesis in fields.items():
         if key == REFERENCE:
             continue
@@ -86,12 +82,14 @@ def _utterance(name: str, fields: Any, path: Path) -> NBest:
         if not isinstance(hypothesis, dict):
             raise MetaseqError(f"{where}: {key}: expected score and text in a JSON object")
         text = one_line(text_field(hypothesis, "text", f"{where}: {key}"))
-        found.append((int(number[1]), text, _score(hypothesis, f"{where}: {key}")))
+        hypotheses.append((int(number[1]), text, _score(hypothesis, f"{where}: {key}")))
     reference = one_line(text_field(fields, REFERENCE, where))
-    if not found:
+    if not hypotheses:
         raise MetaseqError(f"{where}: has no hypothesis (hyp_1, hyp_2, ...)")
-    found.sort(key=lambda item: item[0])
-    return NBest(name, reference, [t for _, t, _ in found], np.array([s for _, _, s in found]))
+    hypotheses.sort(key=lambda item: item[0])
+    return NBest(
+        name, reference, [t for _, t, _ in hypotheses], np.array([s for _, _, s in hypotheses])
+    )
 
 
 def _score(hypothesis: dict[str, Any], where: str) -> float:
@@ -110,7 +108,11 @@ def one_line(text: str) -> str:
 
 def write_nbest(lists: Sequence[NBest], scores: Sequence[np.ndarray]) -> bytes:
     """Return the file of `lists` under other scores, (H,) each, the best hypothesis first."""
-    content = {nbest.utterance: nbest.resorted(own) for nbest, own in zip(lists, scores)}
+    content: dict[str, Any] = {}
+    for nbest, new_scores in zip(lists, scores):
+        entry = content[nbest.utterance] = {REFERENCE: nbest.reference}
+        for rank, i in enumerate(np.argsort(-new_scores, kind="stable"), 1):
+            entry[f"hyp_{rank}"] = {"score": float(new_scores[i]), "text": nbest.texts[i]}
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
 
 
@@ -121,7 +123,7 @@ def score_lines(rows: Iterable[tuple[float, int, str]]) -> bytes:
 
 def read_plls(path: Path) -> dict[str, float]:
     """Return the PLL of each text of a file of `score_lines`; MetaseqError with file and line."""
-    found = {}
+    plls = {}
     for number, line, _ in TextFile(path, "fail").lines():
         fields = line.split("\t", 2)
         try:
@@ -132,5 +134,100 @@ def read_plls(path: Path) -> dict[str, float]:
             raise MetaseqError(
                 f"{path}:{number}: expected 'pll<TAB>tokens<TAB>text', found {line[:60]!r}"
             )
-        found[fields[2]] = value
-    return found
+        plls[fields[2]] = value
+    return plls
+
+
+# ------------------------------------------------------------------------ word errors and re-ranking
+
+
+def edit_distances(reference: str, hypotheses: Sequence[str]) -> np.ndarray:
+    """Return the fewest insertions, deletions and substitutions of words to each, int64 (H,)."""
+    target = reference.split()
+    words = [hypothesis.split() for hypothesis in hypotheses]
+    longest = max(map(len, words), default=0)
+    ids = {word: number for number, word in enumerate(dict.fromkeys(target))}
+    # -1 is a word that the reference lacks, or padding; neither can match.
+    table = np.array(
+        [[ids.get(w, -1) for w in ws] + [-1] * (longest - len(ws)) for ws in words], dtype=np.int64
+    ).reshape(len(words), longest)
+    steps = np.arange(longest + 1)
+    row = np.tile(steps, (len(words), 1))  # distance of 0 reference words to j words, (H, J + 1)
+    for number, word in enumerate(target, 1):
+        other = np.empty_like(row)
+        other[:, 0] = number
+        other[:, 1:] = np.minimum(row[:, 1:] + 1, row[:, :-1] + (table != ids[word]))
+        # Insertions run along the row: the least of other[k] + (j - k) over k <= j.
+        row = np.minimum.accumulate(other - steps, axis=1) + steps
+    return row[np.arange(len(words)), [len(ws) for ws in words]]
+
+
+def error_rate(edits: np.ndarray, words: np.ndarray) -> float:
+    """Return all edits (U,) over all reference words (U,), a fraction that may exceed 1.
+
+    An empty reference adds its edits and no words. MetaseqError if there is no word at all.
+    """
+    if not words.sum():
+        raise MetaseqError("the references hold no word, so there is no word error rate")
+    return float(edits.sum() / words.sum())
+
+
+def difference_interval(
+    edits: np.ndarray, baseline: np.ndarray, words: np.ndarray
+) -> tuple[float, float]:
+    """Return the central 95 % of WER(edits) - WER(baseline) over resampled utterances.
+
+    Utterances are drawn with replacement (Bisani and Ney 2004), for both systems the same. All
+    arguments (U,).
+    """
+    rng = generator("word error rate", "bootstrap")
+    count = len(words)
+    differences = []
+    for _ in range(DRAWS):
+        drawn = rng.integers(count, size=count)
+        if total := words[drawn].sum():  # a draw of nothing but empty references has no rate
+            differences.append((edits[drawn] - baseline[drawn]).sum() / total)
+    low, high = np.quantile(differences, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def combined(lists: Sequence[NBest], plls: Sequence[np.ndarray], weight: float) -> list[np.ndarray]:
+    """Return score + weight * PLL of the hypotheses of each list, (H,) each."""
+    return [nbest.scores + weight * pll for nbest, pll in zip(lists, plls)]
+
+
+def edits_of_best(lists: Sequence[NBest], scores: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the edits (U,) of each list's best hypothesis, the first one of equals."""
+    return np.array([nbest.edits[values.argmax()] for nbest, values in zip(lists, scores)])
+
+
+def choose_weight(
+    lists: Sequence[NBest], plls: Sequence[np.ndarray], grid: Sequence[float]
+) -> float:
+    """Return the weight of the fewest edits on `lists`, the smallest one of equals."""
+    edits = [(edits_of_best(lists, combined(lists, plls, w)).sum(), w) for w in grid]
+    return min(edits)[1]
+
+
+def split_rates(
+    lists: Sequence[NBest], plls: Sequence[np.ndarray], weight: float
+) -> dict[str, Any]:
+    """Return the word error rates of a set: without re-ranking, at best ("oracle"), and with it.
+
+    Rates are fractions of the reference words. "difference" is "wer" minus "one_best_wer" (below 0:
+    re-ranking helps), "interval" the central 95 % of it over resampled utterances.
+    """
+    words = np.array([nbest.words for nbest in lists])
+    baseline = edits_of_best(lists, [nbest.scores for nbest in lists])
+    edits = edits_of_best(lists, combined(lists, plls, weight))
+    one_best, wer = error_rate(baseline, words), error_rate(edits, words)
+    return {
+        "utterances": len(lists),
+        "hypotheses": sum(len(nbest.texts) for nbest in lists),
+        "words": int(words.sum()),
+        "one_best_wer": one_best,
+        "oracle_wer": error_rate(np.array([nbest.edits.min() for nbest in lists]), words),
+        "wer": wer,
+        "difference": wer - one_best,
+        "interval": difference_interval(edits, baseline, words),
+    }

@@ -1,10 +1,14 @@
-"""Prediction files: one JSON object per example, and what leaderboards want."""
+"""Predictions of runs: files with one JSON object per example, ensembles, the choice of the best runs."""
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
 
 
@@ -19,8 +23,81 @@ def write_predictions(
     for row in sorted(rows, key=lambda row: row["index"]):
         name = f"{split}.{row['set']}" if "set" in row else split
         files.setdefault(name, []).append(row)
-    for name, found in files.items():
-        lines = "".join(json.dumps(row) + "\n" for row in found)
+    for name, members in files.items():
+        lines = "".join(json.dumps(row) + "\n" for row in members)
         write_atomic(folder / f"predictions.{name}.jsonl", lines.encode())
     for name, text in submissions.items():
         write_atomic(folder / name, text.encode())
+
+
+def mean_scores(members: Sequence[Sequence[dict[str, Any]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the "index" of the rows, int64 (N,), and the mean of the members' "scores", (N, K).
+
+    A member is the prediction rows of one run, in any order. Scores are probabilities, or one real
+    value (K = 1). Raises MetaseqError if the members are not predictions of the same rows.
+    """
+    ordered = same_rows(members, lambda row: (row["gold"], len(row["scores"])))
+    scores = np.array([[row["scores"] for row in rows] for rows in ordered], np.float64)
+    return np.array([row["index"] for row in ordered[0]], np.int64), scores.mean(0)
+
+
+def mean_answers(members: Sequence[Sequence[dict[str, Any]]], n_best: int) -> list[dict[str, Any]]:
+    """Return SQuAD's prediction rows with the "nbest" and "null_odds" of the members together.
+
+    The probability of a text is the mean of those in the members' lists, 0 in a list without it,
+    its score the logarithm of that; the `n_best` most probable ones stay. The odds of no answer are
+    those of the mean of the members' probabilities, the sigmoids of their odds. One member is
+    returned as it is. Raises MetaseqError if the members are not predictions of the same questions.
+    """
+    ordered = same_rows(members, lambda row: row["id"])
+    if len(ordered) == 1:
+        return ordered[0]
+    together = []
+    for rows in zip(*ordered):
+        shares: dict[str, list[float]] = {}
+        for row in rows:
+            scores = np.array([answer["score"] for answer in row["nbest"]], np.float64)
+            # In log space: the probability of a far worse text is 0, its logarithm is none.
+            log_probs = scores - np.logaddexp.reduce(scores) - math.log(len(rows))
+            for answer, share in zip(row["nbest"], log_probs):
+                shares.setdefault(answer["text"], []).append(share)
+        pooled = {text: float(np.logaddexp.reduce(parts)) for text, parts in shares.items()}
+        best = sorted(pooled.items(), key=lambda pair: -pair[1])[:n_best]
+        odds = np.array([row["null_odds"] for row in rows], np.float64)
+        none = np.logaddexp.reduce(-np.logaddexp(0, -odds))
+        some = np.logaddexp.reduce(-np.logaddexp(0, odds))
+        nbest = [{"text": t, "score": s, "probability": math.exp(s)} for t, s in best]
+        together.append({**rows[0], "null_odds": float(none - some), "nbest": nbest})
+    return together
+
+
+def same_rows(
+    members: Sequence[Sequence[dict[str, Any]]], about: Callable[[dict[str, Any]], Any]
+) -> list[list[dict[str, Any]]]:
+    """Return the members' rows in the order of their "index".
+
+    Raises MetaseqError if the rows of two members differ in number or in what `about` says of them.
+    """
+    ordered = [sorted(member, key=lambda row: row["index"]) for member in members]
+    kinds = [[(row["index"], about(row)) for row in rows] for rows in ordered]
+    for number, other in enumerate(kinds[1:], 2):
+        differing = [a[0] for a, b in zip(kinds[0], other) if a != b]
+        if differing or len(other) != len(kinds[0]):
+            where = f"row {differing[0]}" if differing else f"{len(kinds[0])} and {len(other)} rows"
+            raise MetaseqError(
+                f"the predictions of run 1 and run {number} are not of the same rows and classes "
+                f"({where}); an ensemble takes runs on one data set"
+            )
+    return ordered
+
+
+def best(values: Sequence[float], most: int, lower_is_better: bool) -> list[int]:
+    """Return the numbers of the `most` best values, in their order; of equal ones the first wins.
+
+    NaN is worst. Raises UsageError for fewer values than `most`, or none wanted.
+    """
+    if not 1 <= most <= len(values):
+        raise UsageError(f"--best {most}: there are {len(values)} runs, take 1 to {len(values)}")
+    keys = [value if lower_is_better else -value for value in values]
+    ranked = sorted(range(len(keys)), key=lambda i: math.inf if math.isnan(keys[i]) else keys[i])
+    return sorted(ranked[:most])

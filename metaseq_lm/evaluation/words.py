@@ -1,20 +1,20 @@
-"""Scores of a split of sentences, from the numbers that a model predicts.
+"""Scores of tagged or parsed sentences.
 
 Predictions are lists with one array per sentence of its words, in the order of `sentences`.
 """
 
 from collections.abc import Sequence
+from math import nan
 
 import numpy as np
 import numpy.typing as npt
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.words.sets import TAGS, TREES, WordSet
-from metaseq_lm.evaluation.chunks import span_counts
-from metaseq_lm.evaluation.conlleval import conlleval_spans
-from metaseq_lm.evaluation.dependencies import tree_scores
+from metaseq_lm.evaluation.chunks import conlleval_spans, span_counts
 
 Numbers = Sequence[npt.ArrayLike]
+Tree = tuple[npt.ArrayLike, npt.ArrayLike]
 
 
 def tagging_accuracy(
@@ -24,13 +24,37 @@ def tagging_accuracy(
 
     MetaseqError for arrays (words,) of unequal length or without words.
     """
-    true, found = np.asarray(gold), np.asarray(predicted)
-    if true.shape != found.shape or not true.size:
-        raise MetaseqError(f"{true.shape} gold classes but {found.shape} predicted ones")
-    right = true == found
+    gold_n, predicted_n = np.asarray(gold), np.asarray(predicted)
+    if gold_n.shape != predicted_n.shape or not gold_n.size:
+        raise MetaseqError(f"{gold_n.shape} gold classes but {predicted_n.shape} predicted ones")
+    right = gold_n == predicted_n
     if unseen is not None:
-        right &= true != unseen
+        right &= gold_n != unseen
     return float(right.mean())
+
+
+def attachment_scores(
+    gold: Tree, predicted: Tree, counted: npt.ArrayLike | None = None
+) -> tuple[float, float]:
+    """Return the share of words with the right head (UAS), and with the right relation too (LAS).
+
+    A tree is heads (words,) and relations (words,) of sentences end to end; whether the heads form a
+    tree is not checked. `counted` (words,) says which words count, all if None; both scores are nan if
+    none does. ValueError for arrays of unequal length.
+    """
+    (gold_heads, gold_relations), (heads, relations) = (
+        [np.asarray(part) for part in tree] for tree in (gold, predicted)
+    )
+    mask = np.ones(len(gold_heads), bool) if counted is None else np.asarray(counted, bool)
+    lengths = [len(part) for part in (gold_heads, gold_relations, heads, relations, mask)]
+    if len(set(lengths)) != 1:
+        raise ValueError(
+            f"{lengths} gold heads and relations, predicted heads and relations, and words that count"
+        )
+    right = mask & (gold_heads == heads)
+    both = right & (gold_relations == relations)
+    n_words = int(mask.sum())
+    return (int(right.sum()) / n_words, int(both.sum()) / n_words) if n_words else (nan, nan)
 
 
 def score_tags(data: WordSet, sentences: npt.ArrayLike, predicted: Numbers) -> dict[str, float]:
@@ -41,13 +65,13 @@ def score_tags(data: WordSet, sentences: npt.ArrayLike, predicted: Numbers) -> d
     """
     rows = np.asarray(sentences, np.int64)
     gold = _gold(data, rows, TAGS, predicted)
-    assert data.labels is not None
     scores = {"accuracy": tagging_accuracy(gold, _flat(predicted), data.unseen)}
     if data.spans:
-        true, found = tag_names(data, _split(data, rows, gold)), tag_names(data, predicted)
-        spans = span_counts(true, found).scores
+        by_sentence = np.split(gold, np.cumsum(data.lengths[rows])[:-1])
+        tags = tag_names(data, by_sentence), tag_names(data, predicted)
+        spans = span_counts(*tags).scores
         scores |= {"f1": spans.f1, "precision": spans.precision, "recall": spans.recall}
-        scores["conlleval_f1"] = span_counts(true, found, conlleval_spans).scores.f1
+        scores["conlleval_f1"] = span_counts(*tags, conlleval_spans).scores.f1
     return scores
 
 
@@ -56,17 +80,21 @@ def score_trees(
 ) -> dict[str, float]:
     """Return "uas" and "las" without punctuation, "uas_all" and "las_all" with it, from 0 to 1.
 
-    `heads` are places of words, 1 for the first, 0 for the root. MetaseqError if the predictions do
-    not fit the sentences.
+    As in the code of Clark et al. 2018, punctuation is known by the form of a word alone. `heads` are
+    positions of words, 1 for the first, 0 for the root. MetaseqError if the predictions do not fit
+    the sentences.
     """
     rows = np.asarray(sentences, np.int64)
-    gold = _gold(data, rows, TREES, heads)
+    gold_relations = _gold(data, rows, TREES, heads)
     _gold(data, rows, TREES, relations)
     assert data.heads is not None
-    true = data.flat(data.heads, rows), gold
-    found = _flat(heads), _flat(relations)
-    most, every = tree_scores(true, found, ~data.punctuation(rows)), tree_scores(true, found)
-    return {"uas": most.uas, "las": most.las, "uas_all": every.uas, "las_all": every.las}
+    gold, predicted = (
+        (data.flat(data.heads, rows), gold_relations),
+        (_flat(heads), _flat(relations)),
+    )
+    uas, las = attachment_scores(gold, predicted, ~data.punctuation(rows))
+    uas_all, las_all = attachment_scores(gold, predicted)
+    return {"uas": uas, "las": las, "uas_all": uas_all, "las_all": las_all}
 
 
 def tag_names(data: WordSet, classes: Numbers) -> list[list[str]]:
@@ -77,10 +105,6 @@ def tag_names(data: WordSet, classes: Numbers) -> list[list[str]]:
 
 def _flat(rows: Numbers) -> np.ndarray:
     return np.concatenate([np.asarray(row, np.int64) for row in rows])
-
-
-def _split(data: WordSet, rows: np.ndarray, flat: np.ndarray) -> list[np.ndarray]:
-    return np.split(flat, np.cumsum(data.lengths[rows])[:-1])
 
 
 def _gold(data: WordSet, rows: np.ndarray, form: str, predicted: Numbers) -> np.ndarray:

@@ -22,7 +22,7 @@ from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation import classification
-from metaseq_lm.evaluation.ensemble import mean_scores
+from metaseq_lm.evaluation.predictions import mean_scores
 from metaseq_lm.models.bilstm import BiLSTMConfig
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.tasks import Scored

@@ -29,7 +29,7 @@ from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.evaluation.ensemble import mean_answers
+from metaseq_lm.evaluation.predictions import mean_answers
 from metaseq_lm.evaluation.spans import Answers, WindowAnswers, merged, window_texts
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
 from metaseq_lm.models.transformer.span_head import SpanModel

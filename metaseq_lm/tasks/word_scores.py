@@ -13,7 +13,7 @@ from metaseq_lm.core.batch import Logs, WordBatch
 from metaseq_lm.data.words.conllu import conllu_text
 from metaseq_lm.data.words.sets import TREES, WordSet
 from metaseq_lm.data.words.tags import bio_tags
-from metaseq_lm.evaluation.conlleval import conlleval_report, conlleval_spans
+from metaseq_lm.evaluation.chunks import conlleval_report, conlleval_spans
 from metaseq_lm.evaluation.words import score_tags, score_trees, tag_names
 from metaseq_lm.models.words.parsing_heads import heads_of
 

@@ -13,8 +13,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.cli.rerank import parse_grid
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.labelled.sentences import Sentence
-from metaseq_lm.evaluation.nbest import read_nbest, read_plls
-from metaseq_lm.evaluation.wer import edit_distances
+from metaseq_lm.evaluation.nbest import edit_distances, read_nbest, read_plls
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.scoring import SentenceScorer
 

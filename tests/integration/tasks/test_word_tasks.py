@@ -12,8 +12,7 @@ from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.criterions.tagging import targets_of
 from metaseq_lm.data.words.sets import WordSet
-from metaseq_lm.evaluation.chunks import span_counts
-from metaseq_lm.evaluation.conlleval import conlleval_report, conlleval_spans
+from metaseq_lm.evaluation.chunks import conlleval_report, conlleval_spans, span_counts
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.tasks.words import word_batch
 from metaseq_lm.training.parts import build_parts

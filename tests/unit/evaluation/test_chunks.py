@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaseq_lm.data.words.tags import bioes_tags, read_spans
-from metaseq_lm.evaluation.chunks import SpanCounts, SpanScores, chunk_spans, span_counts
-from metaseq_lm.evaluation.conlleval import conlleval_report, conlleval_spans
+from metaseq_lm.evaluation.chunks import (
+    SpanScores,
+    chunk_spans,
+    conlleval_report,
+    conlleval_spans,
+    span_counts,
+)
 
 TAGS = st.lists(
     st.sampled_from(["O", *(f"{p}-{k}" for p in "BIES" for k in ("NP", "VP"))]), max_size=9
@@ -93,7 +98,9 @@ def test_counts(pairs, reader):
     true = {(i, *s) for i, tags in enumerate(gold) for s in reader(tags)}
     found = {(i, *s) for i, tags in enumerate(predicted) for s in reader(tags)}
     assert counts.scores == SpanScores(len(true), len(found), len(true & found))
-    assert sum(counts.by_type.values(), SpanScores()) == counts.scores
+    for name in ("gold", "predicted", "correct"):
+        by_type = sum(getattr(scores, name) for scores in counts.by_type.values())
+        assert by_type == getattr(counts.scores, name)
     precision, recall, f1 = counts.scores.precision, counts.scores.recall, counts.scores.f1
     assert f1 == pytest.approx(
         2 * precision * recall / (precision + recall) if precision + recall else 0
@@ -111,7 +118,7 @@ def test_nothing_correct_is_zero_and_lengths_must_fit():
     scores = span_counts([["O"]], [["O"]]).scores
     assert (scores.precision, scores.recall, scores.f1) == (0, 0, 0)
     with pytest.raises(ValueError):
-        SpanCounts().add(["O"], [])
+        span_counts([["O"]], [[]])
     with pytest.raises(ValueError):
         span_counts([["O"]], [])
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaseq_lm.data.words.vocabulary import is_punctuation
-from metaseq_lm.evaluation.dependencies import TreeScores, tree_scores
+from metaseq_lm.evaluation.words import attachment_scores
 
 SKIPPED = "! ... `` { } ( ) [ ] -- - , . '' ` ; : ? -LRB- -RRB- -LSB- -RSB- -LCB- -RCB-".split()
 
@@ -27,31 +27,29 @@ def test_attachment_scores_equal_those_by_hand():
     words = ["I", "see", "-LRB-", "him", ")", "!", "?"]
     gold = [2, 0, 4, 2, 4, 0, 1], [1, 0, 2, 3, 2, 0, 2]
     predicted = [2, 0, 1, 1, 4, 2, 0], [1, 0, 2, 3, 1, 2, 0]
-    scores = tree_scores(gold, predicted, [not is_punctuation(word) for word in words])
-    assert scores == TreeScores(words=3, heads=2, both=2)
-    every = tree_scores(gold, predicted)
-    assert every == TreeScores(words=7, heads=3, both=2)
-    assert (scores.uas, every.las) == (2 / 3, 2 / 7)
+    counted = [not is_punctuation(word) for word in words]
+    assert attachment_scores(gold, predicted, counted) == (2 / 3, 2 / 3)
+    assert attachment_scores(gold, predicted) == (3 / 7, 2 / 7)
     # The relation alone is worth nothing.
-    assert tree_scores(([0], [0]), ([1], [0])) == TreeScores(1, 0, 0)
+    assert attachment_scores(([0], [0]), ([1], [0])) == (0, 0)
 
 
 def test_only_punctuation_has_no_score():
-    scores = tree_scores(([0, 1], [0, 1]), ([0, 1], [0, 1]), [False, False])
-    assert scores == TreeScores() and isnan(scores.uas) and isnan(scores.las)
+    uas, las = attachment_scores(([0, 1], [0, 1]), ([0, 1], [0, 1]), [False, False])
+    assert isnan(uas) and isnan(las)
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 2)] * 4, st.booleans()), min_size=1, max_size=30))
 def test_counts(rows):
     heads, relations, found, names, counted = (np.array(part) for part in zip(*rows))
-    scores = tree_scores((heads, relations), (found, names), counted)
+    uas, las = attachment_scores((heads, relations), (found, names), counted)
     kept = [row for row in rows if row[4]]
-    assert scores.words == len(kept)
-    assert scores.heads == sum(row[0] == row[2] for row in kept)
-    assert scores.both == sum(row[:2] == row[2:4] for row in kept)
-    assert scores.both <= scores.heads <= scores.words
+    if kept:
+        assert uas == sum(row[0] == row[2] for row in kept) / len(kept)
+        assert las == sum(row[:2] == row[2:4] for row in kept) / len(kept)
+        assert 0 <= las <= uas <= 1
 
 
 def test_lengths_must_fit():
     with pytest.raises(ValueError):
-        tree_scores(([0], [0]), ([0], [0, 1]))
+        attachment_scores(([0], [0]), ([0], [0, 1]))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.evaluation.ensemble import best, mean_answers, mean_scores
+from metaseq_lm.evaluation.predictions import best, mean_answers, mean_scores
 
 
 def member(
