@@ -13,8 +13,13 @@ from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import IGNORE, cross_entropy
-from metaseq_lm.models.words.parsing_heads import ParsingModule, classes_of
-from metaseq_lm.models.words.prediction_modules import PRIMARY, Views, next_to
+from metaseq_lm.models.words.prediction_modules import (
+    PRIMARY,
+    ParsingModule,
+    Views,
+    classes_of,
+    shifted,
+)
 from metaseq_lm.models.words.word_model import WordNet
 
 
@@ -55,7 +60,7 @@ class WordLabels(Criterion):
         shift = model.shift_of(name, module)
         targets = targets_of(model, batch)
         if shift:
-            targets = (next_to(targets - IGNORE, shift) + IGNORE).where(batch.scored, IGNORE)
+            targets = (shifted(targets - IGNORE, shift) + IGNORE).where(batch.scored, IGNORE)
         smoothed = model.training and batch.heads is None
         smoothing = self.config.label_smoothing if smoothed else 0.0
         loss = cross_entropy(scores, targets, smoothing).sum()

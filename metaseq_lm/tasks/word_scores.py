@@ -15,7 +15,7 @@ from metaseq_lm.data.words.sets import TREES, WordSet
 from metaseq_lm.data.words.tags import bio_tags
 from metaseq_lm.evaluation.chunks import conlleval_report, conlleval_spans
 from metaseq_lm.evaluation.words import score_tags, score_trees, tag_names
-from metaseq_lm.models.words.parsing_heads import heads_of
+from metaseq_lm.models.words.prediction_modules import heads_of
 
 # A sentence, and what is predicted of its words: classes, or relations and heads.
 Predicted = tuple[int, list[list[int]]]

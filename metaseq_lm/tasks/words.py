@@ -28,8 +28,13 @@ from metaseq_lm.data.words.sets import TREES, WordSet
 from metaseq_lm.data.words.vocabulary import WordVocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.layers import RAW
-from metaseq_lm.models.words.parsing_heads import ROOTS, ParsingModule
-from metaseq_lm.models.words.prediction_modules import PRIMARY, TaggingModule, ViewsEncoder
+from metaseq_lm.models.words.prediction_modules import (
+    PRIMARY,
+    ROOTS,
+    ParsingModule,
+    TaggingModule,
+    ViewsEncoder,
+)
 from metaseq_lm.models.words.word_model import WordModel, WordNet
 from metaseq_lm.runs.lineage_cost import Costs, ancestors
 from metaseq_lm.tasks import Batches, Passes, Scored, Task

@@ -23,8 +23,13 @@ from metaseq_lm.data.words.vocabulary import REMOVED
 from metaseq_lm.methods.cvt.model import PARSING, TAGGING, auxiliaries
 from metaseq_lm.methods.cvt.perturbation import adversarial_direction, gaussian, unit
 from metaseq_lm.models.layers import current_context, full_precision
-from metaseq_lm.models.words.parsing_heads import ParsingModule
-from metaseq_lm.models.words.prediction_modules import PRIMARY, Views, ViewsEncoder, next_to
+from metaseq_lm.models.words.prediction_modules import (
+    PRIMARY,
+    ParsingModule,
+    Views,
+    ViewsEncoder,
+    shifted,
+)
 from metaseq_lm.models.words.word_model import WordModel, WordNet, dropout_at
 
 
@@ -116,7 +121,7 @@ class Unlabelled(WordLabels):
         """Return the cross-entropy of a module of a set to the target (B, S, C), mean over words."""
         shift = model.shift_of(name, module)
         if shift:  # of pairs of words only: nobody predicts from <start>
-            target = next_to(target, shift) * batch.scored.unsqueeze(-1)
+            target = shifted(target, shift) * batch.scored.unsqueeze(-1)
         scores = full_precision(model.scores(views, batch.scored, name, module))
         loss = soft_cross_entropy(scores, target.to(scores.dtype)).sum()
         label = model.label(name, f"unlabelled_{module}")
@@ -189,7 +194,7 @@ class CrossView(Unlabelled):
             return super().labelled_terms(model, batch)
         views = model.views(batch)
         terms: Terms = {}
-        for module in (PRIMARY, *model.modules_of(batch.set_name)):
+        for module in (PRIMARY, *model.auxiliary_modules(batch.set_name)):
             terms |= self.gold_terms(model, views, batch, module)
         return terms
 
@@ -199,7 +204,7 @@ class CrossView(Unlabelled):
         views = model.views(batch)
         terms: Terms = {}
         for name, target in targets.items():
-            for module in model.modules_of(name):
+            for module in model.auxiliary_modules(name):
                 terms |= self.term(model, views, batch, name, module, target)
         return terms
 

@@ -1,6 +1,10 @@
-"""Views that an encoder of words gives, and the prediction modules that see them.
+"""Views that an encoder of words gives, and the modules that predict tags or trees from them.
 
-Shapes: B rows, S positions, H hidden units.
+Facts follow Clark et al. 2018 and its code. In a treebank the class of a word is a pair of a head and
+a relation: relation r and ROOT is class r, relation r and the word at position j is class
+(1 + j) L + r. There are (1 + S) L.
+
+Shapes: B rows, S positions, H hidden units, P parser units, L relations.
 """
 
 from collections.abc import Sequence
@@ -16,11 +20,14 @@ FULL, AHEAD, BACK = "full", "ahead", "back"
 
 
 class Views(NamedTuple):
-    """What an encoder gives to prediction heads.
+    """The states that prediction modules can see.
 
-    `ahead` (B, S, D): position t knows the words up to t; `back` (B, S, D): those from t on; `both`
-    (B, S, F): all of them, from a layer above. `layers` are those of a language model beside the
-    encoder, if there is one; `extra` (B, S, X) is what a head gets of them.
+    Attributes:
+        ahead: Position t knows the words up to t, (B, S, D).
+        back: Position t knows the words from t on, (B, S, D).
+        both: Position t knows all words; states of the upper layer, (B, S, F).
+        layers: States of the layers of a language model beside the encoder, if there is one.
+        extra: The mix of these layers that the module at hand gets, (B, S, X).
     """
 
     ahead: Tensor
@@ -30,7 +37,7 @@ class Views(NamedTuple):
     extra: Tensor | None = None
 
     def of(self, name: str) -> list[Tensor]:
-        """Return the states of a view: of "full" both directions side by side, `both`, and `extra`."""
+        """Return the states of a view; "full" has both directions concatenated, `both`, and `extra`."""
         if name == FULL:
             extra = [] if self.extra is None else [self.extra]
             return [torch.cat([self.ahead, self.back], -1), self.both, *extra]
@@ -38,10 +45,12 @@ class Views(NamedTuple):
 
 
 class ViewsEncoder(nn.Module):
-    """Base class of encoders of words that give views; `width` is D, `full_width` F.
+    """Base class of encoders of words that give views.
 
-    `dropout` is the one that heads may use, `extra_width` the width of what heads with the view "full"
-    get of a language model.
+    Attributes:
+        width, full_width: Widths D and F of the states in `Views`.
+        dropout: The dropout that prediction modules may use.
+        extra_width: Width of `Views.extra`, 0 if there is none.
     """
 
     width: int
@@ -64,18 +73,29 @@ class ViewsEncoder(nn.Module):
         shift: Tensor | None = None,
         layers: Sequence[Tensor] = (),
     ) -> Views:
-        """Return the views of rows of word ids (B, S), characters (B, S, M) and padding (B, S).
+        """Return the views of sentences; padding, at the end of a row, changes nothing before it.
 
-        `shift` (B, S, W) is added to the embeddings of the words. What stands at padding, which is
-        at the end, changes nothing before it. `layers`, states of a language model (B, S, X) each,
-        are mixed and put beside the embeddings of an encoder made for them. They know the whole
-        sentence: no view is a restricted one then.
+        Args:
+            tokens: Word ids (B, S).
+            characters: Character ids of each word (B, S, M).
+            padding: Boolean (B, S).
+            shift: Added to the word embeddings, (B, S, W).
+            layers: States of a language model, (B, S, X) each, which are mixed and concatenated to
+                the embeddings if the encoder has a mix. They know the whole sentence, so no view is
+                restricted then.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define forward")
+        return self.encode(self.embedding(tokens, characters, shift, layers), padding)
+
+    def encode(self, x: Tensor, padding: Tensor) -> Views:
+        """Return the views of embedded words x (B, S, E)."""
+        raise NotImplementedError(f"{type(self).__name__} must define encode")
 
 
 PRIMARY = "primary"
 HIDDEN = 512
+PARSER_DIM = 128
+ROOTS = ("linear", "vector")
+IMPOSSIBLE = -100.0  # added to the scores of classes that cannot be
 
 
 class Projection(nn.Module):
@@ -96,27 +116,24 @@ class Projection(nn.Module):
 
 
 def glorot(module: nn.Module) -> None:
-    """Draw the linear layers of a module afresh, Glorot uniform, biases zero, as TensorFlow does."""
+    """Initialise the linear layers of a module as TensorFlow does: Glorot uniform, biases zero."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 
 
-def next_to(x: Tensor, shift: int) -> Tensor:
-    """Return x (B, S, ...) in which position t holds what was at t + shift (1 or -1), 0 beyond the end."""
-    out = torch.zeros_like(x)
-    if shift > 0:
-        out[:, :-shift] = x[:, shift:]
-    else:
-        out[:, -shift:] = x[:, :shift]
+def shifted(x: Tensor, shift: int) -> Tensor:
+    """Return x (B, S, ...) whose position t holds what was at t + shift (1 or -1), 0 at the end."""
+    out = x.roll(-shift, 1)
+    out[:, -1 if shift > 0 else 0] = 0
     return out
 
 
 class TaggingModule(nn.Module):
-    """A view, projected to hidden units, ReLU unless `linear`, and a linear layer.
+    """A hidden layer on a view, with ReLU unless `linear`, and a linear output layer.
 
-    `shift` says whose class the scores at position t are of: that of t + shift.
+    The scores at position t are those of the class at t + `shift`.
     """
 
     def __init__(
@@ -139,3 +156,81 @@ class TaggingModule(nn.Module):
         x = self.hidden(views)
         scores: Tensor = self.out(x if self.linear else x.relu())
         return scores
+
+
+class ParsingModule(nn.Module):
+    """Scores of heads and relations, bilinear in the candidate head and the dependent.
+
+    Both have a hidden layer with ReLU and dropout. The dependent is mapped to P units, the candidate
+    by one matrix (H, P) per relation plus a shared one; each is divided by a learned number that
+    starts at P^(1/4). With root "linear" (the authors' code) a linear layer on the dependent's units
+    scores ROOT; with "vector" (the dissertation) ROOT is a learned vector (H,) scored like a
+    candidate. `views` are those of the candidate and of the dependent.
+    """
+
+    def __init__(
+        self,
+        encoder: ViewsEncoder,
+        relations: int,
+        dropout: Dropout,
+        hidden: int = HIDDEN,
+        width: int = PARSER_DIM,
+        root: str = ROOTS[0],
+        views: tuple[str, str] = (FULL, FULL),
+    ) -> None:
+        super().__init__()
+        self.shift, self.relations = 0, relations
+        self.candidate = Projection(encoder, views[0], hidden)
+        self.dependent = Projection(encoder, views[1], hidden)
+        self.dropout = dropout
+        self.unit = nn.Linear(hidden, width)
+        self.by_relation = nn.Parameter(torch.empty(hidden, relations, width))
+        self.shared = nn.Parameter(torch.empty(hidden, width))
+        self.scale = nn.Parameter(torch.tensor(float(width) ** 0.25))
+        self.root_scores = nn.Linear(width, relations) if root == "linear" else None
+        self.root = nn.Parameter(torch.empty(hidden)) if root == "vector" else None
+        glorot(self)
+        nn.init.xavier_uniform_(self.shared)
+        # Glorot as TensorFlow computes it for three axes: much smaller than the shared matrix.
+        bound = (6 / (hidden * (relations + width))) ** 0.5
+        nn.init.uniform_(self.by_relation, -bound, bound)
+        if self.root is not None:
+            nn.init.uniform_(self.root, 0.0, 2 * hidden**-0.5)  # like hidden units: not negative
+
+    def forward(self, views: Views, scored: Tensor) -> Tensor:
+        """Return scores (B, S, (1 + S) L); `scored` (B, S) is true at words.
+
+        Only words can be heads, and only relation 0 leads to ROOT.
+        """
+        rows, length = scored.shape
+        candidates = self.dropout(self.candidate(views).relu())
+        if self.root is not None:
+            first = self.root.expand(rows, 1, -1)
+            candidates = torch.cat([first, candidates], 1)
+        dependents = self.dropout(self.dependent(views).relu())
+        units = self.unit(dependents) / self.scale  # (B, S, P)
+        weight = (self.by_relation + self.shared.unsqueeze(1)) / self.scale
+        contracted = (candidates @ weight.flatten(1)).view(rows, -1, units.shape[-1])
+        scores: Tensor = units @ contracted.mT  # (B, S, S L), or ROOT too
+        if self.root_scores is not None:
+            scores = torch.cat([self.root_scores(units), scores], -1)
+        return scores + self._penalties(scored, scores.dtype).unsqueeze(1)
+
+    def _penalties(self, scored: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the penalty of each class, (B, (1 + S) L): 0, or IMPOSSIBLE."""
+        heads = torch.cat([scored[:, :1], scored], 1)
+        allowed = heads.unsqueeze(-1).repeat(1, 1, self.relations)
+        allowed[:, 0] = False
+        allowed[:, 0, 0] = True
+        return (~allowed).flatten(1).to(dtype) * IMPOSSIBLE
+
+
+def classes_of(heads: Tensor, labels: Tensor, relations: int) -> Tensor:
+    """Return the class of each word (B, S) of heads (0 for ROOT, else a position) and relations."""
+    return torch.where(heads > 0, (1 + heads) * relations, 0) + labels
+
+
+def heads_of(classes: Tensor, relations: int) -> tuple[Tensor, Tensor]:
+    """Return heads and relations of classes, the inverse of `classes_of`."""
+    heads = torch.div(classes, relations, rounding_mode="floor")
+    return (heads - 1).clamp(min=0), classes - heads * relations

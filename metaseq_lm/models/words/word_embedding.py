@@ -19,9 +19,9 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.words.vocabulary import CHARACTERS, UNKNOWN
 from metaseq_lm.models.layers import Dropout, ScalarMix
 
-# Of random embeddings of words, about that of GloVe's.
+# Standard deviation of random word embeddings, about that of GloVe's.
 SPREAD = 0.3
-# Rows of a table of embeddings that are worked on together, so that they stay in the processor's cache.
+# Rows of an embedding table that are processed together, so that they stay in the processor's cache.
 BLOCK = 2048
 
 
@@ -30,15 +30,15 @@ class WordEmbeddingConfig:
     """Word embeddings and the character CNN (defaults: Clark et al. 2018)."""
 
     word_embed_dim: int = option(
-        300, "width of word embeddings, that of the vectors if there are", at_least=1
+        300, "width of word embeddings; equal to that of the word vectors, if used", at_least=1
     )
     word_vectors: bool = option(
-        True, "start from the data folder's word vectors, if it has some; false: at random"
+        True, "start from the word vectors of the data folder, if it has any"
     )
     normalize_words: bool = option(
         False,
-        "give the embeddings mean 0 and variance 1 over the words of the text, by their frequency "
-        "(Miyato et al. 2017); a norm of criterion vat means something only then",
+        "normalise the embeddings to mean 0 and variance 1, words weighted by their frequency "
+        "(Miyato et al. 2017); criterion vat needs it, for its norm depends on the scale",
     )
     char_embed_dim: int = option(50, "width of character embeddings", at_least=1)
     char_filters: int = option(
@@ -46,13 +46,13 @@ class WordEmbeddingConfig:
     )
     char_widths: list[int] = option(
         [2, 3, 4],
-        "widths of the filters in characters, of which a word with its padding has that many at most",
+        "widths of the filters, in characters",
         at_least=1,
         at_most=CHARACTERS,
     )
     combine: str = option(
         "concat",
-        "word and characters side by side (the code), or their sum",
+        "word embedding and character CNN: concat (the authors' code) or sum (the paper)",
         choices=("concat", "sum"),
     )
 
@@ -71,26 +71,30 @@ class WordEmbeddingConfig:
 
     @property
     def embedded_width(self) -> int:
-        """E, the width of an embedded word."""
+        """The width of a word's embedding with its characters."""
         extra = self.char_filters * len(self.char_widths) if self.combine == "concat" else 0
         return self.word_embed_dim + extra
 
+    def input_width(self, mix: ScalarMix | None) -> int:
+        """Return E, the width of what the encoder reads: with the states of a language model."""
+        return self.embedded_width + (0 if mix is None else mix.width)
 
-def different_rows(table: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the different rows of an integer table (N, M) on a CPU, and which of them each row is.
+
+def unique_rows(table: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distinct rows of an integer table (N, M) on a CPU, and the index of each row's own.
 
     As torch.unique(dim=0) in another order, in a fifth of its time.
     """
     rows = np.ascontiguousarray(table.numpy())
-    whole = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
-    _, first, where = np.unique(whole, return_index=True, return_inverse=True)
-    return table[torch.from_numpy(first)], torch.from_numpy(where)
+    as_bytes = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
+    _, first, inverse = np.unique(as_bytes, return_index=True, return_inverse=True)
+    return table[torch.from_numpy(first)], torch.from_numpy(inverse)
 
 
 class CharacterCNN(nn.Module):
-    """Convolutions without padding, ReLU, the maximum over places; padding counts like any character.
+    """Convolutions, ReLU, and the maximum over positions; padding counts like any character.
 
-    Each different word is computed once on a CPU: most words of a batch occur several times.
+    On a CPU each distinct word is computed once: most words of a batch occur several times.
     """
 
     def __init__(self, config: WordEmbeddingConfig, characters: int) -> None:
@@ -111,39 +115,35 @@ class CharacterCNN(nn.Module):
         """Return one vector for each word of characters (B, S, M)."""
         words = characters.reshape(-1, characters.shape[-1])
         if characters.device.type == "cpu":
-            words, where = different_rows(words)
-            return F.embedding(where, self._words(words)).view(*characters.shape[:-1], -1)
-        return self._words(words).view(*characters.shape[:-1], -1)
+            words, inverse = unique_rows(words)
+            vectors = F.embedding(inverse, self._encode(words))
+        else:
+            vectors = self._encode(words)
+        return vectors.view(*characters.shape[:-1], -1)
 
-    def _words(self, words: Tensor) -> Tensor:
-        # ReLU is monotone: after the maximum there is less to do.
-        return torch.cat(
-            [self._filtered(layer, words).amax(1) for layer in self.filters], -1
-        ).relu()
+    def _encode(self, words: Tensor) -> Tensor:
+        # ReLU is monotone: after the maximum there is less to compute.
+        maxima = [self._convolve(layer, words).amax(1) for layer in self.filters]
+        return torch.cat(maxima, -1).relu()
 
-    def _filtered(self, layer: Any, words: Tensor) -> Tensor:
-        """Return the convolution of words (N, M) at each place, (N, M - width + 1, filters).
+    def _convolve(self, layer: Any, words: Tensor) -> Tensor:
+        """Return the convolution of words (N, M) at each position, (N, M - width + 1, filters).
 
-        It is a sum over the places of a filter of what the character there adds. Characters are few,
-        so that is multiplied out for each of them, not for each place of a text.
+        It is the sum over the positions of a filter of the product with the character there. There
+        are few characters, so the products are computed per character, not per position of a text.
         """
-        adds = torch.einsum("ce,fek->kcf", self.embedding.weight, layer.weight)
-        places = words.shape[1] - len(adds) + 1
-        parts = [F.embedding(words[:, k : k + places], add) for k, add in enumerate(adds)]
+        products = torch.einsum("ce,fek->kcf", self.embedding.weight, layer.weight)
+        places = words.shape[1] - len(products) + 1
+        parts = [F.embedding(words[:, k : k + places], table) for k, table in enumerate(products)]
         filtered: Tensor = sum(parts[1:], parts[0]) + layer.bias
         return filtered
 
 
-def full_width(config: WordEmbeddingConfig, mix: ScalarMix | None) -> int:
-    """Return the width of an embedded word with what a mix of a language model's states adds."""
-    return config.embedded_width + (0 if mix is None else mix.width)
-
-
 class Moments(torch.autograd.Function):
-    """Mean and variance (W,) of the rows of a table (V, W) with shares (V,), which sum to 1.
+    """Mean and variance (W,) of the rows of a table (V, W), weighted by shares (V,) that sum to 1.
 
-    The table is much larger than what is looked up of it: each operation that writes another one of
-    its size would cost as much as a layer.
+    A batch looks up a small part of the table: every operation that writes another table of its size
+    would cost as much as a layer.
     """
 
     @staticmethod
@@ -172,11 +172,11 @@ class Moments(torch.autograd.Function):
 class WordEmbedding(nn.Module):
     """Words (B, S) with characters (B, S, M) to vectors (B, S, E).
 
-    A word embedding passes dropout and is multiplied by a learned number that starts at 1. `vectors`
-    (V, W) are what word embeddings start from; else they are random, but for padding and <unk>, which
-    are 0: where the vocabulary has all words of the training text nothing trains <unk>, and a random
-    row would be noise at test time. With normalize_words the caller must set `frequencies`. With a
-    `mix` the states of a language model, mixed, stand beside them; `width` counts both.
+    A word embedding passes dropout and is multiplied by a learned number that starts at 1. It starts
+    from `vectors` (V, W), or at random but for padding and <unk>, which are 0: where the vocabulary
+    has all words of the training text nothing trains <unk>, and a random row would be noise at test
+    time. With normalize_words the caller must set `frequencies`. With a `mix` the mixed states of a
+    language model are concatenated; `width` (E) counts them.
     """
 
     frequencies: Tensor
@@ -192,7 +192,7 @@ class WordEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         config.check()
-        self.width = full_width(config, mix)
+        self.width = config.input_width(mix)
         self.combine, self.normalize = config.combine, config.normalize_words
         width = config.word_embed_dim
         self.words = nn.Embedding(words, width)
@@ -200,7 +200,12 @@ class WordEmbedding(nn.Module):
         with torch.no_grad():
             self.words.weight[: UNKNOWN + 1] = 0.0
             if vectors is not None and config.word_vectors:
-                self._check_vectors(vectors, words, width)
+                if vectors.shape != (words, width):
+                    raise UsageError(
+                        f"model.word_embed_dim is {width}, but the data folder's word vectors have "
+                        f"{vectors.shape[1]} numbers; make them equal, or set "
+                        "model.word_vectors=false"
+                    )
                 self.words.weight.copy_(torch.from_numpy(vectors))
         if self.normalize:
             self.register_buffer("frequencies", torch.full((words,), 1.0 / words))
@@ -209,16 +214,8 @@ class WordEmbedding(nn.Module):
         self.dropout = dropout
         self.mix = mix
 
-    @staticmethod
-    def _check_vectors(vectors: np.ndarray, words: int, width: int) -> None:
-        if vectors.shape != (words, width):
-            raise UsageError(
-                f"model.word_embed_dim is {width}, but the data folder's word vectors have "
-                f"{vectors.shape[1]} numbers; make them equal, or set model.word_vectors=false"
-            )
-
-    def looked_up(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of words (B, S), normalised if the config says so: (B, S, W)."""
+    def embed_words(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings (B, S, W) of words, normalised with normalize_words."""
         weight = self.words.weight
         x = F.embedding(tokens, weight)
         if not self.normalize:
@@ -234,17 +231,10 @@ class WordEmbedding(nn.Module):
         shift: Tensor | None = None,
         layers: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Return the vectors; `shift` (B, S, W) is added to word embeddings after their dropout.
-
-        `layers` are the states of a language model, (B, S, X) each, for the mix.
-        """
-        x = self._embedded(tokens, characters, shift)
-        return x if self.mix is None else torch.cat([x, self.mix(layers)], -1)
-
-    def _embedded(self, tokens: Tensor, characters: Tensor, shift: Tensor | None) -> Tensor:
-        x: Tensor = self.dropout(self.looked_up(tokens))
+        """Return the vectors; `shift` (B, S, W) is added to word embeddings after their dropout."""
+        x: Tensor = self.dropout(self.embed_words(tokens))
         x = (x if shift is None else x + shift) * self.scale
-        if self.characters is None:
-            return x
-        spelled = self.dropout(self.characters(characters))
-        return x + spelled if self.combine == "sum" else torch.cat([x, spelled], -1)
+        if self.characters is not None:
+            states = self.dropout(self.characters(characters))
+            x = x + states if self.combine == "sum" else torch.cat([x, states], -1)
+        return x if self.mix is None else torch.cat([x, self.mix(layers)], -1)

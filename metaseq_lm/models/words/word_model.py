@@ -19,9 +19,9 @@ from metaseq_lm.models.words.prediction_modules import Views, ViewsEncoder
 
 
 class WordNet(nn.Module):
-    """`encoder`, and `heads` by the name of the set, each of them modules by name.
+    """An `encoder`, and for each labelled set by name its `heads`, which are modules by name.
 
-    `mixes`, by the name of the set, are what its heads get of the layers of a language model.
+    `mixes`, by the name of the set, mix the layers of a language model for its heads.
     """
 
     def __init__(
@@ -37,9 +37,8 @@ class WordNet(nn.Module):
 
     def views(self, batch: WordBatch, shift: Tensor | None = None) -> Views:
         """Return the views of the rows of a batch; `shift` is added to the embeddings of words."""
-        encoder: ViewsEncoder = self.encoder
         layers = batch.layers or ()
-        views: Views = encoder(batch.tokens, batch.characters, batch.padding, shift, layers)
+        views: Views = self.encoder(batch.tokens, batch.characters, batch.padding, shift, layers)
         return views._replace(layers=layers)
 
     def scores(self, views: Views, scored: Tensor, name: str, module: str) -> Tensor:
@@ -53,24 +52,24 @@ class WordNet(nn.Module):
         """Return a module of the set `name`."""
         return cast(nn.ModuleDict, self.heads[name])[module]
 
-    def modules_of(self, name: str) -> list[str]:
+    def auxiliary_modules(self, name: str) -> list[str]:
         """Return the names of the auxiliary modules of a set."""
         return list(cast(nn.ModuleDict, self.heads[name]))[1:]
 
     def label(self, name: str, metric: str) -> str:
-        """Return the name of a metric of a set in the log: behind the set's name if there are more."""
+        """Return the name of a metric of a set in the log, with the set's name if there are several."""
         return metric if len(self.heads) == 1 else f"{name}_{metric}"
 
     def shift_of(self, name: str, module: str) -> int:
-        """Return whose class a module predicts at t: that of t + shift."""
+        """Return the shift of a module: at t it predicts the class of t + shift."""
         return cast(int, self.module(name, module).shift)
 
 
 class WordModel(WordNet):
-    """A WordNet, and with a `decay` above 0 the moving average of its weights, `average`.
+    """A WordNet and, with a `decay` above 0, the moving average of its weights, `average`.
 
-    A `language_model` is a part of the model, and so of its checkpoints, but neither trained nor
-    averaged: both nets read the same states of it.
+    A `language_model` is part of the model and its checkpoints, but neither trained nor averaged:
+    both nets read the same states of it.
     """
 
     def __init__(
@@ -91,10 +90,9 @@ class WordModel(WordNet):
 
     @torch.no_grad()
     def read(self, batch: WordBatch) -> WordBatch:
-        """Return the batch with `layers`, the states of the language model.
+        """Return the batch with `layers`, the states of the language model, if there is one.
 
-        Without a language model, and if they are there already, the batch as it is. A net of
-        averaged weights needs such a batch; `views` of this one reads by itself.
+        The averaged net needs such a batch; `views` of this model calls `read` itself.
         """
         if self.language_model is None or batch.layers is not None:
             return batch
@@ -114,7 +112,7 @@ class WordModel(WordNet):
 
 @contextlib.contextmanager
 def dropout_at(net: nn.Module, rate: float | None) -> Iterator[None]:
-    """Give every dropout of `net` this rate inside the block; 0 is none, None changes nothing."""
+    """Set every dropout of `net` to a rate inside the block; None leaves the rates as they are."""
     layers = [m for m in net.modules() if isinstance(m, Dropout)] if rate is not None else []
     before = [layer.p for layer in layers]
     for layer in layers:

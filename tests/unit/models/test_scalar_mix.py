@@ -10,9 +10,8 @@ from test_word_encoders import CHARACTERS, KINDS, LSTM, TRANSFORMER, WORDS, rows
 
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
 from metaseq_lm.models.layers import ForwardContext, Noise, ScalarMix, use_context
-from metaseq_lm.models.words.cnn_bilstm import CNNBiLSTM
+from metaseq_lm.models.words.encoders import CNNBiLSTM, TransformerViews
 from metaseq_lm.models.words.prediction_modules import FULL, Views
-from metaseq_lm.models.words.transformer_views import TransformerViews
 
 numbers = st.floats(-3, 3)
 

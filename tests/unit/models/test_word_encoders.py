@@ -13,19 +13,20 @@ from metaseq_lm.core.config import load_config, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.models.layers import Dropout
 from metaseq_lm.models.words import word_embedding
-from metaseq_lm.models.words.cnn_bilstm import CNNBiLSTM, CNNBiLSTMConfig
-from metaseq_lm.models.words.prediction_modules import ViewsEncoder
-from metaseq_lm.models.words.transformer_views import (
+from metaseq_lm.models.words.encoders import (
+    CNNBiLSTM,
+    CNNBiLSTMConfig,
     TransformerViews,
     TransformerViewsConfig,
     sinusoids,
 )
+from metaseq_lm.models.words.prediction_modules import ViewsEncoder
 from metaseq_lm.models.words.word_embedding import (
     CharacterCNN,
     Moments,
     WordEmbedding,
     WordEmbeddingConfig,
-    different_rows,
+    unique_rows,
 )
 
 WORDS, CHARACTERS, LONGEST = 17, 9, 8
@@ -207,10 +208,10 @@ def test_the_filters_are_torchs_convolution() -> None:
 def test_different_rows() -> None:
     """Each row is there once, as torch.unique finds them."""
     table = torch.tensor([[3, -1], [0, 2], [3, -1], [0, 3], [256, 0], [0, 2]])
-    rows, where = different_rows(table)
+    rows, where = unique_rows(table)
     assert torch.equal(rows[where], table)
     assert sorted(rows.tolist()) == torch.unique(table, dim=0).tolist()
-    rows, where = different_rows(table.t())
+    rows, where = unique_rows(table.t())
     assert torch.equal(rows[where], table.t()) and len(rows) == 2
 
 
@@ -236,7 +237,7 @@ def test_normalised_words_have_mean_0_and_variance_1_by_frequency() -> None:
     net = WordEmbedding(config, WORDS, CHARACTERS, Dropout(0.0)).double()
     counts = torch.arange(WORDS).double()
     net.frequencies.copy_(counts / counts.sum())
-    table = net.looked_up(torch.arange(WORDS))
+    table = net.embed_words(torch.arange(WORDS))
     drawn = table.repeat_interleave(counts.long(), 0)
     assert drawn.mean(0).abs().max() < 1e-12
     assert (drawn.var(0, unbiased=False) - 1).abs().max() < 1e-4

@@ -7,13 +7,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from metaseq_lm.models.layers import AveragedWeights, Dropout
-from metaseq_lm.models.words.parsing_heads import IMPOSSIBLE, ParsingModule, classes_of, heads_of
 from metaseq_lm.models.words.prediction_modules import (
+    IMPOSSIBLE,
     PRIMARY,
+    ParsingModule,
     TaggingModule,
     Views,
     ViewsEncoder,
-    next_to,
+    classes_of,
+    heads_of,
+    shifted,
 )
 from metaseq_lm.models.words.word_model import WordModel, dropout_at
 
@@ -91,7 +94,7 @@ def test_classes_of_trees_go_there_and_back(relations: int, head: int, relation:
 
 def test_next_to() -> None:
     x = torch.tensor([[1, 2, 3]])
-    assert next_to(x, 1).tolist() == [[2, 3, 0]] and next_to(x, -1).tolist() == [[0, 1, 2]]
+    assert shifted(x, 1).tolist() == [[2, 3, 0]] and shifted(x, -1).tolist() == [[0, 1, 2]]
 
 
 def test_averages_are_the_closed_form() -> None:

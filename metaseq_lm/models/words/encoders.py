@@ -1,0 +1,164 @@
+"""Encoders of words with views: LSTMs (Clark et al. 2018), or a Transformer with attention masks.
+
+Shapes: B rows, S positions, E width of embedded words.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import register_model
+from metaseq_lm.models.bilstm import projected_lstm, reverse
+from metaseq_lm.models.layers import Dropout, Linear, ScalarMix
+from metaseq_lm.models.transformer.encoder import Stack, TransformerConfig, initialise
+from metaseq_lm.models.words.prediction_modules import Views, ViewsEncoder
+from metaseq_lm.models.words.word_embedding import WordEmbedding, WordEmbeddingConfig
+
+
+@dataclass
+class CNNBiLSTMConfig(WordEmbeddingConfig):
+    """Sizes and dropout; the defaults are the paper's."""
+
+    encoder_hidden_dim: int = option(1024, "cells of each direction of the first layer", at_least=1)
+    second_hidden_dim: int = option(512, "cells of each direction of the second layer", at_least=1)
+    projection_dim: int = option(
+        512, "width that cells are projected to; fewer cells are not projected", at_least=1
+    )
+    dropout: float = option(
+        0.5, "of embeddings, characters, LSTM outputs and the parser", at_least=0, below=1
+    )
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """The width of the states of one direction of each layer."""
+        most = self.projection_dim
+        return min(self.encoder_hidden_dim, most), min(self.second_hidden_dim, most)
+
+
+@register_model("cnn_bilstm", dataclass=CNNBiLSTMConfig)
+class CNNBiLSTM(ViewsEncoder):
+    """Embedded words, one LSTM in each direction, and one more in each on the states of both.
+
+    The paper's encoder. An LSTM with as many cells as its projection has none (the authors' code has
+    a square one). Dropout after each LSTM, none inside.
+    """
+
+    def __init__(
+        self,
+        config: CNNBiLSTMConfig,
+        words: int,
+        characters: int,
+        vectors: np.ndarray | None = None,
+        mix: ScalarMix | None = None,
+    ) -> None:
+        super().__init__()
+        self.width, self.full_width = config.widths[0], 2 * config.widths[1]
+        self.dropout = Dropout(config.dropout)
+        self.embedding = WordEmbedding(config, words, characters, self.dropout, vectors, mix)
+        first = (config.widths[0], config.encoder_hidden_dim, self.embedding.width)
+        second = (config.widths[1], config.second_hidden_dim, 2 * config.widths[0])
+        self.ahead = nn.ModuleList([projected_lstm(*first), projected_lstm(*second)])
+        self.back = nn.ModuleList([projected_lstm(*first), projected_lstm(*second)])
+
+    def encode(self, x: Tensor, padding: Tensor) -> Views:
+        lengths = (~padding).sum(-1)
+        ahead, back = self._layer(0, x, lengths)
+        both = self._layer(1, torch.cat([ahead, back], -1), lengths)
+        return Views(ahead, back, torch.cat(both, -1))
+
+    def _layer(self, number: int, x: Tensor, lengths: Tensor) -> list[Tensor]:
+        # Reversed within the lengths, so that padding comes last for both directions.
+        ahead = self.ahead[number](x)[0]
+        back = reverse(self.back[number](reverse(x, lengths))[0], lengths)
+        return [self.dropout(ahead), self.dropout(back)]
+
+
+@dataclass
+class TransformerViewsConfig(WordEmbeddingConfig, TransformerConfig):
+    """Sizes and dropout; encoder_layers are those that see everything."""
+
+    encoder_layers: int = option(2, "layers that see all words", at_least=1)
+    directed_layers: int = option(2, "layers below them in each direction", at_least=1)
+    dropout: float = option(
+        0.1,
+        "of embeddings, attention and feed-forward outputs, and the parser",
+        at_least=0,
+        below=1,
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.segments or self.token_embed_dim:
+            raise UsageError(
+                "model transformer_views has neither segments nor token_embed_dim; leave them 0"
+            )
+
+
+@register_model("transformer_views", dataclass=TransformerViewsConfig)
+class TransformerViews(ViewsEncoder):
+    """A Transformer stack in place of each LSTM; attention masks make the views. Not in the paper.
+
+    In the first stack a position attends to positions up to its own, in the second to those from its
+    own on, and in the one above them to all. Learned positions start as sinusoids (Vaswani et al. 2017, section 3.5): a few hundred labelled sentences do not
+    teach random ones which words are neighbours.
+    """
+
+    def __init__(
+        self,
+        config: TransformerViewsConfig,
+        words: int,
+        characters: int,
+        vectors: np.ndarray | None = None,
+        mix: ScalarMix | None = None,
+    ) -> None:
+        super().__init__()
+        config.check()
+        width = config.encoder_embed_dim
+        self.width = self.full_width = width
+        self.max_positions = config.max_positions
+        self.dropout = Dropout(config.dropout)
+        self.project = Linear(config.input_width(mix), width)
+        self.positions = nn.Embedding(config.max_positions, width)
+        directed = replace(config, encoder_layers=config.directed_layers)
+        self.ahead, self.back = Stack(directed), Stack(directed)
+        self.merge = Linear(2 * width, width)
+        self.full = Stack(config)
+        initialise(self, config.init)
+        with torch.no_grad():
+            self.positions.weight.copy_(sinusoids(config.max_positions, width))
+        # Last: it draws its own weights.
+        self.embedding = WordEmbedding(config, words, characters, self.dropout, vectors, mix)
+
+    def encode(self, x: Tensor, padding: Tensor) -> Views:
+        length = x.shape[1]
+        if length > self.max_positions:
+            raise MetaseqError(
+                f"a sentence of {length - 2} words is longer than model.max_positions "
+                f"({self.max_positions}) less 2; raise it"
+            )
+        x = self.project(x)
+        x = self.dropout(x + self.positions.weight[:length])
+        at = torch.arange(length, device=x.device)
+        past = at[:, None] >= at  # query, key
+        seen = (~padding)[:, None, None]
+        # Padding sees itself: softmax over nothing is NaN.
+        itself = past & past.mT
+        ahead = self.ahead(x, past)  # padding is last, nobody before it sees it
+        back = self.back(x, (past.mT & seen) | itself)
+        both = self.full(self.merge(torch.cat([ahead, back], -1)), seen)
+        return Views(ahead, back, both)
+
+
+def sinusoids(positions: int, width: int) -> Tensor:
+    """Return a table (positions, width) with sin(t / 10000^(2i / width)) in row t, column 2i.
+
+    Column 2i + 1 has the cosine (Vaswani et al. 2017, section 3.5). An odd width ends with a sine.
+    """
+    frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.double) / width)
+    angles = torch.arange(positions, dtype=torch.double)[:, None] * frequencies
+    pairs = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+    return pairs[:, :width].float()
