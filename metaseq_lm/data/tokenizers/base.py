@@ -5,14 +5,14 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.storage.indexed import smallest_dtype
-from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, Vocabulary
+from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, Vocabulary, special_symbols
 
 OPTIONS_FILE = "tokenizer_options.json"
 DICT_FILE = "dict.txt"
@@ -27,21 +27,38 @@ class Tokenizer(ABC):
 
     name: ClassVar[str]
     model_file: ClassVar[str | None] = None
+    has_unk: ClassVar[bool] = True
+    alphabet: ClassVar[tuple[int, str]] = 1, "one more"  # the fewest other symbols, in words too
     vocabulary: Vocabulary
 
     @classmethod
-    @abstractmethod
     def train(
         cls,
         lines: Iterable[str],
         vocab_size: int,
         task_tokens: int = TASK_TOKENS,
         min_frequency: int = 1,
-    ) -> "Tokenizer":
+        **options: Any,
+    ) -> Self:
         """Learn from `lines`; `vocab_size` counts the special symbols and is an upper bound.
 
-        Raises UsageError if `vocab_size` is too small for the kind.
+        `options` are those of `learn`. Raises UsageError if `vocab_size` is too small for the kind.
         """
+        specials = special_symbols(task_tokens, cls.has_unk)
+        least = len(specials) + cls.alphabet[0]
+        if vocab_size < least:
+            raise UsageError(
+                f"--vocab-size {vocab_size} is too small for {cls.name}: at least {least}, "
+                f"{len(specials)} special symbols and {cls.alphabet[1]}"
+            )
+        return cls.learn(lines, specials, vocab_size, min_frequency, **options)
+
+    @classmethod
+    @abstractmethod
+    def learn(
+        cls, lines: Iterable[str], specials: list[str], vocab_size: int, min_frequency: int
+    ) -> Self:
+        """Learn from `lines`, until `vocab_size` or nothing new occurs `min_frequency` times."""
 
     @abstractmethod
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
@@ -57,19 +74,22 @@ class Tokenizer(ABC):
         character of the text (a mark of a word's beginning) is empty, start = end.
         """
 
-    @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`, leaving out special symbols except [UNK]."""
+        unwritten = self.vocabulary.unwritten
+        return self.join(self.vocabulary.symbols[i] for i in ids if i not in unwritten)
 
     @abstractmethod
+    def join(self, symbols: Iterable[str]) -> str:
+        """Return the text of symbols that are not special."""
+
     def model_bytes(self) -> bytes:
         """Return the content of the model file; empty for kinds whose `dict.txt` says it all."""
+        return b""
 
     @classmethod
     @abstractmethod
-    def restore(
-        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
-    ) -> "Tokenizer":
+    def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
         """Rebuild a tokenizer from what `save` wrote; ValueError if the model is malformed.
 
         `vocabulary` is None when the folder has a model file but no `dict.txt`.
@@ -144,11 +164,3 @@ def after_space(text: str, start: int, end: int) -> int:
     """Return where text[start:end] begins without its leading white space, `start` if it is all."""
     words = text[start:end].lstrip()
     return end - len(words) if words else start
-
-
-def check_vocab_size(name: str, vocab_size: int, least: int, why: str) -> None:
-    """Raise a UsageError if `vocab_size` is below what the kind `name` needs."""
-    if vocab_size < least:
-        raise UsageError(
-            f"--vocab-size {vocab_size} is too small for {name}: at least {least}, {why}"
-        )

@@ -8,7 +8,7 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeGuard
+from typing import Any, Self
 
 import numpy as np
 import tokenizers
@@ -20,9 +20,8 @@ from metaseq_lm.data.tokenizers.base import (
     Tokenizer,
     after_space,
     characters_of_bytes,
-    check_vocab_size,
 )
-from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, Vocabulary, special_symbols
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 # The pre-tokenisation of GPT-2 for ASCII text, words first because most pieces are words; what
 # its pattern calls \p{L} and \p{N} is [A-Za-z] and [0-9] there.
@@ -43,11 +42,6 @@ def byte_symbols() -> list[str]:
 
 SYMBOL_OF_BYTE = dict(enumerate(byte_symbols()))
 BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in SYMBOL_OF_BYTE.items()}
-
-
-def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Return whether a piece of JSON is an object."""
-    return isinstance(value, dict)
 
 
 def _symbols(piece: str) -> str:
@@ -71,7 +65,21 @@ class Cache(dict[str, bytes]):
 
 
 class PackedTokenizer(Tokenizer):
-    """Common part of tokenizers that keep the ids of what they have seen as packed bytes."""
+    """Common part of tokenizers of the library that keep the ids of known words as packed bytes."""
+
+    model_file = "tokenizer.json"
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        self._library = library
+        self.vocabulary = Vocabulary(symbols_in_order(library))
+        self._dtype = self.dtype
+
+    def model_bytes(self) -> bytes:
+        """Return the JSON of the tokenizers library."""
+        return f"{self._library.to_str(pretty=True)}\n".encode()
+
+    def _packed(self, ids: list[int]) -> bytes:
+        return bytes(np.array(ids, self._dtype).tobytes())
 
     @abstractmethod
     def _line(self, line: str) -> bytes:
@@ -103,9 +111,9 @@ def json_parts(model: bytes) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
         content = json.loads(model)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if is_object(content):
+    if isinstance(content, dict):
         split, part = content.get("pre_tokenizer"), content.get("model")
-        if is_object(split) and is_object(part):
+        if isinstance(split, dict) and isinstance(part, dict):
             return content, split, part
     raise ValueError("not a JSON object with a pre_tokenizer and a model")
 
@@ -128,31 +136,22 @@ class ByteBpe(PackedTokenizer):
     """Byte-level BPE; every text can be written, so there is no [UNK]."""
 
     name = "byte_bpe"
-    model_file = "tokenizer.json"
+    has_unk = False
+    alphabet = 256, "256 bytes"
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
-        self._library = library
-        self.vocabulary = Vocabulary(symbols_in_order(library))
+        super().__init__(library)
         self._model = library.model
         self._split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
-        self._dtype = self.dtype
         self._pieces = Cache(self._merge)
         self._first = Cache(self._pack)
         self._later = Cache(lambda word: self._pack(" " + word))
 
     @classmethod
-    def train(
-        cls,
-        lines: Iterable[str],
-        vocab_size: int,
-        task_tokens: int = TASK_TOKENS,
-        min_frequency: int = 1,
-    ) -> "ByteBpe":
+    def learn(
+        cls, lines: Iterable[str], specials: list[str], vocab_size: int, min_frequency: int
+    ) -> Self:
         """Learn merges from `lines`, until `vocab_size` or no pair occurs `min_frequency` times."""
-        specials = special_symbols(task_tokens)
-        least = len(specials) + 256
-        why = f"{len(specials)} special symbols and 256 bytes"
-        check_vocab_size(cls.name, vocab_size, least, why)
         library = tokenizers.Tokenizer(models.BPE())
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         library.decoder = decoders.ByteLevel()
@@ -198,31 +197,22 @@ class ByteBpe(PackedTokenizer):
         return b"".join(map(self._pieces.__getitem__, pieces))
 
     def _merge(self, piece: str) -> bytes:
-        ids = [token.id for token in self._model.tokenize(_symbols(piece))]
-        return bytes(np.array(ids, self._dtype).tobytes())
+        return self._packed([token.id for token in self._model.tokenize(_symbols(piece))])
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids` without special symbols; broken UTF-8 becomes U+FFFD."""
-        unwritten = self.vocabulary.unwritten
-        text = "".join(self.vocabulary.symbols[i] for i in ids if i not in unwritten)
-        return bytes(map(BYTE_OF_SYMBOL.__getitem__, text)).decode("utf-8", "replace")
-
-    def model_bytes(self) -> bytes:
-        """Return the JSON of the tokenizers library."""
-        return f"{self._library.to_str(pretty=True)}\n".encode()
+    def join(self, symbols: Iterable[str]) -> str:
+        """Return the text of the bytes; broken UTF-8 becomes U+FFFD."""
+        return bytes(BYTE_OF_SYMBOL[c] for c in "".join(symbols)).decode("utf-8", "replace")
 
     @classmethod
-    def restore(
-        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
-    ) -> "ByteBpe":
+    def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
         """Rebuild from `tokenizer.json`; ValueError if it is not a plain byte-level BPE."""
         content, split, bpe = json_parts(model)
-        plain = split.get("type") == "ByteLevel" and not split.get("add_prefix_space")
+        standard = split.get("type") == "ByteLevel" and not split.get("add_prefix_space")
         # Whole words looked up first could be special symbols; other words, another split.
-        plain &= not bpe.get("ignore_merges") and split.get("use_regex", True) is True
+        standard &= not bpe.get("ignore_merges") and split.get("use_regex", True) is True
         # The library crashes on an affix that is longer than a symbol.
         affixes = bpe.get("continuing_subword_prefix") or bpe.get("end_of_word_suffix")
-        if content.get("normalizer") or affixes or not plain:
+        if content.get("normalizer") or affixes or not standard:
             raise ValueError(
                 "it is not byte-level BPE without normaliser, prefix space and affixes"
             )

@@ -4,14 +4,14 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import regex
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_tokenizer
-from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer, after_space, check_vocab_size
-from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, UNK, Vocabulary, special_symbols
+from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer, after_space
+from metaseq_lm.data.tokenizers.vocabulary import UNK, Vocabulary
 
 
 class PlainTokenizer(Tokenizer):
@@ -49,52 +49,45 @@ class PlainTokenizer(Tokenizer):
         assert unk is not None
         return [[get(unit, unk) for unit in self.units(line)] for line in lines]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the units of `ids` joined; special symbols except [UNK] are left out."""
-        vocabulary = self.vocabulary
-        written = (vocabulary.symbols[i] for i in ids if i not in vocabulary.unwritten)
-        return self.joiner.join(written)
-
-    def model_bytes(self) -> bytes:
-        """Return nothing: there is no file besides `dict.txt`."""
-        return b""
+    def join(self, symbols: Iterable[str]) -> str:
+        """Return the units with the joiner of the kind between them."""
+        return self.joiner.join(symbols)
 
     @classmethod
-    def restore(
-        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
-    ) -> "PlainTokenizer":
-        """Rebuild from `dict.txt`; ValueError if it has no [UNK]."""
+    def learn(
+        cls,
+        lines: Iterable[str],
+        specials: list[str],
+        vocab_size: int,
+        min_frequency: int,
+        **options: Any,
+    ) -> Self:
+        """Keep the most frequent units; equal counts go in code point order.
+
+        `options` are those of the constructor.
+        """
+        tokenizer = cls(Vocabulary(specials), **options)
+        counts: Counter[str] = Counter()
+        for line in lines:
+            counts.update(tokenizer.units(line))
+        for special in specials:
+            counts.pop(special, None)
+        units = [(unit, count) for unit, count in counts.items() if count >= min_frequency]
+        units.sort(key=lambda pair: (-pair[1], pair[0]))
+        units = [*((special, 0) for special in specials), *units][:vocab_size]
+        return cls(Vocabulary(*map(list, zip(*units))), **options)
+
+    @classmethod
+    def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
+        """Rebuild from `dict.txt` and the saved `options`; ValueError if it has no [UNK]."""
         if vocabulary is None:
             raise ValueError("dict.txt is missing")
         return cls(vocabulary)
 
 
-def count_units(
-    name: str,
-    batches: Iterable[Iterable[str]],
-    vocab_size: int,
-    task_tokens: int,
-    min_frequency: int,
-) -> Vocabulary:
-    """Return the most frequent units as a vocabulary; equal counts go in code point order."""
-    specials = special_symbols(task_tokens, unk=True)
-    check_vocab_size(name, vocab_size, len(specials) + 1, "its special symbols and one more")
-    counts: Counter[str] = Counter()
-    for units in batches:
-        counts.update(units)
-    for special in specials:
-        counts.pop(special, None)
-    kept = [(unit, count) for unit, count in counts.items() if count >= min_frequency]
-    kept.sort(key=lambda pair: (-pair[1], pair[0]))
-    kept = kept[: vocab_size - len(specials)]
-    return Vocabulary(
-        specials + [unit for unit, _ in kept], [0] * len(specials) + [count for _, count in kept]
-    )
-
-
 @register_tokenizer("word")
 class WordTokenizer(PlainTokenizer):
-    """Words between white space, or the matches of a regular expression."""
+    """Words between white space, or the matches of the regular expression `pattern`."""
 
     name = "word"
     joiner = " "
@@ -114,28 +107,13 @@ class WordTokenizer(PlainTokenizer):
             return (match.span() for match in re.finditer(r"\S+", line))
         return (match.span() for match in regex.finditer(self.pattern, line) if match.group())
 
-    @classmethod
-    def train(
-        cls,
-        lines: Iterable[str],
-        vocab_size: int,
-        task_tokens: int = TASK_TOKENS,
-        min_frequency: int = 1,
-        pattern: str | None = None,
-    ) -> "WordTokenizer":
-        """Keep the most frequent words; `pattern` is a regular expression, None = white space."""
-        words = map(word_splitter(pattern), lines)
-        return cls(count_units(cls.name, words, vocab_size, task_tokens, min_frequency), pattern)
-
     @property
     def options(self) -> dict[str, Any]:
         """The regular expression, if any."""
         return {"pattern": self.pattern}
 
     @classmethod
-    def restore(
-        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
-    ) -> "WordTokenizer":
+    def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
         """Rebuild from `dict.txt` and the stored pattern."""
         if vocabulary is None:
             raise ValueError("dict.txt is missing")
@@ -169,14 +147,3 @@ class CharTokenizer(PlainTokenizer):
     def spans(self, line: str) -> Iterable[tuple[int, int]]:
         """Return where the characters of a line stand."""
         return ((at, at + 1) for at in range(len(line)))
-
-    @classmethod
-    def train(
-        cls,
-        lines: Iterable[str],
-        vocab_size: int,
-        task_tokens: int = TASK_TOKENS,
-        min_frequency: int = 1,
-    ) -> "CharTokenizer":
-        """Keep the most frequent characters."""
-        return cls(count_units(cls.name, lines, vocab_size, task_tokens, min_frequency))

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import sentencepiece
@@ -14,9 +14,8 @@ from metaseq_lm.data.tokenizers.base import (
     Tokenizer,
     after_space,
     characters_of_bytes,
-    check_vocab_size,
 )
-from metaseq_lm.data.tokenizers.vocabulary import PAD, TASK_TOKENS, UNK, Vocabulary, special_symbols
+from metaseq_lm.data.tokenizers.vocabulary import PAD, UNK, Vocabulary
 
 # A fixed number: the sums of unigram training depend on how the text is shared among threads.
 TRAIN_THREADS = 4
@@ -43,14 +42,14 @@ class SentencePiece(Tokenizer):
             raise ValueError(f"its unknown symbol is not {UNK} right after the task tokens")
 
     @classmethod
-    def train(
+    def learn(
         cls,
         lines: Iterable[str],
+        specials: list[str],
         vocab_size: int,
-        task_tokens: int = TASK_TOKENS,
-        min_frequency: int = 1,
+        min_frequency: int,
         character_coverage: float = 0.9995,
-    ) -> "SentencePiece":
+    ) -> Self:
         """Learn pieces from `lines`, held in memory; `min_frequency` is not known to the library.
 
         `character_coverage` is the share of the text's characters that must have a piece.
@@ -59,10 +58,6 @@ class SentencePiece(Tokenizer):
         """
         if min_frequency != 1:
             raise UsageError(f"{cls.name} has no minimum frequency; leave --min-frequency away")
-        specials = special_symbols(task_tokens, unk=True)
-        check_vocab_size(
-            cls.name, vocab_size, len(specials) + 1, "its special symbols and one more"
-        )
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -128,14 +123,16 @@ class SentencePiece(Tokenizer):
         unwritten = self.vocabulary.unwritten
         return str(self._processor.decode([int(i) for i in ids if i not in unwritten]))
 
+    def join(self, symbols: Iterable[str]) -> str:
+        """Return the text of the pieces."""
+        return str(self._processor.decode(list(symbols)))
+
     def model_bytes(self) -> bytes:
         """Return the serialised sentencepiece model."""
         return self._model
 
     @classmethod
-    def restore(
-        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
-    ) -> "SentencePiece":
+    def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
         """Rebuild from `spm.model`; ValueError if it is damaged or has other special symbols."""
         return cls(model)
 

@@ -1,7 +1,6 @@
 """Symbols, their ids and counts; `dict.txt` is their form on disk."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +12,11 @@ PAD, MASK, SEP, UNK = "[PAD]", "[MASK]", "[SEP]", "[UNK]"
 TASK_TOKENS = 30
 LONGEST_ROW = 1 << 20  # bytes of a row of dict.txt
 
-
-@dataclass(frozen=True)
-class Family:
-    """The special symbols of a family of vocabularies of the transformers library."""
-
-    pad: str
-    mask: str
-    sep: str
-    cls: str
-    unk: str
-
-
+# Padding, mask, separator, class and unknown symbol of the vocabularies of the transformers library:
 # Devlin et al. 2019 (and ELECTRA); Liu et al. 2019.
 FAMILIES = {
-    "bert": Family(PAD, MASK, SEP, "[CLS]", UNK),
-    "roberta": Family("<pad>", "<mask>", "</s>", "<s>", "<unk>"),
+    "bert": (PAD, MASK, SEP, "[CLS]", UNK),
+    "roberta": ("<pad>", "<mask>", "</s>", "<s>", "<unk>"),
 }
 
 
@@ -121,15 +109,15 @@ class Vocabulary:
         self.specials = np.arange(after + (self.unk is not None))
 
     def _family_layout(self) -> None:
-        whole = [n for n, f in FAMILIES.items() if all(s in self._ids for s in astuple(f))]
+        whole = [name for name, family in FAMILIES.items() if self._ids.keys() >= set(family)]
         if len(whole) != 1:
-            known = " or ".join(" ".join(astuple(family)) for family in FAMILIES.values())
+            known = " or ".join(map(" ".join, FAMILIES.values()))
             raise ValueError(
                 f"the first symbols are {self.symbols[:3]}, not {[PAD, MASK, SEP]}, and of the special "
                 f"symbols {known} {'both sets are' if whole else 'neither set is'} complete"
             )
         self.layout = whole[0]
-        ids = [self._ids[symbol] for symbol in astuple(FAMILIES[self.layout])]
+        ids = [self._ids[symbol] for symbol in FAMILIES[self.layout]]
         self.pad, self.mask, self.sep, self._cls, self.unk = ids
         self.task_tokens = 1
         self.specials = np.array(sorted(ids))
@@ -166,11 +154,7 @@ class Vocabulary:
         return Vocabulary(self.symbols, list(counts))
 
     def save(self, path: str | Path) -> None:
-        """Write `symbol count` per line in id order, special symbols included.
-
-        A line break inside a symbol is written as \\\\n and a backslash as two, nothing else is
-        changed. The file is replaced as a whole.
-        """
+        """Write `symbol count` per line in id order, special symbols included: `save_symbols`."""
         save_symbols(Path(path), self.symbols, self.counts)
 
     @classmethod

@@ -7,24 +7,21 @@ vocabulary; pieces inside a word begin with "##". A word that cannot be cut so i
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import repeat
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from metaseq_lm.core.registry import register_tokenizer
-from metaseq_lm.data.tokenizers.base import check_vocab_size
+from metaseq_lm.data.tokenizers.base import Offsets
 from metaseq_lm.data.tokenizers.byte_bpe import (
     Cache,
     PackedTokenizer,
-    is_object,
     json_parts,
     library_of,
     symbols_in_order,
 )
-from metaseq_lm.data.tokenizers.from_transformers import wordpiece_library
-from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, UNK, Vocabulary, special_symbols
+from metaseq_lm.data.tokenizers.vocabulary import UNK, Vocabulary
 
 INSIDE = "##"
 LONGEST_WORD = 200  # characters, as in BERT's and ELECTRA's code
@@ -33,45 +30,56 @@ WORDS_PER_LINE = 1 << 10
 PRIVATE = 0xF0000  # the first of 131,068 characters that BERT's normaliser leaves in no text
 
 
+def wordpiece_library(
+    ids: dict[str, int], longest: int, cased: bool, accents: bool | None = None, cjk: bool = True
+) -> tokenizers.Tokenizer:
+    """Return BERT's tokenizer for a vocabulary; words of more than `longest` characters are [UNK].
+
+    `accents` says whether they are stripped; None: as case is. `cjk` puts spaces around ideographs.
+    """
+    library = tokenizers.Tokenizer(
+        models.WordPiece(ids, unk_token=UNK, max_input_chars_per_word=longest)
+    )
+    library.normalizer = normalizers.BertNormalizer(
+        handle_chinese_chars=cjk, strip_accents=accents, lowercase=not cased
+    )
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    return library
+
+
 @register_tokenizer("wordpiece")
 class WordPiece(PackedTokenizer):
     """BERT's tokenizer; what it cannot write is [UNK]."""
 
     name = "wordpiece"
-    model_file = "tokenizer.json"
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
-        self._library = library
+        super().__init__(library)
         # Text that looks like a special symbol stays text.
         library.encode_special_tokens = True
-        self.vocabulary = Vocabulary(symbols_in_order(library))
         if self.vocabulary.unk is None:
             raise ValueError(f"{UNK} is missing among the special symbols")
-        self._dtype = self.dtype
         self._words = Cache(self._encode)
 
     @classmethod
-    def train(
+    def learn(
         cls,
         lines: Iterable[str],
+        specials: list[str],
         vocab_size: int,
-        task_tokens: int = TASK_TOKENS,
-        min_frequency: int = 1,
+        min_frequency: int,
         cased: bool = False,
-    ) -> "WordPiece":
+    ) -> Self:
         """Learn pieces from `lines`; the distinct words are held in memory.
 
         Pairs are merged by how often they occur, as in the library's own trainer, until `vocab_size`
         or no pair occurs `min_frequency` times; `cased` keeps case and accents.
         """
-        specials = special_symbols(task_tokens, unk=True)
-        check_vocab_size(
-            cls.name, vocab_size, len(specials) + 1, "its special symbols and one more"
-        )
         ids = {symbol: i for i, symbol in enumerate(specials)}
         library = wordpiece_library(ids, LONGEST_WORD, cased)
         words = _count_words(lines, library)
-        pieces = _learn(words, vocab_size - len(specials), min_frequency)
+        pieces = _learn_pieces(words, vocab_size - len(specials), min_frequency)
         library.model = models.WordPiece(
             {symbol: i for i, symbol in enumerate([*specials, *pieces])},
             unk_token=UNK,
@@ -80,7 +88,7 @@ class WordPiece(PackedTokenizer):
         library.add_special_tokens(specials)
         return cls(library)
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int], list[int]]:
+    def encode_with_offsets(self, text: str) -> Offsets:
         """Return ids, and where in `text` each starts and ends (exclusive), in characters."""
         encoding = self._library.encode(_valid(text), add_special_tokens=False)
         offsets = encoding.offsets
@@ -91,35 +99,24 @@ class WordPiece(PackedTokenizer):
         return b"".join(map(self._words.__getitem__, line.split(" ")))
 
     def _encode(self, text: str) -> bytes:
-        ids = self._library.encode(_valid(text), add_special_tokens=False).ids
-        return bytes(np.array(ids, self._dtype).tobytes())
+        return self._packed(self._library.encode(_valid(text), add_special_tokens=False).ids)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the words of `ids` with a space between them, as they were normalised."""
-        vocabulary = self.vocabulary
+    def join(self, symbols: Iterable[str]) -> str:
+        """Return the words, as they were normalised, with a space between them."""
         words: list[str] = []
-        for i in ids:
-            symbol = vocabulary.symbols[i]
-            if i in vocabulary.unwritten:
-                continue
+        for symbol in symbols:
             if symbol.startswith(INSIDE) and symbol != INSIDE and words:
                 words[-1] += symbol.removeprefix(INSIDE)
             else:
                 words.append(symbol)
         return " ".join(words)
 
-    def model_bytes(self) -> bytes:
-        """Return the JSON of the tokenizers library."""
-        return f"{self._library.to_str(pretty=True)}\n".encode()
-
     @classmethod
-    def restore(
-        cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]
-    ) -> "WordPiece":
+    def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
         """Rebuild from `tokenizer.json`; ValueError if it is not BERT's tokenizer."""
         content, split, pieces = json_parts(model)
         normalizer = content.get("normalizer")
-        bert = is_object(normalizer) and normalizer.get("type") == "BertNormalizer"
+        bert = isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer"
         if not bert or split.get("type") != "BertPreTokenizer":
             raise ValueError("it is not WordPiece with BERT's normaliser and pre-tokeniser")
         if pieces.get("continuing_subword_prefix") != INSIDE or pieces.get("unk_token") != UNK:
@@ -132,9 +129,9 @@ class WordPiece(PackedTokenizer):
             library.no_padding()
         tokenizer = cls(library)
         symbols = tokenizer.vocabulary.symbols
-        special = {symbols[i] for i in tokenizer.vocabulary.specials}
+        specials = {symbols[i] for i in tokenizer.vocabulary.specials}
         added = [t.content for t in library.get_added_tokens_decoder().values()]
-        added = [symbol for symbol in added if symbol not in special]
+        added = [symbol for symbol in added if symbol not in specials]
         if added:
             raise ValueError(
                 f"it has the added tokens {', '.join(added[:4])}, which are not BERT's"
@@ -169,7 +166,7 @@ class _Marks(dict[int, int]):
         return self[point]
 
 
-def _learn(words: Counter[str], room: int, min_frequency: int) -> list[str]:
+def _learn_pieces(words: Counter[str], room: int, min_frequency: int) -> list[str]:
     """Return at most `room` pieces in the order they were learnt.
 
     The library's WordPiece trainer takes the pieces of single characters in a random order, on which
@@ -187,8 +184,8 @@ def _learn(words: Counter[str], room: int, min_frequency: int) -> list[str]:
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.BpeTrainer(vocab_size=room, min_frequency=min_frequency, show_progress=False)
-    kept = ((text, words[word]) for word, text in marked.items() if alphabet.issuperset(text))
-    library.train_from_iterator(_repeated(kept), trainer)
+    counted = ((text, words[word]) for word, text in marked.items() if alphabet.issuperset(text))
+    library.train_from_iterator(_repeated(counted), trainer)
     original = {chr(mark): chr(point) for point, mark in marks.items()}
     return [_unmarked(symbol, original) for symbol in symbols_in_order(library)]
 
