@@ -29,7 +29,7 @@ class TaggingConfig:
 
     label_smoothing: float = option(
         0.1,
-        "share of a tag's target that is spread over all classes, in training; never of a tree's",
+        "label smoothing of tags in training: the share of the target that is spread over all classes",
         at_least=0,
         below=1,
     )
@@ -86,3 +86,11 @@ def targets_of(model: WordNet, batch: WordBatch) -> Tensor:
 @register_criterion("tagging", dataclass=TaggingConfig)
 class Tagging(WordLabels):
     """The mean over words of the cross-entropy of their tags, or of heads and relations."""
+
+
+@register_criterion("parsing")
+class Parsing(WordLabels):
+    """The mean over words of the cross-entropy over all pairs of a head and a relation, not smoothed."""
+
+    def __init__(self, config: object = None) -> None:
+        super().__init__(TaggingConfig(label_smoothing=0.0))

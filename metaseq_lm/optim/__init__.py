@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import OPTIMIZERS, register_schedule
 from metaseq_lm.distributed import process_group
 from metaseq_lm.optim import optimizers
-from metaseq_lm.optim.layers import layer_multipliers
 from metaseq_lm.optim.optimizers import OptimizerConfig
 
 
@@ -80,14 +80,14 @@ class Optimizer:
             for p in self.parameters:
                 p.grad = p.grad if id(p) in owned else None
             self.inner.step()
-            chosen = [(p.data, o) for p, o, m in zip(self.parameters, self.owners, moved) if m]
-            process_group.share([p for p, _ in chosen], [owner for _, owner in chosen])
+            shared = [(p.data, o) for p, o, m in zip(self.parameters, self.owners, moved) if m]
+            process_group.share([p for p, _ in shared], [owner for _, owner in shared])
         self.updates += 1
 
     def slots(self, name: str) -> list[Tensor]:
         """Return one moment of every parameter, zeros where no step was taken yet."""
-        found = [self.inner.state.get(p) for p in self.parameters]
-        moments = [s[name] if s else torch.zeros_like(p) for s, p in zip(found, self.parameters)]
+        states = [self.inner.state.get(p) for p in self.parameters]
+        moments = [s[name] if s else torch.zeros_like(p) for s, p in zip(states, self.parameters)]
         if self.owners is not None:
             moments = [m.clone() for m in moments]
             process_group.share(moments, self.owners)
@@ -114,26 +114,26 @@ class Optimizer:
         order = [p for group in self.inner.param_groups for p in group["params"]]
         numbers = [n for group in groups for n in group["params"]]
         owned = {id(p) for p in self._owned()}
-        kept = {}
+        local_moments = {}
         for number, parameter in zip(numbers, order):
             moments = state["state"].get(number, {})
             for name, value in moments.items():
                 if value is not None and value.dim() and value.shape != parameter.shape:
                     raise ValueError(f"{name} of parameter {number}, {tuple(value.shape)}")
             if moments and id(parameter) in owned:
-                kept[number] = moments
+                local_moments[number] = moments
         self.updates = state["updates"]
-        self.inner.load_state_dict({"state": kept, "param_groups": groups})
+        self.inner.load_state_dict({"state": local_moments, "param_groups": groups})
 
 
 def owners(sizes: Sequence[int], replicas: int) -> list[int]:
     """Return which replica keeps each parameter: the largest first, each to the least loaded."""
     load = [0] * replicas
-    chosen = [0] * len(sizes)
-    for at in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        chosen[at] = load.index(min(load))
-        load[chosen[at]] += sizes[at]
-    return chosen
+    replica_of = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        replica_of[index] = load.index(min(load))
+        load[replica_of[index]] += sizes[index]
+    return replica_of
 
 
 def parameter_groups(
@@ -157,6 +157,36 @@ def parameter_groups(
     return [groups[key] for key in sorted(groups, key=lambda key: (-key[0], key[1]))]
 
 
+LAYER = re.compile(r"encoder\.stack\.layers\.(\d+)\.")
+
+
+def layer_multipliers(names: Sequence[str], decay: float) -> dict[str, float]:
+    """Return the factor of the rate of each parameter: decay^(depth of the heads - its depth).
+
+    As in the code of ELECTRA and BAM: embeddings (and their projection) have depth 0, layer i
+    depth i + 1, BERT's tanh pooler L + 1 and heads L + 2, so that the top layer gets decay^2.
+    Raises UsageError for a model without such layers.
+    """
+    numbers = [int(match[1]) for match in map(LAYER.match, names) if match]
+    if not numbers:
+        raise UsageError(
+            f"optimizer.layer_decay is {decay}, but no trained parameter of the model is called "
+            "encoder.stack.layers.N; it must be 1 for this task"
+        )
+    top = max(numbers) + 1
+
+    def depth(name: str) -> int:
+        if match := LAYER.match(name):
+            return int(match[1]) + 1
+        if name.startswith("encoder.stack.norm."):
+            return top  # the last norm of a pre-LN stack belongs to its top layer
+        if name.startswith("encoder."):
+            return 0
+        return top + 1 if ".pooler." in name else top + 2
+
+    return {name: decay ** (top + 2 - depth(name)) for name in names}
+
+
 def build_optimizer(
     parameters: Iterable[tuple[str, nn.Parameter]],
     optimizer: Mapping[str, Any],
@@ -170,9 +200,7 @@ def build_optimizer(
     named = [(name, p) for name, p in parameters if p.requires_grad]
     rates = None
     if config.layer_decay != 1.0:
-        scales = layer_multipliers(
-            [name for name, _ in named], config.layer_decay, config.layer_decay_legacy
-        )
+        scales = layer_multipliers([name for name, _ in named], config.layer_decay)
         rates = {name: config.lr * scale for name, scale in scales.items()}
     groups = parameter_groups(named, config.weight_decay, config.decay_norms_and_biases, rates)
     inner = OPTIMIZERS.build(optimizer["_name"], config, groups)
@@ -188,7 +216,7 @@ def warmup(step: int, warmup_updates: float) -> float:
 
 
 def warmup_length(warmup_updates: int, warmup_ratio: float, total_updates: int) -> float:
-    """Return the longer of `warmup_updates` and that share of all updates, not rounded."""
+    """Return the larger of `warmup_updates` and `warmup_ratio` of all updates, not rounded."""
     return max(warmup_updates, warmup_ratio * total_updates)
 
 
@@ -212,7 +240,7 @@ class InverseSqrtConfig:
     warmup_updates: int = option(100, "updates in which the rate rises to its peak", at_least=1)
     lr_is_peak: bool = option(
         True,
-        "the peak is optimizer.lr; false: that divided by the root of warmup_updates (Vaswani et al. 2017)",
+        "the peak rate is optimizer.lr; false: optimizer.lr / sqrt(warmup_updates) (Vaswani et al. 2017)",
     )
 
 
@@ -234,7 +262,7 @@ class DampedInverseSqrtConfig:
     """Linear warm-up, times 1 / (1 + damping sqrt(step)), for ever (Clark et al. 2018)."""
 
     warmup_updates: int = option(5000, "updates to warm up (only in the authors' code)", at_least=0)
-    damping: float = option(0.005, "how fast the rate falls; 0 keeps it", at_least=0)
+    damping: float = option(0.005, "how fast the rate falls; with 0 it is constant", at_least=0)
 
 
 @register_schedule("damped_inverse_sqrt", dataclass=DampedInverseSqrtConfig)
@@ -244,22 +272,30 @@ def damped_inverse_sqrt(config: DampedInverseSqrtConfig) -> Schedule:
 
 
 @dataclass
-class PolynomialConfig:
-    """Polynomial decay to `end` over the whole run, multiplied by a linear warm-up (BERT, ELECTRA)."""
+class LinearConfig(ConstantConfig):
+    """Linear warm-up to 1, then linear decay to 0 at the last update."""
 
-    warmup_updates: int = option(0, "updates in which the rate rises to its peak", at_least=0)
     warmup_ratio: float = option(
-        0.0, "share of total_updates to warm up; the longer of the two", at_least=0, at_most=1
+        0.0,
+        "length of the warm-up as a share of total_updates; the longer of the two warm-ups counts",
+        at_least=0,
+        at_most=1,
     )
     # 0 until the updates are known that trainer.max_flops pays for.
     total_updates: int = option(
         II("trainer.max_update"), "updates until the rate is at its end", at_least=0
     )
-    power: float = option(1.0, "of the decay; 1 is linear", at_least=0)
-    end: float = option(0.0, "share of the rate that is left at the end", at_least=0)
+
+
+@dataclass
+class PolynomialConfig(LinearConfig):
+    """Polynomial decay to `end` over the whole run, multiplied by a linear warm-up (BERT, ELECTRA)."""
+
+    power: float = option(1.0, "exponent of the decay; 1 is linear", at_least=0)
+    end: float = option(0.0, "rate at the end, as a share of its peak", at_least=0)
     zero_based: bool = option(False, "count steps from 0 as the authors' code: the first rate is 0")
     decay_in_warmup: bool = option(
-        True, "the decay counts during the warm-up too; false: only after it (BERT's code)"
+        True, "multiply by the decay during the warm-up too; false: only after it (BERT's code)"
     )
 
 
@@ -287,17 +323,6 @@ def polynomial(config: PolynomialConfig) -> Schedule:
         return warmup(step, rising) * (end + (1.0 - end) * decay)
 
     return factor
-
-
-@dataclass
-class LinearConfig:
-    """Linear warm-up to 1, then linear decay to 0 at the last update."""
-
-    warmup_updates: int = option(0, "updates in which the rate rises to its peak", at_least=0)
-    warmup_ratio: float = option(
-        0.0, "share of total_updates to warm up; the longer of the two", at_least=0, at_most=1
-    )
-    total_updates: int = option(II("trainer.max_update"), "updates until the rate is at its end")
 
 
 @register_schedule("linear", dataclass=LinearConfig)

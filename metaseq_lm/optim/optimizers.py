@@ -16,20 +16,16 @@ from metaseq_lm.core.registry import register_optimizer
 class OptimizerConfig:
     """What every optimizer has: rates, weight decay, and the norm its gradient is clipped to."""
 
-    lr: float = option(
-        5e-4, "rate at the peak of the schedule; damped_inverse_sqrt stays below it", at_least=0
-    )
+    lr: float = option(5e-4, "learning rate at the peak of the schedule", at_least=0)
     weight_decay: float = option(0.01, "weight decay", at_least=0)
-    decay_norms_and_biases: bool = option(True, "false spares biases and layer norms the decay")
+    decay_norms_and_biases: bool = option(True, "apply weight decay to biases and layer norms too")
     clip_norm: float = option(1.0, "global norm gradients are clipped to (0 = never)", at_least=0)
     layer_decay: float = option(
         1.0,
-        "rates fall by this factor from layer to layer, heads to embeddings",
+        "the rate of each layer is this factor times that of the layer above it; the top layer has its "
+        "square, as in ELECTRA's code",
         above=0,
         at_most=1,
-    )
-    layer_decay_legacy: bool = option(
-        True, "as in ELECTRA's code, where the top layer has the square of the factor"
     )
 
 
@@ -51,7 +47,7 @@ class SGDConfig(OptimizerConfig):
     """Plain or heavy-ball gradient descent."""
 
     weight_decay: float = option(0.0, "weight decay", at_least=0)
-    momentum: float = option(0.0, "what stays of the last steps in a step", at_least=0, below=1)
+    momentum: float = option(0.0, "momentum factor", at_least=0, below=1)
 
 
 def both(betas: list[float]) -> tuple[float, float]:
@@ -119,9 +115,9 @@ def adam_uncorrected(config: AdamConfig, groups: Iterable[dict[str, Any]]) -> to
 
 
 class FusedSGD(torch.optim.SGD):
-    """torch's fused kernel; what comes to its first gradient later than others starts from zero momentum.
+    """torch's fused SGD, which also takes parameters that get their first gradient later than others.
 
-    By itself torch's fused path takes either no buffer of a group for granted or all.
+    torch's fused kernel wants momentum buffers for all parameters of a group or for none.
     """
 
     @torch.no_grad()

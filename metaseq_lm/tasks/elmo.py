@@ -28,15 +28,14 @@ class ElmoConfig:
 
     elmo: str = option(
         "",
-        "run of task word_language_modeling on DATA whose states are further input ('' = none)",
+        "run of task word_language_modeling on DATA; its states are added to the input ('' = none)",
         source="language_model",
     )
     elmo_dropout: float = option(
-        0.5, "of the mixed states (the paper does not say how much)", at_least=0, below=1
+        0.5, "dropout of the mixed states; the paper names no rate", at_least=0, below=1
     )
-    elmo_heads: bool = option(True, "the heads of each set get them too, with weights of their own")
     elmo_sizes: list[int] = option(
-        [], "words, layers, width and cells of that model, filled in from its run"
+        [], "words, layers, width and cells of that model; taken from its run, not to be set"
     )
 
 
@@ -89,8 +88,8 @@ def scalar_mix(options: DictConfig) -> ScalarMix | None:
 
 
 def head_mixes(options: DictConfig, names: Sequence[str]) -> dict[str, ScalarMix]:
-    """Return a mix for the heads of each of the sets `names`, none without task.elmo_heads."""
-    mixes = {name: scalar_mix(options) for name in names if getattr(options, "elmo_heads", None)}
+    """Return a mix for the heads of each of the sets `names`, none without a language model."""
+    mixes = {name: scalar_mix(options) for name in names}
     return {name: mix for name, mix in mixes.items() if mix is not None}
 
 

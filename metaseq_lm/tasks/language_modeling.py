@@ -1,10 +1,11 @@
-"""Language modelling in both directions on a binarised corpus."""
+"""Language modelling in both directions: on a binarised corpus, and on words, whose states help taggers (ELMo)."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
@@ -13,12 +14,16 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import MODELS, register_task
 from metaseq_lm.criterions.language_modeling import LanguageModeling
 from metaseq_lm.data.corpus.rows import Corpus, padding_of
-from metaseq_lm.data.streams import Stream
+from metaseq_lm.data.streams import Stream, sorted_pass
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed, BucketsConfig
+from metaseq_lm.data.words.collate import token_rows
+from metaseq_lm.data.words.sets import WordSet
+from metaseq_lm.data.words.vocabulary import SPECIAL_WORDS, WordVocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.bilstm import BiLSTMLM
 from metaseq_lm.tasks import Passes, Scored, Task
-from metaseq_lm.tasks.masked_lm import text_stream
+from metaseq_lm.tasks.masked_lm import first, text_stream
 
 
 @dataclass
@@ -88,3 +93,95 @@ def language_batch(corpus: Corpus, samples: np.ndarray, width: int = 0) -> Token
         padding=as_tensor(padding_of(lengths, rows.shape[1])),
         sizes={"targets": int(lengths.sum()) - len(rows), "rows": len(rows)},
     )
+
+
+@dataclass
+class WordLanguageModelingConfig(BucketsConfig):
+    """Batches, and the words that the model knows: its softmax over them is most of the cost."""
+
+    batch_size: int = option(
+        64, "sentences of a batch on average; batches of long sentences have fewer", at_least=1
+    )
+    min_frequency: int = option(
+        2,
+        "words that occur less often become <unk>, so that the model learns a meaning for <unk>",
+        at_least=1,
+    )
+    vocab_size: int = option(
+        0,
+        "largest number of words besides <unk>; the most frequent ones are taken (0 = all)",
+        at_least=0,
+    )
+    longest: int = option(
+        LONGEST, "leave out training sentences with this many words or more (0 = none)", at_least=0
+    )
+    valid_size: int = option(
+        0, "sentences of the validation split that are used (0 = all)", at_least=0
+    )
+
+
+@register_task("word_language_modeling", dataclass=WordLanguageModelingConfig)
+class WordLanguageModelingTask(LanguageModelingTask):
+    """One stream of rows `<start> words <end>`; the criterion is language_modeling, the model bilstm_lm.
+
+    Perplexities are of the words that the model knows, <unk> being one of them.
+    """
+
+    @cached_property
+    def words(self) -> WordVocabulary:
+        """The words of the data folder."""
+        return WordVocabulary.load(self.data)
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        options, seed = self.config, self.run_config.seed
+        data = WordSet(self.data, split, self.words)
+        collate = partial(sentence_batch, data)
+        if split == "train":
+            order = Bucketed(
+                data.lengths,
+                options.batch_size,
+                seed,
+                split,
+                chunk=CHUNK,
+                longest=options.longest,
+                buckets=options.buckets,
+            )
+            return {split: Stream(split, order, collate, seed, data.lengths)}
+        samples = np.arange(first(len(data), options.valid_size))
+        size = options.batch_size
+        return {split: sorted_pass(split, samples, data.lengths, collate, size, seed)}
+
+    def build_model(self) -> nn.Module:
+        options = self.config
+        ids = model_ids(self.words, options.min_frequency, options.vocab_size)
+        return self.language_model(int(ids.max()) + 1, self.words.PAD, torch.from_numpy(ids))
+
+
+def sentence_batch(
+    data: WordSet, samples: np.ndarray, keys: np.ndarray, width: int = 0
+) -> TokenBatch:
+    """Return sentences as `token_rows` has them; the size "targets" counts the words and <end>."""
+    rows = token_rows(data, samples, width)
+    sizes = {"targets": rows.sizes["words"] + len(samples), **rows.sizes}
+    return TokenBatch(tokens=rows.tokens, padding=rows.padding, sizes=sizes)
+
+
+def model_ids(vocabulary: WordVocabulary, min_frequency: int, size: int = 0) -> np.ndarray:
+    """Return the id of each word (V,) in a language model, int64; special words keep theirs.
+
+    The `size` most frequent words (0: all) that occur `min_frequency` times have ids, others are
+    <unk>. Raises UsageError if there is none.
+    """
+    counts = np.asarray(vocabulary.counts)
+    order = np.argsort(-counts, kind="stable")
+    frequent = order[counts[order] >= min_frequency]  # no special word: they count 0
+    if not len(frequent):
+        raise UsageError(
+            f"no word of the data folder occurs task.min_frequency={min_frequency} times; lower it"
+        )
+    frequent = frequent[:size] if size else frequent
+    ids = np.full(len(counts), vocabulary.UNKNOWN, np.int64)
+    specials = len(SPECIAL_WORDS)
+    ids[:specials] = np.arange(specials)
+    ids[frequent] = specials + np.arange(len(frequent))
+    return ids

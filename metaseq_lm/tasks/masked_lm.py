@@ -110,9 +110,15 @@ def masking_of(config: Any, vocabulary: Vocabulary) -> Masking:
     )
 
 
-def first(count: int, most: int) -> int:
-    """Return how many of `count` rows are used: `most`, if that is not 0, or all if they are fewer."""
-    return min(count, most) if most else count
+def first(count: int, limit: int) -> int:
+    """Return how many of `count` rows are used: at most `limit`, all if that is 0."""
+    return min(count, limit) if limit else count
+
+
+def scored_rows(task: Task, split: str, count: int) -> int:
+    """Return how many of a split's `count` rows are scored: task.valid_size limits trainer.valid_split."""
+    is_valid = split == task.run_config.trainer.valid_split
+    return first(count, task.config.valid_size if is_valid else 0)
 
 
 def text_stream(config: DictConfig, split: str, lengths: np.ndarray, collate: Collate) -> Stream:

@@ -40,7 +40,7 @@ from metaseq_lm.tasks.finetuning import (
     leaderboard_files,
     row_encoder_sizes,
 )
-from metaseq_lm.tasks.masked_lm import first
+from metaseq_lm.tasks.masked_lm import scored_rows
 from metaseq_lm.tasks.protocols import facts_of
 
 HEAD = "heads.sentence."
@@ -89,12 +89,12 @@ class SentencePredictionTask(Task):
     @classmethod
     def prepare(cls, config: DictConfig) -> DictConfig:
         options = config.task
-        # Runs from before this option have configs without it.
-        between = options.validate_epochs
-        if not (options.epochs or between):
+        if not (options.epochs or options.validate_epochs):
             return config
         examples = len(LabelledSet(labelled_folder(config), "train"))
-        return with_epochs(config, examples, options.batch_size, options.epochs, between)
+        return with_epochs(
+            config, examples, options.batch_size, options.epochs, options.validate_epochs
+        )
 
     def labelled(self, split: str) -> SentenceRows:
         """Return the rows of a split, read once."""
@@ -111,32 +111,28 @@ class SentencePredictionTask(Task):
         options, seed = self.config, self.run_config.seed
         rows = self.labelled(split)
         if split != "train":
-            most = options.valid_size if split == self.run_config.trainer.valid_split else 0
-            kept = np.arange(first(len(rows), most))
-            about = (rows.lengths, rows.batch, options.batch_size, seed)
-            return {split: sorted_pass(split, kept, *about)}
+            samples = np.arange(scored_rows(self, split, len(rows)))
+            size = options.batch_size
+            return {split: sorted_pass(split, samples, rows.lengths, rows.batch, size, seed)}
         if rows.data.labels is None:
             raise MetaseqError(f"{rows.data.folder}: '{split}' has no labels to train on")
-        # Runs from before this option have configs without it.
         lengths = rows.lengths if options.group_by_length else None
         order = Shuffled(len(rows), options.batch_size, seed, "train", lengths)
         return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
 
     def build_model(self) -> nn.Module:
         sizes, options = row_encoder_sizes(self.run_config), self.config
-        about = Manifest.load(labelled_folder(self.run_config))
-        some = LabelledSet(labelled_folder(self.run_config), sorted(about.splits)[0])
+        folder = labelled_folder(self.run_config)
+        data = LabelledSet(folder, sorted(Manifest.load(folder).splits)[0])
         width, dropout = sizes.width, options.head_dropout
-        outputs = 1 if some.regression or some.form == "choices" else len(some.label_names)
+        outputs = 1 if data.regression or data.form == "choices" else len(data.label_names)
         head: nn.Module
-        if some.form == "spans":
+        if data.form == "spans":
             head = SpanPairHead(width, outputs, dropout)
         else:
-            # Runs from before this option have configs without it.
-            twice = options.pooler_dropout
-            head = SentenceHead(width, outputs, dropout, options.pooled, twice)
-        known = label_range(labelled_folder(self.run_config)) if some.regression else None
-        return SentencePredictor(sizes, len(self.vocabulary), self.vocabulary.pad, head, known)
+            head = SentenceHead(width, outputs, dropout, options.pooled, options.pooler_dropout)
+        scale = label_range(folder) if data.regression else None
+        return SentencePredictor(sizes, len(self.vocabulary), self.vocabulary.pad, head, scale)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the encoder of any model that calls it so, and with task.keep_head the head."""

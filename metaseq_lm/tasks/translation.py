@@ -29,7 +29,7 @@ from metaseq_lm.models.seq2seq.beam_search import Beam
 from metaseq_lm.models.seq2seq.lstm_encoder_decoder import LSTMEncoderDecoder
 from metaseq_lm.tasks import Passes, Scored, Task
 from metaseq_lm.tasks.finetuning import judged
-from metaseq_lm.tasks.masked_lm import first
+from metaseq_lm.tasks.masked_lm import scored_rows
 
 Translated = list[tuple[int, str]]  # sentence, its translation
 LONGER = 10  # tokens that a translation of an empty source might have
@@ -112,8 +112,7 @@ class TranslationTask(Task):
         if split == "train":
             order = Bucketed(rows.lengths, options.batch_size, seed, split, buckets=options.buckets)
         else:
-            most = options.valid_size if split == self.run_config.trainer.valid_split else 0
-            order = Sequential(first(len(rows), most), options.batch_size)
+            order = Sequential(scored_rows(self, split, len(rows)), options.batch_size)
         return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
 
     def build_model(self) -> nn.Module:

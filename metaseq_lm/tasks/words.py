@@ -1,4 +1,4 @@
-"""What tasks on labelled words share: encoder, heads, averaged weights, streams, validation.
+"""Tasks on labelled words: tags (chunks, entities, parts of speech, supertags) and dependency trees.
 
 Facts follow Clark et al. 2018. Shapes: B rows, S positions.
 """
@@ -18,13 +18,13 @@ from torch import nn
 from metaseq_lm.core.batch import Logs, Terms, WordBatch
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.registry import MODELS
-from metaseq_lm.criterions.tagging import WordLabels
+from metaseq_lm.core.registry import MODELS, register_task
+from metaseq_lm.criterions.tagging import Parsing, Tagging, WordLabels
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.streams import Order, Stream, sorted_pass
 from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import word_rows
-from metaseq_lm.data.words.sets import TREES, WordSet
+from metaseq_lm.data.words.sets import TAGS, TREES, WordSet
 from metaseq_lm.data.words.vocabulary import WordVocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.layers import RAW
@@ -47,7 +47,7 @@ from metaseq_lm.tasks.elmo import (
     with_sizes,
 )
 from metaseq_lm.tasks.finetuning import ENCODER, different_sets, judged
-from metaseq_lm.tasks.masked_lm import first
+from metaseq_lm.tasks.masked_lm import scored_rows
 from metaseq_lm.tasks.word_scores import (
     Predicted,
     prediction_files,
@@ -65,22 +65,24 @@ class WordTaskConfig(BucketsConfig, ElmoConfig):
     """Batches, heads, averaged weights (defaults: Clark et al. 2018), a language model's states."""
 
     batch_size: int = option(
-        64, "sentences of a batch, on average: of long ones it has fewer", at_least=1
+        64, "sentences of a batch on average; batches of long sentences have fewer", at_least=1
     )
     label_fraction: float = option(
-        1.0, "share of the training sentences that is used", above=0, at_most=1
+        1.0, "share of the training sentences to use", above=0, at_most=1
     )
     fraction_seed: int | None = option(
-        1, "seed of that share, the same for all runs (null = the run's)"
+        1, "seed that chooses this share (null = the seed of the run)"
     )
     hidden_dim: int = option(512, "hidden units of the heads", at_least=1)
     average_decay: float = option(
         0.998,
-        "of the moving average of the weights that is scored (0 = the weights themselves)",
+        "decay of the moving average of the weights, which is what is scored (0 = score the weights)",
         at_least=0,
         below=1,
     )
-    score_raw: bool = option(False, "log the scores of the weights themselves too")
+    score_raw: bool = option(
+        False, "with a moving average, log the scores of the current weights too"
+    )
     freeze_encoder: bool = option(False, "train the heads only, on the encoder of init_from")
     valid_size: int = option(
         0, "sentences of the validation split that are used (0 = all)", at_least=0
@@ -168,10 +170,9 @@ class WordTask(Task):
                 buckets=options.buckets,
             )
             return Stream(name, order, partial(word_batch, data, name), seed, data.lengths)
-        most = options.valid_size if split == self.run_config.trainer.valid_split else 0
-        kept = np.arange(first(len(data), most))
         collate = partial(word_batch, data, name)
-        return sorted_pass(name, kept, data.lengths, collate, options.batch_size, seed)
+        samples = np.arange(scored_rows(self, split, len(data)))
+        return sorted_pass(name, samples, data.lengths, collate, options.batch_size, seed)
 
     def build_model(self) -> nn.Module:
         options = self.config
@@ -298,6 +299,55 @@ class WordTask(Task):
         return files
 
 
+class OneSetTask(WordTask):
+    """An encoder of words and one labelled set of a `form`; raises UsageError for a set of another."""
+
+    form = ""
+
+    @property
+    def names(self) -> list[str]:
+        return [self.config.labelled]
+
+    def _labelled(self, name: str, split: str) -> WordSet:
+        data = super()._labelled(name, split)
+        if data.form != self.form:
+            raise UsageError(
+                f"{data.folder} is a set of {data.form}, task '{self.run_config.task._name}' is for "
+                f"{self.form}; tagged sets are for task tagging, treebanks for parsing"
+            )
+        return data
+
+
+@dataclass
+class TaggingTaskConfig(WordTaskConfig):
+    """Which tagged set, batches, heads and averaged weights."""
+
+    labelled: str = option("", "tagged set in DATA (preprocess --tagged NAME)")
+
+
+@register_task("tagging", dataclass=TaggingTaskConfig)
+class TaggingTask(OneSetTask):
+    """An encoder of words and one tagged set; scores are F1 of spans, or accuracy."""
+
+    criterions = (Tagging,)
+    form = TAGS
+
+
+@dataclass
+class ParsingTaskConfig(ParserConfig, WordTaskConfig):
+    """Which treebank, batches, heads and averaged weights."""
+
+    labelled: str = option("", "treebank in DATA (preprocess --treebank NAME)")
+
+
+@register_task("parsing", dataclass=ParsingTaskConfig)
+class ParsingTask(OneSetTask):
+    """An encoder of words and one treebank; scores are LAS and UAS without punctuation."""
+
+    criterions = (Parsing,)
+    form = TREES
+
+
 def word_batch(
     data: WordSet, name: str, samples: np.ndarray, keys: np.ndarray, width: int = 0
 ) -> WordBatch:
@@ -314,14 +364,14 @@ def build_encoder(config: DictConfig, vocabulary: WordVocabulary) -> ViewsEncode
     """Return the configured encoder of words; UsageError for a model of another kind."""
     entry = MODELS.entry(config.model._name)
     if not (isinstance(entry.value, type) and issubclass(entry.value, ViewsEncoder)):
-        known = [
+        encoders = [
             n
             for n, e in sorted(MODELS.entries.items())
             if isinstance(e.value, type) and issubclass(e.value, ViewsEncoder)
         ]
         raise UsageError(
             f"model {config.model._name} is not an encoder of words, which task "
-            f"{config.task._name} needs; choose --model {' or '.join(known)}"
+            f"{config.task._name} needs; choose --model {' or '.join(encoders)}"
         )
     assert entry.dataclass is not None
     mix = scalar_mix(config.task)
@@ -332,7 +382,7 @@ def build_encoder(config: DictConfig, vocabulary: WordVocabulary) -> ViewsEncode
         vocabulary.vectors if config.model.word_vectors else None,
         mix,
     )
-    if mix is not None and config.task.elmo_heads:
+    if mix is not None:
         encoder.extra_width = mix.width
     if config.model.normalize_words and sum(vocabulary.counts):
         counts = torch.tensor(vocabulary.counts, dtype=torch.float64)

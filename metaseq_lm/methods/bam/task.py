@@ -49,7 +49,7 @@ from metaseq_lm.tasks.finetuning import (
     labelled_scores,
     leaderboard_files,
 )
-from metaseq_lm.tasks.masked_lm import first
+from metaseq_lm.tasks.masked_lm import scored_rows
 
 FORMS = ("single", "pair")
 # Of task.score=dev, the first of these that a set has: CoLA's, that of real values, all others'.
@@ -259,8 +259,7 @@ class BamTask(Task):
     def once(self, name: str, split: str) -> Stream:
         """Return one pass over a split of a set."""
         rows, options = self.labelled(name, split), self.config
-        most = options.valid_size if split == self.run_config.trainer.valid_split else 0
-        order = Sequential(first(len(rows), most), options.batch_size)
+        order = Sequential(scored_rows(self, split, len(rows)), options.batch_size)
         return Stream(f"{split}/{name}", order, rows.batch, self.run_config.seed, rows.lengths)
 
     # ---------------------------------------------------------------- model

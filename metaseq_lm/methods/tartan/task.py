@@ -34,7 +34,7 @@ from metaseq_lm.methods.tartan.update import AUXILIARY, BODY, DEV, ENDTASK, FIT,
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, with_epochs
 from metaseq_lm.tasks.finetuning import encoder_weights, labelled_folder, labelled_scores
-from metaseq_lm.tasks.masked_lm import first, masking_of
+from metaseq_lm.tasks.masked_lm import masking_of, scored_rows
 
 TAPT = "tapt"
 FORMS = ("single", "pair")
@@ -184,8 +184,7 @@ class TartanTask(Task):
     def once(self, split: str) -> Stream:
         """Return one pass over a split of the end task; with masked_lm its texts are masked."""
         rows, options = self.labelled(split), self.config
-        most = options.valid_size if split == self.run_config.trainer.valid_split else 0
-        order = Sequential(first(len(rows), most), options.batch_size)
+        order = Sequential(scored_rows(self, split, len(rows)), options.batch_size)
         if isinstance(self.criterion, MultiTask):
             return self.stream(split, order, whole(rows), SENTENCE)
         masked = data.masked_texts(rows, masking_of(options, self.vocabulary))

@@ -70,9 +70,6 @@ def test_sets_share_the_weights_of_the_encoder_only(
         assert moved == changed
         with torch.no_grad():
             mix.weights[0] -= 2.0
-    plain = build(sentences, tmp_path / "b", reader, "task.elmo_heads=false").model
-    assert len(plain.mixes) == 0 and plain.encoder.embedding.mix is not None
-    assert len(plain.heads["chunk"]["primary"].hidden.maps) == 2
 
 
 def test_the_states_are_those_of_the_language_model(

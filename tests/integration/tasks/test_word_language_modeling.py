@@ -13,7 +13,7 @@ from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.words.vocabulary import SPECIAL_CHARACTERS, SPECIAL_WORDS, WordVocabulary
-from metaseq_lm.tasks.word_language_modeling import model_ids
+from metaseq_lm.tasks.language_modeling import model_ids
 from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.run import TrainingRun
 
@@ -32,7 +32,7 @@ def test_frequent_words_are_known_and_others_are_unknown() -> None:
     special = [0, 1, 2, 3, 4]
     assert model_ids(vocabulary, 1).tolist() == [*special, 6, 5, 8, 7, 1]
     assert model_ids(vocabulary, 2).tolist() == [*special, 6, 5, 1, 7, 1]
-    assert model_ids(vocabulary, 2, most=2).tolist() == [*special, 6, 5, 1, 1, 1]
+    assert model_ids(vocabulary, 2, size=2).tolist() == [*special, 6, 5, 1, 1, 1]
     with pytest.raises(MetaseqError, match="no word of the data folder"):
         model_ids(vocabulary, 8)
 
@@ -96,7 +96,6 @@ def test_batches_hold_the_text_without_long_sentences(sentences: Path, tmp_path:
         (["task.min_frequency=0"], "min_frequency must be at least 1"),
         (["task.min_frequency=100000"], "lower it"),
         (["task.valid_size=-3"], "task.valid_size must be at least 0"),
-        (["task.chunk=-1"], "task.chunk must be at least 0"),
         (["task.longest=-1"], "task.longest must be at least 0"),
         (["criterion=masked_lm"], "needs criterion=language_modeling"),
     ],

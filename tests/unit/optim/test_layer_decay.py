@@ -1,4 +1,4 @@
-"""Rates by layer: the multipliers of ELECTRA's code and of the plain rule, and the groups made of them."""
+"""Rates by layer: the multipliers of ELECTRA's code, and the groups made of them."""
 
 from collections.abc import Mapping
 
@@ -10,8 +10,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label.model import moments_of
 from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerConfig
 from metaseq_lm.models.transformer.sentence_prediction import SentencePredictor
-from metaseq_lm.optim import Optimizer, build_optimizer
-from metaseq_lm.optim.layers import layer_multipliers
+from metaseq_lm.optim import Optimizer, build_optimizer, layer_multipliers
 
 ADAM = {"_name": "adam_uncorrected", "lr": 3e-4, "weight_decay": 0.01, "betas": [0.9, 0.999]}
 OPTIONS = ADAM | {"eps": 1e-6, "clip_norm": 1.0, "decay_norms_and_biases": False}
@@ -36,34 +35,31 @@ def names(net: nn.Module) -> list[str]:
     return [name for name, _ in net.named_parameters()]
 
 
-@pytest.mark.parametrize("legacy", [True, False])
-def test_multipliers_of_twelve_layers(legacy: bool) -> None:
-    """decay^(L + 2 - depth) as in the authors' code, else decay^(L + 1 - depth)."""
-    found = layer_multipliers(names(model()), 0.8, legacy)
-    more = 1 if legacy else 0
+def test_multipliers_of_twelve_layers() -> None:
+    """decay^(L + 2 - depth) as in the authors' code."""
+    found = layer_multipliers(names(model()), 0.8)
     assert set(found) == set(names(model()))
     for name, factor in found.items():
         parts = name.split(".")
         if parts[0] == "heads":
             wanted = 1.0
         elif parts[1:3] == ["stack", "layers"]:
-            wanted = 0.8 ** (12 - int(parts[3]) + more)
+            wanted = 0.8 ** (13 - int(parts[3]))
         else:
             assert parts[1] == "embeddings" or parts[1:3] == ["stack", "project"]
-            wanted = 0.8 ** (13 + more)
+            wanted = 0.8**14
         assert factor == pytest.approx(wanted, rel=1e-15), name
     assert found["heads.sentence.out.weight"] == 1.0
     top = "encoder.stack.layers.11.fc1.weight"
-    assert found[top] == pytest.approx(0.64 if legacy else 0.8, rel=1e-15)
+    assert found[top] == pytest.approx(0.64, rel=1e-15)
 
 
 def test_pooler_and_last_norm() -> None:
     """BERT's pooler is what the square of the top layer was meant for; the last norm is of the top."""
     net = model(2, pooled=True, before=True)
-    found = layer_multipliers(names(net), 0.5, True)
+    found = layer_multipliers(names(net), 0.5)
     assert found["heads.sentence.pooler.weight"] == 0.5
     assert found["encoder.stack.norm.weight"] == found["encoder.stack.layers.1.fc1.bias"] == 0.25
-    assert layer_multipliers(names(net), 0.5, False)["heads.sentence.pooler.weight"] == 1.0
 
 
 def build(net: nn.Module, **more: object) -> Optimizer:
@@ -83,7 +79,7 @@ def test_groups_have_one_rate_and_one_decay() -> None:
     net = model(3)
     optimizer = build(net, layer_decay=0.8)
     found = rates(optimizer, net)
-    scales = layer_multipliers(names(net), 0.8, True)
+    scales = layer_multipliers(names(net), 0.8)
     for name, p in net.named_parameters():
         assert found[name] == (3e-4 * scales[name], 0.01 if p.dim() > 1 else 0.0), name
     assert len(optimizer.inner.param_groups) == 2 * len(set(scales.values())) == 10
@@ -100,7 +96,7 @@ def test_the_schedule_scales_every_group() -> None:
     for p in net.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step()
-    scales = layer_multipliers(names(net), 0.8, True)
+    scales = layer_multipliers(names(net), 0.8)
     for name, p in net.named_parameters():
         rate = 3e-4 * scales[name] / 4
         decay = 0.01 if p.dim() > 1 else 0.0
