@@ -50,5 +50,5 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         tokenizer = load_tokenizer(data or tokenizer_folder(stored, config))
         part = export_part(stored, config, tokenizer.vocabulary, args.part)
-        print(check(part, tokenizer, out, args.part == "main"))
+        print(check(part, tokenizer, out))
     return 0

@@ -47,5 +47,5 @@ def run(args: argparse.Namespace) -> int:
         tokenizer = load_tokenizer(args.out)
         for name, folder in sources.items():
             part = export_part(stored, stored_config(stored), tokenizer.vocabulary, name)
-            print(check(part, tokenizer, folder, name == "main"))
+            print(check(part, tokenizer, folder))
     return 0

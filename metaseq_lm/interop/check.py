@@ -25,16 +25,15 @@ TEXT = (
 )
 
 
-def check(part: Part, tokenizer: Tokenizer, folder: Path, main: bool = True) -> str:
+def check(part: Part, tokenizer: Tokenizer, folder: Path) -> str:
     """Return a line with the largest difference; MetaseqError if it is above LIMIT or ids differ."""
     transformers = library()
     kind = getattr(transformers, part.foreign.architecture.name)
     model, loading = kind.from_pretrained(folder, output_loading_info=True)
-    absent = sorted(loading["missing_keys"])
-    absent = [n for n in absent if ".pooler." not in f".{n}"]
+    absent = [n for n in sorted(loading["missing_keys"]) if ".pooler." not in f".{n}"]
     if absent:
         raise MetaseqError(f"{folder}: transformers finds no {', '.join(absent[:4])} in it")
-    net = build(part.foreign, part.weights, folder, main)
+    net = build(part, folder)
     difference = largest_difference(part, net, model.float().eval(), tokenizer.vocabulary)
     if not difference <= LIMIT:
         raise MetaseqError(
@@ -66,10 +65,10 @@ def largest_difference(
     largest = 0.0
     for padded in (False, True):
         rows, padding, segments = random_rows(part, vocabulary, padded)
-        our_outputs = own_outputs(net, rows, padding if padded else None, segments)
-        their_outputs = foreign_outputs(other, rows, padding, segments)
-        for name, output in our_outputs.items():
-            difference = (output - their_outputs[name]).abs()
+        outputs = native_outputs(net, rows, padding if padded else None, segments)
+        library_outputs = foreign_outputs(other, rows, padding, segments)
+        for name, output in outputs.items():
+            difference = (output - library_outputs[name]).abs()
             if name != "next_sentence":
                 difference = difference[~padding]
             largest = max(largest, float(difference.max().nan_to_num(torch.inf)))
@@ -94,7 +93,7 @@ def random_rows(
     return rows, padding, segments
 
 
-def own_outputs(
+def native_outputs(
     net: nn.Module, rows: Tensor, padding: Tensor | None, segments: Tensor | None
 ) -> dict[str, Tensor]:
     """Return the outputs of a net by the name of the head, "hidden" for one without heads."""
@@ -124,4 +123,4 @@ def foreign_outputs(
         "next_sentence": "seq_relationship_logits",
         "hidden": "last_hidden_state",
     }
-    return {ours_name: outputs[name] for ours_name, name in names.items() if name in outputs}
+    return {head: outputs[name] for head, name in names.items() if name in outputs}

@@ -13,7 +13,7 @@ from metaseq_lm.interop.names import ARCHITECTURES, Architecture
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 
 # Key of config.json for what its own options cannot express about our models.
-OWN_KEY = "metaseq_lm"
+OUR_KEY = "metaseq_lm"
 SIZES = {
     "num_hidden_layers": "encoder_layers",
     "hidden_size": "encoder_embed_dim",
@@ -75,7 +75,7 @@ def read_config(config: dict[str, Any], place: object) -> Foreign:
     pad = number("pad_token_id", int, 1 if architecture.base == "roberta" else 0)
     options: dict[str, Any] = {option: number(key, int) for key, option in SIZES.items()}
     options |= {option: number(key, float, usual) for key, (option, usual) in RATES.items()}
-    extra = config.get(OWN_KEY)
+    extra = config.get(OUR_KEY)
     segments = not (isinstance(extra, dict) and extra.get("segments") == 0)
     kinds = number("type_vocab_size", int, 2)
     options["segments"] = kinds if segments else 0
@@ -97,11 +97,11 @@ def read_config(config: dict[str, Any], place: object) -> Foreign:
 
 def architecture_of(config: dict[str, Any], place: object) -> Architecture:
     """Return the architecture that a `config.json` names; MetaseqError for one that is not known."""
-    named = config.get("architectures")
-    name = named[0] if isinstance(named, list) and named else None
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise MetaseqError(
-            f"{place}: architectures is {str(named)[:60]}; one of {', '.join(ARCHITECTURES)} can be used"
+            f"{place}: architectures is {str(names)[:60]}; one of {', '.join(ARCHITECTURES)} can be used"
         )
     architecture = ARCHITECTURES[name]
     if config.get("model_type", architecture.base) != architecture.base:
@@ -130,7 +130,7 @@ def write_config(
         "bos_token_id": vocabulary.cls() if base == "roberta" else None,
         "eos_token_id": vocabulary.sep if base == "roberta" else None,
         "tie_word_embeddings": tied,
-        **({} if model.segments else {OWN_KEY: {"segments": 0}}),
+        **({} if model.segments else {OUR_KEY: {"segments": 0}}),
     }
 
 
@@ -172,11 +172,10 @@ def run_config(
         if generator and generator.model.encoder_layers != foreign.model.encoder_layers:
             share = generator.model.encoder_layers / foreign.model.encoder_layers
             model["generator_layers"] = share
-        config = _renamed(
-            config, {"task": "electra", "criterion": "electra_rtd", "model": "electra"}
-        )
+        groups = {"task": "electra", "criterion": "electra_rtd", "model": "electra"}
+        config = _with_groups(config, groups)
     elif "next_sentence" in heads:
-        config = _renamed(config, {"task": "sentence_pairs", "criterion": "bert_pretraining"})
+        config = _with_groups(config, {"task": "sentence_pairs", "criterion": "bert_pretraining"})
     config.model = {**config.model, **model}
     config.task.tokens_per_sample = foreign.model.max_positions
     config.data = config.save_dir = folder
@@ -184,7 +183,7 @@ def run_config(
     return config
 
 
-def _renamed(config: DictConfig, names: dict[str, str]) -> DictConfig:
+def _with_groups(config: DictConfig, names: dict[str, str]) -> DictConfig:
     """Return `config` with other choices of groups; only the names if they are not registered."""
     if names["task"] in TASKS.entries:
         config = load_config([f"{group}={name}" for group, name in names.items()])

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 from torch import Tensor
@@ -15,8 +14,8 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.configs import model_options, read_config, write_config
 from metaseq_lm.interop.folders import copy_tokenizer, new_folder, write_model
 from metaseq_lm.interop.importing import EMBEDDINGS, ORIGINALS
-from metaseq_lm.interop.names import ARCHITECTURES, COPIES, GENERATOR, MAIN, Architecture
-from metaseq_lm.interop.parts import KEY, Part, build, names_of, write_part
+from metaseq_lm.interop.names import ARCHITECTURES, COPIES, Architecture
+from metaseq_lm.interop.parts import KEY, Part, build, tensor_names, write_part
 from metaseq_lm.interop.tokenizer_files import write_tokenizer
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.runs.checkpoint import Checkpoint
@@ -36,8 +35,7 @@ def export_checkpoint(
     tokenizer = load_tokenizer(folder)
     part = export_part(stored, config, tokenizer.vocabulary, name)
     with new_folder(out) as target:
-        names = names_of(part.foreign, MAIN if name == "main" else GENERATOR)
-        write_model(target, part.config, write_part(part, names))
+        write_model(target, part.config, write_part(part))
         originals = stored.path.parent.parent / ORIGINALS
         if not (KEY in stored.manifest and data is None and copy_tokenizer(originals, target)):
             write_tokenizer(tokenizer, target, part.foreign.model)
@@ -54,67 +52,54 @@ def export_part(stored: Checkpoint, config: DictConfig, vocabulary: Vocabulary, 
 
     UsageError if there is no such net, MetaseqError if it has no counterpart.
     """
-    weights = {
-        n: w for n, w in stored.weights.items() if n.startswith("generator.") == (name != "main")
-    }
+    main = name == "main"
+    weights = {n: w for n, w in stored.weights.items() if n.startswith("generator.") != main}
     if not weights:
         raise UsageError(f"{stored.path}: it has no generator; leave --part away")
     main_prefix, generator_prefix = EMBEDDINGS
-    if name != "main" and not any(n.startswith(generator_prefix) for n in weights):
+    if not main and not any(n.startswith(generator_prefix) for n in weights):
         shared = [n for n in stored.weights if n.startswith(main_prefix)]
         weights |= {n.replace(main_prefix, generator_prefix): stored.weights[n] for n in shared}
-    places = MAIN if name == "main" else GENERATOR
-    tokens = weights.get(f"{places.embeddings}.tokens.weight")
+    table = f"{main_prefix if main else generator_prefix}tokens"
+    tokens = weights.get(f"{table}.weight")
     if tokens is None:
-        raise MetaseqError(f"{stored.path}: it has no {places.embeddings}.tokens; not our encoder")
+        raise MetaseqError(f"{stored.path}: it has no {table}; not our encoder")
     if len(tokens) != len(vocabulary):
         raise MetaseqError(
             f"{stored.path}: it has {len(tokens)} symbols, but the tokenizer {len(vocabulary)}; give "
             "the folder of the tokenizer it was trained with by --data"
         )
-    known = stored.manifest.get(KEY)
-    if known is not None:
-        part = _remembered(stored, known, name, weights)
+    if stored.manifest.get(KEY) is not None:
+        part = _imported_part(stored, name, weights)
     else:
-        part = _new(stored, config, vocabulary, name, weights)
-    build(part.foreign, part.weights, stored.path, name == "main")
+        part = _trained_part(stored, config, vocabulary, main, weights)
+    build(part, stored.path)
     return part
 
 
-def _remembered(stored: Checkpoint, known: Any, name: str, weights: dict[str, Tensor]) -> Part:
+def _imported_part(stored: Checkpoint, name: str, weights: dict[str, Tensor]) -> Part:
     """Return an imported model with the names, copies and spare tensors that its folder had."""
     place = f"{stored.path / 'manifest.json'}: {KEY}"
     try:
-        record, rest = known[name], stored.state[KEY][name]
-        texts = [
-            text for key in ("names", "copies") for pair in record[key].items() for text in pair
-        ]
-        if not all(isinstance(text, str) for text in texts):
+        record, rest = stored.manifest[KEY][name], stored.state[KEY][name]
+        config, names, copies = (dict(record[key]) for key in ("config", "names", "copies"))
+        if not all(isinstance(text, str) for pair in (names | copies).items() for text in pair):
             raise TypeError("not a table of names")
-        config, names, copies = (
-            dict(record["config"]),
-            dict(record["names"]),
-            dict(record["copies"]),
-        )
         rest = {str(n): tensor for n, tensor in rest.items() if isinstance(tensor, Tensor)}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise MetaseqError(f"{place}: damaged ({error!r})") from error
-    part = Part(read_config(config, place), config, weights, names, copies, rest)
-    written = {
-        n
-        for group in names_of(part.foreign, MAIN if name == "main" else GENERATOR).values()
-        for n in group
-    }
+    part = Part(read_config(config, place), config, weights, name == "main", names, copies, rest)
+    written = {n for group in tensor_names(part.foreign, part.main).values() for n in group}
     if not set(copies.values()) <= written:
-        raise MetaseqError(f"{place}: damaged (copies of what is not there)")
+        raise MetaseqError(f"{place}: damaged (copies of tensors that are not stored)")
     return part
 
 
-def _new(
+def _trained_part(
     stored: Checkpoint,
     config: DictConfig,
     vocabulary: Vocabulary,
-    name: str,
+    main: bool,
     weights: dict[str, Tensor],
 ) -> Part:
     """Return a model that was trained here as the matching class of the transformers library."""
@@ -124,17 +109,17 @@ def _new(
             f"{stored.path}: a pre-LN encoder, and BERT, RoBERTa and ELECTRA are post-LN; train with "
             "model.encoder_normalize_before=false (e.g. --model bert_small) to export it"
         )
-    if name == "main":
+    if main:
         architecture = choose(set(weights), model, vocabulary)
     else:
         architecture = ARCHITECTURES["ElectraForMaskedLM"]
         if SIZE_OF_GENERATOR not in weights:
             raise MetaseqError(f"{stored.path}: its generator is no masked language model of ours")
         model = generator_sizes(model, weights)
-    head = "heads.lm.weight" if name == "main" else "generator.head.weight"
-    values = write_config(architecture, model, vocabulary, head not in weights)
-    part = Part(read_config(values, stored.path), values, weights)
-    names = names_of(part.foreign, MAIN if name == "main" else GENERATOR)
+    tied = ("heads.lm.weight" if main else "generator.head.weight") not in weights
+    values = write_config(architecture, model, vocabulary, tied)
+    part = Part(read_config(values, stored.path), values, weights, main)
+    names = tensor_names(part.foreign, main)
     bias = next((n for group in names.values() for n in group if n in COPIES), None)
     part.copies = {} if bias is None else {COPIES[bias]: bias}
     for message, wrong in (
@@ -148,7 +133,7 @@ def _new(
 
 
 def choose(names: set[str], model: TransformerConfig, vocabulary: Vocabulary) -> Architecture:
-    """Return the class whose parameters have these names."""
+    """Return the class of the transformers library whose parameters have these names."""
     heads = {name.split(".")[1] for name in names if name.startswith("heads.")}
     if "rtd" in heads:
         return ARCHITECTURES["ElectraForPreTraining"]

@@ -39,15 +39,14 @@ def import_folder(source: Path, out: Path, generator: Path | None = None) -> Non
         check_generator(part, other, generator)
         parts["generator"] = other
         weights, sharing = join(part, other)
-    config = run_config(
-        part.foreign, parts["generator"].foreign if generator else None, sharing, str(out)
-    )
+    generator_config = parts["generator"].foreign if generator else None
+    config = run_config(part.foreign, generator_config, sharing, str(out))
     manifest = {
         "config": OmegaConf.to_container(config),
         "valid": {},
         "data": {},
         "tokenizer": tokenizer.fingerprint,
-        KEY: {name: one.about for name, one in parts.items()},
+        KEY: {name: one.record for name, one in parts.items()},
     }
     state: dict[str, Any] = {KEY: {name: one.rest for name, one in parts.items()}}
     with new_folder(out) as folder:
@@ -72,7 +71,7 @@ def load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
                 f"{folder / CONFIG_FILE}: {key} is {value} but the tokenizer's is {expected}"
             )
     part = read_part(foreign, config, read_weights(folder), folder, main)
-    build(foreign, part.weights, folder, main)
+    build(part, folder)
     return part
 
 
@@ -89,21 +88,18 @@ def check_generator(main: Part, other: Part, folder: Path) -> None:
         )
     first, second = main.foreign.model, other.foreign.model
     width, main_width = second.encoder_embed_dim, first.encoder_embed_dim
-    for key, has, wants in (
-        (
-            "intermediate_size",
-            second.encoder_ffn_embed_dim,
-            round(first.encoder_ffn_embed_dim * width / main_width),
-        ),
+    ffn_dim = round(first.encoder_ffn_embed_dim * width / main_width)
+    for key, value, expected in (
+        ("intermediate_size", second.encoder_ffn_embed_dim, ffn_dim),
         ("num_attention_heads", second.encoder_attention_heads, first.heads_for(width)),
         ("max_position_embeddings", second.max_positions, first.max_positions),
         ("type_vocab_size", second.segments, first.segments),
         ("layer_norm_eps", second.norm_eps, first.norm_eps),
     ):
-        if has != wants:
+        if value != expected:
             raise MetaseqError(
-                f"{folder / CONFIG_FILE}: {key} is {has}; the generator of this discriminator, "
-                f"{width} wide, has {wants}"
+                f"{folder / CONFIG_FILE}: {key} is {value}; the generator of this discriminator, "
+                f"{width} wide, has {expected}"
             )
 
 
@@ -115,5 +111,5 @@ def join(main: Part, other: Part) -> tuple[dict[str, torch.Tensor], str]:
         torch.equal(weight, main.weights[name.replace(generator_prefix, main_prefix)])
         for name, weight in embeddings.items()
     )
-    kept = {n: w for n, w in other.weights.items() if not shared or n not in embeddings}
-    return {**main.weights, **kept}, "embeddings" if shared else "none"
+    added = {n: w for n, w in other.weights.items() if not shared or n not in embeddings}
+    return {**main.weights, **added}, "embeddings" if shared else "none"

@@ -1,4 +1,4 @@
-"""Names of our parameters and of the transformers library's tensors that hold them."""
+"""Tables of our parameter names and the names of the transformers library's tensors."""
 
 import re
 from dataclasses import dataclass
@@ -82,70 +82,6 @@ ARCHITECTURES = {
 }
 
 
-@dataclass(frozen=True)
-class Places:
-    """Prefixes of our parameters for the parts of a model."""
-
-    embeddings: str = "encoder.embeddings"
-    stack: str = "encoder.stack"
-    heads: str = "heads."
-    lm: str = "heads.lm"
-
-
-MAIN = Places()
-GENERATOR = Places("generator.embeddings", "generator.stack", "generator.", "generator.head")
-
-
-def mapping(
-    architecture: Architecture,
-    layers: int,
-    project: bool,
-    segments: bool,
-    tied: bool,
-    places: Places = MAIN,
-) -> Mapping:
-    """Return the foreign tensors of each of our parameters.
-
-    Args:
-        architecture: class of the transformers library.
-        layers: number of layers.
-        project: whether the embeddings have another width than the layers.
-        segments: whether there are segment embeddings.
-        tied: whether the language-model head uses the token embedding as output weights.
-        places: prefixes of our parameters.
-    """
-    base = architecture.base
-    names: Mapping = {}
-    modules: Mapping = {f"{places.embeddings}.norm": (f"{base}.embeddings.LayerNorm",)}
-    if project:
-        modules[f"{places.stack}.project"] = (f"{base}.embeddings_project",)
-    for n in range(layers):
-        for ours, foreign in LAYER.items():
-            modules[f"{places.stack}.layers.{n}.{ours}"] = tuple(
-                f"{base}.encoder.layer.{n}.{name}" for name in foreign
-            )
-    for head in architecture.heads:
-        ours = places.lm if head == "lm" else f"{places.heads}{head}"
-        for part, name in HEADS[base][head].items():
-            if not part.startswith("."):
-                modules[f"{ours}.{part}"] = (name,)
-            elif not tied:
-                names[ours + part] = (TWINS.get(name, name),)
-            elif part != ".weight":
-                names[ours + part] = (name,)
-    tables = {"tokens": "word", "positions": "position"} | (
-        {"segments": "token_type"} if segments else {}
-    )
-    for ours, name in tables.items():
-        names[f"{places.embeddings}.{ours}.weight"] = (
-            f"{base}.embeddings.{name}_embeddings.weight",
-        )
-    for ours, foreign in modules.items():
-        for kind in ("weight", "bias"):
-            names[f"{ours}.{kind}"] = tuple(f"{name}.{kind}" for name in foreign)
-    return names
-
-
 def canonical(name: str, base: str) -> str:
     """Return the present name of a tensor that is stored under an older or a base model's name."""
     name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
@@ -153,7 +89,7 @@ def canonical(name: str, base: str) -> str:
     return f"{base}.{name}" if name.startswith(BASE_PARTS) else name
 
 
-def known(base: str) -> set[str]:
+def optional_names(base: str) -> set[str]:
     """Return the tensor names, besides the backbone's, that a folder of this kind may hold."""
     names = set(COPIES)
     for head in HEADS[base].values():

@@ -11,15 +11,12 @@ from metaseq_lm.interop.configs import Foreign
 from metaseq_lm.interop.names import (
     CONSTANTS,
     COPIES,
-    GENERATOR,
     HEADS,
-    MAIN,
+    LAYER,
     TWINS,
     Mapping,
-    Places,
     canonical,
-    known,
-    mapping,
+    optional_names,
 )
 from metaseq_lm.models.transformer.encoder import (
     BinaryHead,
@@ -40,33 +37,54 @@ KEY = "transformers"
 class Part:
     """A model's parameters under our names, and the remaining content of its folder.
 
-    `names` maps present names of tensors to differing ones in the folder, `copies` maps tensors to
-    those that they equal, `rest` holds tensors that our model has no place for.
+    `main` is False for ELECTRA's generator. `names` maps present names of tensors to differing ones in
+    the folder, `copies` maps tensors to those that they equal, `rest` holds tensors that our model has
+    no place for.
     """
 
     foreign: Foreign
     config: dict[str, Any]
     weights: dict[str, Tensor]
+    main: bool = True
     names: dict[str, str] = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)
     rest: dict[str, Tensor] = field(default_factory=dict)
 
     @property
-    def about(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """What the manifest keeps, so that the model can be exported unchanged."""
         return {"config": self.config, "names": self.names, "copies": self.copies}
 
 
-def names_of(foreign: Foreign, places: Places) -> Mapping:
-    """Return the mapping of a model's parameters."""
-    return mapping(
-        foreign.architecture,
-        foreign.model.encoder_layers,
-        bool(foreign.model.token_embed_dim),
-        foreign.segments,
-        foreign.tied,
-        places,
-    )
+def tensor_names(foreign: Foreign, main: bool) -> Mapping:
+    """Return the library's tensors that make each of our parameters; not `main`: ELECTRA's generator."""
+    base = foreign.architecture.base
+    backbone, heads = ("encoder", "heads.") if main else ("generator", "generator.")
+    names: Mapping = {}
+    modules: Mapping = {f"{backbone}.embeddings.norm": (f"{base}.embeddings.LayerNorm",)}
+    if foreign.model.token_embed_dim:
+        modules[f"{backbone}.stack.project"] = (f"{base}.embeddings_project",)
+    for n in range(foreign.model.encoder_layers):
+        for ours, theirs in LAYER.items():
+            layer = f"{base}.encoder.layer.{n}"
+            modules[f"{backbone}.stack.layers.{n}.{ours}"] = tuple(f"{layer}.{t}" for t in theirs)
+    for head in foreign.architecture.heads:
+        ours = "generator.head" if head == "lm" and not main else heads + head
+        for part, name in HEADS[base][head].items():
+            if not part.startswith("."):
+                modules[f"{ours}.{part}"] = (name,)
+            elif not foreign.tied:
+                names[ours + part] = (TWINS.get(name, name),)
+            elif part != ".weight":
+                names[ours + part] = (name,)
+    kinds = {"tokens": "word", "positions": "position", "segments": "token_type"}
+    for ours, kind in kinds.items():
+        if ours != "segments" or foreign.segments:
+            names[f"{backbone}.embeddings.{ours}.weight"] = (table(foreign, kind),)
+    for ours, theirs in modules.items():
+        for kind in ("weight", "bias"):
+            names[f"{ours}.{kind}"] = tuple(f"{name}.{kind}" for name in theirs)
+    return names
 
 
 def table(foreign: Foreign, kind: str) -> str:
@@ -79,34 +97,31 @@ def read_part(
 ) -> Part:
     """Read the tensors of a folder into a Part; MetaseqError naming missing or unknown ones."""
     base = foreign.architecture.base
-    calls = {canonical(name, base): name for name in tensors}
-    if len(calls) < len(tensors):
+    stored = {canonical(name, base): name for name in tensors}
+    if len(stored) < len(tensors):
         raise MetaseqError(f"{place}: a tensor is there under an old and under its present name")
-    names = names_of(foreign, MAIN if main else GENERATOR)
-    wanted = [name for pieces in names.values() for name in pieces]
-    for name in wanted:
-        if name not in calls and TWINS.get(name) in calls:
-            calls[name] = calls.pop(TWINS[name])
-    by_name = {name: tensors[call] for name, call in calls.items()}
-    missing = [name for name in wanted if name not in by_name]
+    names = tensor_names(foreign, main)
+    required = [name for pieces in names.values() for name in pieces]
+    for name in required:
+        if name not in stored and TWINS.get(name) in stored:
+            stored[name] = stored.pop(TWINS[name])
+    by_name = {name: tensors[stored_name] for name, stored_name in stored.items()}
+    missing = [name for name in required if name not in by_name]
     if missing:
         raise MetaseqError(
             f"{place}: it lacks {', '.join(missing[:4])}, which a {foreign.architecture.name} has"
         )
-    part = Part(foreign, config, {})
-    part.names = {name: calls[name] for name in wanted if calls[name] != name}
-    _sort_rest(part, {n: by_name[n] for n in by_name.keys() - wanted}, calls, by_name, place)
+    part = Part(foreign, config, {}, main)
+    part.names = {name: stored[name] for name in required if stored[name] != name}
+    _sort_rest(part, by_name.keys() - required, stored, by_name, place)
     position = table(foreign, "position")
     if foreign.offset:
-        part.rest[calls[position]] = by_name[position][: foreign.offset].clone()
+        part.rest[stored[position]] = by_name[position][: foreign.offset].clone()
         by_name[position] = by_name[position][foreign.offset :].clone()
     try:
-        part.weights = {
-            parameter: torch.cat([by_name[n] for n in pieces])
-            if len(pieces) > 1
-            else by_name[pieces[0]]
-            for parameter, pieces in names.items()
-        }
+        for parameter, pieces in names.items():
+            rows = [by_name[name] for name in pieces]
+            part.weights[parameter] = torch.cat(rows) if len(rows) > 1 else rows[0]
     except RuntimeError as error:
         raise MetaseqError(f"{place}: its tensors do not fit together ({error})") from error
     return part
@@ -114,27 +129,28 @@ def read_part(
 
 def _sort_rest(
     part: Part,
-    others: dict[str, Tensor],
-    calls: dict[str, str],
+    others: set[str],
+    stored: dict[str, str],
     by_name: dict[str, Tensor],
     place: object,
 ) -> None:
-    """Tell copies from tensors to be kept; anything else is a model that is not understood."""
+    """Sort `others` into copies and tensors to keep; MetaseqError for one that is not known."""
     base, tied = part.foreign.architecture.base, part.foreign.tied
     output = HEADS[base]["lm"][".weight"]
     copies = {**COPIES, output: table(part.foreign, "word")}
-    spare = known(base) | ({table(part.foreign, "token_type")} - set(part.weights))
-    for name, tensor in sorted(others.items()):
+    spare = optional_names(base) | ({table(part.foreign, "token_type")} - set(part.weights))
+    for name in sorted(others):
+        tensor = by_name[name]
         original = by_name.get(copies.get(name, ""))
         if original is not None and torch.equal(original, tensor):
-            part.copies[calls[name]] = copies[name]
+            part.copies[stored[name]] = copies[name]
         elif name == output and tied and "lm" in part.foreign.architecture.heads:
             raise MetaseqError(
                 f"{place}: {name} differs from the embedding though config.json has "
                 "tie_word_embeddings; set it to false there if the head has weights of its own"
             )
         elif name in spare or CONSTANTS.fullmatch(name):
-            part.rest[calls[name]] = tensor
+            part.rest[stored[name]] = tensor
         else:
             raise MetaseqError(
                 f"{place}: nothing is known of the tensor {name}, which a "
@@ -142,13 +158,13 @@ def _sort_rest(
             )
 
 
-def write_part(part: Part, names: Mapping) -> dict[str, Tensor]:
+def write_part(part: Part) -> dict[str, Tensor]:
     """Return the tensors of a folder that holds this model."""
-    weights, foreign = part.weights, part.foreign
+    foreign = part.foreign
     tensors = {
         name: piece.clone()
-        for parameter, pieces in names.items()
-        for name, piece in zip(pieces, weights[parameter].chunk(len(pieces)))
+        for parameter, pieces in tensor_names(foreign, part.main).items()
+        for name, piece in zip(pieces, part.weights[parameter].chunk(len(pieces)))
     }
     words, position = tensors[table(foreign, "word")], table(foreign, "position")
     if not foreign.segments:
@@ -186,10 +202,11 @@ def assemble(
     return net
 
 
-def build(foreign: Foreign, weights: dict[str, Tensor], place: object, main: bool) -> nn.Module:
-    """Return the net of `weights`, ready to predict; CheckpointError if they do not fit."""
+def build(part: Part, place: object) -> nn.Module:
+    """Return the net of a part, ready to predict; CheckpointError if the weights do not fit."""
+    foreign, weights = part.foreign, part.weights
     with torch.device("meta"):  # nothing is drawn that is replaced at once
-        net = assemble(foreign.model, foreign.vocab_size, foreign.pad, set(weights), not main)
+        net = assemble(foreign.model, foreign.vocab_size, foreign.pad, set(weights), not part.main)
     checkpoint.check_fit(net, weights, place)
     net.load_state_dict(weights, assign=True)
     return net.float().eval()

@@ -84,10 +84,10 @@ def library_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
         library = tokenizers.Tokenizer(
             models.WordLevel(ids, unk_token=vocabulary.symbols[vocabulary.unk])
         )
-        one = tokenizer.name == "char"
-        cut = tokenizers.Regex("[\\s\\S]" if one else WHITE_SPACE)
-        library.pre_tokenizer = pre_tokenizers.Split(cut, "isolated" if one else "removed")
-        if one:
+        by_character = tokenizer.name == "char"
+        cut = tokenizers.Regex("[\\s\\S]" if by_character else WHITE_SPACE)
+        library.pre_tokenizer = pre_tokenizers.Split(cut, "isolated" if by_character else "removed")
+        if by_character:
             library.decoder = decoders.Fuse()
         return library
     raise MetaseqError(
@@ -141,8 +141,8 @@ def _charsmap(model: bytes) -> bytes:
     return _field(_field(model, 3), 2)
 
 
-def _field(message: bytes, wanted: int) -> bytes:
-    """Return the last field `wanted` of a message if it is a string of bytes, else b""."""
+def _field(message: bytes, tag: int) -> bytes:
+    """Return the last field `tag` of a message if it is a string of bytes, else b""."""
     content, at = b"", 0
 
     def varint() -> int:
@@ -158,7 +158,7 @@ def _field(message: bytes, wanted: int) -> bytes:
         number, kind = divmod(varint(), 8)
         if kind == 2:
             size = varint()
-            if number == wanted:
+            if number == tag:
                 content = message[at : at + size]
             at += size
         elif kind == 0:

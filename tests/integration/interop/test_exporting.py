@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
-from metaseq_lm.interop.names import GENERATOR, MAIN, mapping
-from metaseq_lm.interop.parts import assemble
+from metaseq_lm.interop.configs import Foreign
+from metaseq_lm.interop.names import ARCHITECTURES
+from metaseq_lm.interop.parts import assemble, tensor_names
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.runs import checkpoint
 
@@ -197,12 +198,11 @@ def test_a_damaged_memory_is_one_message(tmp_path, capsys):
 
 
 def test_every_name_is_used_once():
-    for places in (MAIN, GENERATOR):
-        from metaseq_lm.interop.names import ARCHITECTURES
-
+    model = TransformerConfig(encoder_layers=3, token_embed_dim=8)
+    for main_net in (True, False):
         for architecture in ARCHITECTURES.values():
-            found = mapping(architecture, 3, True, True, False, places)
-            names = [name for group in found.values() for name in group]
+            foreign = Foreign(architecture, model, 10, 0, tied=False, segments=True)
+            names = [n for group in tensor_names(foreign, main_net).values() for n in group]
             assert len(set(names)) == len(names)
 
 

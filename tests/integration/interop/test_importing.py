@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.interop.check import foreign_outputs, own_outputs, random_rows
+from metaseq_lm.interop.check import foreign_outputs, native_outputs, random_rows
 from metaseq_lm.interop.exporting import export_part
 from metaseq_lm.interop.parts import assemble
 from metaseq_lm.runs import checkpoint
@@ -145,7 +145,7 @@ def test_one_step_of_adamw_is_the_same(root, name):
     for net in (own.train(), other.train()):
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.01)
         for _ in range(2):
-            outputs = own_outputs if net is own else foreign_outputs
+            outputs = native_outputs if net is own else foreign_outputs
             said = dict(outputs(net, rows, padding, segments).items())
             said = {n: v for n, v in said.items() if n in own.heads}
             loss = loss_of(said, labels, ~padding)
