@@ -136,7 +136,7 @@ def score_run(
 ) -> dict[str, float]:
     """Return the PLL of every text under one run, each scored once; `folder` keeps them."""
     from metaseq_lm.core.files import write_atomic
-    from metaseq_lm.data.labelled.sentences import Sentence
+    from metaseq_lm.data.labelled.files import Sentence
     from metaseq_lm.evaluation.nbest import score_lines
     from metaseq_lm.training.restore import open_run
     from metaseq_lm.training.scoring import SentenceScorer

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from metaseq_lm.data.labelled.sentences import Sentence
+    from metaseq_lm.data.labelled.files import Sentence
     from metaseq_lm.training.scoring import Score, SentenceScorer
 
 HELP = "pseudo-log-likelihoods of sentences; accuracy on minimal pairs"
@@ -73,7 +73,7 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Score the input with the run and write the result."""
     from metaseq_lm.core.errors import UsageError
-    from metaseq_lm.data.labelled.sentences import read_pairs, read_sentences
+    from metaseq_lm.data.labelled.files import read_pairs, read_sentences
     from metaseq_lm.training.restore import open_run
     from metaseq_lm.training.scoring import SentenceScorer
 

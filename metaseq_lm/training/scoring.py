@@ -18,7 +18,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.corpus.rows import padding_of
-from metaseq_lm.data.labelled.sentences import Sentence
+from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.models.transformer.encoder import Stack
 from metaseq_lm.tasks.protocols import token_scorer

@@ -22,11 +22,11 @@ MAIN_TWO = ("mean", "f1", "accuracy")
 class Benchmark:
     """One task.
 
-    `labels` in order, none for numbers; `metrics` as evaluation.benchmarks computes them, the main
-    one first; `files` and `leaderboard` map splits to file names. Of GLUE's TSV files: the names of
-    the `texts` and `label` columns, `header` for train and dev files without one, the `index`
-    column. `doubled`: train rows are repeated with their texts swapped; `skip_malformed`: rows
-    with a wrong number of fields are named, counted and passed over.
+    `labels` are in order, none for numbers. `metrics` are those of evaluation.benchmarks, the main
+    one first. `files` and `leaderboard` map splits to file names. `texts`, `label` and `index` are
+    columns of GLUE's TSV files; train and dev files without a header row have the columns `header`.
+    `doubled` repeats train rows with their texts swapped. `skip_malformed` counts and leaves out
+    rows with a wrong number of fields.
     """
 
     labels: tuple[str, ...]
@@ -121,7 +121,7 @@ BENCHMARKS = {
 }
 
 
-# Of another form than the others: data/squad.py reads them.
+# Sets of questions, which data/squad reads; the values are the name of the set and the version.
 SQUAD = {
     "squad/v1.1": ("SQuAD-1", "v1.1"),
     "squad/v2.0": ("SQuAD-2", "v2.0"),

@@ -9,6 +9,7 @@ it; WiC two sentences with one span each; WSC a text with two spans.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
@@ -21,21 +22,27 @@ COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happen
 
 
 class Record:
-    """A JSON object of a file; an error names file, line and field."""
+    """A JSON object of a file; an error names file, line and field.
 
-    def __init__(self, fields: dict[str, Any], where: str, name: str = "") -> None:
-        self.fields = fields
-        self.where = where
-        self.name = name
+    `counts` are the remarks on the file by reason.
+    """
+
+    def __init__(
+        self, fields: dict[str, Any], where: str, counts: Counter[str], name: str = ""
+    ) -> None:
+        self.fields, self.where, self.counts, self.name = fields, where, counts, name
+
+    def path(self, key: str) -> str:
+        """Return the name of a field with the names of the objects around it."""
+        return f"{self.name}.{key}".lstrip(".")
 
     def get(self, key: str, kind: type) -> Any:
         """Return a field of type `kind`."""
-        name = f"{self.name}.{key}" if self.name else key
         if key not in self.fields:
-            raise MetaseqError(f"{self.where}: no field '{name}'")
+            raise MetaseqError(f"{self.where}: no field '{self.path(key)}'")
         value = self.fields[key]
         if type(value) is not kind:
-            raise MetaseqError(f"{self.where}: field '{name}' is not {_NAMES[kind]}")
+            raise MetaseqError(f"{self.where}: field '{self.path(key)}' is not {_KINDS[kind]}")
         return value
 
     def text(self, key: str) -> str:
@@ -48,66 +55,60 @@ class Record:
 
     def record(self, key: str) -> "Record":
         """Return an object."""
-        return Record(self.get(key, dict), self.where, f"{self.name}.{key}".lstrip("."))
+        return Record(self.get(key, dict), self.where, self.counts, self.path(key))
 
     def records(self, key: str) -> list["Record"]:
         """Return a list of objects."""
-        name = f"{self.name}.{key}".lstrip(".")
-        items = self.get(key, list)
-        for item in items:
-            if type(item) is not dict:
-                raise MetaseqError(f"{self.where}: field '{name}' does not hold objects only")
-        return [Record(item, self.where, f"{name}[{i}]") for i, item in enumerate(items)]
+        items, name = self.get(key, list), self.path(key)
+        if any(type(item) is not dict for item in items):
+            raise MetaseqError(f"{self.where}: field '{name}' does not hold objects only")
+        return [
+            Record(item, self.where, self.counts, f"{name}[{i}]") for i, item in enumerate(items)
+        ]
 
     def label(self) -> str | None:
         """Return the label as JSON writes it, None if there is none."""
-        if "label" not in self.fields:
-            return None
-        return label_word(self.fields["label"], self.where)
+        return label_word(self.fields["label"], self.where) if "label" in self.fields else None
 
 
-_NAMES = {str: "a text", int: "a whole number", list: "a list", dict: "an object"}
-
+_KINDS = {str: "a text", int: "a whole number", list: "a list", dict: "an object"}
 
 Span = tuple[int, int, int]
 Example = tuple[tuple[str, ...], str | None, tuple[Span, ...], dict[str, Any]]
-Examples = Callable[[Record, Counter[str]], Iterator[Example]]
+Examples = Callable[[Record], Iterator[Example]]
 
 
+@dataclass
 class SuperglueReader:
     """Iterates over the rows of a file; `counts` are lines worth a remark, by reason.
 
     `examples` turns an object of the file into rows, as EXAMPLES do for each task.
     """
 
-    def __init__(self, examples: Examples, file: TextFile, required: bool) -> None:
-        self.file = file
-        self.required = required
-        self.counts: Counter[str] = Counter()
-        self._examples = examples
-        self._seen: set[Any] = set()
+    examples: Examples
+    file: TextFile
+    required: bool
+    counts: Counter[str] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[Row]:
+        seen = set()
         for line, fields, bad in json_objects(self.file, self.counts):
-            record = Record(fields, f"{self.file}:{line}")
-            for texts, label, spans, facts in self._examples(record, self.counts):
+            record = Record(fields, f"{self.file}:{line}", self.counts)
+            for texts, label, spans, facts in self.examples(record):
                 if label is None and self.required:
                     raise MetaseqError(f"{record.where}: no field 'label'")
-                self._once(record, facts)
+                # The leaderboard knows an example by these numbers.
+                names = [n for n in ("passage", "question", "idx", "entity") if n in facts]
+                key = tuple(facts[name] for name in names)
+                if key in seen:
+                    shown = ", ".join(f"{name} {facts[name]}" for name in names)
+                    raise MetaseqError(f"{record.where}: {shown} occurs twice")
+                seen.add(key)
                 yield Row(line, texts, label, bad, spans, facts)
-
-    def _once(self, record: Record, facts: dict[str, Any]) -> None:
-        """Complain of an example that occurs twice: the leaderboard knows it by its numbers."""
-        names = ("passage", "question", "idx", "entity")
-        key = tuple(facts[name] for name in names if name in facts)
-        if key in self._seen:
-            shown = ", ".join(f"{name} {facts[name]}" for name in names if name in facts)
-            raise MetaseqError(f"{record.where}: {shown} occurs twice")
-        self._seen.add(key)
 
 
 def _pair(first: str, second: str) -> Examples:
-    def examples(record: Record, counts: Counter[str]) -> Iterator[Example]:
+    def examples(record: Record) -> Iterator[Example]:
         facts = {"idx": record.number("idx")}
         if "pair_id" in record.fields:
             facts["pair_id"] = record.number("pair_id")
@@ -116,7 +117,7 @@ def _pair(first: str, second: str) -> Examples:
     return examples
 
 
-def _boolq(record: Record, counts: Counter[str]) -> Iterator[Example]:
+def _boolq(record: Record) -> Iterator[Example]:
     passage = record.text("passage")
     # In BoolQ's own train file the title stands apart; SuperGLUE's passages begin with it.
     if "title" in record.fields and not passage.startswith(record.text("title")):
@@ -125,7 +126,7 @@ def _boolq(record: Record, counts: Counter[str]) -> Iterator[Example]:
     yield texts, record.label(), (), {"idx": record.number("idx")}
 
 
-def _copa(record: Record, counts: Counter[str]) -> Iterator[Example]:
+def _copa(record: Record) -> Iterator[Example]:
     question = record.text("question")
     if question not in COPA_QUESTIONS:
         raise MetaseqError(f"{record.where}: question {question!r} is not 'cause' or 'effect'")
@@ -134,7 +135,7 @@ def _copa(record: Record, counts: Counter[str]) -> Iterator[Example]:
     yield texts, record.label(), (), {"idx": record.number("idx")}
 
 
-def _multirc(record: Record, counts: Counter[str]) -> Iterator[Example]:
+def _multirc(record: Record) -> Iterator[Example]:
     for passage, question, answer, label, facts in multirc_answers(record):
         yield (passage, f"{question} {answer}"), label, (), facts
 
@@ -155,25 +156,21 @@ def multirc_answers(
             yield text, question.text("question"), answer.text("text"), answer.label(), facts
 
 
-def _record(record: Record, counts: Counter[str]) -> Iterator[Example]:
+def _record(record: Record) -> Iterator[Example]:
     passage = record.record("passage")
     text = passage.text("text")
-    entities: dict[str, None] = {}
-    for entity in passage.records("entities"):
-        entities[text[slice(*inclusive(entity, text))]] = None
-    for _, asked, facts in record_queries(record):
+    spans = [inclusive(entity, text) for entity in passage.records("entities")]
+    entities = dict.fromkeys(text[start:end] for start, end in spans)
+    for _, query, facts in record_queries(record):
         answers = facts.get("answers")
         for entity_text in entities:
             label = None if answers is None else str(int(entity_text in answers))
-            filled = asked.replace(PLACEHOLDER, entity_text)
+            filled = query.replace(PLACEHOLDER, entity_text)
             yield (text, filled), label, (), {**facts, "entity": entity_text}
 
 
 def inclusive(span: Record, text: str) -> tuple[int, int]:
-    """Return (first character, character after the last) of a span of ReCoRD, whose ends are inclusive.
-
-    MetaseqError if it is not in `text`.
-    """
+    """Return (first character, character after the last) of a span of ReCoRD, whose end is inclusive."""
     start, last = span.number("start"), span.number("end")
     if not 0 <= start <= last < len(text):
         raise MetaseqError(
@@ -186,17 +183,17 @@ def inclusive(span: Record, text: str) -> tuple[int, int]:
 def record_queries(record: Record) -> Iterator[tuple[Record, str, dict[str, Any]]]:
     """Yield each query of a passage of ReCoRD, its text, and its facts with the answers it has."""
     for query in record.records("qas"):
-        asked = query.text("query")
-        if PLACEHOLDER not in asked:
+        text = query.text("query")
+        if PLACEHOLDER not in text:
             raise MetaseqError(f"{record.where}: {query.name}.query has no {PLACEHOLDER}")
         facts: dict[str, Any] = {"passage": record.number("idx"), "idx": query.number("idx")}
         if "answers" in query.fields:
             answers = [answer.text("text") for answer in query.records("answers")]
             facts["answers"] = list(dict.fromkeys(answers))
-        yield query, asked, facts
+        yield query, text, facts
 
 
-def _wic(record: Record, counts: Counter[str]) -> Iterator[Example]:
+def _wic(record: Record) -> Iterator[Example]:
     texts, spans = [], []
     for i, number in enumerate("12"):
         text = record.text(f"sentence{number}")
@@ -211,57 +208,51 @@ def _wic(record: Record, counts: Counter[str]) -> Iterator[Example]:
     yield tuple(texts), record.label(), tuple(spans), {"idx": record.number("idx")}
 
 
-def _wsc(record: Record, counts: Counter[str]) -> Iterator[Example]:
+def _wsc(record: Record) -> Iterator[Example]:
     text, target = record.text("text"), record.record("target")
     spans = []
     for number in "12":
-        wanted, index = target.text(f"span{number}_text"), target.number(f"span{number}_index")
-        start, end, remark = find_words(text, wanted, index)
+        words, index = target.text(f"span{number}_text"), target.number(f"span{number}_index")
+        start, end, remark = find_words(text, words, index)
         if start == end:
             raise MetaseqError(f"{record.where}: target.span{number}_index {index}: {remark}")
         if remark:
-            counts["span_text_elsewhere"] += 1
+            record.counts["span_text_elsewhere"] += 1
             print(f"{record.where}: target.span{number}_index {index}: {remark}", flush=True)
         spans.append((0, start, end))
     yield (text,), record.label(), tuple(spans), {"idx": record.number("idx")}
 
 
-def find_words(text: str, wanted: str, index: int) -> tuple[int, int, str]:
-    """Return (first character, character after the last, remark) of the `wanted` words of WSC.
+def find_words(text: str, query: str, index: int) -> tuple[int, int, str]:
+    """Return (first character, character after the last, remark) of the words `query` of WSC.
 
-    They stand at word `index` of `text`, as white space separates words; case, punctuation and a
-    possessive 's do not matter. If they do not, the nearest place where they do is taken, else the
-    words at `index` as they are, and the remark says so. An index outside the text gives (0, 0).
+    They should begin with word `index` of `text`, as white space separates words. Case, punctuation
+    and a possessive 's do not matter. Otherwise the nearest match counts, or without one the words
+    at `index`, and the remark says so. An index outside the text gives (0, 0).
     """
     words = [match.span() for match in re.finditer(r"\S+", text)]
-    count = len(wanted.split())
+    count = len(query.split())
     if not count or not 0 <= index < len(words):
         return 0, 0, f"the text has {len(words)} words, the span {count}"
 
-    def at(place: int) -> tuple[int, int]:
+    def span(place: int) -> tuple[int, int]:
         return words[place][0], words[min(place + count, len(words)) - 1][1]
 
-    def matches(place: int) -> bool:
-        start, end = at(place)
-        return _plain(text[start:end]) == _plain(wanted)
-
+    matches = [i for i in range(len(words)) if _letters(text[slice(*span(i))]) == _letters(query)]
     remark, place = "", index
-    if not matches(index):
-        shown = text[slice(*at(index))]
-        places = [i for i in range(len(words)) if matches(i)]
-        place = min(places, key=lambda i: (abs(i - index), i), default=index)
-        done = f"the nearest is word {place}" if places else "these are taken"
-        remark = f"the words there are {shown!r}, not {wanted!r}; {done}"
-    start, end = at(place)
-    if text[start : start + len(wanted)].lower() == wanted.lower():
+    if index not in matches:
+        place = min(matches, key=lambda i: (abs(i - index), i), default=index)
+        choice = f"the nearest is word {place}" if matches else "these are taken"
+        remark = f"the words there are {text[slice(*span(index))]!r}, not {query!r}; {choice}"
+    start, end = span(place)
+    if text[start : start + len(query)].lower() == query.lower():
         # Without the punctuation or 's that the last word has in the text.
-        end = start + len(wanted)
+        end = start + len(query)
     return start, end, remark
 
 
-def _plain(words: str) -> str:
-    kept = re.sub(r"['’]s\b", "", words.lower())
-    return "".join(c for c in kept if c.isalnum())
+def _letters(words: str) -> str:
+    return "".join(filter(str.isalnum, re.sub(r"['’]s\b", "", words.lower())))
 
 
 EXAMPLES: dict[str, Examples] = {

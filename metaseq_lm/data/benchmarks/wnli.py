@@ -16,12 +16,11 @@ Those here:
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from metaseq_lm.data.labelled.files import Row, Rows
+from metaseq_lm.data.labelled.files import Row
 
 POSSESSIVE = frozenset("his her hers its their theirs".split())
 PRONOUNS = POSSESSIVE | frozenset(
@@ -51,20 +50,6 @@ WORD = re.compile(r"(?:Mr|Mrs|Ms|Dr|St)\.|\w+(?:-\w+)*|['’]\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
-class Coreference:
-    """What the hypothesis of a row says about its sentence.
-
-    `pronoun` are its first character and the one after the last; `query` and the `candidates` are
-    texts to put in its place: with "'s" for a possessive pronoun, their first word written as the
-    pronoun is. The query is not among the candidates.
-    """
-
-    pronoun: tuple[int, int]
-    query: str
-    candidates: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Word:
     """A word or a punctuation mark and where it stands in its text."""
 
@@ -81,30 +66,6 @@ class Word:
 def words_of(text: str) -> list[Word]:
     """Return the words and punctuation marks of a text; "'s" is a word of its own."""
     return [Word(match.group(), *match.span()) for match in WORD.finditer(text)]
-
-
-def find_coreference(sentence: str, hypothesis: str) -> Coreference | None:
-    """Return pronoun, query and candidates of a row, or None if no clause can be aligned."""
-    words = words_of(sentence)
-    aligned = align(words, words_of(hypothesis))
-    if aligned is None:
-        return None
-    at, query = aligned
-    pronoun = words[at]
-    possessive = pronoun.lower in POSSESSIVE and (pronoun.lower != "her" or is_possessive(query))
-    query_key = key([word.text for word in query])
-    texts: dict[tuple[str, ...], str] = {}
-    for first, end in noun_phrases(words):
-        name = key([word.text for word in words[first:end]])
-        if not first <= at < end and name and not overlap(name, query_key):
-            texts.setdefault(name, sentence[words[first].start : words[end - 1].end])
-
-    def fitted(text: str) -> str:
-        return _as_pronoun(_with_s(text) if possessive else text, pronoun.text)
-
-    whole = hypothesis[query[0].start : query[-1].end]
-    candidates = tuple(map(fitted, texts.values()))
-    return Coreference((pronoun.start, pronoun.end), fitted(whole), candidates)
 
 
 def align(sentence: Sequence[Word], hypothesis: Sequence[Word]) -> tuple[int, list[Word]] | None:
@@ -214,37 +175,41 @@ def _is_name(word: Word) -> bool:
     return _is_content(word) and word.text[0].isupper()
 
 
-# ------------------------------------------------------------------------ the set
-
-
-class CoreferenceRows:
-    """The rows of a file, each with what `find_coreference` finds in its facts, see `facts_of`."""
-
-    def __init__(self, reader: Rows) -> None:
-        self.reader = reader
-
-    @property
-    def counts(self) -> Counter[str]:
-        """What the file's reader counted."""
-        return self.reader.counts
-
-    def __iter__(self) -> Iterator[Row]:
-        for row in self.reader:
-            yield replace(row, facts={**(row.facts or {}), **facts_of(*row.texts)})
+def with_coreference(row: Row) -> Iterator[Row]:
+    """Yield a row with what `facts_of` says of it among its facts."""
+    yield replace(row, facts={**(row.facts or {}), **facts_of(*row.texts)})
 
 
 def facts_of(sentence: str, hypothesis: str) -> dict[str, Any]:
     """Return what a set keeps of a row: sentence, pronoun, query, candidates.
 
-    The pronoun is [first character, character after the last]; it is None, and there is no query,
-    where no clause can be aligned.
+    `pronoun` is [first character, character after the last]. `query` and the `candidates` are texts
+    to put in its place: with "'s" for a possessive pronoun, their first word written as the pronoun
+    is. Where no clause can be aligned the pronoun is None, and there are no others.
     """
-    coreference = find_coreference(sentence, hypothesis)
-    facts: dict[str, Any] = {"sentence": sentence, "pronoun": None}
-    if coreference is not None:
-        facts |= {"pronoun": list(coreference.pronoun), "query": coreference.query}
-        facts["candidates"] = list(coreference.candidates)
-    return facts
+    words = words_of(sentence)
+    aligned = align(words, words_of(hypothesis))
+    if aligned is None:
+        return {"sentence": sentence, "pronoun": None}
+    place, query = aligned
+    pronoun = words[place]
+    possessive = pronoun.lower in POSSESSIVE and (pronoun.lower != "her" or is_possessive(query))
+    query_key = key([word.text for word in query])
+    texts: dict[tuple[str, ...], str] = {}
+    for first, end in noun_phrases(words):
+        name = key([word.text for word in words[first:end]])
+        if not first <= place < end and name and not overlap(name, query_key):
+            texts.setdefault(name, sentence[words[first].start : words[end - 1].end])
+
+    def fitted(text: str) -> str:
+        return _as_pronoun(_with_s(text) if possessive else text, pronoun.text)
+
+    return {
+        "sentence": sentence,
+        "pronoun": [pronoun.start, pronoun.end],
+        "query": fitted(hypothesis[query[0].start : query[-1].end]),
+        "candidates": list(map(fitted, texts.values())),
+    }
 
 
 # ------------------------------------------------------------------------ comparing phrases

@@ -1,19 +1,28 @@
-"""Rows of labelled TSV and JSONL files, each checked, with file and line in every complaint."""
+"""Rows of labelled TSV and JSONL files, and sentences to score; every complaint names file and line."""
 
 import difflib
 import json
 import math
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.data.storage.text_files import TextFile, format_suffix, without_surrogates
+from metaseq_lm.data.storage.text_files import (
+    BOM,
+    TextFile,
+    decode,
+    format_suffix,
+    without_surrogates,
+)
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+STANDARD_INPUT = "-"
 MALFORMED_NAMED = 3  # of a file; the others are only counted
 
 
@@ -138,25 +147,26 @@ def label_word(value: Any, where: str) -> str:
 class RowReader:
     """Iterates over the rows of a file; `counts` are the lines it passed over, by reason.
 
-    A file without the label column has rows without labels, if not `required`.
+    A file without the label column has rows without labels, if not `required`. `expand` turns a row
+    into those that count.
     """
 
     file: TextFile
     columns: Columns
     required: bool = True
+    expand: Callable[[Row], Iterable[Row]] | None = None
     counts: Counter[str] = field(default_factory=Counter)
-    used: tuple[str, ...] | None = None
+    text_columns: tuple[str, ...] | None = None
     labelled: bool = True
-
-    def __post_init__(self) -> None:
-        self._seen: set[int] = set()
+    _seen: set[int] = field(default_factory=set)
 
     def __iter__(self) -> Iterator[Row]:
         if format_suffix(self.file.path) == ".csv":
             raise MetaseqError(
                 f"{self.file}: comma-separated files are not read; convert it to TSV"
             )
-        return self._json_rows() if is_json(self.file.path) else self._tsv_rows()
+        rows = self._json_rows() if is_json(self.file.path) else self._tsv_rows()
+        return rows if self.expand is None else chain.from_iterable(map(self.expand, rows))
 
     def _tsv_rows(self) -> Iterator[Row]:
         names = self.columns.names
@@ -170,10 +180,15 @@ class RowReader:
                 self._resolve(names, number)
                 continue
             if len(fields) != len(names):
-                self._malformed(
+                message = (
                     f"{self.file}:{number}: {len(fields)} fields, expected {len(names)} "
                     f"({', '.join(names)}) with tabs between them"
                 )
+                if not self.columns.skip_malformed:
+                    raise MetaseqError(message)
+                self.counts["malformed"] += 1
+                if self.counts["malformed"] <= MALFORMED_NAMED:
+                    print(f"{message}; the row is left out", flush=True)
                 continue
             yield self._row(number, dict(zip(names, fields)), bad)
         if self.counts["malformed"] > MALFORMED_NAMED:
@@ -183,28 +198,18 @@ class RowReader:
                 flush=True,
             )
 
-    def _malformed(self, what: str) -> None:
-        """Count a row that has a wrong number of fields; MetaseqError if such rows are not skipped."""
-        if not self.columns.skip_malformed:
-            raise MetaseqError(what)
-        self.counts["malformed"] += 1
-        if self.counts["malformed"] <= MALFORMED_NAMED:
-            print(f"{what}; the row is left out", flush=True)
-
     def _json_rows(self) -> Iterator[Row]:
         for number, fields, bad in json_objects(self.file, self.counts):
             yield self._row(number, fields, bad)
 
     def _resolve(self, names: tuple[str, ...], number: int) -> tuple[str, ...]:
         """Decide on the columns once, from the names of the header or first object."""
-        if self.used is None:
-            pair = ("text_a", "text_b")
-            used = self.columns.texts or (
-                pair if {*pair} & {*names} and "text" not in names else ("text",)
-            )
+        if self.text_columns is None:
+            has_pair = not {"text_a", "text_b"}.isdisjoint(names) and "text" not in names
+            texts = self.columns.texts or (("text_a", "text_b") if has_pair else ("text",))
             label = self.columns.label
             self.labelled = label in names or self.required or _misspelt(label, names)
-            for name in (*used, *([label] if self.labelled else [])):
+            for name in (*texts, *([label] if self.labelled else [])):
                 if name not in names:
                     remedy = (
                         "Choose with --text-columns and --label-column (and --columns if the file "
@@ -216,21 +221,22 @@ class RowReader:
                         f"{self.file}:{number}: no column '{name}'.{nearest(name, list(names))} "
                         f"There are: {', '.join(names)}. {remedy}"
                     )
-            self.used = used
-        return self.used
+            self.text_columns = texts
+        return self.text_columns
 
     def _row(self, number: int, fields: dict[str, Any], bad: bool) -> Row:
-        used, label = self._resolve(tuple(fields), number), self.columns.label
-        for name in (*used, *([label] if self.labelled else [])):
+        where, label = f"{self.file}:{number}", self.columns.label
+        text_columns = self._resolve(tuple(fields), number)
+        for name in (*text_columns, *([label] if self.labelled else [])):
             if name not in fields:
-                raise MetaseqError(f"{self.file}:{number}: no field '{name}'")
+                raise MetaseqError(f"{where}: no field '{name}'")
         if not self.labelled and label in fields:
-            raise MetaseqError(f"{self.file}:{number}: a label, but the rows before have none")
-        texts = tuple(text_field(fields, name, f"{self.file}:{number}") for name in used)
-        value = self._label(number, fields[label]) if self.labelled else None
-        return Row(number, texts, value, bad, facts=self._facts(number, fields))
+            raise MetaseqError(f"{where}: a label, but the rows before have none")
+        texts = tuple(text_field(fields, name, where) for name in text_columns)
+        value = self._label(where, fields[label]) if self.labelled else None
+        return Row(number, texts, value, bad, facts=self._facts(where, fields))
 
-    def _facts(self, number: int, fields: dict[str, Any]) -> dict[str, Any] | None:
+    def _facts(self, where: str, fields: dict[str, Any]) -> dict[str, Any] | None:
         if self.columns.index is None:
             return None
         value = fields.get(self.columns.index, len(self._seen))
@@ -238,26 +244,84 @@ class RowReader:
             index = int(value)
         except (ValueError, TypeError, OverflowError) as error:
             raise MetaseqError(
-                f"{self.file}:{number}: {self.columns.index} {value!r} is not a whole number"
+                f"{where}: {self.columns.index} {value!r} is not a whole number"
             ) from error
         if index in self._seen:
-            raise MetaseqError(f"{self.file}:{number}: {self.columns.index} {index} occurs twice")
+            raise MetaseqError(f"{where}: {self.columns.index} {index} occurs twice")
         self._seen.add(index)
         return {"idx": index}
 
-    def _label(self, number: int, value: Any) -> str | float:
-        word = label_word(value, f"{self.file}:{number}")
+    def _label(self, where: str, value: Any) -> str | float:
+        word = label_word(value, where)
         if not self.columns.regression:
             return word
         try:
             label = float(value)
         except (ValueError, OverflowError) as error:
-            raise MetaseqError(f"{self.file}:{number}: label {value!r} is not a number") from error
+            raise MetaseqError(f"{where}: label {value!r} is not a number") from error
         if not math.isfinite(label):
-            raise MetaseqError(f"{self.file}:{number}: label {value!r} is not finite")
+            raise MetaseqError(f"{where}: label {value!r} is not finite")
         return label
 
 
 def _misspelt(label: str, names: tuple[str, ...]) -> bool:
     # "labl" is a mistake to point out, not a file without labels.
     return bool(difflib.get_close_matches(label, names, n=1, cutoff=0.8))
+
+
+# -------------------------------------------------------------------- sentences to score
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A text and where it stands, such as "good.txt:3"."""
+
+    text: str
+    place: str
+
+
+def _lines(source: str, policy: str) -> Iterator[tuple[str, str, bool]]:
+    """Yield (place, text, held bad UTF-8) for each line of a file or of standard input."""
+    if source != STANDARD_INPUT:
+        for number, text, bad in TextFile(Path(source), policy).lines():
+            yield f"{source}:{number}", text, bad
+        return
+    number = 0
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        line = line.removeprefix(BOM) if number == 1 else line
+        place = f"standard input:{number}"
+        yield place, *decode(line.removesuffix(b"\n").removesuffix(b"\r"), place, policy)
+    if not number:
+        raise MetaseqError("standard input: is empty (0 bytes)")
+
+
+def read_sentences(source: str, policy: str) -> tuple[list[Sentence], int]:
+    """Return the lines of a file ("-" is standard input), and how many bad UTF-8 made it skip.
+
+    `policy` is what becomes of invalid UTF-8: replace, skip or fail. A blank line is a sentence
+    without tokens. MetaseqError for a file that is missing, empty or no text.
+    """
+    lines = list(_lines(source, policy))
+    sentences = [
+        Sentence(text, place) for place, text, bad in lines if not (bad and policy == "skip")
+    ]
+    return sentences, len(lines) - len(sentences)
+
+
+def read_pairs(source: str, policy: str) -> tuple[list[tuple[Sentence, Sentence]], int]:
+    """Return the minimal pairs (good, bad) of JSON lines, and how many bad UTF-8 made it skip.
+
+    Fields sentence_good and sentence_bad, as in BLiMP (Warstadt et al. 2020); others and blank
+    lines are passed over. MetaseqError with file and line for anything else.
+    """
+    pairs, skipped = [], 0
+    for place, text, bad in _lines(source, policy):
+        if bad and policy == "skip":
+            skipped += 1
+        elif text.strip():
+            fields = json_object(text, place)
+            texts = [text_field(fields, f"sentence_{name}", place) for name in ("good", "bad")]
+            pairs.append((Sentence(texts[0], place), Sentence(texts[1], place)))
+    if not pairs:
+        raise MetaseqError(f"{source}: holds no pair")
+    return pairs, skipped

@@ -1,6 +1,5 @@
 """Official files of benchmarks: GLUE and SuperGLUE to labelled sets, SQuAD and MRQA to questions."""
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from metaseq_lm.data.benchmarks import (
     find_benchmark,
     superglue,
 )
-from metaseq_lm.data.benchmarks.wnli import CoreferenceRows
+from metaseq_lm.data.benchmarks.wnli import with_coreference
 from metaseq_lm.data.labelled.files import Columns, Row, RowReader, Rows, is_json, may_lack_labels
 from metaseq_lm.data.preprocess.labelled import LabelledForm, LabelledPipeline
 from metaseq_lm.data.preprocess.pipeline import (
@@ -70,12 +69,8 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
     name = options.benchmark
     if name in SQUAD:
         return _questions(options, request)
-    benchmark = find_benchmark(name)
-    if options.as_text is not None:
-        text_form = as_text.find_text_form(name)
-        form, labels = text_form.form, list(text_form.labels)
-    else:
-        form, labels = benchmark.form, list(benchmark.labels)
+    benchmark = as_text.find_text_form(name) if options.as_text else find_benchmark(name)
+    labels = list(benchmark.labels)
     if options.no_double and not benchmark.doubled:
         raise UsageError(f"--no-double does not apply to {name}: it is not doubled")
     doubled = benchmark.doubled and not options.no_double
@@ -93,17 +88,17 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
             variant = options.as_text
             examples = as_text.FORMS[variant][task] if variant else superglue.EXAMPLES[task]
             return superglue.SuperglueReader(examples, file, required)
-        reader = RowReader(file, _columns(benchmark, split, path), required)
-        if name == "glue/WNLI":
-            return CoreferenceRows(reader)
-        return Doubled(reader) if doubled and split == TRAIN else reader
+        expand = with_coreference if name == "glue/WNLI" else None
+        if doubled and split == TRAIN:
+            expand = with_swapped
+        return RowReader(file, _columns(benchmark, split, path), required, expand=expand)
 
     details = {"doubled": doubled, "text_columns": list(benchmark.texts)}
     details |= {"as_text": options.as_text is not None}
     details |= {"spans": options.as_text} if options.as_text else {}
     return LabelledPipeline(
         target,
-        LabelledForm(labels or None, not labels, form, name, details),
+        LabelledForm(labels or None, not labels, benchmark.form, name, details),
         open_rows,
         load_tokenizer(options.tokenizer_from or request.destdir),
     )
@@ -146,25 +141,10 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
     return files
 
 
-class Doubled:
-    """The rows of a file, each followed by a copy with its two texts swapped.
-
-    So ELECTRA's fine-tuning trains on tasks whose two texts are in no order.
-    """
-
-    def __init__(self, reader: Rows) -> None:
-        self.reader = reader
-
-    @property
-    def counts(self) -> Counter[str]:
-        """What the file's reader counted."""
-        return self.reader.counts
-
-    def __iter__(self) -> Iterator[Row]:
-        for row in self.reader:
-            yield row
-            facts = {**(row.facts or {}), "swapped": True}
-            yield replace(row, texts=row.texts[::-1], facts=facts)
+def with_swapped(row: Row) -> Iterator[Row]:
+    """Yield a row and a copy with its two texts swapped, as ELECTRA's fine-tuning trains on."""
+    yield row
+    yield replace(row, texts=row.texts[::-1], facts={**(row.facts or {}), "swapped": True})
 
 
 def _columns(benchmark: Benchmark, split: str, path: Path) -> Columns:

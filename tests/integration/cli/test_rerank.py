@@ -12,7 +12,7 @@ from agreement import make_data, make_run, sentences
 from metaseq_lm.cli import main
 from metaseq_lm.cli.rerank import parse_grid
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.labelled.sentences import Sentence
+from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.evaluation.nbest import edit_distances, read_nbest, read_plls
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.scoring import SentenceScorer

@@ -18,7 +18,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.batch import ScoredBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.criterions.masked_lm import MaskedLM
-from metaseq_lm.data.labelled.sentences import Sentence, read_pairs
+from metaseq_lm.data.labelled.files import Sentence, read_pairs
 from metaseq_lm.methods.meta_pseudo_label.criterion import HardConfig, HardLabels
 from metaseq_lm.tasks.protocols import token_scorer
 from metaseq_lm.training.restore import RestoredRun, open_run

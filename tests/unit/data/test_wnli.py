@@ -7,7 +7,7 @@ import pytest
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.benchmarks.wnli import (
-    find_coreference,
+    facts_of,
     key,
     noun_phrases,
     overlap,
@@ -85,12 +85,11 @@ CASES = {
 def test_sentences(name: str) -> None:
     marked, hypothesis, query, among, never = CASES[name]
     sentence, start = marked.replace("*", ""), marked.index("*")
-    found = find_coreference(sentence, hypothesis)
-    assert found is not None
-    assert found.pronoun == (start, marked.rindex("*") - 1)
-    assert found.query == query
-    assert among <= set(found.candidates), found.candidates
-    assert not never & set(found.candidates), found.candidates
+    facts = facts_of(sentence, hypothesis)
+    assert facts["pronoun"] == [start, marked.rindex("*") - 1]
+    assert facts["query"] == query
+    assert among <= set(facts["candidates"]), facts["candidates"]
+    assert not never & set(facts["candidates"]), facts["candidates"]
 
 
 @pytest.mark.parametrize(
@@ -107,25 +106,24 @@ def test_sentences(name: str) -> None:
     ],
 )
 def test_rows_without_a_clause(sentence: str, hypothesis: str) -> None:
-    assert find_coreference(sentence, hypothesis) is None
+    assert facts_of(sentence, hypothesis) == {"sentence": sentence, "pronoun": None}
 
 
 def test_the_pronoun_with_most_around_it() -> None:
     """Two pronouns agree on one side; the first has more words, of equal ones the earlier is taken."""
     sentence = "He knew he won and she knew she won."
-    found = find_coreference(sentence, "Kim knew she won.")
-    assert found is not None and sentence[slice(*found.pronoun)] == "she"
-    assert found.pronoun[0] == sentence.index("she")
+    facts = facts_of(sentence, "Kim knew she won.")
+    assert sentence[slice(*facts["pronoun"])] == "she"
+    assert facts["pronoun"][0] == sentence.index("she")
 
 
 def test_candidates_are_not_repeated_and_stand_in_the_sentence() -> None:
     sentence = "The red cup hit the blue cup, the red cup broke the cup, and it fell."
-    found = find_coreference(sentence, "The blue cup fell.")
-    assert found is not None
-    keys = [phrase_key(text) for text in found.candidates]
+    facts = facts_of(sentence, "The blue cup fell.")
+    keys = [phrase_key(text) for text in facts["candidates"]]
     assert len(keys) == len(set(keys)) and ("red", "cup") in keys
-    assert all(text in sentence.lower() for text in found.candidates)
-    assert not any(overlap(k, phrase_key(found.query)) for k in keys)
+    assert all(text in sentence.lower() for text in facts["candidates"])
+    assert not any(overlap(k, phrase_key(facts["query"])) for k in keys)
 
 
 def test_noun_phrases() -> None:
