@@ -55,7 +55,6 @@ class LanguageModelingTask(Task):
         options = self.config
         longest, mode = options.tokens_per_sample, options.sample_break_mode
         corpus = Corpus(self.data, split, self.vocabulary, longest, mode)
-        corpus.check_vocabulary()
 
         def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenBatch:
             return language_batch(corpus, samples, width)

@@ -50,7 +50,6 @@ class SentencePairsTask(Task):
     def build_streams(self, split: str) -> dict[str, Stream]:
         length, seed = self.config.tokens_per_sample, self.run_config.seed
         pairs = Pairs(self.data, split, self.vocabulary, length, seed)
-        pairs.check_vocabulary()
         collate = partial(pair_batch, pairs, masking_of(self.config, self.vocabulary))
         return {split: text_stream(self.run_config, split, pairs.row_lengths, collate)}
 

@@ -178,9 +178,8 @@ def test_tokens_are_whole_numbers(tmp_path: Path, code: int, kind: str) -> None:
 def test_a_negative_token_is_refused(tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "train", np.int32) as writer:
         writer.add([3, -1])
-    corpus = Corpus(tmp_path, "train", Vocabulary(special_symbols(3)), 8, "eos")
     with pytest.raises(MetaseqError, match="token id -1"):
-        corpus.check_vocabulary()
+        Corpus(tmp_path, "train", Vocabulary(special_symbols(3)), 8, "eos")
 
 
 def damaged(field: str, value: object) -> object:

@@ -74,7 +74,7 @@ def open_everything(data: Path) -> dict[str, list[list[float]]]:
     fingerprint(data)
     vocabulary = Vocabulary.load(data / "dict.txt")
     for split in ("train", "valid"):
-        Corpus(data, split, vocabulary, 64, "eos").check_vocabulary()
+        Corpus(data, split, vocabulary, 64, "eos")
         TokenLabels(data / "pairs", split, vocabulary, 2, 128)
     found = {"scores": [LabelledSet(data / "scores", "train").labels.tolist()]}
     for prefix in prefixes(data):

@@ -78,17 +78,7 @@ def random_counts(candidates: np.ndarray, rate: float, keys: np.ndarray) -> np.n
     """
     count = candidates.sum(1)
     chosen = np.floor(rate * count + uniforms(_subkeys(keys, 2), 0, 1)[:, 0]).astype(np.int64)
-    bounded: np.ndarray = np.minimum(chosen, count)
-    return bounded
-
-
-def choose(candidates: np.ndarray, rate: float, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Choose `random_counts` of a row's candidates (B, S), without replacement.
-
-    Returns positions (B, M) and which of them count (B, M).
-    """
-    chosen = random_counts(candidates, rate, keys)
-    return pick(candidates, chosen, max(int(chosen.max(initial=0)), 1), keys)
+    return np.asarray(np.minimum(chosen, count))
 
 
 def nearest_counts(lengths: np.ndarray, masking: Masking) -> np.ndarray:
@@ -134,14 +124,16 @@ def pick_with_replacement(
     return np.where(counted, np.take_along_axis(order, rank, 1), 0), counted
 
 
-def _choose_as(
+def choose(
     masking: Masking, candidates: np.ndarray, lengths: np.ndarray, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    if masking.rounding == "random" and not masking.legacy_duplicates:
-        return choose(candidates, masking.rate, keys)
+    """Choose among the candidates (B, S) of rows of `lengths` (B,) as `masking` says.
+
+    Returns positions (B, M) and which of them count (B, M).
+    """
     if masking.rounding == "random":
-        positions, counted = choose(candidates, masking.rate, keys)
-        chosen, most = counted.sum(1), positions.shape[1]
+        chosen = random_counts(candidates, masking.rate, keys)
+        most = max(int(chosen.max(initial=0)), 1)
     else:
         # From the padded width, which is that of the global batch, so that noise drawn for the
         # positions does not depend on which rows share a micro-batch.
@@ -154,19 +146,12 @@ def _choose_as(
 def mask_tokens(
     tokens: np.ndarray, lengths: np.ndarray, keys: np.ndarray, masking: Masking
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mask tokens of rows.
+    """Mask tokens of rows (B, S) of `lengths` (B,), row i by keys[i].
 
-    Args:
-        tokens: The rows (B, S); S must be the width of the global batch.
-        lengths: The real tokens of each row (B,).
-        keys: The random key of each row (B,).
-        masking: Which tokens are chosen, and what replaces them.
-
-    Returns:
-        The masked rows (B, S), the chosen positions (B, M), and their original tokens (B, M), -1
-        where a row has fewer than M.
+    S must be the width of the global batch. Returns the masked rows (B, S), the chosen positions
+    (B, M), and their original tokens (B, M), -1 where a row has fewer than M.
     """
-    positions, counted = _choose_as(masking, candidates_of(tokens, lengths, masking), lengths, keys)
+    positions, counted = choose(masking, candidates_of(tokens, lengths, masking), lengths, keys)
     masked, originals = hide(tokens, positions, counted, keys, masking)
     return masked, positions, originals
 
@@ -180,8 +165,7 @@ def hide(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mask the tokens of rows (B, S) at `positions` (B, M), row i by keys[i].
 
-    Returns:
-        The masked rows (B, S) and the original tokens (B, M), -1 where `counted` (B, M) is false.
+    Returns the masked rows (B, S) and the original tokens (B, M), -1 where `counted` (B, M) is false.
     """
     rows = np.arange(len(tokens))[:, None]
     originals = tokens[rows, positions]

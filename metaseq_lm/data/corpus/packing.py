@@ -13,7 +13,7 @@ import numpy as np
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.corpus.rows import Corpus, Samples, check_ids, open_tokens
+from metaseq_lm.data.corpus.rows import Corpus, Samples, open_tokens
 from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
@@ -57,52 +57,48 @@ class Draws:
         return cls(u[:, 0] < 0.5, u[:, 1] < SINGLE, following)
 
 
-class Packer:
-    """Assigns sentences to examples and segments, one after the other.
+def assign_sentences(
+    sizes: np.ndarray, last: np.ndarray, targets: Targets, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Assign sentences to examples and segments, one after the other.
 
     An example ends with the sentence that brings it to its target length, or with its document.
     The target of the next one is drawn at its end and kept across documents; that of the first
     is the longest.
+
+    Args:
+        sizes: The tokens of each sentence, at least 1 (N,).
+        last: Whether each sentence ends its document (N,).
+        targets: How the target lengths are drawn.
+        generator: Of the random numbers.
+
+    Returns:
+        Whether each sentence begins an example, whether it is in the second segment, boolean (N,),
+        and the target length of each example, int64 (examples,).
     """
-
-    def __init__(self, longest: int) -> None:
-        self.targets: list[int] = []  # of the examples begun so far
-        self._target = self._following = longest
-        self._length = self._first = self._limit = 0
-        self._second = False
-
-    def assign(
-        self, sizes: np.ndarray, last: np.ndarray, draws: Draws
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return for the next sentences (N,) whether each begins an example, and its segment.
-
-        `sizes` are their tokens (at least 1), `last` whether each ends its document.
-        """
-        target, following, length = self._target, self._following, self._length
-        first, limit, second = self._first, self._limit, self._second
-        codes = bytearray(len(sizes))
-        columns = (sizes, last, draws.coin, draws.single, draws.next_target)
-        for i, (size, end, coin, single, next_target) in enumerate(
-            zip(*(column.tolist() for column in columns))
-        ):
-            code = 0
+    codes, lengths = bytearray(len(sizes)), []
+    target = following = targets.longest
+    length = first = limit = 0
+    second = False
+    for begin in range(0, len(sizes), CHUNK):
+        chunk = slice(begin, begin + CHUNK)
+        draws = Draws.draw(generator, len(sizes[chunk]), targets)
+        columns = (sizes[chunk], last[chunk], draws.coin, draws.single, draws.next_target)
+        sentences = zip(*(column.tolist() for column in columns))
+        for i, (size, end, coin, single, next_target) in enumerate(sentences, begin):
             if not length:
                 limit = ENDLESS if single else (target - 3) // 2
-                following, first, second, code = next_target, size, False, 2
-                self.targets.append(target)
+                following, first, second, codes[i] = next_target, size, False, 2
+                lengths.append(target)
             elif first + size < limit or (coin and not second and first < limit):
                 first += size
             else:
-                second = True
-                code = 1
-            codes[i] = code
+                second, codes[i] = True, 1
             length += size
             if end or length >= target:
                 length, target = 0, following
-        self._target, self._following, self._length = target, following, length
-        self._first, self._limit, self._second = first, limit, second
-        kinds = np.frombuffer(codes, np.uint8)
-        return kinds == 2, kinds == 1
+    kinds = np.frombuffer(codes, np.uint8)
+    return kinds == 2, kinds == 1, np.array(lengths, np.int64)
 
 
 @dataclass(frozen=True)
@@ -125,11 +121,6 @@ class Assignment:
     second: np.ndarray
     targets: np.ndarray
 
-    @property
-    def examples(self) -> np.ndarray:
-        """The number of the example of each sentence, int64 (N,)."""
-        return np.cumsum(self.begins) - 1
-
 
 def assign_corpus(
     data: IndexedDataset, targets: Targets, generator: np.random.Generator
@@ -142,23 +133,17 @@ def assign_corpus(
         raise UsageError(
             f"{data.prefix}: no document has more than one sentence, so there is nothing to pack "
             "into segments; put one sentence on each line and a blank line after each document, "
-            "and binarise with 'metaseq-lm preprocess --documents blank'"
+            "and run 'metaseq-lm preprocess --documents blank'"
         )
     filled = np.flatnonzero(data.sizes)
     sizes = data.sizes[filled]
     documents = np.repeat(np.arange(len(data.documents) - 1), np.diff(data.documents))[filled]
     last = np.append(np.diff(documents) > 0, True)
-    packer = Packer(targets.longest)
-    begins, second = np.zeros(len(sizes), bool), np.zeros(len(sizes), bool)
-    for at in range(0, len(sizes), CHUNK):
-        here = slice(at, at + CHUNK)
-        draws = Draws.draw(generator, len(sizes[here]), targets)
-        begins[here], second[here] = packer.assign(sizes[here], last[here], draws)
-    lengths = np.array(packer.targets, np.int64)
-    return Assignment(data.starts[filled], sizes, documents, begins, second, lengths)
+    assigned = assign_sentences(sizes, last, targets, generator)
+    return Assignment(data.starts[filled], sizes, documents, *assigned)
 
 
-class Packed:
+class Packed(Samples):
     """A corpus of documents of sentences, packed into rows of at most `tokens_per_sample` tokens.
 
     Which sentences make a row is drawn once, from `seed` and the name of the split. Raises
@@ -168,7 +153,7 @@ class Packed:
     def __init__(
         self, folder: Path, split: str, vocabulary: Vocabulary, tokens_per_sample: int, seed: int
     ) -> None:
-        self.data = open_tokens(folder, split, tokens_per_sample, least=SHORTEST)
+        self.data = open_tokens(folder, split, vocabulary, tokens_per_sample, least=SHORTEST)
         self.vocabulary = vocabulary
         generator = random_streams.generator(seed, "packing", split)
         assignment = assign_corpus(self.data, Targets(tokens_per_sample), generator)
@@ -179,7 +164,7 @@ class Packed:
 
         A segment that is too long is truncated: A keeps longest - 2 tokens, B the room that A leaves.
         """
-        example = assignment.examples
+        example = np.cumsum(assignment.begins) - 1
         # All of A, then all of B, each in its order.
         order = np.argsort(2 * example + assignment.second, kind="stable")
         example, second = example[order], assignment.second[order]
@@ -196,8 +181,7 @@ class Packed:
         joined = ~opens & np.append(False, starts[1:] == starts[:-1] + sizes[:-1])
         head = np.flatnonzero(~joined)
         lengths = np.minimum(np.add.reduceat(sizes, head), room[head])
-        kept = lengths > 0
-        head, self.piece_lengths = head[kept], lengths[kept]
+        head, self.piece_lengths = head[lengths > 0], lengths[lengths > 0]
         self.piece_starts = starts[head]
         column = 1 + offset + second * (first[example] + 1)
         self.piece_columns = column[head]
@@ -211,16 +195,11 @@ class Packed:
 
     @property
     def row_lengths(self) -> np.ndarray:
-        """The tokens of each row with its special ones, int64 (samples,)."""
         return self.lengths
 
     def rows(
         self, samples: np.ndarray, cls: int = 0, width: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return `samples` (B,) as int64 rows (B, S) with `[CLS{cls}]` in front, and lengths (B,).
-
-        Rows are padded to the longest of them, or to `width` if that is more.
-        """
         counts = self.pieces[samples + 1] - self.pieces[samples]
         pieces = ranges(self.pieces[samples], counts)
         places = (np.repeat(np.arange(len(samples)), counts), self.piece_columns[pieces])
@@ -231,12 +210,7 @@ class Packed:
         return rows, lengths
 
     def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
-        """Return which segment each token is in: 0, and 1 in B and its [SEP]; int64 (B, width)."""
         return segments_of(self.firsts[samples], self.lengths[samples], width)
-
-    def check_vocabulary(self) -> None:
-        """Raise MetaseqError if the first tokens hold an id that the vocabulary lacks."""
-        check_ids(self.data, self.vocabulary)
 
 
 def blank_rows(
@@ -265,7 +239,7 @@ def fill(
 
 
 def segments_of(firsts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
-    """Return the segments of rows whose A has `firsts` (B,) tokens; int64 (B, width)."""
+    """Return 1 for B and its [SEP] in rows whose A has `firsts` (B,) tokens; int64 (B, width)."""
     at = np.arange(width)
     return ((at >= firsts[:, None] + 2) & (at < lengths[:, None])).astype(np.int64)
 
@@ -273,16 +247,12 @@ def segments_of(firsts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarr
 def open_corpus(
     folder: Path, split: str, vocabulary: Vocabulary, config: Any, seed: int
 ) -> Samples:
-    """Return the samples of a split as a task's `options` ask for them, with its token ids checked.
+    """Return the samples of a split as the options of a task, `config`, ask for them.
 
     `sample_break_mode` "eos" and "none" are those of Corpus, "segments" is Packed. Raises UsageError
-    for another one or a wrong `tokens_per_sample`, MetaseqError for data that cannot be used.
+    for a wrong `tokens_per_sample`, MetaseqError for data that cannot be used.
     """
     break_mode, longest = config.sample_break_mode, config.tokens_per_sample
-    corpus: Corpus | Packed
     if break_mode == SEGMENTS:
-        corpus = Packed(folder, split, vocabulary, longest, seed)
-    else:
-        corpus = Corpus(folder, split, vocabulary, longest, break_mode)
-    corpus.check_vocabulary()
-    return corpus
+        return Packed(folder, split, vocabulary, longest, seed)
+    return Corpus(folder, split, vocabulary, longest, break_mode)

@@ -21,7 +21,7 @@ from metaseq_lm.data.corpus.packing import (
     fill,
     segments_of,
 )
-from metaseq_lm.data.corpus.rows import check_ids, cut_pair, masked_rows, open_tokens
+from metaseq_lm.data.corpus.rows import cut_pair, masked_rows, open_tokens
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 IS_NEXT, NOT_NEXT = 0, 1
@@ -56,7 +56,7 @@ class Pairs:
     def __init__(
         self, folder: Path, split: str, vocabulary: Vocabulary, tokens_per_sample: int, seed: int
     ) -> None:
-        self.data = open_tokens(folder, split, tokens_per_sample, least=SHORTEST)
+        self.data = open_tokens(folder, split, vocabulary, tokens_per_sample, least=SHORTEST)
         self.vocabulary = vocabulary
         self.tokens_per_sample = tokens_per_sample
         targets = Targets(tokens_per_sample - 3, shortest=2, short=0.1)
@@ -73,7 +73,7 @@ class Pairs:
         if len(self._documents) < 3:
             raise UsageError(
                 f"{self.data.prefix}: one document; next-sentence prediction takes text from other "
-                "documents, so put a blank line between documents and binarise again"
+                "documents, so put a blank line between documents and preprocess again"
             )
 
     def __len__(self) -> int:
@@ -109,11 +109,11 @@ class Pairs:
         return rows, lengths, segments_of(first, lengths, rows.shape[1]), labels
 
     def _elsewhere(
-        self, samples: np.ndarray, wanted: np.ndarray, draws: np.ndarray
+        self, samples: np.ndarray, sizes: np.ndarray, draws: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return where a text of another document begins and ends in the token stream, (B,).
 
-        It has whole sentences, at least one, and `wanted` tokens unless its document ends before.
+        It has whole sentences, at least one, and `sizes` tokens unless its document ends before.
         """
         documents = len(self._documents) - 1
         document = (draws[:, 0] * (documents - 1)).astype(np.int64)
@@ -121,12 +121,8 @@ class Pairs:
         first, behind = self._documents[document], self._documents[document + 1]
         sentence = first + (draws[:, 1] * (behind - first)).astype(np.int64)
         start = self._starts[sentence]
-        last = np.searchsorted(self._ends, start + np.maximum(wanted, 1))
+        last = np.searchsorted(self._ends, start + np.maximum(sizes, 1))
         return start, self._ends[np.minimum(last, behind - 1)]
-
-    def check_vocabulary(self) -> None:
-        """Raise MetaseqError if the first tokens hold an id that the vocabulary lacks."""
-        check_ids(self.data, self.vocabulary)
 
 
 def pair_batch(

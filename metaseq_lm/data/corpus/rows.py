@@ -3,8 +3,8 @@
 Shapes: B rows, S the longest sample of the batch.
 """
 
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -16,11 +16,38 @@ from metaseq_lm.data.storage.manifest import FILE_NAME, MANIFEST_FILE, Manifest
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 
-class Corpus:
+class Samples(ABC):
+    """The rows of a split: `Corpus`, or `packing.Packed` with two segments."""
+
+    vocabulary: Vocabulary
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def row_lengths(self) -> np.ndarray:
+        """The tokens of each row with its special ones, int64 (samples,)."""
+
+    @abstractmethod
+    def rows(
+        self, samples: np.ndarray, cls: int = 0, width: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return `samples` (B,) as int64 rows (B, S) with `[CLS{cls}]` in front, and lengths (B,).
+
+        Rows are padded to the longest of them, or to `width` if that is more.
+        """
+
+    def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
+        """Return the segment, 0 or 1, of each token of the rows, int64 (B, width); None for one."""
+        return None
+
+
+class Corpus(Samples):
     """Samples `[CLSn] tokens [SEP]` of at most `tokens_per_sample` tokens, read from a memory map.
 
     `break_mode` "eos": a sample is a document, a longer one is cut into disjoint windows. "none":
-    windows of the stream, across documents. Raises MetaseqError for an empty split.
+    windows of the stream, across documents. Raises MetaseqError as `open_tokens`.
     """
 
     def __init__(
@@ -31,7 +58,7 @@ class Corpus:
         tokens_per_sample: int,
         break_mode: str,
     ) -> None:
-        self.data = open_tokens(folder, split, tokens_per_sample, least=3)
+        self.data = open_tokens(folder, split, vocabulary, tokens_per_sample, least=3)
         self.vocabulary = vocabulary
         room = tokens_per_sample - 2
         if break_mode == "eos":
@@ -46,16 +73,11 @@ class Corpus:
 
     @property
     def row_lengths(self) -> np.ndarray:
-        """The tokens of each sample with its special ones, int64 (samples,)."""
         return self.lengths + 2
 
     def rows(
         self, samples: np.ndarray, cls: int = 0, width: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return `samples` (B,) as int64 rows (B, S) with `[CLS{cls}]` in front, and lengths (B,).
-
-        Rows are padded to the longest of them, or to `width` if that is more.
-        """
         lengths = self.lengths[samples]
         room = max(width - 2, int(lengths.max()))
         at = np.arange(room)
@@ -67,39 +89,14 @@ class Corpus:
         rows[np.arange(len(samples)), lengths + 1] = self.vocabulary.sep
         return rows, lengths + 2
 
-    def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
-        """Return the segment of each token of the rows; None, there is only one."""
-        return None
 
-    def check_vocabulary(self) -> None:
-        """Raise MetaseqError if the first samples hold an id that the vocabulary lacks."""
-        check_ids(self.data, self.vocabulary)
-
-
-class Samples(Protocol):
-    """What a corpus gives: `Corpus`, or `packing.Packed` with two segments."""
-
-    vocabulary: Vocabulary
-
-    def __len__(self) -> int: ...
-
-    @property
-    def row_lengths(self) -> np.ndarray:
-        """As in Corpus."""
-
-    def rows(
-        self, samples: np.ndarray, cls: int = 0, width: int = 0
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """As in Corpus."""
-
-    def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
-        """Return the segment, 0 or 1, of each token of the rows, int64 (B, width), or None."""
-
-
-def open_tokens(folder: Path, split: str, tokens_per_sample: int, least: int) -> IndexedDataset:
+def open_tokens(
+    folder: Path, split: str, vocabulary: Vocabulary, tokens_per_sample: int, least: int
+) -> IndexedDataset:
     """Open the token files of a split for samples of `tokens_per_sample`, at least `least`.
 
-    Raises UsageError for a wrong option, MetaseqError for files that hold no tokens.
+    Raises UsageError for a wrong option, MetaseqError for files that hold no tokens, or some that
+    the vocabulary lacks.
     """
     if tokens_per_sample < least:
         raise UsageError(
@@ -118,20 +115,20 @@ def open_tokens(folder: Path, split: str, tokens_per_sample: int, least: int) ->
         raise MetaseqError(f"{folder / split}.bin holds {data.dtype}, not tokens")
     if not len(data.tokens):
         raise MetaseqError(
-            f"{folder / split}.bin holds no tokens; binarise a corpus that is not empty"
+            f"{folder / split}.bin holds no tokens; preprocess a corpus that is not empty"
         )
+    check_ids(data, vocabulary)
     return data
 
 
-def check_ids(data: IndexedDataset, vocabulary: Vocabulary) -> None:
-    """Raise MetaseqError if the first tokens hold an id that the vocabulary lacks."""
-    tokens = data.tokens[: 1 << 20]
-    least, seen = int(tokens.min(initial=0)), int(tokens.max(initial=0))
-    if least < 0 or seen >= len(vocabulary):
+def check_ids(data: IndexedDataset, vocabulary: Vocabulary, first: int | None = 1 << 20) -> None:
+    """Raise MetaseqError if the `first` tokens (None: all) hold an id that the vocabulary lacks."""
+    tokens = data.tokens[:first]
+    least, most = int(tokens.min(initial=0)), int(tokens.max(initial=0))
+    if least < 0 or most >= len(vocabulary):
         raise MetaseqError(
-            f"the data holds token id {min(least, 0) or seen} but dict.txt has only "
-            f"{len(vocabulary)} symbols; "
-            "binarise again with this tokenizer"
+            f"{data.prefix}.bin holds token id {min(least, 0) or most} but dict.txt has only "
+            f"{len(vocabulary)} symbols; preprocess again with this tokenizer"
         )
 
 
@@ -152,8 +149,8 @@ def cut_pair(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarr
     The closed form of taking tokens away one by one from the end of the longer side, of the second
     when both are equal (Devlin et al. 2019, code).
     """
-    kept = np.minimum(first, np.maximum(-(-room // 2), room - second))
-    return kept, np.minimum(second, np.maximum(room // 2, room - first))
+    first_kept = np.minimum(first, np.maximum(-(-room // 2), room - second))
+    return first_kept, np.minimum(second, np.maximum(room // 2, room - first))
 
 
 def padding_of(lengths: np.ndarray, width: int) -> np.ndarray | None:
@@ -162,15 +159,12 @@ def padding_of(lengths: np.ndarray, width: int) -> np.ndarray | None:
 
 
 def masked_batch(
-    corpus: Samples, how: Masking, samples: np.ndarray, keys: np.ndarray, width: int = 0
+    corpus: Samples, masking: Masking, samples: np.ndarray, keys: np.ndarray, width: int = 0
 ) -> TokenBatch:
-    """Return masked rows, chosen positions and targets of `samples`; sizes "targets" and "rows".
-
-    A corpus with segments adds "segments", int64 (B, S).
-    """
+    """Return the batch of `samples` (B,), masked by `keys` (B,); sizes "targets" and "rows"."""
     rows, lengths = corpus.rows(samples, width=width)
     segments = corpus.segments(samples, rows.shape[1])
-    return masked_rows(rows, lengths, segments, keys, how)
+    return masked_rows(rows, lengths, segments, keys, masking)
 
 
 def masked_rows(
@@ -178,10 +172,10 @@ def masked_rows(
     lengths: np.ndarray,
     segments: np.ndarray | None,
     keys: np.ndarray,
-    how: Masking,
+    masking: Masking,
 ) -> TokenBatch:
     """Return the batch of rows (B, S) with `lengths` (B,), masked by `keys` (B,)."""
-    masked, positions, targets = mask_tokens(rows, lengths, keys, how)
+    masked, positions, targets = mask_tokens(rows, lengths, keys, masking)
     return TokenBatch(
         tokens=as_tensor(masked),
         padding=as_tensor(padding_of(lengths, rows.shape[1])),

@@ -19,7 +19,6 @@ from metaseq_lm.data.squad.files import VERSIONS
 from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
 from metaseq_lm.data.storage.text_files import TextFile
-from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 SQUAD = "squad"
 PARTS = ("context", "context_start", "context_end", "question", "spans")
@@ -79,9 +78,9 @@ class SquadSet:
         # Of two files that were swapped each is sound.
         require_sizes(self.folder)
 
-    def _refuse(self, data: IndexedDataset, what: str) -> None:
+    def _refuse(self, data: IndexedDataset, fault: str) -> None:
         path = prefix_path(data.prefix, ".bin")
-        raise MetaseqError(f"{path}: {what}; the files do not belong together, preprocess again")
+        raise MetaseqError(f"{path}: {fault}; the files do not belong together, preprocess again")
 
     def _check_table(self, spans: IndexedDataset) -> None:
         if len(self.paragraph) and not 0 <= self.paragraph.min() <= self.paragraph.max() < len(
@@ -101,16 +100,6 @@ class SquadSet:
     def answerable_only(self) -> bool:
         """Whether the official scores of this version know no impossible questions."""
         return self.version != "v2.0"
-
-    def check_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """Raise MetaseqError if the set holds an id that the vocabulary lacks."""
-        for data in (self.contexts, self.questions):
-            least, most = int(data.tokens.min(initial=0)), int(data.tokens.max(initial=0))
-            if least < 0 or most >= len(vocabulary):
-                raise MetaseqError(
-                    f"{data.prefix}.bin holds token id {min(least, 0) or most} but dict.txt has only "
-                    f"{len(vocabulary)} symbols; preprocess again with this tokenizer"
-                )
 
     @functools.cached_property
     def texts(self) -> tuple[list[str], list[dict[str, Any]]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.corpus.rows import padding_of
+from metaseq_lm.data.corpus.rows import check_ids, padding_of
 from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
@@ -71,7 +71,8 @@ class SquadWindows:
     def __init__(
         self, data: SquadSet, vocabulary: Vocabulary, options: WindowOptions, training: bool
     ) -> None:
-        data.check_vocabulary(vocabulary)
+        for tokens in (data.contexts, data.questions):
+            check_ids(tokens, vocabulary, first=None)
         self.data, self.vocabulary = data, vocabulary
         self.query = np.minimum(data.questions.sizes, options.question)
         options.check(int(self.query.max(initial=0)))
@@ -82,7 +83,9 @@ class SquadWindows:
             chosen = chosen[~lost]
         self._cut(chosen, options)
         if training and options.drop_unanswered:
-            self._keep((self.targets[:, 0] > 0) | data.impossible[self.question])
+            answered = (self.targets[:, 0] > 0) | data.impossible[self.question]
+            for name in ("question", "start", "length", "targets"):
+                setattr(self, name, getattr(self, name)[answered])
         if not len(self):
             raise MetaseqError(
                 f"{data.folder}: '{data.split}' has no window to train on or to score "
@@ -106,23 +109,17 @@ class SquadWindows:
         places = np.stack([first + shift, last + shift], axis=1)
         self.targets = np.where(held[:, None], places, 0)
 
-    def _keep(self, kept: np.ndarray) -> None:
-        for name in ("question", "start", "length", "targets"):
-            setattr(self, name, getattr(self, name)[kept])
-
     def __len__(self) -> int:
         return len(self.question)
 
     @property
     def lengths(self) -> np.ndarray:
         """The tokens of each row with its special ones, int64 (W,)."""
-        lengths: np.ndarray = self.query[self.question] + self.length + SPECIALS
-        return lengths
+        return np.asarray(self.query[self.question] + self.length + SPECIALS)
 
     def context_at(self, windows: np.ndarray) -> np.ndarray:
         """Return the position in its row of the first context token of each window, int64."""
-        starts: np.ndarray = self.query[self.question[windows]] + 2
-        return starts
+        return np.asarray(self.query[self.question[windows]] + 2)
 
     def max_context(self, window: int) -> np.ndarray:
         """Return which tokens of a window have there the most context of all windows, bool (length,).
@@ -138,8 +135,7 @@ class SquadWindows:
         left, right = token - starts, starts + lengths - 1 - token
         score = np.minimum(left, right) + 0.01 * lengths
         score[(left < 0) | (right < 0)] = -np.inf
-        best: np.ndarray = score.argmax(0) == window - low
-        return best
+        return np.asarray(score.argmax(0) == window - low)
 
     def batch(
         self, samples: np.ndarray, keys: np.ndarray | None = None, width: int = 0

@@ -87,11 +87,9 @@ class MetaPseudoLabelTask(Task):
 
     def corpus(self, split: str) -> Corpus:
         options = self.config
-        corpus = Corpus(
+        return Corpus(
             self.data, split, self.vocabulary, options.tokens_per_sample, options.sample_break_mode
         )
-        corpus.check_vocabulary()
-        return corpus
 
     def masking(self) -> Masking:
         """Return the paper's masking: CLS and SEP can be targets; a random token may be SEP."""

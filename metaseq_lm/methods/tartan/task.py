@@ -146,7 +146,6 @@ class TartanTask(Task):
                 found[name] = data.masked_texts(self.labelled("train"), masking)
                 continue
             corpus = Corpus(self.data, name, self.vocabulary, options.tokens_per_sample, "eos")
-            corpus.check_vocabulary()
             count = 0
             if options.lines_per_example:
                 count = options.lines_per_example * len(self.labelled("train"))

@@ -20,6 +20,12 @@ def keys_of(count: int, root: int = 0) -> np.ndarray:
     return random_streams.row_keys(random_streams.key("masking", root), np.arange(count))
 
 
+def chosen_of(
+    candidates: np.ndarray, rate: float, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    return choose(Masking(mask=1, rate=rate), candidates, candidates.sum(1), keys)
+
+
 def rows_of(lengths: np.ndarray, width: int, seed: int = 0) -> np.ndarray:
     """Return rows of tokens 10 to 59 with padding 0."""
     tokens = np.random.default_rng(seed).integers(10, 60, (len(lengths), width))
@@ -36,7 +42,7 @@ def rows_of(lengths: np.ndarray, width: int, seed: int = 0) -> np.ndarray:
     ],
 )
 def test_number_of_masks(rate: float, length: int, wanted: dict[int, float]) -> None:
-    _, counted = choose(np.ones((20_000, length), bool), rate, keys_of(20_000))
+    _, counted = chosen_of(np.ones((20_000, length), bool), rate, keys_of(20_000))
     counts = np.bincount(counted.sum(1), minlength=length + 1)
     assert {n for n, c in enumerate(counts) if c} == set(wanted)
     for number, share in wanted.items():
@@ -44,7 +50,7 @@ def test_number_of_masks(rate: float, length: int, wanted: dict[int, float]) -> 
 
 
 def test_positions_are_even_and_pairs_too() -> None:
-    positions, counted = choose(np.ones((30_000, 7), bool), 0.3, keys_of(30_000))
+    positions, counted = chosen_of(np.ones((30_000, 7), bool), 0.3, keys_of(30_000))
     chosen = np.zeros((30_000, 7))
     row, at = np.nonzero(counted)
     chosen[row, positions[row, at]] = 1
@@ -164,7 +170,7 @@ def test_positions_are_never_doubled(lengths: list[int], rate: float, root: int)
 
 def test_rows_of_different_keys_are_independent() -> None:
     chosen = np.zeros((20_000, 6), bool)
-    positions, counted = choose(np.ones((20_000, 6), bool), 0.5, keys_of(20_000))
+    positions, counted = chosen_of(np.ones((20_000, 6), bool), 0.5, keys_of(20_000))
     row, at = np.nonzero(counted)
     chosen[row, positions[row, at]] = True
     for place in range(6):
@@ -172,7 +178,7 @@ def test_rows_of_different_keys_are_independent() -> None:
         one, other = chosen[:-1, place].astype(int), chosen[1:, place].astype(int)
         np.add.at(table, (one, other), 1)
         assert stats.chi2_contingency(table).pvalue > 1e-3
-    other_positions, _ = choose(np.ones((20_000, 6), bool), 0.5, keys_of(20_000, 1))
+    other_positions, _ = chosen_of(np.ones((20_000, 6), bool), 0.5, keys_of(20_000, 1))
     assert (np.sort(positions) == np.sort(other_positions)).all(1).mean() < 0.1
 
 
