@@ -132,7 +132,7 @@ ABLATIONS = [
     "criterion.hard_targets=true",
     "criterion.confidence=0.0105",  # about the median of trees: one class in a hundred
 ]
-UNDIVIDED = "criterion.divide_virtual=false"
+UNDIVIDED = "criterion.fidelity=paper"
 # Displaced so far that rounding errors are not enlarged.
 DIFFERENCES = ["criterion.hypergradient=finite_difference", "criterion.difference_step=0.1"]
 # A registered criterion that has no case here fails test_battery.
@@ -162,7 +162,7 @@ CASES: dict[str, list[list[str]]] = {
         META,
         [*META, "criterion.reward=dot", "criterion.inner_steps=0", "task.include_mlm_task=true"],
         [*META, "criterion.reward=neg_loss"],
-        [*META, "criterion.accumulate_student=true", "criterion.reward_decay=false"],
+        [*META, "criterion.fidelity=paper"],
     ],
     "meta_pseudo_label_soft": [
         META,

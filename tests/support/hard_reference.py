@@ -109,6 +109,7 @@ def written_out(
     groups = adamw.state_dict()["param_groups"]
     adamw.load_state_dict(copy.deepcopy({"state": state, "param_groups": groups}))
     made = bench.engine.optimizers["student"].updates
+    paper = criterion.fidelity == "paper"
     wanted = Wanted([], [], torch.zeros(()), [], [])
     per_step = len(draws) // copies
     reinforce, auxiliary = torch.zeros(()), torch.zeros(())
@@ -118,7 +119,7 @@ def written_out(
     for c in range(copies):
         mine = draws[c * per_step : (c + 1) * per_step]
         x, y = pairs[0][c], pairs[1][c]
-        if criterion.accumulate_student:  # each alone from where the update began
+        if paper:  # each alone from where the update began
             student.load_state_dict(start[0])
             adamw.load_state_dict(copy.deepcopy(start[1]))
         before = flat(student.parameters())
@@ -128,11 +129,11 @@ def written_out(
         loss.backward()
         pseudo = [total + p.grad / copies for total, p in zip(pseudo, student.parameters())]
         clip_grad_norm_(student.parameters(), 5.0)
-        lr = rate(bench, made + 1 + (0 if criterion.accumulate_student else c))
+        lr = rate(bench, made + 1 + (0 if paper else c))
         adamw.param_groups[0]["lr"] = lr
         adamw.step()
         step = before - flat(student.parameters())
-        if not criterion.reward_decay:
+        if paper:
             step = step - lr * decay * before
         grads, query = reward_of_step(bench, student, batches, c, update, mine[1:])
         towards = flat(grads)
@@ -155,7 +156,7 @@ def written_out(
             ce = ce + 0.5 * F.cross_entropy(scores[1], y[~pads])
             auxiliary = auxiliary + auxiliary_loss(bench, text, c) / copies
         reinforce = reinforce + criterion.meta_weight * wanted.rewards[-1] * ce / copies
-    if criterion.accumulate_student:
+    if paper:
         student.load_state_dict(start[0])
         adamw.load_state_dict(copy.deepcopy(start[1]))
         for p, total in zip(student.parameters(), pseudo):

@@ -157,7 +157,7 @@ def unrolled(bench: Bench, batches: Batches, update: int, draws: list[Any]) -> W
             pseudo = pseudo_loss(bench, theta0, text, c)
         grad0 = slope(pseudo / copies, theta0)
         after = moments
-        times = 1 if criterion.divide_virtual else copies
+        times = copies if criterion.fidelity == "paper" else 1
         moving = {n: times * g for n, g in grad0.items()}
         if criterion.pretrain_step == "adamw":
             theta1, after = adamw(bench, start, moving, moments, lr)

@@ -53,8 +53,7 @@ class TokenLabels:
 
     `sample`, `lengths` (tokens with the special ones) and, for each text, `starts` and `kept` are
     those of the windows: int64 (W,), (W,), (W, texts), (W, texts). The windows of sample i are
-    `first[i]` to `first[i + 1] - 1`, the longest of them has `longest[i]` tokens. `class_token` is
-    the n of class 1 where that is not `number` (the author's code has 4 for CB, whose own is 3).
+    `first[i]` to `first[i + 1] - 1`, the longest of them has `longest[i]` tokens.
     Raises UsageError for more classes than there are label tokens, for a set of another form, and
     for rows without room for text.
     """
@@ -67,14 +66,12 @@ class TokenLabels:
         number: int,
         tokens_per_sample: int,
         stride: int = STRIDE,
-        class_token: int = -1,
     ) -> None:
         self.data = LabelledSet(folder, split)
         require_tokenizer(folder, self.data.tokenizer_hash)
         self.vocabulary = vocabulary
         self.cls = vocabulary.cls(number)
-        one = self.cls if class_token < 0 else vocabulary.cls(class_token)
-        self.class_tokens = np.array([vocabulary.sep, one, vocabulary.mask])
+        self.class_tokens = np.array([vocabulary.sep, self.cls, vocabulary.mask])
         self._check()
         self.class_tokens = self.class_tokens[: len(self.data.label_names)]
         self.labels = self.data.labels

@@ -1,7 +1,7 @@
 """The losses of student and teacher (paper section 3; the authors' code where that says more).
 
-Each loss is a mean over the tokens of one micro-step; terms are sums (C,), one per micro-step, and
-the weight 1/C makes an update the mean over its micro-steps.
+Each loss is a mean over the tokens of one micro-step. Terms are sums (C,), one per micro-step, with
+the weight 1/C, so that the loss of an update is the mean over its micro-steps.
 
 Shapes: C micro-steps, B batch, S length, M targets, V vocabulary, P student parameters.
 """
@@ -35,24 +35,23 @@ class HardConfig:
 
     reward: str = option(
         "cosine",
-        "cosine, dot (both of step and query gradient) or neg_loss",
+        "cosine or dot product of the step and the query gradient, or neg_loss: minus the query loss",
         choices=("cosine", "dot", "neg_loss"),
     )
     inner_steps: int = option(
         1, "virtual fine-tuning steps before the query loss (0 or 1)", choices=(0, 1)
     )
-    inner_lr: float = option(0.1, "rate of that step (plain SGD)", at_least=0)
+    inner_lr: float = option(0.1, "learning rate of the virtual SGD step", at_least=0)
     inner_clip_norm: float = option(
-        5.0, "norm the support and query gradients are clipped to", at_least=0
+        5.0, "norm to which support and query gradients are clipped", at_least=0
     )
     meta_weight: float = option(1.0, "weight of the REINFORCE loss beside the auxiliary losses")
-    accumulate_student: bool = option(
-        False,
-        "the student takes one step an update, on the mean of its micro-steps (the paper); each reward is "
-        "that of the step which a micro-step alone would be",
-    )
-    reward_decay: bool = option(
-        True, "weight decay is part of the student's step that is rewarded (the code)"
+    fidelity: str = option(
+        "authors",
+        "authors: the student takes a step after each micro-step, and the reward is that of the whole step; "
+        "paper: it takes one step per update, on the mean gradient, and the reward of a micro-step is that "
+        "of the step that would follow from its gradient alone, without weight decay",
+        choices=("authors", "paper"),
     )
 
 
@@ -60,26 +59,29 @@ class HardConfig:
 class SoftConfig:
     """Pairs as probabilities; the teacher is trained by the derivative of the query loss."""
 
-    fixed_y: bool = option(False, "the target is the unlabelled text itself (denoising)")
+    fixed_y: bool = option(False, "use the unlabelled text itself as target (denoising)")
     inner_steps: int = option(
         1, "virtual fine-tuning steps before the query loss (0 or 1)", choices=(0, 1)
     )
-    inner_lr: float = option(0.1, "rate of virtual SGD steps", at_least=0)
+    inner_lr: float = option(0.1, "learning rate of virtual SGD steps", at_least=0)
     pretrain_step: str = option(
         "adamw", "virtual pre-training step: adamw (the student's) or sgd", choices=("adamw", "sgd")
     )
     finetune_step: str = option(
-        "sgd", "virtual fine-tuning step: sgd or adamw (going on from it)", choices=("sgd", "adamw")
+        "sgd",
+        "virtual fine-tuning step: sgd, or adamw with the moments after the pre-training step",
+        choices=("sgd", "adamw"),
     )
     meta_weight: float = option(100.0, "weight of the meta loss beside the auxiliary losses")
     hypergradient: str = option(
         "exact", "exact or finite_difference", choices=("exact", "finite_difference")
     )
     difference_step: float = option(1e-5, "relative displacement of finite differences", above=0)
-    divide_virtual: bool = option(
-        True,
-        "a virtual pre-training step takes a micro-step's gradient divided by their number (the code); "
-        "false: as it is (equation 1)",
+    fidelity: str = option(
+        "authors",
+        "authors: a virtual pre-training step uses the gradient of a micro-step divided by the number of "
+        "micro-steps; paper: not divided (equation 1)",
+        choices=("authors", "paper"),
     )
 
 
@@ -143,39 +145,43 @@ def auxiliary(teacher: TransformerLM, batch: UnlabelledBatch, task_token: int) -
     }
 
 
+class PairCriterion(Criterion):
+    """What both kinds of labels share: validation scores the student as a masked LM."""
+
+    def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
+        """Return the student's masked-LM terms."""
+        return labelled_terms(model(batch.tokens, batch.padding, batch.positions), batch)
+
+
 @register_criterion("meta_pseudo_label_hard", dataclass=HardConfig)
-class HardLabels(Criterion):
+class HardLabels(PairCriterion):
     """Sampled pairs and the REINFORCE loss (equations 4 to 8)."""
 
     config: HardConfig
 
-    def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
-        """Return the student's masked-LM terms; that is what validation looks at."""
-        return labelled_terms(model(batch.tokens, batch.padding, batch.positions), batch)
-
     def sample(self, teacher: TransformerLM, batch: UnlabelledBatch) -> tuple[Tensor, Tensor]:
         """Draw a pair (C, B, S) each, every position from its softmax; padding is copied."""
-        pads, original = padding_of(batch), batch.original
+        padding, original = padding_of(batch), batch.original
         x, y = (draw(logits) for logits in teacher_logits(teacher, batch))
-        return torch.where(pads, original, x), torch.where(pads, original, y)
+        return torch.where(padding, original, x), torch.where(padding, original, y)
 
     def reinforce(self, teacher: TransformerLM, batch: UnlabelledBatch, rewards: Tensor) -> Terms:
         """Return reward * CE of the sampled pair under the teacher (equation 6); rewards (C,)."""
         assert batch.sampled_x is not None and batch.sampled_y is not None
-        pads = padding_of(batch)
+        padding = padding_of(batch)
         logits_x, logits_y = teacher_logits(teacher, batch)
-        loss_x = cross_entropy(logits_x, batch.sampled_x.masked_fill(pads, -1))
-        loss_y = cross_entropy(logits_y, batch.sampled_y.masked_fill(pads, -1))
+        loss_x = cross_entropy(logits_x, batch.sampled_x.masked_fill(padding, -1))
+        loss_y = cross_entropy(logits_y, batch.sampled_y.masked_fill(padding, -1))
         total = copy_sums(0.5 * (loss_x + loss_y), batch)
         weight = self.config.meta_weight * rewards / batch.copy_count
         return {"reinforce": Term(total, "tokens", weight)}
 
     def origin(self, optimizer: Optimizer, weights: Tensor) -> Tensor:
-        """Return from where the student's next step is measured: its weights (P,) before it.
+        """Return the point (P,) from which the student's next step is measured, given its `weights`.
 
-        Without reward_decay it is where weight decay alone takes them.
+        That is the weights themselves or, as in the paper, the weights after weight decay alone.
         """
-        if self.config.reward_decay:
+        if self.config.fidelity == "authors":
             return weights
         return weights * (1 - optimizer.lr * decoupled_decay(optimizer))
 
@@ -195,20 +201,17 @@ def draw(logits: Tensor) -> Tensor:
 
 
 @register_criterion("meta_pseudo_label_soft", dataclass=SoftConfig)
-class SoftLabels(Criterion):
+class SoftLabels(PairCriterion):
     """Probabilities as pairs (section 3.3)."""
 
     def __init__(self, config: SoftConfig) -> None:
         super().__init__(config)
         if config.finetune_step == "adamw" and config.pretrain_step == "sgd":
-            raise UsageError("criterion.finetune_step=adamw goes on from pretrain_step=adamw")
-        differences = config.hypergradient == "finite_difference"
-        # 0 stands for exact.
-        self.difference_step = config.difference_step if differences else 0.0
-
-    def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
-        """Return the student's masked-LM terms; that is what validation looks at."""
-        return labelled_terms(model(batch.tokens, batch.padding, batch.positions), batch)
+            raise UsageError(
+                "criterion.finetune_step=adamw needs pretrain_step=adamw, whose moments it uses"
+            )
+        exact = config.hypergradient == "exact"
+        self.difference_step = 0.0 if exact else config.difference_step
 
     def distil(
         self, student: Callable[..., Tensor], teacher: TransformerLM, batch: UnlabelledBatch
@@ -219,11 +222,11 @@ class SoftLabels(Criterion):
         """
         scores_x, scores_y = teacher_logits(teacher, batch)
         predicted = student(scores_x.softmax(-1), batch.padding)  # (C, B, S, V)
-        pads = padding_of(batch)
+        padding = padding_of(batch)
         if self.config.fixed_y:
-            losses = cross_entropy(predicted, batch.original.masked_fill(pads, -1))
+            losses = cross_entropy(predicted, batch.original.masked_fill(padding, -1))
         else:
-            losses = soft_cross_entropy(predicted, scores_y.softmax(-1)).masked_fill(pads, 0.0)
+            losses = soft_cross_entropy(predicted, scores_y.softmax(-1)).masked_fill(padding, 0.0)
         return {"pseudo": Term(copy_sums(losses, batch), "tokens", 1.0 / batch.copy_count)}
 
 
@@ -334,8 +337,8 @@ class HardGradient(torch.autograd.Function):
         if not ctx.needs_input_grad[3]:
             return hvp, None, None, None
         ones = torch.ones_like(scale)
-        plain = HardGradient.apply(logits, targets, log_sum, ones)  # type: ignore[no-untyped-call]
-        return hvp, None, None, (plain * grads[0]).sum(-1, keepdim=True)
+        unscaled = HardGradient.apply(logits, targets, log_sum, ones)  # type: ignore[no-untyped-call]
+        return hvp, None, None, (unscaled * grads[0]).sum(-1, keepdim=True)
 
 
 class SoftLoss(torch.autograd.Function):
@@ -382,5 +385,5 @@ class SoftGradient(torch.autograd.Function):
         if not ctx.needs_input_grad[3]:
             return hvp, by_target, None, None
         ones = torch.ones_like(scale)
-        plain = SoftGradient.apply(logits, probabilities, log_sum, ones)  # type: ignore[no-untyped-call]
-        return hvp, by_target, None, (plain * grads[0]).sum(-1, keepdim=True)
+        unscaled = SoftGradient.apply(logits, probabilities, log_sum, ones)  # type: ignore[no-untyped-call]
+        return hvp, by_target, None, (unscaled * grads[0]).sum(-1, keepdim=True)

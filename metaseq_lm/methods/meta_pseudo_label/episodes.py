@@ -7,7 +7,7 @@ along B in any way.
 Shapes: C micro-steps of an update, B batch, S length, M targets per row.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import CopiesBatch, Logs, TokenBatch, as_tensor
+from metaseq_lm.core.batch import CopiesBatch, TokenBatch, as_tensor
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
@@ -42,33 +42,33 @@ class MetaPseudoLabelConfig:
     )
     task_tokens: list[int] = option(
         [],
-        "n of the task token [CLSn], per set (default: 2, 3, ...); so that a set keeps its number "
-        "where another is left out",
-    )
-    class_tokens: list[int] = option(
-        [],
-        "n of the token [CLSn] of class 1, per set (default: the set's own; the authors' code gives "
-        "CB the 4 of COPA)",
+        "n of the task token [CLSn] of each set (default: 2, 3, ...); give it to keep the numbers of sets "
+        "where one is left out",
     )
     include_mlm_task: bool | None = option(
-        None, "masked text as one more labelled task (null = with soft labels only, as the paper)"
+        None,
+        "use masked text as one more labelled task (null = with soft labels only, as in the paper)",
     )
     batch_size: int = option(4, "samples of a micro-step", at_least=1)
     batches_per_update: int = option(4, "micro-steps of an update", at_least=1)
     copies_at_once: int = option(
         0,
-        "soft labels: micro-steps computed side by side (0 = all; 1 takes least memory)",
+        "soft labels: micro-steps that are computed at once (0 = all; 1 needs least memory)",
         at_least=0,
     )
-    samples_per_task: int = option(4, "successive samples that share a labelled task", at_least=1)
+    samples_per_task: int = option(
+        4, "number of samples in a row that come from one labelled task", at_least=1
+    )
     tokens_per_sample: int = option(34, "longest row, with its special tokens")
-    stride: int = option(STRIDE, "tokens that windows of a long labelled row share")
+    stride: int = option(STRIDE, "overlap of the windows of a long labelled row, in tokens")
     sample_break_mode: str = option("eos", "eos: a line is a row; none: windows of the stream")
     mask_prob: float = option(0.15, "share of the tokens that are targets")
     random_token_prob: float = option(0.1, "share of those that become a random token")
     leave_unmasked_prob: float = option(0.1, "share of those that stay")
     mlm_label_mask: str = option(
-        "y", "y: loss at masked positions; x: everywhere (authors' code)", choices=("y", "x")
+        "y",
+        "positions of masked text with a loss, y: the masked ones; x: all (authors' code)",
+        choices=("y", "x"),
     )
     valid_size: int = option(
         128, "rows of the validation split that are used (0 = all)", at_least=0
@@ -267,43 +267,38 @@ def labelled_sets(
     MetaseqError if one has no labels, UsageError for options that do not fit.
     """
     names = list(options.labelled)
-    numbers = per_set(options, "task_tokens", range(MLM + 1, MLM + 1 + len(names)))
-    ones = per_set(options, "class_tokens", [-1] * len(names))
+    numbers = list(options.task_tokens) or list(range(MLM + 1, MLM + 1 + len(names)))
+    if len(numbers) != len(names):
+        raise UsageError(
+            f"task.task_tokens has {len(numbers)} entries for {len(names)} labelled sets"
+        )
     if len(set(numbers)) < len(numbers) or min(numbers) <= MLM:
         raise UsageError(
             f"task.task_tokens is {numbers}: every set needs its own number, {MLM + 1} or more, because "
             f"[CLS{UNLABELLED}] and [CLS{MLM}] are those of unlabelled and masked text"
         )
     sets = []
-    for name, number, one in zip(names, numbers, ones):
-        sizes = (options.tokens_per_sample, options.stride)
-        sets.append(TokenLabels(folder / name, split, vocabulary, number, *sizes, one))
+    sizes = (options.tokens_per_sample, options.stride)
+    for name, number in zip(names, numbers):
+        sets.append(TokenLabels(folder / name, split, vocabulary, number, *sizes))
         if sets[-1].labels is None:
             raise MetaseqError(f"{folder / name}: '{split}' has no labels to train on")
     return sets
 
 
-def per_set(options: MetaPseudoLabelConfig, name: str, default: Iterable[int]) -> list[int]:
-    """Return a number for each labelled set: those of task.`name`, or `default` where it is empty."""
-    numbers, count = list(getattr(options, name)), len(options.labelled)
-    if numbers and len(numbers) != count:
-        raise UsageError(f"task.{name} has {len(numbers)} entries for {count} labelled sets")
-    return numbers or list(default)
-
-
 def merge(parts: list[tuple[np.ndarray, Rows]], count: int) -> Rows:
     """Put rows of several tasks, each at its places, into arrays of `count` rows; padding is id 0."""
     width = max(rows[0].shape[1] for _, rows in parts)
-    most = max(rows[2].shape[1] for _, rows in parts)
+    n_targets = max(rows[2].shape[1] for _, rows in parts)
     tokens = np.zeros((count, width), np.int64)
     lengths = np.zeros(count, np.int64)
-    positions = np.zeros((count, most), np.int64)
-    targets = np.full((count, most), -1, np.int64)
-    for at, (x, length, where, y) in parts:
-        tokens[at, : x.shape[1]] = x
-        lengths[at] = length
-        positions[at, : where.shape[1]] = where
-        targets[at, : y.shape[1]] = y
+    positions = np.zeros((count, n_targets), np.int64)
+    targets = np.full((count, n_targets), -1, np.int64)
+    for at, (part_tokens, part_lengths, part_positions, part_targets) in parts:
+        tokens[at, : part_tokens.shape[1]] = part_tokens
+        lengths[at] = part_lengths
+        positions[at, : part_positions.shape[1]] = part_positions
+        targets[at, : part_targets.shape[1]] = part_targets
     return tokens, lengths, positions, targets
 
 
@@ -400,14 +395,3 @@ def pseudo_batch(
         sizes={"targets": (targets >= 0).sum()},
         rows=batch.rows[number],
     )
-
-
-def leaf(tensor: Tensor | None) -> Tensor:
-    """Return `tensor` cut from its graph, to be differentiated with respect to."""
-    assert tensor is not None
-    return tensor.detach().requires_grad_()
-
-
-def merged(total: Logs, part: Logs, share: float) -> Logs:
-    """Return total + share * part, name by name."""
-    return {name: total.get(name, 0.0) + share * value for name, value in part.items()}

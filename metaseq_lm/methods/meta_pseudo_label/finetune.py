@@ -5,15 +5,16 @@ Shapes: B batch, S length, V vocabulary, K classes.
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from omegaconf import DictConfig
-from torch import nn
+from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Term, Terms, number_of
 from metaseq_lm.core.config import option
@@ -21,25 +22,25 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.data.benchmarks import leaderboard_file
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.labelled.token_labels import STRIDE, TokenLabelBatch, TokenLabels
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream, sorted_pass
+from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.methods.meta_pseudo_label.answers import (
-    WindowAnswer,
-    answer_metrics,
-    answer_rows,
-    class_metrics,
-    class_rows,
-    class_scores,
-    record_file,
-    window_answers,
-)
 from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
-from metaseq_lm.tasks.finetuning import ensemble_of, judged, labelled_folder, leaderboard_files
+from metaseq_lm.tasks.finetuning import (
+    chosen_rows,
+    ensemble_of,
+    judged,
+    labelled_folder,
+    labelled_metrics,
+    leaderboard_files,
+    prediction_rows,
+)
 from metaseq_lm.tasks.masked_lm import build_transformer
 
 MINI = "mini"
@@ -74,25 +75,24 @@ class TokenLabelsConfig:
 
     labelled: str = option("", "labelled set in DATA")
     task_token: int = option(2, "n of the task token [CLSn]; as in pre-training")
-    class_token: int = option(-1, "n of the token of class 1 (-1 = task_token); authors' CB: 4")
     batch_size: int = option(4, "rows of a batch", at_least=1)
     epochs: float = option(
-        0.0, "sets trainer.max_update from the training set (0 = it is given)", at_least=0
-    )
-    tokens_per_sample: int = option(34, "longest row, with its special tokens; longer are windows")
-    stride: int = option(STRIDE, "tokens that windows of a long row share")
-    valid_size: int = option(
-        128,
-        "rows of the validation split that are used (0 = all); with trainer.valid_split=mini those are "
-        "the split 'mini', and 'valid' is whole",
+        0.0,
+        "sets trainer.max_update from the training set (0 = trainer.max_update counts)",
         at_least=0,
     )
-    shuffle: bool = option(True, "new order every epoch; the authors' code did not shuffle")
-    scored_width: str = option(
-        "row",
-        "class scores are divided by the longest window of the row, or of the batch (the code, whose "
-        "batches are others than these, which are sorted by length)",
-        choices=("row", "batch"),
+    tokens_per_sample: int = option(
+        34, "longest row, with its special tokens; longer rows are cut into windows"
+    )
+    stride: int = option(STRIDE, "overlap of the windows of a long row, in tokens")
+    valid_size: int = option(
+        128,
+        "rows of the validation split that are used (0 = all); with trainer.valid_split=mini they are "
+        "the split 'mini', and all rows of 'valid' are used",
+        at_least=0,
+    )
+    shuffle: bool = option(
+        True, "shuffle the training rows in every epoch; the authors' code does not"
     )
 
 
@@ -125,9 +125,9 @@ class TokenLabelsTask(Task):
         if split == MINI and MINI not in Manifest.load(folder).splits:
             split = "valid"
         if split not in self._splits:
-            about = (options.tokens_per_sample, options.stride, options.class_token)
+            number, length = options.task_token, options.tokens_per_sample
             self._splits[split] = TokenLabels(
-                folder, split, self.vocabulary, options.task_token, *about
+                folder, split, self.vocabulary, number, length, options.stride
             )
         return self._splits[split]
 
@@ -143,33 +143,24 @@ class TokenLabelsTask(Task):
             order: Order = kind(len(data), options.batch_size, seed, "train")
 
             def training(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenLabelBatch:
-                return self.batch(data, data.drawn(samples, keys), keys, width)
+                return data.batch(data.drawn(samples, keys), keys, width)
 
             return {split: Stream(split, order, training, seed, data.longest)}
         windows = data.windows_of(self.chosen(split, len(data)))
         per_row = options.tokens_per_sample * len(self.vocabulary)
         size = max(1, min(LARGEST_BATCH, LARGEST_LOGITS // per_row))
-        batch = partial(self.batch, data)
-        return {split: sorted_pass(split, windows, data.lengths, batch, size, seed)}
-
-    def batch(
-        self, data: TokenLabels, windows: np.ndarray, keys: np.ndarray, width: int
-    ) -> TokenLabelBatch:
-        """Return `windows` as TokenLabels gives them, with the length that class scores are divided by."""
-        batch = data.batch(windows, keys, width)
-        if self.config.scored_width == "batch":
-            return batch.replace(longest=np.full(len(windows), batch.tokens.shape[1]))
-        return batch
+        return {split: sorted_pass(split, windows, data.lengths, data.batch, size, seed)}
 
     def chosen(self, split: str, count: int) -> np.ndarray:
         """Return the rows of a split that are used."""
-        most = self.config.valid_size
-        if (split != self.run_config.trainer.valid_split and split != MINI) or not count > most > 0:
+        limit = self.config.valid_size
+        limited = split in (self.run_config.trainer.valid_split, MINI)
+        if not limited or not count > limit > 0:
             return np.arange(count)
         # The authors' draw of the small validation set: Python's generator, seed 42.
         shuffled = list(range(count))
         random.Random(42).shuffle(shuffled)
-        return np.array(shuffled[:most])
+        return np.array(shuffled[:limit])
 
     def build_model(self) -> nn.Module:
         return build_transformer(self.run_config, self.vocabulary)
@@ -250,3 +241,132 @@ class Cyclic:
 
     def batch(self, number: int) -> np.ndarray:
         return self.once.batch(number % len(self.once))
+
+
+# ------------------------------------------------------------------------ answers
+
+# Of one window: its sample, its number, and (class scores), or (log-probability, tokens of a run).
+WindowAnswer = tuple[int, int, tuple[Any, ...]]
+
+
+def class_scores(logits: Tensor, batch: TokenLabelBatch) -> Tensor:
+    """Return the mean raw logit of each class token over a row, padding counted as 0; (B, K).
+
+    The row counts as padded to the longest window of its own sample, so that the scores of a sample
+    do not depend on its batch; the authors' code divides by the width of the batch.
+    """
+    scores = logits[..., batch.class_tokens].double()
+    if batch.padding is not None:
+        scores = scores.masked_fill(batch.padding.unsqueeze(-1), 0.0)
+    return scores.sum(-2) / batch.longest.unsqueeze(-1)
+
+
+def best_runs(logits: Tensor, batch: TokenLabelBatch) -> list[tuple[float, list[int]]]:
+    """Return (log-probability, predicted tokens) of the surest answer in each row.
+
+    Each position predicts its likeliest token. Answers are the longest runs of tokens other than
+    [SEP] (class 0), outside padding; the surest is the one with the greatest single
+    log-probability, the first of equals. A row without any has minus infinity and no tokens.
+    """
+    best, predicted = logits.log_softmax(-1).max(-1)  # (B, S)
+    answers = predicted != batch.class_tokens[0]
+    if batch.padding is not None:
+        answers &= ~batch.padding
+    best = best.masked_fill(~answers, -torch.inf)
+    runs: list[tuple[float, list[int]]] = []
+    for row, inside, tokens in zip(best.tolist(), answers.tolist(), predicted.tolist()):
+        at = int(np.argmax(row))
+        if not inside[at]:
+            runs.append((-float("inf"), []))
+            continue
+        first, end = at, at + 1
+        while first and inside[first - 1]:
+            first -= 1
+        while end < len(inside) and inside[end]:
+            end += 1
+        runs.append((row[at], tokens[first:end]))
+    return runs
+
+
+def window_answers(logits: Tensor, batch: TokenLabelBatch) -> list[WindowAnswer]:
+    """Return what each window of a batch answers."""
+    answers: Iterable[tuple[Any, ...]]
+    if batch.token_level:
+        answers = best_runs(logits, batch)
+    else:
+        answers = map(tuple, class_scores(logits, batch).tolist())
+    assert batch.samples is not None
+    return list(zip(batch.samples.tolist(), batch.windows.tolist(), answers))
+
+
+def by_sample(answers: Iterable[WindowAnswer]) -> dict[int, list[tuple[Any, ...]]]:
+    """Return the answers of each sample's windows, both in their order, each window once."""
+    windows = {(sample, window): answer for sample, window, answer in answers}
+    samples: dict[int, list[tuple[Any, ...]]] = {}
+    for (sample, _), answer in sorted(windows.items(), key=lambda item: item[0]):
+        samples.setdefault(sample, []).append(answer)
+    return samples
+
+
+# ------------------------------------------------------------------------ classes
+
+
+def mean_scores(answers: Iterable[WindowAnswer]) -> list[tuple[int, list[float]]]:
+    """Return (sample, its class scores): the mean over its windows."""
+    return [(s, np.mean(windows, 0).tolist()) for s, windows in by_sample(answers).items()]
+
+
+def class_metrics(data: LabelledSet, answers: Iterable[WindowAnswer]) -> Logs:
+    """Return the metrics of a set by its benchmark's own scorer, see `labelled_metrics`."""
+    scores = mean_scores(answers)
+    samples = np.array([sample for sample, _ in scores])
+    return labelled_metrics(data, samples, np.array([row for _, row in scores]))
+
+
+def class_rows(data: LabelledSet, answers: Iterable[WindowAnswer]) -> list[dict[str, Any]]:
+    """Return "index", "gold", "predicted" and "scores" of each sample."""
+    return prediction_rows(data, mean_scores(answers))
+
+
+# ------------------------------------------------------------------------ stretches of text
+
+
+def best_answers(answers: Iterable[WindowAnswer], tokenizer: Tokenizer) -> dict[int, str]:
+    """Return the text of the surest answer over all windows of each sample, "" if there is none."""
+    texts = {}
+    for sample, windows in by_sample(answers).items():
+        _, tokens = max(windows, key=lambda answer: answer[0])
+        texts[sample] = tokenizer.decode(tokens).strip()
+    return texts
+
+
+def answer_metrics(
+    data: LabelledSet, answers: Iterable[WindowAnswer], tokenizer: Tokenizer
+) -> Logs:
+    """Return F1 and EM of ReCoRD, their mean first and as "score"."""
+    from metaseq_lm.evaluation.benchmarks import answer_scores
+
+    texts = best_answers(answers, tokenizer)
+    metrics = answer_scores(list(texts.values()), chosen_rows(data, list(texts)))
+    return {"score": next(iter(metrics.values())), **metrics}
+
+
+def answer_rows(
+    data: LabelledSet, answers: Iterable[WindowAnswer], tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
+    """Return "index", "gold" (a list; None in a split without labels) and "predicted" of each sample."""
+    texts = best_answers(answers, tokenizer)
+    rows = chosen_rows(data, list(texts)) or [{}] * len(texts)
+    return [
+        {"index": sample, "gold": row.get("answers"), "predicted": text}
+        for (sample, text), row in zip(texts.items(), rows)
+    ]
+
+
+def record_file(data: LabelledSet, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return the file of answers that SuperGLUE's leaderboard takes for a test split of ReCoRD."""
+    if split.partition("_")[0] in ("train", "valid") or data.rows is None or not data.benchmark:
+        return {}
+    lines = [{"idx": data.rows[row["index"]]["idx"], "label": row["predicted"]} for row in rows]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    return {leaderboard_file(data.benchmark, split): text}

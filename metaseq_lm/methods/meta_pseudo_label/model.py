@@ -1,10 +1,12 @@
 """Student and teacher: encoders of equal size (paper section 3, appendix A).
 
-The student has one head, tied to its embedding. The teacher has two untied ones on one encoder: "x"
-for the input it invents, "y" for the target. Virtual models and steps are functions of a vector of weights.
+The student has one head, tied to its embedding. The teacher has one encoder with two untied heads:
+"x" for the input that it generates, "y" for the target. Virtual models and steps are functions of a
+vector of weights.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from omegaconf import DictConfig
@@ -31,16 +33,12 @@ def build_pair(config: DictConfig, vocabulary: Vocabulary) -> nn.ModuleDict:
 
 def student_of(model: nn.Module) -> TransformerLM:
     """Return the student of a pair."""
-    student = model.get_submodule("student")
-    assert isinstance(student, TransformerLM)
-    return student
+    return cast(TransformerLM, model.get_submodule("student"))
 
 
 def teacher_of(model: nn.Module) -> TransformerLM:
     """Return the teacher of a pair."""
-    teacher = model.get_submodule("teacher")
-    assert isinstance(teacher, TransformerLM)
-    return teacher
+    return cast(TransformerLM, model.get_submodule("teacher"))
 
 
 class VirtualModel:
@@ -82,7 +80,7 @@ class VirtualModel:
 # Optimizer steps as pure functions of vectors, for the virtual steps. All are elementwise and
 # differentiable, so that the transpose of a step is one autograd call on vectors.
 
-INSTEAD = "criterion.pretrain_step=sgd (soft labels), criterion.reward_decay=true (hard)"
+INSTEAD = "criterion.pretrain_step=sgd (soft labels), criterion.fidelity=authors (hard)"
 
 
 @dataclass
@@ -99,10 +97,7 @@ class Moments:
 
 
 def moments_of(optimizer: Optimizer) -> Moments:
-    """Return copies of an AdamW optimizer's moments as vectors (P,), and its present rate.
-
-    Raises UsageError for another optimizer, and for one with several rates.
-    """
+    """Return copies of an AdamW optimizer's moments as vectors (P,); errors as in `decoupled_decay`."""
     weight_decay = decoupled_decay(optimizer)
 
     def flat(name: str) -> Tensor:
@@ -121,7 +116,7 @@ def moments_of(optimizer: Optimizer) -> Moments:
 
 
 def decoupled_decay(optimizer: Optimizer) -> Tensor | float:
-    """Return the weight decay of an AdamW optimizer: one for all parameters, or of each, (P,).
+    """Return the weight decay of an AdamW optimizer, one number or one for each parameter (P,).
 
     Raises UsageError for another optimizer, and for one with several rates.
     """
@@ -154,15 +149,12 @@ def adamw(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Moment
     step = moments.step + 1
     first = beta1 * moments.first + (1 - beta1) * grad
     second = beta2 * moments.second + (1 - beta2) * grad * grad
-    moved = second > 0
-    root = torch.where(moved, torch.where(moved, second, 1.0).sqrt(), 0.0)
+    positive = second > 0
+    root = torch.where(positive, torch.where(positive, second, 1.0).sqrt(), 0.0)
     denominator = root / (1 - beta2**step) ** 0.5 + moments.eps
     size = moments.lr / (1 - beta1**step)
     theta = theta * (1 - moments.lr * moments.weight_decay) - size * first / denominator
-    after = Moments(
-        first, second, step, moments.lr, moments.betas, moments.eps, moments.weight_decay
-    )
-    return theta, after
+    return theta, replace(moments, first=first, second=second, step=step)
 
 
 def sgd(theta: Tensor, grad: Tensor, lr: float) -> Tensor:

@@ -10,7 +10,10 @@ An update is C = batches_per_update micro-steps of B = batch_size samples each.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -18,30 +21,36 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Logs, ScoredBatch, Terms
+from metaseq_lm.core.batch import Logs, ScoredBatch, Terms, as_tensor
 from metaseq_lm.core.registry import register_task
+from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.data.streams import Sequential, Stream
+from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
-from metaseq_lm.methods.meta_pseudo_label.criterion import HardConfig, HardLabels, SoftLabels
+from metaseq_lm.methods.meta_pseudo_label.criterion import (
+    HardConfig,
+    HardLabels,
+    SoftLabels,
+    teacher_logits,
+)
 from metaseq_lm.methods.meta_pseudo_label.episodes import (
     MLM,
+    UNLABELLED,
     Labelled,
     MetaPseudoLabelConfig,
     Unlabelled,
     UnlabelledBatch,
     copies_of,
     labelled_sets,
-    leaf,
     masked_rows,
-    merged,
     micro_step_of,
     pseudo_batch,
     streams,
@@ -56,7 +65,7 @@ from metaseq_lm.methods.meta_pseudo_label.model import (
     student_of,
     teacher_of,
 )
-from metaseq_lm.methods.meta_pseudo_label.pairs import pair_of, texts_of, written
+from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.tasks import Batches, Passes, Scored, Task
 from metaseq_lm.tasks.finetuning import different_sets
@@ -111,10 +120,10 @@ class MetaPseudoLabelTask(Task):
             order = Sequential(count, options.batch_size * options.batches_per_update)
             rows, lengths = partial(masked_rows, unlabelled), unlabelled.corpus.row_lengths
             return {split: Stream(split, order, rows, seed, lengths)}
-        wanted = options.include_mlm_task
-        if wanted is None:
-            wanted = isinstance(self.criterion, SoftLabels)
-        mlm = unlabelled if wanted else None
+        include_mlm = options.include_mlm_task
+        if include_mlm is None:
+            include_mlm = isinstance(self.criterion, SoftLabels)
+        mlm = unlabelled if include_mlm else None
         sets = labelled_sets(self.data, split, self.vocabulary, options)
         labelled = Labelled(sets, mlm, options.samples_per_task, seed, options.mlm_label_mask)
         return streams(unlabelled, labelled, options.batches_per_update, options.batch_size)
@@ -149,7 +158,7 @@ class MetaPseudoLabelTask(Task):
         (batch,) = engine.to_device([texts])
         make = partial(pair_of, self.criterion, teacher_of(model))
         (pair,) = engine.map(make, [batch], rng_key="pairs")
-        return written(batch, pair, load_tokenizer(self.data))
+        return format_pairs(batch, pair, load_tokenizer(self.data))
 
     # ---------------------------------------------------------------- updates
 
@@ -157,13 +166,13 @@ class MetaPseudoLabelTask(Task):
         return self.kinds()[-1 if self.reward_due(update) else 0][1]
 
     def kinds(self) -> Kinds:
-        wanted = {"unlabelled": 1, "support": 1, "query": 1}
+        batches = {"unlabelled": 1, "support": 1, "query": 1}
         if not isinstance(self.criterion, MaskedLM):
-            return [(1.0, wanted)]
+            return [(1.0, batches)]
         samples = self.config.batch_size * self.config.batches_per_update
         share = min(1.0, samples / (self.config.reward_interval or math.inf))
-        plain = (1 - share, wanted | {"support": 0, "query": 0})
-        return [kind for kind in (plain, (share, wanted)) if kind[0]]
+        without_reward = (1 - share, batches | {"support": 0, "query": 0})
+        return [kind for kind in (without_reward, (share, batches)) if kind[0]]
 
     def reward_due(self, update: int) -> bool:
         """Return whether masked_lm logs its reward at this update."""
@@ -199,6 +208,7 @@ class MetaPseudoLabelTask(Task):
         pairs = engine.map(partial(criterion.sample, teacher), unlabelled, rng_key="teacher")
         logs: Logs = {}
         rewards, micro_steps = [], self.config.batches_per_update
+        one_step = criterion.config.fidelity == "paper"
         total: Vector = [None] * len(parameters)
         for micro_step in range(micro_steps):
             pseudo = [
@@ -210,22 +220,18 @@ class MetaPseudoLabelTask(Task):
             grads, pseudo_logs = engine.gradients(
                 partial(losses.labelled, student), pseudo, parameters
             )
-            if criterion.config.accumulate_student:
-                total = vectors.add(total, grads, 1 / micro_steps)
-                with engine.restoring("student"):
-                    moved = engine.step("student", grads)
-                    earned = self.reward(
-                        engine, student, criterion, origin if moved else before, batches, micro_step
-                    )
-            else:
-                moved = engine.step("student", grads)
-                with engine.restoring("student"):
-                    earned = self.reward(
-                        engine, student, criterion, origin if moved else before, batches, micro_step
-                    )
-            rewards.append(earned["reward"])
-            logs = merged(logs, {"pseudo": pseudo_logs["query"]} | earned, 1 / micro_steps)
-        if criterion.config.accumulate_student:
+            with ExitStack() as virtual:
+                if one_step:  # the step of a micro-step is only tried
+                    total = vectors.add(total, grads, 1 / micro_steps)
+                    virtual.enter_context(engine.restoring("student"))
+                if not engine.step("student", grads):
+                    origin = before
+                if not one_step:
+                    virtual.enter_context(engine.restoring("student"))
+                reward_logs = self.reward(engine, student, criterion, origin, batches, micro_step)
+            rewards.append(reward_logs["reward"])
+            logs = add_logs(logs, {"pseudo": pseudo_logs["query"]} | reward_logs, 1 / micro_steps)
+        if one_step:
             engine.step("student", total)
         sampled = [
             batch.replace(sampled_x=x, sampled_y=y) for batch, (x, y) in zip(unlabelled, pairs)
@@ -287,7 +293,7 @@ class MetaPseudoLabelTask(Task):
             }
             part_meta, grad0, part_logs = self.unroll(engine, model, student, part)
             meta, total = vectors.add(meta, part_meta), total + grad0.sum(0)
-            logs = merged(logs, part_logs, (chosen.stop - chosen.start) / copies)
+            logs = add_logs(logs, part_logs, (chosen.stop - chosen.start) / copies)
         auxiliary, auxiliary_logs = engine.gradients(
             lambda batch: losses.auxiliary(teacher_of(model), batch, self.mlm_token),
             batches["unlabelled"][0],
@@ -304,7 +310,8 @@ class MetaPseudoLabelTask(Task):
         """Two virtual student steps per micro-step, the query loss, and back through both steps.
 
         Returns the meta gradient of the teacher, the pseudo gradients (C, P) of the student, the logs.
-        Passes have numbered draws, so that a micro-step's noise does not follow from its company.
+        Passes have numbered random streams, so that the noise of a micro-step does not depend on the
+        micro-steps that are computed beside it.
         """
         criterion, teacher = self.criterion, teacher_of(model)
         assert isinstance(criterion, SoftLabels)
@@ -369,7 +376,7 @@ class MetaPseudoLabelTask(Task):
     ) -> tuple[Tensor, Moments | None]:
         """Return the virtual student after its step on the pairs, differentiable in `grad` (C, P)."""
         assert isinstance(self.criterion, SoftLabels)
-        if not self.criterion.config.divide_virtual:
+        if self.criterion.config.fidelity == "paper":
             grad = grad * self.config.batches_per_update
         if self.criterion.config.pretrain_step == "sgd":
             return sgd(theta, grad, self.criterion.config.inner_lr), None
@@ -382,3 +389,70 @@ class MetaPseudoLabelTask(Task):
             return sgd(theta, grad, self.criterion.config.inner_lr)
         assert moments is not None
         return adamw(theta, grad, moments)[0]
+
+
+def leaf(tensor: Tensor | None) -> Tensor:
+    """Return `tensor` detached from its graph, as a leaf that requires a gradient."""
+    assert tensor is not None
+    return tensor.detach().requires_grad_()
+
+
+def add_logs(total: Logs, part: Logs, weight: float) -> Logs:
+    """Return total + weight * part, name by name."""
+    return {name: total.get(name, 0.0) + weight * value for name, value in part.items()}
+
+
+# ------------------------------------------------------------------------ pairs as text (tables 1 and 3)
+
+
+def texts_of(corpus: Corpus, count: int) -> UnlabelledBatch:
+    """Return `count` texts spread evenly over a corpus as a micro-step (1, N, S)."""
+    chosen = np.unique(np.linspace(0, len(corpus) - 1, count).round().astype(np.int64))
+    original, lengths = corpus.rows(chosen, cls=UNLABELLED)
+    padding = np.arange(original.shape[1]) >= lengths[:, None]
+    return UnlabelledBatch(
+        tokens=as_tensor(original[None]),
+        padding=as_tensor(padding[None]),
+        original=as_tensor(original[None]),
+        rows=np.arange(len(chosen), dtype=np.uint64),
+    )
+
+
+@torch.no_grad()
+def pair_of(
+    criterion: Criterion, teacher: TransformerLM, batch: UnlabelledBatch
+) -> tuple[Tensor, Tensor]:
+    """Return the teacher's pair (1, N, S) each: a sample (hard), or the likeliest tokens (soft)."""
+    if isinstance(criterion, HardLabels):
+        return criterion.sample(teacher, batch)
+    x, y = (scores.argmax(-1) for scores in teacher_logits(teacher, batch))
+    fixed = isinstance(criterion, SoftLabels) and criterion.config.fixed_y
+    return x, batch.original if fixed else y
+
+
+def format_pairs(
+    batch: UnlabelledBatch, pair: tuple[Tensor, Tensor], tokenizer: Tokenizer
+) -> list[str]:
+    """Return three lines for each text: x, the teacher's input x̂ and its target ŷ."""
+    assert batch.padding is not None
+    named = zip(("x", "x\u0302", "y\u0302"), (batch.original, *pair))
+    texts = [(name, tokens[0]) for name, tokens in named]
+    return [
+        "\n".join(
+            f"{name}  {readable(tokens[row, ~padding].tolist(), tokenizer)}"
+            for name, tokens in texts
+        )
+        for row, padding in enumerate(batch.padding[0])
+    ]
+
+
+def readable(tokens: Iterable[int], tokenizer: Tokenizer) -> str:
+    """Return tokens as text on one line, special symbols by name."""
+    vocabulary = tokenizer.vocabulary
+    parts = []
+    for special, run in groupby(tokens, key=lambda token: token in vocabulary.unwritten):
+        if special:
+            parts += [vocabulary.symbols[token] for token in run]
+        else:
+            parts += tokenizer.decode(run).split()
+    return " ".join(parts)

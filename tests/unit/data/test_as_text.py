@@ -193,17 +193,15 @@ def test_label_tokens(corpus, tmp_path, task):
     assert (targets[0][len(row) :] == -1).all()
 
 
-def test_the_author_gives_cb_the_token_of_copa(corpus, tmp_path):
+def test_class_one_has_the_task_token(corpus, tmp_path):
     row = {**ROWS["CB"], "label": "entailment"}
     _, folder = make(corpus, tmp_path, "CB", {"train.jsonl": [row]})
     vocabulary = Vocabulary.load(corpus / "dict.txt")
-    for class_token, wanted in ((-1, "[CLS3]"), (4, "[CLS4]")):
-        data = TokenLabels(folder, "train", vocabulary, 3, 64, class_token=class_token)
-        tokens, _, targets = data.rows(np.arange(1))
-        assert vocabulary.symbols[tokens[0, 0]] == "[CLS3]"
-        assert {vocabulary.symbols[i] for i in targets[0]} == {wanted}
-        names = [vocabulary.symbols[i] for i in data.class_tokens]
-        assert names == ["[SEP]", wanted, "[MASK]"]
+    data = TokenLabels(folder, "train", vocabulary, 3, 64)
+    tokens, _, targets = data.rows(np.arange(1))
+    assert vocabulary.symbols[tokens[0, 0]] == "[CLS3]"
+    assert {vocabulary.symbols[i] for i in targets[0]} == {"[CLS3]"}
+    assert [vocabulary.symbols[i] for i in data.class_tokens] == ["[SEP]", "[CLS3]", "[MASK]"]
 
 
 def test_the_test_split_has_no_labels(corpus, tmp_path):

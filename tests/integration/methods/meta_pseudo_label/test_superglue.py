@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from meta_pseudo_bench import Bench
-from omegaconf import OmegaConf
 from sklearn.metrics import f1_score
 from superglue_data import MAKERS
 
@@ -18,8 +17,7 @@ from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Logs
 from metaseq_lm.evaluation.squad import exact_match, token_f1
-from metaseq_lm.methods.meta_pseudo_label.answers import best_runs
-from metaseq_lm.training.parts import build_task
+from metaseq_lm.methods.meta_pseudo_label.finetune import best_runs
 from metaseq_lm.training.run import TrainingRun
 
 LONG = "task.tokens_per_sample=20"
@@ -96,31 +94,6 @@ def test_classes(data: Path, task: str) -> None:
     names = bench.task.labelled("valid").data.label_names
     assert [row["predicted"] for row in rows] == [names[p] for p in predicted]
     assert metrics["labels"] == metrics["loss"] > 0
-
-
-def test_scores_by_the_width_of_the_batch(data: Path) -> None:
-    """As the author divides: here a row of any length by the longest window of the split."""
-    own, batch = (
-        bench_of(data, "CB", "seed=3", f"task.scored_width={width}") for width in ("row", "batch")
-    )
-    (_, rows), (_, found) = scored(own, "valid"), scored(batch, "valid")
-    lengths = batch.task.labelled("valid").longest
-    assert lengths.min() < lengths.max()
-    for row, other, length in zip(rows, found, lengths):
-        times = length / lengths.max()
-        assert other["scores"] == pytest.approx([s * times for s in row["scores"]], rel=1e-9)
-    again = scored(batch, "valid", micro_batch_size=3)[1]
-    for row, other in zip(found, again):
-        assert row["scores"] == pytest.approx(other["scores"], rel=1e-9)
-
-
-def test_a_run_from_before_the_option_of_the_width(data: Path) -> None:
-    """Its config lacks the key, and asking a config for a key that it lacks is an error."""
-    stored = OmegaConf.to_container(bench_of(data, "CB").config)
-    del stored["task"]["scored_width"]
-    config = OmegaConf.create(stored)
-    OmegaConf.set_struct(config, True)
-    assert build_task(config).config.scored_width == "row"
 
 
 def naive_answer(windows: list[torch.Tensor], sep: int) -> list[int]:
@@ -274,9 +247,7 @@ def test_labelled_windows_of_an_update(data: Path) -> None:
         "task.stride=5",
         "task.samples_per_task=1",
     ]
-    bench = Bench(
-        data, "soft", *options, "task.include_mlm_task=false", "task.class_tokens=[2,4,4]"
-    )
+    bench = Bench(data, "soft", *options, "task.include_mlm_task=false")
     sets = bench.task.build_streams("train")["support"].collate.func.sets
     known = []
     for data_set in sets:
@@ -287,8 +258,6 @@ def test_labelled_windows_of_an_update(data: Path) -> None:
                 for t, n, y in zip(tokens.tolist(), lengths, targets.tolist())
             }
         )
-    cb = {t for _, y in known[1] for t in y}
-    assert cb == {2, 7, 1}, "class 1 of CB is [CLS4] here, though its task token is [CLS3]"
     seen: set[int] = set()
     for update in range(30):
         for name in ("support", "query"):
@@ -323,7 +292,6 @@ def test_sets_keep_their_task_tokens(data: Path) -> None:
 @pytest.mark.parametrize(
     "option, words",
     [
-        ("class_tokens=[2,3]", "class_tokens has 2 entries for 1 labelled sets"),
         ("task_tokens=[2,3]", "task_tokens has 2 entries for 1 labelled sets"),
         ("task_tokens=[1]", "needs its own number, 2 or more"),
         ("task_tokens=[30]", "30 task tokens, \\[CLS30\\] is not one of them"),

@@ -8,7 +8,7 @@ import torch
 from meta_pseudo_bench import Bench
 
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.methods.meta_pseudo_label.pairs import pair_of, readable, texts_of
+from metaseq_lm.methods.meta_pseudo_label.task import pair_of, readable, texts_of
 from metaseq_lm.training.run import TrainingRun
 
 

@@ -10,7 +10,7 @@ from meta_pseudo_bench import Bench
 
 from metaseq_lm.data.labelled.token_labels import TokenLabelBatch, TokenLabels
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.methods.meta_pseudo_label.answers import class_scores
+from metaseq_lm.methods.meta_pseudo_label.finetune import class_scores
 
 FULL = Shard(0, 1, 0)
 

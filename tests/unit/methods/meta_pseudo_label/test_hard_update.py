@@ -59,22 +59,14 @@ def test_update(ragged: Path, reward: str, inner_steps: int, trained: int, p: fl
 
 @pytest.mark.parametrize("trained", [0, 3])
 @pytest.mark.parametrize("reward", ["cosine", "dot"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["criterion.accumulate_student=true"],
-        ["criterion.reward_decay=false", "optimizer.weight_decay=0.5"],
-        ["criterion.accumulate_student=true", "criterion.reward_decay=false"],
-    ],
-    ids=["one step", "without decay", "both"],
-)
-def test_the_papers_update(ragged: Path, options: list[str], reward: str, trained: int) -> None:
+@pytest.mark.parametrize("decay", [0.01, 0.5])
+def test_the_papers_update(ragged: Path, decay: float, reward: str, trained: int) -> None:
+    options = ["criterion.fidelity=paper", f"optimizer.weight_decay={decay}"]
     bench = Bench(ragged, "hard", *SMALL, f"criterion.reward={reward}", *options, *dropout(0.1))
     for update in range(trained):
         bench.update(update)
     check(bench, trained)
-    copies = 1 if bench.config.criterion.accumulate_student else 2
-    assert bench.engine.optimizers["student"].updates == trained * copies
+    assert bench.engine.optimizers["student"].updates == trained
 
 
 def test_update_as_configured(even: Path) -> None:
@@ -143,11 +135,11 @@ def test_a_reward_that_is_not_a_number_counts_nothing(even: Path) -> None:
     assert relative(still.gradient("teacher"), other.gradient("teacher")) < 1e-12
 
 
-@pytest.mark.parametrize("accumulate", [False, True])
-def test_a_refused_step_earns_nothing(even: Path, accumulate: bool) -> None:
+@pytest.mark.parametrize("fidelity", ["authors", "paper"])
+def test_a_refused_step_earns_nothing(even: Path, fidelity: str) -> None:
     """Weight decay that was not applied is no step either."""
-    options = ["criterion.reward_decay=false", f"criterion.accumulate_student={accumulate}"]
-    bench = Bench(even, "hard", *SMALL[:4], *options, "optimizer.weight_decay=0.5")
+    options = [f"criterion.fidelity={fidelity}", "optimizer.weight_decay=0.5"]
+    bench = Bench(even, "hard", *SMALL[:4], *options)
     bench.update(0)
     taken, step = watch(bench), bench.engine.step
     bench.engine.step = lambda name, grads: name != "student" and step(name, grads)
@@ -156,9 +148,9 @@ def test_a_refused_step_earns_nothing(even: Path, accumulate: bool) -> None:
 
 
 def test_only_adamws_decay_can_be_left_out(even: Path) -> None:
-    bench = Bench(even, "hard", *SMALL[:4], "criterion.reward_decay=false", "optimizer=sgd")
+    bench = Bench(even, "hard", *SMALL[:4], "criterion.fidelity=paper", "optimizer=sgd")
     with pytest.raises(
-        UsageError, match=r"optimizer=adamw.* FusedSGD.* criterion.reward_decay=true"
+        UsageError, match=r"optimizer=adamw.* FusedSGD.* criterion.fidelity=authors"
     ):
         bench.update(0)
 

@@ -24,8 +24,8 @@ STEPS = {
     "sgd, sgd": ["criterion.pretrain_step=sgd"],
     "adamw": ["criterion.inner_steps=0"],
     "sgd": ["criterion.pretrain_step=sgd", "criterion.inner_steps=0"],
-    "undivided adamw, sgd": ["criterion.divide_virtual=false"],
-    "undivided sgd": ["criterion.pretrain_step=sgd", "criterion.divide_virtual=false"],
+    "undivided adamw, sgd": ["criterion.fidelity=paper"],
+    "undivided sgd": ["criterion.pretrain_step=sgd", "criterion.fidelity=paper"],
 }
 
 
