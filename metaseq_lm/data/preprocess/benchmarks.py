@@ -93,9 +93,10 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
             expand = with_swapped
         return RowReader(file, _columns(benchmark, split, path), required, expand=expand)
 
-    details = {"doubled": doubled, "text_columns": list(benchmark.texts)}
-    details |= {"as_text": options.as_text is not None}
-    details |= {"spans": options.as_text} if options.as_text else {}
+    details: dict[str, Any] = {"doubled": doubled, "text_columns": list(benchmark.texts)}
+    details["as_text"] = options.as_text is not None
+    if options.as_text:
+        details["spans"] = options.as_text
     return LabelledPipeline(
         target,
         LabelledForm(labels or None, not labels, benchmark.form, name, details),
@@ -128,9 +129,10 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
     names = find_benchmark(name).files
     files: dict[str, list[Path]] = {}
     for split, file in names.items():
-        present = [p for s in ("", *OPENERS) if (p := source / f"{file}{s}").is_file()]
+        candidates = [source / f"{file}{suffix}" for suffix in ("", *OPENERS)]
+        present = next(filter(Path.is_file, candidates), None)
         if present:
-            files[split] = present[:1]
+            files[split] = [present]
         elif split not in OPTIONAL_SPLITS:
             print(f"{source}: no {file}, so there will be no {split} split", flush=True)
     if not files:

@@ -62,6 +62,7 @@ class CorpusOptions(TokenizerOptions):
     )
 
 
+@register_dataset_kind("corpus", CorpusOptions)
 class CorpusPipeline(Pipeline[Block, Encoded]):
     """Text in blocks, encoded in one or several processes.
 
@@ -153,9 +154,6 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
             f"{self.request.destdir}: {about['name']} with {about['vocab_size']:,} symbols, "
             f"{about['hash']}"
         )
-
-
-register_dataset_kind("corpus", CorpusOptions)(CorpusPipeline)
 
 
 class Progress:

@@ -5,13 +5,12 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import full_disk_message
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.labelled.files import Columns, Row, RowReader, Rows, is_json, may_lack_labels
@@ -138,24 +137,12 @@ class _Labels:
         return not missing
 
 
-@dataclass
-class EncodedRows:
-    """A batch of rows: ids end to end and sizes of each text column, spans int32 (6,) of each row."""
-
-    rows: list[Row]
-    columns: list[tuple[np.ndarray, np.ndarray]]
-    spans: list[np.ndarray]
+# Ids end to end and sizes of each text column of a batch of rows, and the spans of each row.
+EncodedRows = tuple[list[Row], list[tuple[np.ndarray, np.ndarray]], list[list[int]]]
 
 
 class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
-    """Rows of any source to a labelled set.
-
-    Args:
-        request: What to make, and where.
-        form: What kind of set it is.
-        open_rows: Returns the rows of a file of a split.
-        tokenizer: Encodes the texts.
-    """
+    """Rows of any source to a labelled set; `open_rows` returns the rows of a file of a split."""
 
     kind, unit = LABELLED, "rows"
 
@@ -182,9 +169,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         for path in split.sources:
             reader = self.open_rows(split.name, path)
             for row in reader:
-                counts["bad_utf8"] += row.bad
-                if row.bad and self.request.on_bad_utf8 == "skip":
-                    counts["skipped"] += 1
+                if self.skips(split, row.bad):
                     continue
                 columns = columns or len(row.texts)
                 if len(row.texts) != columns:
@@ -208,7 +193,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             encoded = [encode_texts(self.tokenizer, column) for column in texts]
             for _, sizes in encoded:
                 split.counts["no_tokens"] += int(np.count_nonzero(sizes == 0))
-            yield EncodedRows(rows, encoded, [])
+            yield rows, encoded, []
 
     def _encode_with_spans(self, batch: list[tuple[Path, Row]]) -> EncodedRows:
         ids: list[list[np.ndarray]] = [[] for _ in batch[0][1].texts]
@@ -217,7 +202,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             offsets = [self.tokenizer.encode_with_offsets(text) for text in row.texts]
             for column, (values, _, _) in zip(ids, offsets):
                 column.append(np.asarray(values, np.int64))
-            places = []
+            places: list[int] = []
             for column_number, start, end in row.spans:
                 _, starts, ends = offsets[column_number]
                 first, last = token_span(np.asarray(starts), np.asarray(ends), start, end)
@@ -227,39 +212,36 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                         f"(characters {start} to {end} of text {column_number + 1})"
                     )
                 places += [column_number, first, last]
-            spans.append(np.array(places, np.int32))
+            spans.append(places)
         sizes = [np.array(list(map(len, column)), np.int64) for column in ids]
         columns = [(np.concatenate(column), size) for column, size in zip(ids, sizes)]
-        return EncodedRows([row for _, row in batch], columns, spans)
+        return [row for _, row in batch], columns, spans
 
     def write(self, split: Split, encoded: Iterator[EncodedRows]) -> None:
         with contextlib.ExitStack() as stack:
-            writers: dict[str, IndexedWriter] = {}
-            facts: IO[bytes] | None = None
-            for batch in encoded:
+            writers: list[IndexedWriter] = []
+            span_writer = append_facts = None
+            for rows, columns, spans in encoded:
                 if not writers:
-                    for i in range(len(batch.columns)):
-                        writers[input_name(split.name, i)] = self._writer(split, stack, i)
+                    for i in range(len(columns)):
+                        name, dtype = input_name(split.name, i), self.tokenizer.dtype
+                        writers.append(self.open_writer(stack, split, name, dtype))
                     if self.form.form in WITH_PLACES:
-                        spans = IndexedWriter(self.folder / spans_name(split.name), np.int32)
-                        writers[spans_name(split.name)] = stack.enter_context(spans)
-                    if batch.rows[0].facts is not None:
-                        path = self.folder / rows_name(split.name)
-                        facts = stack.enter_context(open(path, "wb"))
-                        split.files.append(path.name)
-                for i, (values, sizes) in enumerate(batch.columns):
-                    writers[input_name(split.name, i)].extend(values, sizes)
-                for places in batch.spans:
-                    writers[spans_name(split.name)].add(places)
-                if facts is not None:
-                    _write_facts(facts, self.folder / rows_name(split.name), batch.rows)
-            split.files += [f"{name}.{suffix}" for name in writers for suffix in ("bin", "idx")]
-            tokens = [w.tokens for name, w in writers.items() if name != spans_name(split.name)]
-            split.counts["tokens"] = tokens
-
-    def _writer(self, split: Split, stack: contextlib.ExitStack, column: int) -> IndexedWriter:
-        prefix = self.folder / input_name(split.name, column)
-        return stack.enter_context(IndexedWriter(prefix, self.tokenizer.dtype))
+                        name = spans_name(split.name)
+                        span_writer = self.open_writer(stack, split, name, np.int32)
+                    if rows[0].facts is not None:
+                        append_facts = self.open_text(stack, split, rows_name(split.name))
+                for writer, (values, sizes) in zip(writers, columns):
+                    writer.extend(values, sizes)
+                if span_writer is not None:
+                    for places in spans:
+                        span_writer.add(np.array(places, np.int32))
+                if append_facts is not None:
+                    facts = (
+                        json.dumps(row.facts, ensure_ascii=False, sort_keys=True) for row in rows
+                    )
+                    append_facts("".join(f"{line}\n" for line in facts))
+            split.counts["tokens"] = [writer.tokens for writer in writers]
 
     def nothing(self, split: Split) -> str:
         counts = split.counts
@@ -269,16 +251,15 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         )
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
-        inputs = {split.name: len(split.counts["tokens"]) for split in splits}
+        n_columns = {split.name: len(split.counts["tokens"]) for split in splits}
         if not self.form.regression and self._classes is None:
-            seen = {str(label) for label in self._labels[TRAIN].values}
-            self._classes = sorted_labels(seen)
-        if len(set(inputs.values())) != 1:
-            words = ", ".join(f"{split} has {count}" for split, count in inputs.items())
+            self._classes = sorted_labels({str(label) for label in self._labels[TRAIN].values})
+        if len(set(n_columns.values())) != 1:
+            listed = ", ".join(f"{split} has {count}" for split, count in n_columns.items())
             raise MetaseqError(
-                f"{self.request.destdir}: the splits differ in the number of text columns: {words}"
+                f"{self.request.destdir}: the splits differ in the number of text columns: {listed}"
             )
-        count = next(iter(inputs.values()))
+        count = n_columns[splits[0].name]
         for split in splits:
             self._write_labels(split)
         return {
@@ -297,27 +278,24 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         if classes is None:
             values = np.array(labels.values, np.float64)
         else:
-            number = {label: i for i, label in enumerate(classes)}
+            numbers = {label: i for i, label in enumerate(classes)}
             for (path, line), label in zip(labels.places, labels.values):
-                if label not in number:
+                if label not in numbers:
                     raise MetaseqError(
                         f"{path}:{line}: label {label!r} is not one of {', '.join(classes)}."
                         f"{nearest(str(label), classes)} The classes are those of the train split "
                         "unless --labels or --benchmark gives them."
                     )
-            values = np.array([number[str(label)] for label in labels.values], np.int32)
-        name = label_name(split.name)
-        with IndexedWriter(self.folder / name, values.dtype) as writer:
+            values = np.array([numbers[str(label)] for label in labels.values], np.int32)
+        with contextlib.ExitStack() as stack:
+            writer = self.open_writer(stack, split, label_name(split.name), values.dtype)
             writer.extend(values, np.ones(len(values), np.int64))
-        split.files += [f"{name}.{suffix}" for suffix in ("bin", "idx")]
 
     def summary(self, split: Split) -> str:
         counts, labels = split.counts, self._labels[split.name]
         tokens = " + ".join(f"{number:,}" for number in counts["tokens"])
-        text = f"{split.name}: {counts['rows']:,} rows, {tokens} tokens"
-        for name, count in counts.items():
-            if count and name not in ("rows", "tokens"):
-                text += f", {count:,} {name}"
+        parts = [f"{counts['rows']:,} rows", f"{tokens} tokens"]
+        text = f"{split.name}: {', '.join(parts + split.other_counts('rows', 'tokens'))}"
         if not labels.complete:
             return f"{text}; no labels"
         if self._classes is None:
@@ -332,11 +310,3 @@ def sorted_labels(labels: set[str]) -> list[str]:
     if all(label.isascii() and label.removeprefix("-").isdigit() for label in labels):
         return sorted(labels, key=lambda label: (int(label), label))
     return sorted(labels)
-
-
-def _write_facts(file: IO[bytes], path: Path, rows: list[Row]) -> None:
-    lines = (json.dumps(row.facts, ensure_ascii=False, sort_keys=True) + "\n" for row in rows)
-    data = "".join(lines).encode("utf-8")
-    with full_disk_message(path, lambda: len(data)):
-        file.write(data)
-        file.flush()

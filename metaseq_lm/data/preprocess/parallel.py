@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +12,6 @@ import numpy as np
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import full_disk_message
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.parallel.sets import (
     PARALLEL,
@@ -33,13 +31,13 @@ from metaseq_lm.data.preprocess.pipeline import (
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
-from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.storage.text_files import OPENERS
 from metaseq_lm.data.tokenizers.base import Tokenizer
 
 BATCH = 1024
 MAY_BE_EMPTY = (TRAIN, UNLABELLED)
+MAIN_COUNTS = ("rows", "tokens", "unknown")
 # Words that occur less often are unknown; of the target as in Clark 2021, section 4.3.1.
 MIN_WORD_FREQUENCY = {SOURCE: 2, TARGET: 6}
 
@@ -73,14 +71,11 @@ class ParallelOptions(TokenizerOptions):
     )
 
 
-@dataclass
-class EncodedPairs:
-    """A batch of texts: ids end to end and sizes of each side, and the texts of the last side."""
-
-    sides: list[tuple[np.ndarray, np.ndarray]]
-    targets: list[str]
+# Of a batch: ids end to end and sizes of each side, and the texts of the last side.
+EncodedPairs = tuple[list[tuple[np.ndarray, np.ndarray]], list[str]]
 
 
+@register_dataset_kind("parallel", ParallelOptions)
 class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
     """Two line-aligned files for each split; the sources of a request are what stands before .LANGUAGE."""
 
@@ -96,16 +91,16 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
         self._first_empty: dict[str, str] = {}
 
     def input_files(self) -> Iterable[Path]:
-        one, other = self.options.source_lang, self.options.target_lang
+        source, target = self.options.source_lang, self.options.target_lang
         splits = self.request.splits
-        if one == other:
-            raise UsageError(f"--source-lang and --target-lang are both {one!r}")
+        if source == target:
+            raise UsageError(f"--source-lang and --target-lang are both {source!r}")
         if TRAIN not in splits:
             raise UsageError("parallel text needs --trainpref; its vocabularies come from there")
         if UNLABELLED in splits:
             raise UsageError(f"--split {UNLABELLED}=...: that name is kept for --unlabelled")
         self._pairs = {
-            split: [(find_side(prefix, one), find_side(prefix, other)) for prefix in prefixes]
+            split: [(find_side(prefix, source), find_side(prefix, target)) for prefix in prefixes]
             for split, prefixes in splits.items()
         }
         aligned = [path for pairs in self._pairs.values() for pair in pairs for path in pair]
@@ -114,24 +109,22 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
     def prepare(self) -> dict[str, Any]:
         """Train the tokenizer of each side; the manifest names the source's, with the hash of both."""
         options = self.options
-        for place, side in enumerate(SIDES):
-            corpus = [pair[place] for pair in self._pairs[TRAIN]]
+        for column, side in enumerate(SIDES):
+            corpus = [pair[column] for pair in self._pairs[TRAIN]]
             if side == SOURCE:
                 corpus += options.unlabelled
-            least = getattr(options, f"{side}_min_frequency")
-            if least is None:
-                least = MIN_WORD_FREQUENCY[side] if options.tokenizer == "word" else 1
-            self.tokenizers[side] = options.train(
-                list(map(self.request.text_file, corpus)), least, task_tokens=1
-            )
+            min_frequency = getattr(options, f"{side}_min_frequency")
+            if min_frequency is None:
+                min_frequency = MIN_WORD_FREQUENCY[side] if options.tokenizer == "word" else 1
+            files = list(map(self.request.text_file, corpus))
+            self.tokenizers[side] = options.train(files, min_frequency, task_tokens=1)
         hashes = "".join(self.tokenizers[side].fingerprint for side in SIDES)
         joined = hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()
         return {**describe_tokenizer(self.tokenizers[SOURCE]), "hash": joined}
 
     def splits(self) -> Iterable[Split]:
-        extra = (
-            [Split(UNLABELLED, list(self.options.unlabelled))] if self.options.unlabelled else []
-        )
+        unlabelled = self.options.unlabelled
+        extra = [Split(UNLABELLED, list(unlabelled))] if unlabelled else []
         return [*super().splits(), *extra]
 
     def read(self, split: Split) -> Iterator[list[str]]:
@@ -140,20 +133,17 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
         return self._aligned_lines(split)
 
     def _source_lines(self, split: Split) -> Iterator[list[str]]:
-        counts = split.counts
         for path in split.sources:
             for _, text, bad in self.request.text_file(path).lines():
-                counts["bad_utf8"] += bad
-                if bad and self.request.on_bad_utf8 == "skip":
-                    counts["skipped"] += 1
-                elif not text.strip():
-                    counts["empty"] += 1
-                else:
+                if self.skips(split, bad):
+                    continue
+                if text.strip():
                     yield [text.strip()]
+                else:
+                    split.counts["empty"] += 1
 
     def _aligned_lines(self, split: Split) -> Iterator[list[str]]:
         """Yield pairs; those with an empty side are counted where allowed, else a MetaseqError."""
-        counts = split.counts
         for pair in self._pairs[split.name]:
             sides = [self.request.text_file(path).lines() for path in pair]
             for number, lines in enumerate(zip_longest(*sides), 1):
@@ -164,81 +154,63 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
                         f"{number}; the lines of parallel files must belong together one by one"
                     )
                 texts = [text.strip() for _, text, _ in lines]
-                bad = any(bad for _, _, bad in lines)
-                counts["bad_utf8"] += bad
-                if bad and self.request.on_bad_utf8 == "skip":
-                    counts["skipped"] += 1
-                elif all(texts):
+                if self.skips(split, any(bad for _, _, bad in lines)):
+                    continue
+                if all(texts):
                     yield texts
-                else:
-                    place = f"{pair[texts.index('')]}:{number}"
-                    if split.name not in MAY_BE_EMPTY:
-                        raise MetaseqError(
-                            f"{place}: an empty line, which cannot be translated or compared with; take "
-                            "the pair out of both files"
-                        )
-                    counts["empty"] += 1
-                    self._first_empty.setdefault(split.name, place)
+                    continue
+                place = f"{pair[texts.index('')]}:{number}"
+                if split.name not in MAY_BE_EMPTY:
+                    raise MetaseqError(
+                        f"{place}: an empty line, which cannot be translated or compared with; take "
+                        "the pair out of both files"
+                    )
+                split.counts["empty"] += 1
+                self._first_empty.setdefault(split.name, place)
 
     def encode(self, split: Split, records: Iterator[list[str]]) -> Iterator[EncodedPairs]:
-        sides = SIDES[: 1 if split.name == UNLABELLED else 2]
         for batch in batches(records, BATCH):
             columns = [
                 encode_texts(self.tokenizers[side], texts)
-                for side, texts in zip(sides, zip(*batch))
+                for side, texts in zip(SIDES, zip(*batch))
             ]
-            yield EncodedPairs(columns, [texts[-1] for texts in batch])
+            yield columns, [texts[-1] for texts in batch]
 
     def write(self, split: Split, encoded: Iterator[EncodedPairs]) -> None:
         sides = SIDES[: 1 if split.name == UNLABELLED else 2]
-        names = [side_name(split.name, side) for side in sides]
         unknown, rows = dict.fromkeys(sides, 0), 0
-        path = self.folder / references_name(split.name)
         with contextlib.ExitStack() as stack:
-            writers = [
-                stack.enter_context(IndexedWriter(self.folder / name, self.tokenizers[side].dtype))
-                for name, side in zip(names, sides)
-            ]
+            writers = {}
+            for side in sides:
+                name, dtype = side_name(split.name, side), self.tokenizers[side].dtype
+                writers[side] = self.open_writer(stack, split, name, dtype)
             references = None
             if split.name not in MAY_BE_EMPTY:
-                references = stack.enter_context(open(path, "wb"))
-                split.files.append(path.name)
-            for batch in encoded:
-                rows += len(batch.targets)
-                for side, writer, (values, sizes) in zip(sides, writers, batch.sides):
+                references = self.open_text(stack, split, references_name(split.name))
+            for columns, targets in encoded:
+                rows += len(targets)
+                for (side, writer), (values, sizes) in zip(writers.items(), columns):
                     writer.extend(values, sizes)
                     unk = self.tokenizers[side].vocabulary.unk
                     unknown[side] += 0 if unk is None else int((values == unk).sum())
                 if references is not None:
-                    data = "".join(f"{text}\n" for text in batch.targets).encode("utf-8")
-                    with full_disk_message(path, partial(len, data)):
-                        references.write(data)
-                        references.flush()
-            tokens = {side: writer.tokens for side, writer in zip(sides, writers)}
-        split.files += [f"{name}.{ending}" for name in names for ending in ("bin", "idx")]
+                    references("".join(f"{text}\n" for text in targets))
+            tokens = {side: writer.tokens for side, writer in writers.items()}
         split.counts = {"rows": rows, "tokens": tokens, "unknown": unknown, **split.counts}
 
     def nothing(self, split: Split) -> str:
         paths = split.sources
         if split.name != UNLABELLED:
             paths = [path for pair in self._pairs[split.name] for path in pair]
-        dropped = [f"{number:,} {name}" for name, number in self._dropped(split).items()]
-        return (
-            f"{', '.join(map(str, paths))}: no sentences; lines passed over: "
-            f"{', '.join(dropped) or 'none'}"
-        )
-
-    @staticmethod
-    def _dropped(split: Split) -> dict[str, int]:
-        kept = ("rows", "tokens", "unknown")
-        return {name: n for name, n in split.counts.items() if n and name not in kept}
+        dropped = ", ".join(split.other_counts(*MAIN_COUNTS)) or "none"
+        return f"{', '.join(map(str, paths))}: no sentences; lines passed over: {dropped}"
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         for side, tokenizer in self.tokenizers.items():
             self.shared_files += tokenizer.save(self.folder, f"{side}.")
-        described = {side: describe_tokenizer(one) for side, one in self.tokenizers.items()}
         languages = {SOURCE: self.options.source_lang, TARGET: self.options.target_lang}
-        return {**languages, "tokenizers": described}
+        tokenizers = {side: describe_tokenizer(t) for side, t in self.tokenizers.items()}
+        return {**languages, "tokenizers": tokenizers}
 
     def summary(self, split: Split) -> str:
         counts = split.counts
@@ -246,21 +218,16 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
             f"{tokens:,} {side} tokens ({counts['unknown'][side]:,} unknown)"
             for side, tokens in counts["tokens"].items()
         ]
-        text = f"{split.name}: {counts['rows']:,} sentences, {', '.join(parts)}"
-        for name, count in self._dropped(split).items():
-            text += f", {count:,} {name}"
-            if name == "empty" and split.name in self._first_empty:
-                text += f" (the first at {self._first_empty[split.name]})"
-        return text
+        for count in split.other_counts(*MAIN_COUNTS):
+            first = self._first_empty.get(split.name) if count.endswith("empty") else None
+            parts.append(f"{count} (the first at {first})" if first else count)
+        return f"{split.name}: {counts['rows']:,} sentences, {', '.join(parts)}"
 
     def report(self, manifest: Manifest) -> str:
         return "\n".join(
             f"{self.request.destdir}: {side}: {about['name']} with {about['vocab_size']:,} symbols"
             for side, about in manifest.details["tokenizers"].items()
         )
-
-
-register_dataset_kind("parallel", ParallelOptions)(ParallelPipeline)
 
 
 def find_side(prefix: Path, language: str) -> Path:

@@ -6,18 +6,23 @@ dataclass of options declares its part of the command line; the object that it r
 common is done once, in `preprocess`.
 """
 
+import contextlib
 import re
 import types
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy.typing as npt
+
 from metaseq_lm.core.config import check_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import full_disk_message
 from metaseq_lm.core.registry import Entry, Registry
+from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.storage.staging import publish, staging
 from metaseq_lm.data.storage.text_files import TextFile, check_policy, check_text_file
@@ -95,6 +100,10 @@ class Split:
     def __str__(self) -> str:
         return ", ".join(map(str, self.sources))
 
+    def other_counts(self, *names: str) -> list[str]:
+        """Return "NUMBER NAME" of each count that is not zero, apart from `names`."""
+        return [f"{n:,} {name}" for name, n in self.counts.items() if n and name not in names]
+
 
 class Pipeline(Generic[Record, Encoded]):
     """Makes a dataset of one kind; `preprocess` calls the methods in the order they stand here.
@@ -145,6 +154,28 @@ class Pipeline(Generic[Record, Encoded]):
     def nothing(self, split: Split) -> str:
         """Return the complaint about a split without any `unit`."""
         return f"{split}: no {self.unit}"
+
+    def open_writer(
+        self, stack: contextlib.ExitStack, split: Split, name: str, dtype: npt.DTypeLike
+    ) -> IndexedWriter:
+        """Open the pair of files `name` of a split until the end of `stack`."""
+        split.files += [f"{name}.{suffix}" for suffix in ("bin", "idx")]
+        return stack.enter_context(IndexedWriter(self.folder / name, dtype))
+
+    def open_text(
+        self, stack: contextlib.ExitStack, split: Split, name: str
+    ) -> Callable[[str], None]:
+        """Open the text file `name` of a split; return the function that appends to it."""
+        split.files.append(name)
+        return stack.enter_context(_text_file(self.folder / name))
+
+    def skips(self, split: Split, bad: bool) -> bool:
+        """Count a record that held invalid UTF-8, if it did; return whether to leave it out."""
+        split.counts["bad_utf8"] += bad
+        if not bad or self.request.on_bad_utf8 != "skip":
+            return False
+        split.counts["skipped"] += 1
+        return True
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         """Write what depends on all splits; return the details of the manifest."""
@@ -208,6 +239,19 @@ def write_split(pipeline: Pipeline[Any, Any], split: Split) -> None:
         raise MetaseqError(pipeline.nothing(split))
 
 
+@contextlib.contextmanager
+def _text_file(path: Path) -> Iterator[Callable[[str], None]]:
+    with open(path, "wb") as file:
+
+        def append(text: str) -> None:
+            data = text.encode("utf-8")
+            with full_disk_message(path, lambda: len(data)):
+                file.write(data)
+                file.flush()
+
+        yield append
+
+
 def batches(records: Iterable[Record], size: int) -> Iterator[list[Record]]:
     """Yield lists of `size` records; the last one may be shorter."""
     iterator = iter(records)
@@ -223,14 +267,10 @@ def option_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def all_kinds() -> list[Entry[Any]]:
-    """Return the registered kinds, the default one first."""
-    return sorted(DATASET_KINDS.entries.values(), key=lambda entry: entry.name != DEFAULT_KIND)
-
-
-def options_class(entry: Entry[Any]) -> Any:
-    """Return the dataclass of the options of a kind."""
-    return entry.dataclass
+def all_kinds() -> dict[str, Any]:
+    """Return the dataclass of the options of each registered kind, the default one first."""
+    names = sorted(DATASET_KINDS.entries, key=lambda name: name != DEFAULT_KIND)
+    return {name: DATASET_KINDS.entries[name].dataclass for name in names}
 
 
 def add_arguments(parser: Any) -> None:
@@ -240,14 +280,12 @@ def add_arguments(parser: Any) -> None:
     field may hold `metavar`, `nargs`, `const` and `choices`. An option that is not given is None.
     """
     added: set[str] = set()
-    for entry in all_kinds():
-        hints = get_type_hints(entry.dataclass)
-        new = [item for item in fields(options_class(entry)) if item.metadata["help"]]
-        new = [item for item in new if item.name not in added]
-        if not new:
-            continue
-        group = parser.add_argument_group(options_class(entry).NOUN)
-        for item in new:
+    for kind in all_kinds().values():
+        hints = get_type_hints(kind)
+        group = parser.add_argument_group(kind.NOUN)
+        for item in fields(kind):
+            if item.name in added or not item.metadata["help"]:
+                continue
             added.add(item.name)
             hint, sequence = _value_type(hints[item.name])
             known = ("metavar", "nargs", "const", "choices")
@@ -275,44 +313,34 @@ def choose_kind(arguments: Mapping[str, Any]) -> tuple[Entry[Any], Any]:
     Raises:
         UsageError: Two kinds are selected, or an option is of another kind or out of its range.
     """
-    known = {entry.name: entry for entry in all_kinds()}
-    names = {name: _field_names(entry) for name, entry in known.items()}
-    passed = [name for name, value in arguments.items() if value is not None]
-    selected = [name for name in passed if name in known]
+    kinds = all_kinds()
+    items = {kind: {item.name: item for item in fields(cls)} for kind, cls in kinds.items()}
+    passed = {name: value for name, value in arguments.items() if value is not None}
+    selected = [name for name in passed if name in kinds]
     # --labelled also names the set of a benchmark.
-    selected = [
-        n for n in selected if not any(n in names[other] for other in selected if other != n)
-    ]
+    selected = [n for n in selected if not any(n in items[o] for o in selected if o != n)]
     if len(selected) > 1:
         raise UsageError(f"{' and '.join(map(option_name, selected))} exclude each other")
-    chosen = known[selected[0] if selected else DEFAULT_KIND]
+    chosen = selected[0] if selected else DEFAULT_KIND
     for name in passed:
-        owners = [kind for kind in known if name in names[kind]]
-        if owners and chosen.name not in owners:
-            raise UsageError(_misplaced(name, owners, chosen if selected else None))
-    values = {name: arguments[name] for name in passed if name in names[chosen.name]}
-    return chosen, _make_options(options_class(chosen), values)
-
-
-def _field_names(entry: Entry[Any]) -> list[str]:
-    return [one.name for one in fields(options_class(entry))]
-
-
-def _misplaced(name: str, owners: list[str], chosen: Entry[Any] | None) -> str:
-    """Return the complaint about an option of other kinds than the one that is made."""
-    nouns, selectors = [], []
-    for kind in owners:
-        options = options_class(DATASET_KINDS.entry(kind))
-        nouns.append(options.NOUN)
-        for one in fields(options):
-            if one.name == kind:
-                metavar = one.metadata.get("metavar", "")
-                selectors.append(f"{option_name(kind)} {metavar}".rstrip())
-    option, where, remedy = option_name(name), _joined(nouns, "and"), _joined(selectors, "or")
-    if chosen is None:
-        return f"{option} only applies to {where}; give {remedy} as well"
-    remedy = f" ({remedy})" if remedy else ""
-    return f"{option} does not apply to {options_class(chosen).NOUN}, only to {where}{remedy}"
+        owners = [kind for kind in kinds if name in items[kind]]
+        if not owners or chosen in owners:
+            continue
+        selectors = [items[kind][kind] for kind in owners if kind in items[kind]]
+        flags = [
+            f"{option_name(item.name)} {item.metadata.get('metavar', '')}".rstrip()
+            for item in selectors
+        ]
+        nouns = _joined([kinds[kind].NOUN for kind in owners], "and")
+        option, remedy = option_name(name), _joined(flags, "or")
+        if not selected:
+            raise UsageError(f"{option} only applies to {nouns}; give {remedy} as well")
+        remedy = f" ({remedy})" if remedy else ""
+        raise UsageError(
+            f"{option} does not apply to {kinds[chosen].NOUN}, only to {nouns}{remedy}"
+        )
+    values = {name: value for name, value in passed.items() if name in items[chosen]}
+    return DATASET_KINDS.entries[chosen], _make_options(kinds[chosen], values)
 
 
 def _joined(words: list[str], conjunction: str) -> str:
@@ -324,14 +352,11 @@ def _make_options(kind: Any, values: dict[str, Any]) -> Any:
         for name in names.split() if other in values else ():
             if name in values:
                 raise UsageError(f"{option_name(name)} and {option_name(other)} exclude each other")
-    for name, hint in get_type_hints(kind).items():
-        if name in values:
-            value, (hint, sequence) = values[name], _value_type(hint)
-            if sequence:
-                parts = value.split(",") if isinstance(value, str) else value
-                values[name] = tuple(map(hint, parts))
-            else:
-                values[name] = hint(value)
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        hint, sequence = _value_type(hints[name])
+        parts = value.split(",") if sequence and isinstance(value, str) else value
+        values[name] = tuple(map(hint, parts)) if sequence else hint(value)
     options = kind(**values)
     check_options(kind, options, spelled=option_name)
     return options

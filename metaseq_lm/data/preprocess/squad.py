@@ -4,36 +4,24 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import full_disk_message
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.labelled.sets import rows_name
 from metaseq_lm.data.preprocess.pipeline import Pipeline, Request, Split
 from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
 from metaseq_lm.data.squad.files import VERSIONS, Paragraph, Question, SquadReader
 from metaseq_lm.data.squad.sets import PARTS, SQUAD
-from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer
 
 COUNTS = ("paragraphs", "questions", "impossible", "unrecoverable", "bad_utf8")
 
 
-@dataclass
-class EncodedParagraph:
-    """A paragraph with the tokens of its context and questions.
-
-    `spans` are the first and the last gold token of each question, (-1, -1) where there is none.
-    """
-
-    paragraph: Paragraph
-    context: Offsets
-    questions: list[list[int]]
-    spans: list[tuple[int, int]]
+# A paragraph, and the tokens of its context and of each question.
+EncodedParagraph = tuple[Paragraph, Offsets, list[list[int]]]
 
 
 class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
@@ -73,27 +61,23 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
         for paragraph in records:
             context = self.tokenizer.encode_with_offsets(paragraph.context)
             questions = self.tokenizer.encode_batch([q.text for q in paragraph.questions])
-            spans = [gold_tokens(q, paragraph.context, context) for q in paragraph.questions]
-            yield EncodedParagraph(paragraph, context, questions, spans)
+            yield paragraph, context, questions
 
     def write(self, split: Split, encoded: Iterator[EncodedParagraph]) -> None:
         tokens, int32, counts = self.tokenizer.dtype, np.dtype(np.int32), split.counts
-        rows_path = self.folder / rows_name(split.name)
         with contextlib.ExitStack() as stack:
             writers = [
-                stack.enter_context(IndexedWriter(self.folder / f"{split.name}.{part}", stored))
+                self.open_writer(stack, split, f"{split.name}.{part}", stored)
                 for part, stored in zip(PARTS, (tokens, int32, int32, tokens, int32))
             ]
-            stack.enter_context(full_disk_message(rows_path, lambda: rows_path.stat().st_size))
-            rows = stack.enter_context(open(rows_path, "w", encoding="utf-8"))
+            append_row = self.open_text(stack, split, rows_name(split.name))
             *context_writers, question_writer, span_writer = writers
-            for one in encoded:
-                for writer, values in zip(context_writers, one.context):
+            for paragraph, context, questions in encoded:
+                for writer, values in zip(context_writers, context):
                     writer.add(values)
                 texts = []
-                for question, ids, (first, last) in zip(
-                    one.paragraph.questions, one.questions, one.spans
-                ):
+                for question, ids in zip(paragraph.questions, questions):
+                    first, last = gold_tokens(question, paragraph.context, context)
                     question_writer.add(ids)
                     span_writer.add([counts["paragraphs"], first, last, question.impossible])
                     counts["questions"] += 1
@@ -103,11 +87,9 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
                         {"id": question.id, "question": question.text, "answers": question.answers}
                     )
                 counts["paragraphs"] += 1
-                row = {"context": one.paragraph.context, "questions": texts}
-                rows.write(json.dumps(row, ensure_ascii=False) + "\n")
+                row = {"context": paragraph.context, "questions": texts}
+                append_row(json.dumps(row, ensure_ascii=False) + "\n")
             counts["tokens"] = [writers[0].tokens, question_writer.tokens]
-        split.files = [f"{split.name}.{part}.{end}" for part in PARTS for end in ("bin", "idx")]
-        split.files.append(rows_path.name)
 
     def nothing(self, split: Split) -> str:
         return f"{split}: no questions in {split.counts['paragraphs']} paragraphs"
@@ -122,10 +104,8 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
             f"{split.name}: {counts['paragraphs']:,} paragraphs, {counts['questions']:,} questions, "
             f"{counts['impossible']:,} impossible, {tokens} tokens"
         )
-        if counts["unrecoverable"]:
-            text += (
-                f"; {counts['unrecoverable']:,} answers not found in their context (not trained on)"
-            )
+        if lost := counts["unrecoverable"]:
+            text += f"; {lost:,} answers not found in their context (not trained on)"
         if counts["bad_utf8"]:
             text += f"; {counts['bad_utf8']:,} lines with invalid UTF-8 (replaced)"
         return text

@@ -1,8 +1,8 @@
 """Tagged sets and treebanks: files in CoNLL columns or CoNLL-U, with the vocabulary of words of D."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,24 +11,8 @@ import numpy as np
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.preprocess.pipeline import (
-    TRAIN,
-    Pipeline,
-    Request,
-    Split,
-    batches,
-    register_dataset_kind,
-)
-from metaseq_lm.data.preprocess.words import (
-    BATCH,
-    EncodedSentences,
-    SentenceEncoder,
-    check_word_column,
-    describe_vocabulary,
-    summarise_sentences,
-    word_types,
-    write_sentences,
-)
+from metaseq_lm.data.preprocess.pipeline import TRAIN, Request, Split, register_dataset_kind
+from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline, check_word_column
 from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.storage.manifest import Manifest, classes_of
 from metaseq_lm.data.storage.text_files import TextFile
@@ -40,7 +24,7 @@ from metaseq_lm.data.words.columns import (
     is_conllu,
 )
 from metaseq_lm.data.words.conllu import ConlluReader, field_number
-from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap, words_reader
+from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap
 from metaseq_lm.data.words.sets import ROOT
 from metaseq_lm.data.words.tags import (
     SCHEMES,
@@ -129,97 +113,214 @@ class TreebankOptions(WordSetOptions):
     treebank: str = option("", "the files are dependency trees, written to D/NAME", metavar="NAME")
 
 
-@dataclass
-class _Content:
-    """The sentences of a split and what was counted on the way."""
-
-    sources: list[Path]
-    sentences: list[Sentence] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-
-
-class WordSetPipeline(Pipeline[Sentence, EncodedSentences]):
-    """Sentences with a tag, or a head and a relation, for each word.
+class WordSetPipeline(SentencePipeline[Sentence]):
+    """Sentences with labels for each word.
 
     All sentences are read first, as the classes depend on all splits.
     """
 
-    unit = "sentences"
-    encoder: SentenceEncoder
-
-    def __init__(self, options: TaggedOptions | TreebankOptions, request: Request) -> None:
-        trees = isinstance(options, TreebankOptions)
-        name = options.treebank if isinstance(options, TreebankOptions) else options.tagged
-        super().__init__(request.inside(name))
+    def __init__(self, name: str, options: WordSetOptions, request: Request) -> None:
+        super().__init__(request.inside(name), options.word_column)
         options.check(request.splits)
-        self.kind = "trees" if trees else "tags"  # type: ignore[misc]
         self.options = options
         self.data_folder = request.destdir
         self.vocabulary = WordVocabulary.load(self.data_folder)
         self.scheme = "none"
         self.labels: list[str] = []
         self.unseen: int | None = None  # the class of tags that train lacks
-        self._contents: dict[str, _Content] = {}
+        self._splits: dict[str, Split] = {}
+        self.sentences: dict[str, list[Sentence]] = {}
 
-    # ------------------------------------------------------------ sentences and classes
+    def open_file(self, path: Path) -> SentenceReader:
+        """Return the reader of a file, CoNLL-U or in columns by its name."""
+        raise NotImplementedError
+
+    def choose_labels(self) -> None:
+        """Take the classes of all sentences."""
+        raise NotImplementedError
 
     def prepare(self) -> dict[str, Any]:
         """Read all sentences and decide on the classes."""
         self._read_all()
         if self.options.hold_out:
             self._hold_out(self.options.hold_out)
-        if isinstance(self.options, TreebankOptions):
-            self._choose_relations()
-        else:
-            self._choose_tags(self.options)
+        self.choose_labels()
         if self.options.labels_from is not None:
             self._take_labels(self.options.labels_from)
-        return describe_vocabulary(self.vocabulary)
+        return self.describe_vocabulary()
 
     def _read_all(self) -> None:
-        options, open_file = self.options, self.request.text_file
+        overlap = evaluation_overlap(
+            self.options.drop_overlap_with, self.data_folder, self.labelled_reader
+        )
+        for split in super().splits():
+            sentences: list[Sentence] = []
+            for path in split.sources:
+                reader = self.open_file(path)
+                sentences += reader
+                split.counts.update(reader.counts)
+            if split.name == TRAIN and len(overlap):
+                n_sentences = len(sentences)
+                sentences = [s for s in sentences if s.words not in overlap]
+                split.counts["dropped_overlap"] = n_sentences - len(sentences)
+            if not sentences:
+                dropped = dropped_sentences(split.counts["dropped_overlap"])
+                raise MetaseqError(f"{split}: no sentences{dropped}")
+            self._splits[split.name], self.sentences[split.name] = split, sentences
 
-        def words_of(path: Path) -> SentenceReader:
-            return words_reader(open_file(path), options.word_column or 0)
-
-        overlap = evaluation_overlap(options.drop_overlap_with, self.data_folder, words_of)
-        for split, paths in self.request.splits.items():
-            content = self._contents[split] = _Content(paths)
-            for path in paths:
-                reader = sentence_reader(open_file(path), options)
-                content.sentences += reader
-                content.counts += reader.counts
-            if split == TRAIN and len(overlap):
-                kept = [s for s in content.sentences if s.words not in overlap]
-                content.counts["dropped_overlap"] = len(content.sentences) - len(kept)
-                content.sentences = kept
-            if not content.sentences:
-                dropped = dropped_sentences(content.counts["dropped_overlap"])
-                raise MetaseqError(f"{', '.join(map(str, paths))}: no sentences{dropped}")
-
-    def _hold_out(self, wanted: int) -> None:
+    def _hold_out(self, count: int) -> None:
         """Move random sentences of train, in their order, to a new split valid."""
-        train = self._contents[TRAIN]
-        count = len(train.sentences)
-        if wanted >= count:
-            raise UsageError(f"--hold-out {wanted}: train has {count} sentences")
+        train = self.sentences[TRAIN]
+        if count >= len(train):
+            raise UsageError(f"--hold-out {count}: train has {len(train)} sentences")
         seed = self.options.hold_out_seed or 0
-        order = random_streams.generator(seed, "hold out").permutation(count)
-        held = set(order[:wanted].tolist())
-        self._contents[VALID] = _Content(train.sources, [train.sentences[i] for i in sorted(held)])
-        train.sentences = [s for i, s in enumerate(train.sentences) if i not in held]
+        order = random_streams.generator(seed, "hold out").permutation(len(train))
+        chosen = set(order[:count].tolist())
+        self._splits[VALID] = Split(VALID, self._splits[TRAIN].sources)
+        self.sentences[VALID] = [s for i, s in enumerate(train) if i in chosen]
+        self.sentences[TRAIN] = [s for i, s in enumerate(train) if i not in chosen]
 
-    def _sentences(self) -> Iterator[Sentence]:
-        for content in self._contents.values():
-            yield from content.sentences
+    def all_sentences(self) -> Iterator[Sentence]:
+        """Yield the sentences of all splits."""
+        return chain.from_iterable(self.sentences.values())
 
-    def _choose_relations(self) -> None:
+    def _take_labels(self, folder: Path) -> None:
+        """Take the classes of an earlier set, and which of them stands for tags that it lacks."""
+        unknown = set(self.labels)
+        self.labels, self.unseen = classes_of(folder), Manifest.load(folder).details.get("unseen")
+        unknown -= set(self.labels)
+        if self.unseen is not None or not unknown:
+            return
+        for sentence in self.all_sentences():
+            for word, label in enumerate(sentence.labels):
+                if label in unknown:
+                    raise MetaseqError(
+                        f"{sentence.place(word)}: {label!r} is no class of {folder} (--labels-from); a "
+                        "model of that set cannot be scored on it"
+                    )
+
+    def splits(self) -> Iterable[Split]:
+        return self._splits.values()
+
+    def read(self, split: Split) -> Iterator[Sentence]:
+        return iter(self.sentences[split.name])
+
+    def encode_batch(self, batch: list[Sentence]) -> EncodedSentences:
+        columns, sizes = self.number_words([sentence.words for sentence in batch])
+        numbers: dict[str, int] = {label: i for i, label in enumerate(self.labels)}
+        labels = [numbers.get(label, self.unseen) for s in batch for label in s.labels]
+        return columns | {"labels": np.array(labels)}, sizes
+
+    def column_types(self) -> dict[str, np.dtype]:
+        return super().column_types() | {"labels": smallest_dtype(len(self.labels))}
+
+    def finish(self, splits: list[Split]) -> dict[str, Any]:
+        about = {"labels": self.labels, "scheme": self.scheme, "unseen": self.unseen}
+        return {**about, "spans": self.scheme != "none"}
+
+    def column_number(self, file: TextFile) -> int:
+        """Return the column of the labels of a file in columns."""
+        column = self.options.tag_column or "-1"
+        if not _is_number(column):
+            raise UsageError(
+                f"{file}: --tag-column {column} is for .conllu files; give a number, from 0, or "
+                "negative from the right"
+            )
+        return int(column)
+
+
+@register_dataset_kind("tagged", TaggedOptions)
+class TagsPipeline(WordSetPipeline):
+    """Sentences with a tag for each word."""
+
+    kind = "tags"
+    options: TaggedOptions
+
+    def __init__(self, options: TaggedOptions, request: Request) -> None:
+        super().__init__(options.tagged, options, request)
+
+    def open_file(self, path: Path) -> SentenceReader:
+        file, tag_field = self.request.text_file(path), self.options.tag_column
+        if not is_conllu(path):
+            return ColumnReader(
+                file, word_column=self.word_column, label_column=self.column_number(file)
+            )
+        if not tag_field or _is_number(tag_field):
+            raise UsageError(f"{file}: name the field of the tags, for example --tag-column upos")
+        return ConlluReader(file, label=field_number(tag_field), trees=False)
+
+    def choose_labels(self) -> None:
+        """Detect how the tags spell spans, turn spans into BIOES, take the classes."""
+        options = self.options
+        self.scheme = options.tag_scheme
+        if self.scheme == "auto":
+            try:
+                self.scheme = guess_scheme(sentence.labels for sentence in self.all_sentences())
+            except UsageError as error:
+                first = next(iter(self._splits.values())).sources[0]
+                raise UsageError(f"{first}: {error}") from error
+        if self.scheme != "none":
+            for sentences in self.sentences.values():
+                sentences[:] = map(self._to_bioes, sentences)
+            if options.unseen_tags == "one":
+                raise UsageError("--unseen-tags one is for tags of words, not for spans")
+        tags = {tag for sentence in self.all_sentences() for tag in sentence.labels}
+        if self.scheme != "none":
+            self.labels = bioes_names(tag[2:] for tag in tags if tag != "O")
+        elif options.unseen_tags == "own":
+            self.labels = sorted(tags)
+        else:
+            seen = {tag for sentence in self.sentences[TRAIN] for tag in sentence.labels}
+            self.labels, self.unseen = [*sorted(seen), UNSEEN], len(seen)
+
+    def _to_bioes(self, sentence: Sentence) -> Sentence:
+        try:
+            spans = read_spans(sentence.labels, self.scheme)
+        except TagError as error:
+            raise MetaseqError(
+                f"{sentence.place(error.word)}: tag {sentence.labels[error.word]!r}: {error} "
+                f"(--tag-scheme {self.scheme})"
+            ) from error
+        return replace(sentence, labels=bioes_tags(spans, len(sentence.words)))
+
+    def report(self, manifest: Manifest) -> str:
+        if self.scheme == "none":
+            return f"{len(self.labels)} tags of words: {', '.join(self.labels)}"
+        types = [label[2:] for label in self.labels[1::4]]
+        return (
+            f"spans read as {self.scheme}, stored as bioes, {len(types)} types: {', '.join(types)}"
+        )
+
+
+@register_dataset_kind("treebank", TreebankOptions)
+class TreesPipeline(WordSetPipeline):
+    """Sentences with a head and a relation for each word."""
+
+    kind = "trees"
+
+    def __init__(self, options: TreebankOptions, request: Request) -> None:
+        super().__init__(options.treebank, options, request)
+
+    def open_file(self, path: Path) -> SentenceReader:
+        file = self.request.text_file(path)
+        if not is_conllu(path):
+            return HeadColumnReader(
+                file, word_column=self.word_column, label_column=self.column_number(file)
+            )
+        if self.options.tag_column:
+            raise UsageError(
+                f"--tag-column {self.options.tag_column} does not apply to {file}: the relations of a "
+                "treebank in CoNLL-U are its field deprel"
+            )
+        return ConlluReader(file)
+
+    def choose_labels(self) -> None:
         """Take the relations of all sentences, root first.
 
         MetaseqError with the place unless the words with head 0, and no others, have the relation root.
         """
         relations = set()
-        for sentence in self._sentences():
+        for sentence in self.all_sentences():
             assert sentence.heads is not None
             for word, (head, relation) in enumerate(zip(sentence.heads, sentence.labels)):
                 if relation.lower() == ROOT:
@@ -232,128 +333,16 @@ class WordSetPipeline(Pipeline[Sentence, EncodedSentences]):
                 relations.add(relation)
         self.labels = [ROOT, *sorted(relations - {ROOT})]
 
-    def _choose_tags(self, options: TaggedOptions) -> None:
-        """Find out how the tags spell spans, turn spans into BIOES, take the classes."""
-        self.scheme = options.tag_scheme
-        if self.scheme == "auto":
-            try:
-                self.scheme = guess_scheme(sentence.labels for sentence in self._sentences())
-            except UsageError as error:
-                first = next(iter(self._contents.values())).sources[0]
-                raise UsageError(f"{first}: {error}") from error
-        if self.scheme != "none":
-            self._to_bioes()
-            if options.unseen_tags == "one":
-                raise UsageError("--unseen-tags one is for tags of words, not for spans")
-        tags = {tag for sentence in self._sentences() for tag in sentence.labels}
-        if self.scheme != "none":
-            self.labels = bioes_names(tag[2:] for tag in tags if tag != "O")
-        elif options.unseen_tags == "own":
-            self.labels = sorted(tags)
-        else:
-            seen = {tag for s in self._contents[TRAIN].sentences for tag in s.labels}
-            self.labels, self.unseen = [*sorted(seen), UNSEEN], len(seen)
+    def encode_batch(self, batch: list[Sentence]) -> EncodedSentences:
+        columns, sizes = super().encode_batch(batch)
+        heads = np.array([head for sentence in batch for head in sentence.heads or ()])
+        return columns | {"heads": heads}, sizes
 
-    def _to_bioes(self) -> None:
-        for content in self._contents.values():
-            for i, sentence in enumerate(content.sentences):
-                try:
-                    spans = read_spans(sentence.labels, self.scheme)
-                except TagError as error:
-                    raise MetaseqError(
-                        f"{sentence.place(error.word)}: tag {sentence.labels[error.word]!r}: {error} "
-                        f"(--tag-scheme {self.scheme})"
-                    ) from error
-                tags = bioes_tags(spans, len(sentence.words))
-                content.sentences[i] = replace(sentence, labels=tags)
-
-    def _take_labels(self, folder: Path) -> None:
-        """Take the classes of an earlier set, and which of them stands for tags that it lacks."""
-        lacking = set(self.labels)
-        self.labels, self.unseen = classes_of(folder), Manifest.load(folder).details.get("unseen")
-        lacking -= set(self.labels)
-        if self.unseen is not None or not lacking:
-            return
-        for sentence in self._sentences():
-            for word, label in enumerate(sentence.labels):
-                if label in lacking:
-                    raise MetaseqError(
-                        f"{sentence.place(word)}: {label!r} is no class of {folder} (--labels-from); a "
-                        "model of that set cannot be scored on it"
-                    )
-
-    # ------------------------------------------------------------ splits
-
-    def splits(self) -> Iterable[Split]:
-        return [Split(name, c.sources, c.counts) for name, c in self._contents.items()]
-
-    def read(self, split: Split) -> Iterator[Sentence]:
-        return iter(self._contents[split.name].sentences)
-
-    def encode(self, split: Split, records: Iterator[Sentence]) -> Iterator[EncodedSentences]:
-        self.encoder = SentenceEncoder(self.vocabulary)
-        return map(self._encode_batch, batches(records, BATCH))
-
-    def _encode_batch(self, sentences: list[Sentence]) -> EncodedSentences:
-        number: dict[str, int] = {label: i for i, label in enumerate(self.labels)}
-        labels = [number.get(label, self.unseen) for s in sentences for label in s.labels]
-        encoded = self.encoder.encode([s.words for s in sentences])
-        encoded.columns["labels"] = np.array(labels)
-        encoded.columns["heads"] = np.array([head for s in sentences for head in s.heads or ()])
-        return encoded
-
-    def write(self, split: Split, encoded: Iterator[EncodedSentences]) -> None:
-        types = word_types(self.vocabulary) | {"labels": smallest_dtype(len(self.labels))}
-        if self.kind == "trees":
-            types["heads"] = np.dtype("<i4")
-        write_sentences(split, encoded, self.folder, self.encoder, types)
-
-    def finish(self, splits: list[Split]) -> dict[str, Any]:
-        about = {"labels": self.labels, "scheme": self.scheme, "unseen": self.unseen}
-        return {**about, "spans": self.scheme != "none"}
-
-    def summary(self, split: Split) -> str:
-        return summarise_sentences(split)
+    def column_types(self) -> dict[str, np.dtype]:
+        return super().column_types() | {"heads": np.dtype("<i4")}
 
     def report(self, manifest: Manifest) -> str:
-        labels = self.labels
-        if self.kind == "trees":
-            return f"{len(labels)} relations: {', '.join(labels)}"
-        if self.scheme == "none":
-            return f"{len(labels)} tags of words: {', '.join(labels)}"
-        types = [label[2:] for label in labels[1::4]]
-        return (
-            f"spans read as {self.scheme}, stored as bioes, {len(types)} types: {', '.join(types)}"
-        )
-
-
-register_dataset_kind("tagged", TaggedOptions)(WordSetPipeline)
-register_dataset_kind("treebank", TreebankOptions)(WordSetPipeline)
-
-
-def sentence_reader(file: TextFile, options: TaggedOptions | TreebankOptions) -> SentenceReader:
-    """Return the reader of a file of tags or trees, CoNLL-U or in columns by its name."""
-    trees, column = isinstance(options, TreebankOptions), options.tag_column
-    if not is_conllu(file.path):
-        column = column or "-1"
-        if not _is_number(column):
-            raise UsageError(
-                f"{file}: --tag-column {column} is for .conllu files; give a number, from 0, or "
-                "negative from the right"
-            )
-        reader = HeadColumnReader if trees else ColumnReader
-        word_column = options.word_column or 0
-        return reader(file, word_column=word_column, label_column=int(column))
-    if trees:
-        if column:
-            raise UsageError(
-                f"--tag-column {column} does not apply to {file}: the relations of a treebank in "
-                "CoNLL-U are its field deprel"
-            )
-        return ConlluReader(file)
-    if not column or _is_number(column):
-        raise UsageError(f"{file}: name the field of the tags, for example --tag-column upos")
-    return ConlluReader(file, label=field_number(column), trees=False)
+        return f"{len(self.labels)} relations: {', '.join(self.labels)}"
 
 
 def _is_number(text: str) -> bool:

@@ -16,12 +16,13 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
+    Record,
     Request,
     Split,
     batches,
     register_dataset_kind,
 )
-from metaseq_lm.data.storage.indexed import IndexedWriter, smallest_dtype
+from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.words.columns import SentenceReader, is_conllu
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap, words_reader
@@ -117,130 +118,106 @@ def check_word_column(column: int | None, files: Iterable[str | Path]) -> None:
         raise UsageError("--word-column is that of files in CoNLL columns, and none is given")
 
 
-# ---------------------------------------------------------------- encoding and writing
+# Columns of numbers, end to end, each stored as a pair of files; and the size of each sentence.
+EncodedSentences = tuple[dict[str, np.ndarray], np.ndarray]
 
 
-class _Forms(dict[str, int]):
-    """Numbers of words as they stand in the text, in order of appearance; `fresh` are the new ones."""
+class WordForms(dict[str, int]):
+    """Numbers of the different words as they stand in the text, in order of appearance.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.fresh: list[str] = []
-
-    def __missing__(self, word: str) -> int:
-        number = self[word] = len(self)
-        self.fresh.append(word)
-        return number
-
-
-class SentenceEncoder:
-    """Numbers the words of one split, by the vocabulary and by their form.
-
-    `forms` are the different words as they stand in the text.
+    `ids` are their places in the vocabulary.
     """
 
     def __init__(self, vocabulary: WordVocabulary) -> None:
-        self.forms = _Forms()
+        super().__init__()
+        self.ids = array.array("i")
         self._vocabulary = vocabulary
-        self._ids = array.array("i")
 
-    def encode(self, sentences: Sequence[Sequence[str]]) -> "EncodedSentences":
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self)
+        self.ids.append(self._vocabulary.index(word))
+        return number
+
+
+class SentencePipeline(Pipeline[Record, EncodedSentences]):
+    """Numbers words by the vocabulary and by their form; for unlabelled text, tags and trees."""
+
+    unit = "sentences"
+    vocabulary: WordVocabulary
+    forms: WordForms
+
+    def __init__(self, request: Request, word_column: int | None) -> None:
+        super().__init__(request)
+        self.word_column = word_column or 0
+
+    def labelled_reader(self, path: Path) -> SentenceReader:
+        """Return a reader of a labelled file of which only the words matter."""
+        return words_reader(self.request.text_file(path), self.word_column)
+
+    def describe_vocabulary(self) -> dict[str, Any]:
+        """Return what the manifest says of the vocabulary."""
+        vocabulary = self.vocabulary
+        return {"name": WORDS, "hash": vocabulary.hash, "vocab_size": len(vocabulary)}
+
+    def encode(self, split: Split, records: Iterator[Record]) -> Iterator[EncodedSentences]:
+        self.forms = WordForms(self.vocabulary)
+        return map(self.encode_batch, batches(records, BATCH))
+
+    def encode_batch(self, batch: list[Record]) -> EncodedSentences:
+        """Return the columns of a batch of sentences."""
+        raise NotImplementedError
+
+    def number_words(self, sentences: Sequence[Sequence[str]]) -> EncodedSentences:
+        """Return the columns that all sentences have."""
         sizes = np.fromiter(map(len, sentences), np.int64, len(sentences))
         words = list(map(self.forms.__getitem__, chain.from_iterable(sentences)))
         numbers = np.array(words, np.int32)
-        self._ids.extend(map(self._vocabulary.index, self.forms.fresh))
-        self.forms.fresh.clear()
-        ids = np.frombuffer(self._ids, np.int32)[numbers] if len(numbers) else numbers
-        return EncodedSentences({"": ids, "surface": numbers}, sizes)
+        ids = np.frombuffer(self.forms.ids, np.int32)[numbers] if words else numbers
+        return {"": ids, "surface": numbers}, sizes
+
+    def column_types(self) -> dict[str, np.dtype]:
+        """Return the type in which each column is stored."""
+        return {"": smallest_dtype(len(self.vocabulary)), "surface": np.dtype("<i4")}
+
+    def write(self, split: Split, encoded: Iterator[EncodedSentences]) -> None:
+        counts = dict.fromkeys(("sentences", "words", "unknown"), 0)
+        with contextlib.ExitStack() as stack:
+            writers = {
+                part: self.open_writer(stack, split, part_name(split.name, part), stored)
+                for part, stored in self.column_types().items()
+            }
+            for columns, sizes in encoded:
+                for part, writer in writers.items():
+                    writer.extend(columns[part], sizes)
+                counts["sentences"] += len(sizes)
+                counts["words"] += len(columns[""])
+                counts["unknown"] += int(np.count_nonzero(columns[""] == UNKNOWN))
+            form_writer = self.open_writer(stack, split, part_name(split.name, "forms"), "<i4")
+            codes = np.frombuffer("".join(self.forms).encode("utf-32-le"), "<u4")
+            form_writer.extend(codes, np.fromiter(map(len, self.forms), np.int64, len(self.forms)))
+        split.counts = {**counts, "forms": len(self.forms), **split.counts}
+
+    def summary(self, split: Split) -> str:
+        counts = split.counts
+        share = 100 * counts["unknown"] / max(counts["words"], 1)
+        text = (
+            f"{split.name}: {counts['sentences']:,} sentences, {counts['words']:,} words "
+            f"({share:.1f} % unknown)"
+        )
+        for name, meaning in COUNTED.items():
+            if counts.get(name):
+                text += f", {counts[name]:,} {meaning}"
+        return text
 
 
-@dataclass
-class EncodedSentences:
-    """Numbers of the words of a batch of sentences, end to end: a column for each pair of files."""
-
-    columns: dict[str, np.ndarray]
-    sizes: np.ndarray
-
-
-def write_sentences(
-    split: Split,
-    encoded: Iterator[EncodedSentences],
-    folder: Path,
-    encoder: SentenceEncoder,
-    types: dict[str, np.dtype],
-) -> None:
-    """Write the files of a split and note its counts.
-
-    Args:
-        split: The split.
-        encoded: Its sentences.
-        folder: Where the files go.
-        encoder: Made `encoded`; its forms are written at the end.
-        types: The type of each column of the sentences.
-    """
-    sentences = words = unknown = 0
-    with contextlib.ExitStack() as stack:
-        writers = {
-            part: stack.enter_context(IndexedWriter(folder / part_name(split.name, part), stored))
-            for part, stored in types.items()
-        }
-        for batch in encoded:
-            for part, writer in writers.items():
-                writer.extend(batch.columns[part], batch.sizes)
-            sentences += len(batch.sizes)
-            words += len(batch.columns[""])
-            unknown += int(np.count_nonzero(batch.columns[""] == UNKNOWN))
-        forms = encoder.forms
-        with IndexedWriter(folder / part_name(split.name, "forms"), "<i4") as form_writer:
-            codes = np.frombuffer("".join(forms).encode("utf-32-le"), "<u4")
-            form_writer.extend(codes, np.fromiter(map(len, forms), np.int64, len(forms)))
-    names = [part_name(split.name, part) for part in (*types, "forms")]
-    split.files = [f"{name}.{suffix}" for name in names for suffix in ("bin", "idx")]
-    split.counts = {
-        "sentences": sentences,
-        "words": words,
-        "unknown": unknown,
-        "forms": len(forms),
-        **split.counts,
-    }
-
-
-def word_types(vocabulary: WordVocabulary) -> dict[str, np.dtype]:
-    """Return the types of the columns that every split of sentences has."""
-    return {"": smallest_dtype(len(vocabulary)), "surface": np.dtype("<i4")}
-
-
-def describe_vocabulary(vocabulary: WordVocabulary) -> dict[str, Any]:
-    """Return what a manifest says of a vocabulary."""
-    return {"name": WORDS, "hash": vocabulary.hash, "vocab_size": len(vocabulary)}
-
-
-def summarise_sentences(split: Split) -> str:
-    """Return the line of a split for the end of the run."""
-    counts = split.counts
-    share = 100 * counts["unknown"] / max(counts["words"], 1)
-    text = (
-        f"{split.name}: {counts['sentences']:,} sentences, {counts['words']:,} words "
-        f"({share:.1f} % unknown)"
-    )
-    for name, meaning in COUNTED.items():
-        if counts.get(name):
-            text += f", {counts[name]:,} {meaning}"
-    return text
-
-
-# ---------------------------------------------------------------- unlabelled text
-
-
-class WordsPipeline(Pipeline[list[str], EncodedSentences]):
+@register_dataset_kind("words", WordsOptions)
+class WordsPipeline(SentencePipeline[list[str]]):
     """Unlabelled sentences; without any split it makes the vocabulary only."""
 
-    kind, unit = WORDS, "sentences"
-    vocabulary: WordVocabulary
-    encoder: SentenceEncoder
+    kind = WORDS
 
     def __init__(self, options: WordsOptions, request: Request) -> None:
-        super().__init__(request)
+        super().__init__(request, options.word_column)
         options.check()
         self.options = options
 
@@ -257,9 +234,9 @@ class WordsPipeline(Pipeline[list[str], EncodedSentences]):
         else:
             self.vocabulary = self._make_vocabulary()
         self._overlap = evaluation_overlap(
-            options.drop_overlap_with, self.request.destdir, self._labelled_reader
+            options.drop_overlap_with, self.request.destdir, self.labelled_reader
         )
-        return describe_vocabulary(self.vocabulary)
+        return self.describe_vocabulary()
 
     def _make_vocabulary(self) -> WordVocabulary:
         """Return the vocabulary of the train split and the other files that the options name.
@@ -276,7 +253,7 @@ class WordsPipeline(Pipeline[list[str], EncodedSentences]):
             for words in reader:
                 forms.update(words)
         for path in options.labelled_corpus:
-            for sentence in self._labelled_reader(path):
+            for sentence in self.labelled_reader(path):
                 forms.update(sentence.words)
         if not forms:
             raise UsageError(
@@ -287,28 +264,23 @@ class WordsPipeline(Pipeline[list[str], EncodedSentences]):
         words = []
         if options.word_places != "vectors":
             words = frequent_words(counts, options.min_frequency, options.vocab_size)
-        known: dict[str, np.ndarray] = {}
-        if options.word_vectors is not None:
-            wanted = set(words) if options.word_places == "text" else None
-            known = read_vectors(open_file(options.word_vectors), wanted)
-            if options.word_places != "text":
-                frequent = set(words)
-                words += [word for word in known if word not in frequent]
-        words = [*SPECIAL_WORDS, *words]
         table = None
-        if options.word_vectors is not None:
-            table = vector_table(words, known)
+        if options.word_vectors is None:
+            words = [*SPECIAL_WORDS, *words]
+        else:
+            frequent = set(words)
+            needed = frequent if options.word_places == "text" else None
+            vectors = read_vectors(open_file(options.word_vectors), needed)
+            words = [*SPECIAL_WORDS, *words, *(word for word in vectors if word not in frequent)]
+            table = vector_table(words, vectors)
             print(
-                f"{len(words):,} words, {len(known):,} of them with a vector in {options.word_vectors}"
+                f"{len(words):,} words, {len(vectors):,} of them with a vector in {options.word_vectors}"
             )
         return WordVocabulary(words, characters_of(forms), [counts[word] for word in words], table)
 
     def _text_reader(self, path: Path) -> TextReader:
         paragraphs = self.options.documents == "blank"
         return TextReader(self.request.text_file(path), self.options.split_text, paragraphs)
-
-    def _labelled_reader(self, path: Path) -> SentenceReader:
-        return words_reader(self.request.text_file(path), self.options.word_column or 0)
 
     def read(self, split: Split) -> Iterator[list[str]]:
         """Yield the sentences; of train without those of evaluation splits, which are counted."""
@@ -323,12 +295,8 @@ class WordsPipeline(Pipeline[list[str], EncodedSentences]):
                     yield words
             counts.update(reader.counts)
 
-    def encode(self, split: Split, records: Iterator[list[str]]) -> Iterator[EncodedSentences]:
-        self.encoder = SentenceEncoder(self.vocabulary)
-        return map(self.encoder.encode, batches(records, BATCH))
-
-    def write(self, split: Split, encoded: Iterator[EncodedSentences]) -> None:
-        write_sentences(split, encoded, self.folder, self.encoder, word_types(self.vocabulary))
+    def encode_batch(self, batch: list[list[str]]) -> EncodedSentences:
+        return self.number_words(batch)
 
     def nothing(self, split: Split) -> str:
         return f"{split}: no text{dropped_sentences(split.counts['dropped_overlap'])}"
@@ -337,12 +305,6 @@ class WordsPipeline(Pipeline[list[str], EncodedSentences]):
         self.shared_files = self.vocabulary.save(self.folder)
         return {"least": self.options.min_frequency, "places": self.options.word_places}
 
-    def summary(self, split: Split) -> str:
-        return summarise_sentences(split)
-
     def report(self, manifest: Manifest) -> str:
         about = manifest.tokenizer
         return f"{self.request.destdir}: {about['vocab_size']:,} words, {about['hash']}"
-
-
-register_dataset_kind("words", WordsOptions)(WordsPipeline)
