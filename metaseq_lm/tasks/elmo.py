@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import tokenizer_hash
-from metaseq_lm.data.words.vocabulary import WordVocabulary
+from metaseq_lm.data.words.vocabulary import PAD, WordVocabulary
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
 from metaseq_lm.models.layers import ScalarMix
 from metaseq_lm.runs import checkpoint
@@ -76,7 +76,7 @@ def language_model(options: DictConfig, vocabulary: WordVocabulary) -> BiLSTM | 
         return None
     words, layers, width, cells = options.elmo_sizes
     ids = torch.zeros(len(vocabulary), dtype=torch.long)
-    return BiLSTM(BiLSTMConfig(layers, width, cells, 0.0), words, vocabulary.PAD, ids)
+    return BiLSTM(BiLSTMConfig(layers, width, cells, 0.0), words, PAD, ids)
 
 
 def scalar_mix(options: DictConfig) -> ScalarMix | None:

@@ -17,9 +17,8 @@ from metaseq_lm.data.corpus.rows import Corpus, padding_of
 from metaseq_lm.data.streams import Stream, sorted_pass
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed, BucketsConfig
-from metaseq_lm.data.words.collate import token_rows
-from metaseq_lm.data.words.sets import WordSet
-from metaseq_lm.data.words.vocabulary import SPECIAL_WORDS, WordVocabulary
+from metaseq_lm.data.words.sets import WordSet, token_rows
+from metaseq_lm.data.words.vocabulary import PAD, SPECIAL_WORDS, UNKNOWN, WordVocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.bilstm import BiLSTMLM
 from metaseq_lm.tasks import Passes, Scored, Task
@@ -153,7 +152,7 @@ class WordLanguageModelingTask(LanguageModelingTask):
     def build_model(self) -> nn.Module:
         options = self.config
         ids = model_ids(self.words, options.min_frequency, options.vocab_size)
-        return self.language_model(int(ids.max()) + 1, self.words.PAD, torch.from_numpy(ids))
+        return self.language_model(int(ids.max()) + 1, PAD, torch.from_numpy(ids))
 
 
 def sentence_batch(
@@ -179,7 +178,7 @@ def model_ids(vocabulary: WordVocabulary, min_frequency: int, size: int = 0) -> 
             f"no word of the data folder occurs task.min_frequency={min_frequency} times; lower it"
         )
     frequent = frequent[:size] if size else frequent
-    ids = np.full(len(counts), vocabulary.UNKNOWN, np.int64)
+    ids = np.full(len(counts), UNKNOWN, np.int64)
     specials = len(SPECIAL_WORDS)
     ids[:specials] = np.arange(specials)
     ids[frequent] = specials + np.arange(len(frequent))

@@ -38,36 +38,36 @@ class Sentence:
 class SentenceReader:
     """Iterates over the sentences of a file; `counts` are what it passed over, by reason.
 
-    A subclass says in `_sentence` what the lines of a sentence, (number, text) each, mean. Where the file skips
-    invalid UTF-8, a sentence with some is left out.
+    A subclass parses the lines of a sentence, (number, text) each, in `_sentence`. Where the file
+    skips invalid UTF-8, a sentence with some is left out.
     """
 
     file: TextFile
     counts: Counter[str] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[Sentence]:
-        held: list[tuple[int, str]] = []
+        lines: list[tuple[int, str]] = []
         bad = False
         for number, text, wrong in self.file.lines():
             bad |= wrong
             if not text.strip():
-                yield from self._end(held, bad)
-                held, bad = [], False
+                yield from self._end(lines, bad)
+                lines, bad = [], False
             else:
-                held.append((number, text))
-        yield from self._end(held, bad)
+                lines.append((number, text))
+        yield from self._end(lines, bad)
 
-    def _end(self, held: list[tuple[int, str]], bad: bool) -> Iterator[Sentence]:
+    def _end(self, lines: list[tuple[int, str]], bad: bool) -> Iterator[Sentence]:
         if bad:
             self.counts["bad_utf8"] += 1
             if self.file.skips_bad:
                 self.counts["skipped"] += 1
                 return
-        sentence = self._sentence(held) if held else None
+        sentence = self._sentence(lines) if lines else None
         if sentence is not None and sentence.words:
             yield sentence
 
-    def _sentence(self, held: list[tuple[int, str]]) -> Sentence | None:
+    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence | None:
         raise NotImplementedError
 
 
@@ -81,39 +81,39 @@ class ColumnReader(SentenceReader):
 
     word_column: int = 0
     label_column: int = -1
-    columns: int = 0  # of the first row
+    n_columns: int = 0  # of the first row
 
-    def _sentence(self, held: list[tuple[int, str]]) -> Sentence | None:
-        lines, words, labels = [], [], []
-        for number, text in held:
+    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence | None:
+        numbers, words, labels = [], [], []
+        for number, text in lines:
             fields = _FIELD.findall(text)
             if fields[0] == DOCUMENT:
                 self.counts["documents"] += 1
                 continue
             self._check(fields, number)
-            lines.append(number)
+            numbers.append(number)
             words.append(fields[self.word_column])
             labels.append(fields[self.label_column])
-        return Sentence(self.file.path, lines, words, labels)
+        return Sentence(self.file.path, numbers, words, labels)
 
     def _check(self, fields: list[str], number: int) -> None:
         where = f"{self.file}:{number}"
-        if not self.columns:
-            asked = [
+        if not self.n_columns:
+            columns = [
                 c if c >= 0 else len(fields) + c for c in (self.word_column, self.label_column)
             ]
-            same = asked[0] == asked[1] and self.word_column != self.label_column
-            if same or not all(0 <= column < len(fields) for column in asked):
+            same = columns[0] == columns[1] and self.word_column != self.label_column
+            if same or not all(0 <= column < len(fields) for column in columns):
                 raise MetaseqError(
                     f"{where}: {len(fields)} columns, but the word is column {self.word_column} and its "
                     f"label column {self.label_column} (from 0; -1 is the last); a line is a word and its "
                     "label with white space between them, a blank line ends a sentence. Choose with "
                     "--word-column and --tag-column"
                 )
-            self.columns = len(fields)
-        if len(fields) != self.columns:
+            self.n_columns = len(fields)
+        if len(fields) != self.n_columns:
             raise MetaseqError(
-                f"{where}: {len(fields)} columns, but the rows before have {self.columns}: "
+                f"{where}: {len(fields)} columns, but the rows before have {self.n_columns}: "
                 f"{' '.join(fields)[:60]!r}"
             )
 
@@ -126,8 +126,8 @@ class HeadColumnReader(ColumnReader):
     cannot read. MetaseqError with file and line for anything else, and for a head outside the sentence.
     """
 
-    def _sentence(self, held: list[tuple[int, str]]) -> Sentence | None:
-        sentence = super()._sentence(held)
+    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence | None:
+        sentence = super()._sentence(lines)
         if sentence is None:
             return None
         heads, relations = [], []

@@ -1,7 +1,7 @@
 """CoNLL-U, the format of Universal Dependencies, in and out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
@@ -33,9 +33,9 @@ class ConlluReader(SentenceReader):
     label: int = RELATION
     trees: bool = True
 
-    def _sentence(self, held: list[tuple[int, str]]) -> Sentence | None:
+    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence | None:
         rows: list[tuple[int, list[str]]] = []
-        for number, text in held:
+        for number, text in lines:
             if text.startswith("#"):
                 continue
             fields = text.split("\t")
@@ -57,9 +57,11 @@ class ConlluReader(SentenceReader):
             [number for number, _ in rows],
             [fields[FORM] for _, fields in rows],
             [fields[self.label] for _, fields in rows],
-            [self._head(number, fields[HEAD]) for number, fields in rows] if self.trees else None,
         )
-        return checked_tree(sentence) if self.trees else sentence
+        if not self.trees:
+            return sentence
+        heads = [self._head(number, fields[HEAD]) for number, fields in rows]
+        return checked_tree(replace(sentence, heads=heads))
 
     def _head(self, number: int, text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 10):

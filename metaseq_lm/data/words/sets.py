@@ -5,6 +5,8 @@ labelled set. Each split is pairs of files: SPLIT (ids of the words of each sent
 (each different word as it stands in the text, as code points), SPLIT.surface (the number of the form
 of each word), SPLIT.labels (class of each word, or relation to its head) and SPLIT.heads (place of
 the head, 1 for the first word, 0 for the root).
+
+Shapes: B sentences, S positions of a row (words, start and end), M characters of a word.
 """
 
 import functools
@@ -13,10 +15,22 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.core import random_streams
+from metaseq_lm.core.batch import WordBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
-from metaseq_lm.data.words.vocabulary import BRACKETS, WordVocabulary, is_punctuation
+from metaseq_lm.data.words.vocabulary import (
+    BRACKETS,
+    CHARACTERS,
+    END,
+    LONGEST_WORD,
+    PAD,
+    START,
+    WORD_END,
+    WORD_START,
+    WordVocabulary,
+    is_punctuation,
+)
 
 TEXT, TAGS, TREES = "text", "tags", "trees"
 # The kind of a manifest, and the form of its sets.
@@ -27,11 +41,6 @@ ROOT = "root"
 def part_name(split: str, part: str) -> str:
     """Return the prefix of a pair of files of a split; part "" is the words."""
     return f"{split}.{part}" if part else split
-
-
-def parts(form: str) -> list[str]:
-    """Return which pairs of files a split of this form has."""
-    return ["", "forms", "surface"] + {TEXT: [], TAGS: ["labels"], TREES: ["labels", "heads"]}[form]
 
 
 class WordSet:
@@ -63,8 +72,8 @@ class WordSet:
                 "--words, --tagged or --treebank"
             )
         if split not in manifest.splits:
-            there = ", ".join(sorted(manifest.splits)) or "none"
-            raise MetaseqError(f"{self.folder}: no split '{split}'; there are {there}")
+            names = ", ".join(sorted(manifest.splits)) or "none"
+            raise MetaseqError(f"{self.folder}: no split '{split}'; there are {names}")
         self.form = KINDS[manifest.kind]
         self.vocabulary = vocabulary or WordVocabulary.load(self.data_folder)
         if self.vocabulary.hash != manifest.tokenizer["hash"]:
@@ -139,7 +148,7 @@ class WordSet:
 
     @staticmethod
     def flat(data: IndexedDataset, sentences: np.ndarray) -> np.ndarray:
-        """Return the numbers of `sentences` in one of its data sets end to end, int64 (words,)."""
+        """Return the numbers of `sentences` in one of the data sets end to end, int64 (words,)."""
         rows = np.asarray(sentences, np.int64)
         places = ranges(data.starts[rows], data.sizes[rows])
         ids: np.ndarray = np.asarray(data.tokens)[places].astype(np.int64)
@@ -159,36 +168,29 @@ class WordSet:
         codes = self.surface_forms[number].astype("<u4")
         return bytes(codes.tobytes()).decode("utf-32-le", "replace")
 
-    def characters(self, forms: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of the first `most` characters of `forms` (N,), (N, most), and how many."""
-        codes, counts = self.surface_forms.gather(forms, 0, most)
+    def characters(self, forms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of the first characters of `forms` (N,), (N, LONGEST_WORD), and how many."""
+        codes, counts = self.surface_forms.gather(forms, 0, LONGEST_WORD)
         for number, sign in self._brackets.items():
-            hit = forms == number
-            codes[hit, 0], counts[hit] = ord(sign), 1
+            is_bracket = forms == number
+            codes[is_bracket, 0], counts[is_bracket] = ord(sign), 1
         ids = self.vocabulary.character_ids(codes)
-        return np.where(np.arange(most) < counts[:, None], ids, self.vocabulary.PAD), counts
+        return np.where(np.arange(LONGEST_WORD) < counts[:, None], ids, PAD), counts
 
-    def _short_forms(self, most: int) -> dict[int, str]:
-        short = np.flatnonzero(self.surface_forms.sizes <= most)
+    @functools.cached_property
+    def _short_forms(self) -> dict[int, str]:
+        """The forms that may be brackets or punctuation by their number."""
+        short = np.flatnonzero(self.surface_forms.sizes <= max(map(len, BRACKETS)))
         return {int(i): self.form_text(int(i)) for i in short}
 
     @functools.cached_property
     def _brackets(self) -> dict[int, str]:
-        forms = self._short_forms(max(map(len, BRACKETS)))
-        return {i: BRACKETS[form] for i, form in forms.items() if form in BRACKETS}
-
-    @functools.cached_property
-    def _punctuation(self) -> np.ndarray:
-        """Whether each form is one that scores of trees leave out, boolean (forms,)."""
-        punctuation = np.zeros(len(self.surface_forms), bool)
-        forms = self._short_forms(max(map(len, BRACKETS)))
-        punctuation[[i for i, form in forms.items() if is_punctuation(form)]] = True
-        return punctuation
+        return {i: BRACKETS[form] for i, form in self._short_forms.items() if form in BRACKETS}
 
     def punctuation(self, sentences: np.ndarray) -> np.ndarray:
         """Return which words of `sentences`, end to end, scores of trees leave out, boolean (words,)."""
-        punctuation: np.ndarray = self._punctuation[self.form_numbers(sentences)]
-        return punctuation
+        forms = [i for i, form in self._short_forms.items() if is_punctuation(form)]
+        return np.isin(self.form_numbers(sentences), forms)
 
     def fraction(self, share: float, seed: int) -> np.ndarray:
         """Return the numbers of a random share of the sentences, rising, int64; at least one.
@@ -197,3 +199,60 @@ class WordSet:
         """
         order = random_streams.generator(seed, "fraction of the labels").permutation(len(self))
         return np.sort(order[: max(1, round(share * len(self)))])
+
+
+def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatch:
+    """Return `sentences` (B,) as rows `<start> words <end>` of at least `width` words, S = width + 2.
+
+    Sizes: "rows" and "words".
+    """
+    rows = np.asarray(sentences, np.int64)
+    lengths = data.lengths[rows]
+    at = np.arange(max(width, int(lengths.max(initial=0))) + 2)
+    # A word i, from 1, stands at position i, so heads need no shift.
+    scored = (at >= 1) & (at <= lengths[:, None])
+    tokens = _spread(scored, data.flat(data.words, rows), PAD)
+    tokens[:, 0] = START
+    tokens[np.arange(len(rows)), lengths + 1] = END
+    return WordBatch(
+        tokens=as_tensor(tokens),
+        padding=as_tensor(at > lengths[:, None] + 1),
+        scored=as_tensor(scored),
+        lengths=as_tensor(lengths),
+        sizes={"rows": len(rows), "words": int(lengths.sum())},
+    )
+
+
+def word_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatch:
+    """Return the `token_rows` of `sentences` (B,) with characters (B, S, M) and labels, if any.
+
+    A word's characters are padding, word start, its first 20 characters, word end, padding. Start and
+    end of a row have no characters, padding is all padding.
+    """
+    rows = np.asarray(sentences, np.int64)
+    batch = token_rows(data, rows, width)
+    scored, lengths = batch.scored.numpy(), batch.lengths.numpy()
+    forms, form_of_word = np.unique(data.form_numbers(rows), return_inverse=True)
+    ids, counts = data.characters(forms)
+    of_forms = np.zeros((len(forms), CHARACTERS), np.int64)
+    of_forms[:, 2:-2] = ids
+    of_forms[:, 1] = WORD_START
+    of_forms[np.arange(len(forms)), counts + 2] = WORD_END
+    characters = np.zeros((*scored.shape, CHARACTERS), np.int64)
+    characters[scored] = of_forms[form_of_word.ravel()]
+    characters[:, 0, 1:3] = characters[np.arange(len(rows)), lengths + 1, 1:3] = [
+        WORD_START,
+        WORD_END,
+    ]
+    labels, heads = (
+        None if column is None else _spread(scored, data.flat(column, rows), -1)
+        for column in (data.labels, data.heads)
+    )
+    return batch.replace(characters=characters, labels=labels, heads=heads)
+
+
+def _spread(scored: np.ndarray, values: np.ndarray, fill: int) -> np.ndarray:
+    """Return the values of words, end to end, at their positions (B, S)."""
+    table = np.full(scored.shape, fill, np.int64)
+    table[scored] = values
+    return table

@@ -1,4 +1,4 @@
-"""Schemes of span tags: IOB1, BIO (IOB2), BIOES (and BILOU), and plain tags of words.
+"""Schemes of span tags: IOB1, BIO (IOB2), BIOES (and BILOU), and tags of words.
 
 A tag is O or PREFIX-TYPE; the type begins after the first "-" and may hold more of them. In IOB1 a
 span begins with I, or with B where a span of the same type ends just before it; in BIO it begins
@@ -42,24 +42,24 @@ def guess_scheme(sentences: Iterable[Sequence[str]]) -> str:
     "none" if no tag is PREFIX-TYPE. UsageError if they are span tags of no one scheme.
     """
     fits = {"bio": True, "iob1": True, "bioes": True}
-    plain, spans = "", ""  # an example of each
+    word_tag, span_tag = "", ""  # an example of each
     for tags in sentences:
         parts = [split_tag(tag) for tag in tags]
         for tag, (prefix, _) in zip(tags, parts):
             if prefix == "":
-                plain = plain or tag
+                word_tag = word_tag or tag
             elif prefix != OUTSIDE:
-                spans = spans or tag
+                span_tag = span_tag or tag
         for scheme in fits:
             fits[scheme] = fits[scheme] and _fault(parts, scheme) is None
-    if plain and not spans:
+    if word_tag and not span_tag:
         return "none"
     for scheme, good in fits.items():
         if good:
             return scheme
-    if plain:
+    if word_tag:
         raise UsageError(
-            f"some tags are of spans, such as {spans!r}, and others, such as {plain!r}, are not; give "
+            f"some tags are of spans, such as {span_tag!r}, and others, such as {word_tag!r}, are not; give "
             "--tag-scheme none if each word has a class of its own, else repair the file"
         )
     raise UsageError(

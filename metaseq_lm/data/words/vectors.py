@@ -10,15 +10,15 @@ from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.vocabulary import SPECIAL_WORDS, UNKNOWN, normalise
 
 
-def read_vectors(file: TextFile, wanted: Container[str] | None) -> dict[str, np.ndarray]:
+def read_vectors(file: TextFile, words: Container[str] | None) -> dict[str, np.ndarray]:
     """Return the vectors, float32 (width,), of the normalised words of a file, in its order.
 
-    Only `wanted` words are kept, or all if it is None. Of words that are the same once normalised
+    Only vectors of `words` are kept, or all if it is None. Of words that are the same once normalised
     (1990 and 1991) the one that stands in the file in its normalised form counts, else the first. A
     first line "COUNT WIDTH", as word2vec writes it, is passed over. MetaseqError with file and line
     for a row that has another number of fields or something that is no finite number.
     """
-    found: dict[str, np.ndarray] = {}
+    vectors: dict[str, np.ndarray] = {}
     exact: set[str] = set()
     width = rows = 0
     for number, text, bad in file.lines():
@@ -43,17 +43,17 @@ def read_vectors(file: TextFile, wanted: Container[str] | None) -> dict[str, np.
             )
         rows += 1
         word = normalise(form)
-        if word in found and (word in exact or word != form):
+        if word in vectors and (word in exact or word != form):
             continue
-        if wanted is None or word in wanted:
-            found[word] = _numbers(fields[len(fields) - width :], f"{file}:{number}")
+        if words is None or word in words:
+            vectors[word] = _numbers(fields[len(fields) - width :], f"{file}:{number}")
             if word == form:
                 exact.add(word)
     if not rows:
         raise MetaseqError(f"{file}: holds no word vectors")
     for special in SPECIAL_WORDS:
-        found.pop(special, None)
-    return found
+        vectors.pop(special, None)
+    return vectors
 
 
 def _is_number(text: str, whole: str) -> bool:
@@ -82,13 +82,13 @@ def vector_table(words: list[str], known: dict[str, np.ndarray], seed: int = 0) 
     Other words, and <start>, <end> and <removed>, get random numbers of the same mean square, which
     depend on the seed and the place only. MetaseqError if no word is known.
     """
-    have = [i for i, word in enumerate(words) if word in known]
-    if not have:
+    places = [i for i, word in enumerate(words) if word in known]
+    if not places:
         raise MetaseqError("none of the words has a vector; is it a file of another language?")
-    vectors = np.stack([known[words[i]] for i in have])
+    vectors = np.stack([known[words[i]] for i in places])
     scale = float(np.sqrt(np.mean(vectors.astype(np.float64) ** 2)))
     random = random_streams.generator(seed, "word vectors")
     table = (random.standard_normal((len(words), vectors.shape[1])) * scale).astype(np.float32)
-    table[have] = vectors
+    table[places] = vectors
     table[: UNKNOWN + 1] = 0
     return table

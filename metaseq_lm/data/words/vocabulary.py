@@ -1,4 +1,4 @@
-"""Vocabularies of whole words and of the characters in them, as word-level taggers and parsers use.
+"""Vocabularies of whole words and of the characters in them, for word-level taggers and parsers.
 
 Words are lower case with every digit a 0; characters are those of the word as it stands (Clark et
 al. 2018, code). Files in a data folder: words.txt and characters.txt, "symbol count" per line in id
@@ -23,6 +23,7 @@ VECTORS_FILE, VECTORS_NAME = "word_vectors.safetensors", "vectors"
 PAD, UNKNOWN, START, END, REMOVED = range(5)
 SPECIAL_WORDS = ["<pad>", "<unk>", "<start>", "<end>", "<removed>"]
 SPECIAL_CHARACTERS = ["<pad>", "<unk>", "<start>", "<end>"]
+WORD_START, WORD_END = 2, 3  # among the characters
 LONGEST_WORD = 20  # characters of a word that are read
 # Padding, word start, the characters, word end, padding. Always so wide: what a convolution and a
 # maximum over the padding give must not depend on the other words of the batch.
@@ -43,8 +44,8 @@ class WordVocabulary:
     """Normalised words and single characters; the id of each is its place in its list.
 
     Args:
-        words: The words, first <pad> 0, <unk> 1, <start> 2, <end> 3 and <removed> 4.
-        characters: The characters, first padding 0, unknown 1, word start 2 and word end 3.
+        words: The words, SPECIAL_WORDS first.
+        characters: The characters, SPECIAL_CHARACTERS first.
         counts: How often each word occurs in the text that the vocabulary was made of, 0 for special
             ones.
         vectors: Word vectors, float32 (words, width) in id order, or None.
@@ -52,9 +53,6 @@ class WordVocabulary:
     Raises:
         ValueError: The first symbols are others, or a symbol occurs twice.
     """
-
-    PAD, UNKNOWN, START, END, REMOVED = PAD, UNKNOWN, START, END, REMOVED
-    WORD_START, WORD_END = 2, 3  # of the characters
 
     def __init__(
         self,
@@ -67,12 +65,6 @@ class WordVocabulary:
         self.counts = [0] * len(self.words) if counts is None else list(counts)
         self._vectors = vectors
         self._folder: Path | None = None  # of vectors that are not read yet
-        self._check(vectors)
-        # A text that holds "<unk>" means an unknown word by it; no text means the other specials.
-        self._ids = {word: i for i, word in enumerate(self.words) if i > REMOVED}
-        self._codes, self._code_ids = self._code_points()
-
-    def _check(self, vectors: np.ndarray | None) -> None:
         for symbols, specials in (
             (self.words, SPECIAL_WORDS),
             (self.characters, SPECIAL_CHARACTERS),
@@ -82,36 +74,27 @@ class WordVocabulary:
             if len(set(symbols)) != len(symbols):
                 twice = next(s for s, n in Counter(symbols).items() if n > 1)
                 raise ValueError(f"the symbol {twice!r} occurs twice")
-        long = [c for c in self.characters[len(SPECIAL_CHARACTERS) :] if len(c) != 1]
-        if long:
+        first = len(SPECIAL_CHARACTERS)
+        if long := [c for c in self.characters[first:] if len(c) != 1]:
             raise ValueError(f"{long[0]!r} is not one character")
         if len(self.counts) != len(self.words):
             raise ValueError(f"{len(self.words)} words but {len(self.counts)} counts")
         if vectors is not None and vectors.shape[:1] != (len(self.words),):
             raise ValueError(f"{len(self.words)} words but vectors of shape {vectors.shape}")
-
-    def _code_points(self) -> tuple[np.ndarray, np.ndarray]:
-        first = len(SPECIAL_CHARACTERS)
+        # A text that holds "<unk>" means an unknown word by it; no text means the other specials.
+        self._ids = {word: i for i, word in enumerate(self.words) if i > REMOVED}
         codes = np.array([ord(c) for c in self.characters[first:]], np.int64)
         order = np.argsort(codes)
         # A last entry that no code point reaches, so that a search never leaves the table.
-        return np.append(codes[order], 1 << 30), np.append(order + first, UNKNOWN)
-
-    @staticmethod
-    def normalise(word: str) -> str:
-        """Return the form under which a word is looked up; see `normalise` of this module."""
-        return normalise(word)
+        self._codes = np.append(codes[order], 1 << 30)
+        self._code_ids = np.append(order + first, UNKNOWN)
 
     def __len__(self) -> int:
         return len(self.words)
 
     def index(self, word: str) -> int:
-        """Return the id of a word as it stands in a text; that of <unk> if it has no place."""
+        """Return the id of a word as it stands in a text, UNKNOWN if it has none."""
         return self._ids.get(normalise(word), UNKNOWN)
-
-    def encode(self, words: Iterable[str]) -> np.ndarray:
-        """Return the ids of words as they stand in a text, int64 (words,)."""
-        return np.array([self.index(word) for word in words], np.int64)
 
     def character_ids(self, code_points: np.ndarray) -> np.ndarray:
         """Return the ids of characters given as code points, int64 of the same shape."""
@@ -193,8 +176,8 @@ def count_words(forms: Mapping[str, int]) -> Counter[str]:
 
 def frequent_words(counts: Mapping[str, int], least: int = 1, most: int | None = None) -> list[str]:
     """Return the `most` frequent words that occur `least` times, frequent ones first, ties sorted."""
-    kept = [word for word, count in counts.items() if count >= least]
-    return sorted(kept, key=lambda word: (-counts[word], word))[:most]
+    words = [word for word, count in counts.items() if count >= least]
+    return sorted(words, key=lambda word: (-counts[word], word))[:most]
 
 
 def characters_of(forms: Iterable[str]) -> list[str]:
@@ -205,10 +188,9 @@ def characters_of(forms: Iterable[str]) -> list[str]:
     return [*SPECIAL_CHARACTERS, *sorted(characters)]
 
 
-# The normalised forms that do not count.
 PUNCTUATION = frozenset("! ... `` { } ( ) [ ] -- - , . '' ` ; : ?".split())
 
 
 def is_punctuation(word: str) -> bool:
-    """Return whether a word, as it stands in the text, does not count."""
+    """Return whether scores of trees leave out a word, as it stands in the text."""
     return normalise(word) in PUNCTUATION

@@ -12,7 +12,14 @@ from torch.nn import functional as F
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.data.words.vocabulary import SPECIAL_CHARACTERS, SPECIAL_WORDS, WordVocabulary
+from metaseq_lm.data.words.vocabulary import (
+    END,
+    SPECIAL_CHARACTERS,
+    SPECIAL_WORDS,
+    START,
+    UNKNOWN,
+    WordVocabulary,
+)
 from metaseq_lm.tasks.language_modeling import model_ids
 from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.run import TrainingRun
@@ -43,7 +50,7 @@ def test_the_loss_is_the_mean_of_both_directions(sentences: Path, tmp_path: Path
     run = build_parts(configure(sentences, tmp_path, *more))
     model, vocabulary = run.model.eval(), run.task.words
     assert model.heads["lm"].weight.shape[0] == 5 + 9
-    unknown = model.encoder.ids == vocabulary.UNKNOWN
+    unknown = model.encoder.ids == UNKNOWN
     assert unknown.sum() == len(vocabulary) - 5 - 9 + 1
     stream = run.task.build_streams("valid")["valid"]
     assert sum(len(b.samples) for (b,) in stream.one_epoch(Shard())) == 11
@@ -53,7 +60,7 @@ def test_the_loss_is_the_mean_of_both_directions(sentences: Path, tmp_path: Path
     plain = dict(model.encoder.named_buffers())["ids"]
     for row, pads in zip(batch.tokens, batch.padding):
         text = row[~pads]
-        assert text[0] == vocabulary.START and text[-1] == vocabulary.END
+        assert text[0] == START and text[-1] == END
         ids = plain[text]
         ahead, back = model.directions(text.unsqueeze(0))
         total["forward"] += F.cross_entropy(ahead[0], ids[1:], reduction="sum").item()
