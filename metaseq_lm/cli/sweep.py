@@ -177,7 +177,7 @@ def resubmit(folder: Any, args: argparse.Namespace) -> int:
     if args.new_code:
         check_configs(runs, content["definition"])
     with folder.lock():
-        folder.adopt(content["definition"], runs, launch.given())
+        folder.adopt(content["definition"], runs, launch.non_default())
         chosen = AGAIN + (("diverged",) if args.diverged else ())
         return go(folder, runs, launch, chosen, args.new_code)
 
@@ -229,7 +229,7 @@ def launch_sweep(args: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     folder = SweepFolder(out)
     with folder.lock():
-        folder.adopt(definition, runs, launch.given())
+        folder.adopt(definition, runs, launch.non_default())
         chosen = (*AGAIN, "waiting") + (("diverged",) if args.diverged else ())
         return go(folder, runs, launch, chosen, args.new_code)
 

@@ -36,7 +36,7 @@ RESERVED = {
     "seed": "give seeds (--seeds 1,2,3)",
     "user_dir": "give --user-dir",
 }
-TAKEN = ("code", "jobs", "seed", "train")
+RESERVED_STAGES = ("code", "jobs", "seed", "train")
 
 
 # ---------------------------------------------------------------- reading
@@ -61,7 +61,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: a sweep file is a mapping with the keys {', '.join(KEYS)}")
     if "user_dir" in content:
         raise UsageError(f"{path}: user_dir: a plug-in is loaded only if --user-dir names it")
-    known(content, KEYS, str(path))
+    check_keys(content, KEYS, str(path))
     for key in ("data", "config_dir"):
         if content.get(key) is not None:
             content[key] = absolute(str(content[key]), path.parent)
@@ -93,31 +93,38 @@ def axis(text: str) -> tuple[str, list[Any]]:
     key, equals, _ = text.partition("=")
     if not equals or not KEY.fullmatch(key):
         raise UsageError(f"--grid {printable(text, '--grid')}: not of the form KEY=VALUE,VALUE")
-    stage, colon, bare = key.rpartition(":")
+    stage, colon, _ = key.rpartition(":")
+    return key, override_values(text[len(stage) + len(colon) :], f"--grid {text}")
+
+
+def override_values(text: str, place: str) -> list[Any]:
+    """Return the values of an override KEY=VALUE,VALUE without Hydra's quotes.
+
+    Raises UsageError that begins with `place`.
+    """
     try:
-        override = OverridesParser.create().parse_override(text[len(stage) + len(colon) :])
-        values = (
-            list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
-        )
+        override = OverridesParser.create().parse_override(text)
+        swept = override.is_sweep_override()
+        values = list(override.sweep_iterator()) if swept else [override.value()]
+        return [unquoted(value) for value in values]
     except HydraException as error:
-        raise UsageError(f"--grid {text}: {str(error).splitlines()[0]}") from error
-    return key, [plain(value) for value in values]
+        raise UsageError(f"{place}: {str(error).splitlines()[0]}") from error
 
 
-def plain(value: Any) -> Any:
+def unquoted(value: Any) -> Any:
     """Return a parsed value without Hydra's quotes."""
     if isinstance(value, QuotedString):
         return value.text
-    return [plain(v) for v in value] if isinstance(value, list) else value
+    return [unquoted(item) for item in value] if isinstance(value, list) else value
 
 
 # ---------------------------------------------------------------- checking
 
 
-def normalise(content: dict[str, Any], wanted: Sequence[str] = ()) -> dict[str, Any]:
+def normalise(content: dict[str, Any], patterns: Sequence[str] = ()) -> dict[str, Any]:
     """Return the checked definition with every key; raises UsageError that names the fault.
 
-    `wanted` are patterns of stage names: only those stages stay, and those they start from.
+    `patterns` are patterns of stage names: only those stages stay, and those they start from.
     """
     if not content.get("data"):
         raise UsageError("no DATA folder given; see 'metaseq-lm sweep --help'")
@@ -136,24 +143,22 @@ def normalise(content: dict[str, Any], wanted: Sequence[str] = ()) -> dict[str, 
         for one in repeated(mapping(stage, "stages"))
     ]
     names = [stage["name"] for stage in stages]
+    if len(set(names)) < len(names):
+        raise UsageError(f"stages: two have the same name ({', '.join(names)})")
+    stages = chosen_stages(stages, patterns)
     grid = mapping(content.get("grid", {}), "grid")
-    chosen = [mapping(item, "list") for item in sequence(content.get("list", []), "list", True)]
+    overrides = sequence(content.get("overrides", []), "overrides", True)
     definition = {
         "data": content["data"],
         "config_dir": content.get("config_dir"),
         "user_dir": content.get("user_dir"),
         "stages": stages,
         "grid": {key: sequence(values, f"grid {key}") for key, values in grid.items()},
-        "list": chosen,
+        "list": [mapping(i, "list") for i in sequence(content.get("list", []), "list", True)],
         "seeds": [seed_of(s) for s in sequence(content.get("seeds", [1]), "seeds")],
-        "overrides": [
-            override_of(o) for o in sequence(content.get("overrides", []), "overrides", True)
-        ],
+        "overrides": [override_of(override) for override in overrides],
     }
-    if len(set(names)) < len(names):
-        raise UsageError(f"stages: two have the same name ({', '.join(names)})")
-    definition["stages"] = chosen_stages(stages, wanted)
-    check_axes(definition, [stage["name"] for stage in definition["stages"]])
+    check_axes(definition, [stage["name"] for stage in stages])
     return definition
 
 
@@ -165,29 +170,31 @@ def repeated(stage: dict[str, Any]) -> list[dict[str, Any]]:
     copies = []
     for values in itertools.product(*choices):
         filled = {key: text_of(value, f"each {key}") for key, value in zip(each, values)}
-        copies.append({key: put(value, filled) for key, value in rest.items()})
+        copies.append({key: substitute(value, filled) for key, value in rest.items()})
     return copies
 
 
-def put(value: Any, values: dict[str, str]) -> Any:
+def substitute(value: Any, values: dict[str, str]) -> Any:
     """Return a text, or a list of texts, with {names} replaced by `values`; other names stay."""
     if isinstance(value, list):
-        return [put(item, values) for item in value]
+        return [substitute(item, values) for item in value]
     if not isinstance(value, str):
         return value
     return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), value)
 
 
-def chosen_stages(stages: list[dict[str, Any]], wanted: Sequence[str]) -> list[dict[str, Any]]:
+def chosen_stages(stages: list[dict[str, Any]], patterns: Sequence[str]) -> list[dict[str, Any]]:
     """Return the stages whose names match a pattern and those they start from; all without patterns."""
     names = [stage["name"] for stage in stages]
-    for pattern in wanted:
+    for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            have = f"there is no such stage.{nearest(pattern, names)} Stages: {', '.join(names)}."
+            problem = (
+                f"there is no such stage.{nearest(pattern, names)} Stages: {', '.join(names)}."
+            )
             if names == [""]:
-                have = "the sweep has no stages; leave --stages out, or list them in SWEEP.yaml"
-            raise UsageError(f"--stages {printable(pattern, '--stages')}: {have}")
-    chosen = {n for n in names if not wanted or any(fnmatchcase(n, p) for p in wanted)}
+                problem = "the sweep has no stages; leave --stages out, or list them in SWEEP.yaml"
+            raise UsageError(f"--stages {printable(pattern, '--stages')}: {problem}")
+    chosen = {n for n in names if not patterns or any(fnmatchcase(n, p) for p in patterns)}
     for stage in reversed(stages):
         if stage["name"] in chosen:
             texts = [stage["config_name"] or "", *stage["overrides"]]
@@ -198,12 +205,14 @@ def chosen_stages(stages: list[dict[str, Any]], wanted: Sequence[str]) -> list[d
 def stage_of(stage: dict[str, Any]) -> dict[str, Any]:
     """Return a checked stage."""
     name = stage.get("name")
-    known(stage, STAGE_KEYS, f"stage {name}")
+    check_keys(stage, STAGE_KEYS, f"stage {name}")
     single = name == "" and "overrides" in stage
-    if not single and not (isinstance(name, str) and STAGE.fullmatch(name) and name not in TAKEN):
+    if not single and not (
+        isinstance(name, str) and STAGE.fullmatch(name) and name not in RESERVED_STAGES
+    ):
         raise UsageError(
             f"stage name {name!r}: it names a folder, so use letters, digits, _ and - "
-            f"(at most 50, and not {', '.join(TAKEN)})"
+            f"(at most 50, and not {', '.join(RESERVED_STAGES)})"
         )
     config_name = stage.get("config_name")
     if config_name is not None and not (isinstance(config_name, str) and config_name):
@@ -237,20 +246,19 @@ def check_axes(definition: dict[str, Any], stages: list[str]) -> None:
             )
     if chosen and not chosen[0]:
         raise UsageError("list: an alternative has no keys")
-    twice = [key for key, count in Counter(keys).items() if count > 1]
-    if twice:
-        raise UsageError(f"{twice[0]} is in grid and in list; keep one")
-    for name, value in [
-        *((name, value) for name, values in definition["grid"].items() for value in values),
-        *((name, value) for item in chosen for name, value in item.items()),
-    ]:
-        text_of(value, name)
+    if chosen and (both := [key for key in definition["grid"] if key in chosen[0]]):
+        raise UsageError(f"{both[0]} is in grid and in list; keep one")
+    for name, values in definition["grid"].items():
+        for value in values:
+            text_of(value, name)
+    for item in chosen:
+        for name, value in item.items():
+            text_of(value, name)
     axes = {"list": chosen, "seeds": definition["seeds"], **definition["grid"]}
     for name, values in axes.items():
-        shown = [repr(v) for v in values]
-        again = [v for v, count in Counter(shown).items() if count > 1]
-        if again:
-            raise UsageError(f"{name}: {again[0]} is there twice")
+        repeats = [text for text, count in Counter(map(repr, values)).items() if count > 1]
+        if repeats:
+            raise UsageError(f"{name}: {repeats[0]} is there twice")
 
 
 def mapping(value: Any, name: str) -> dict[str, Any]:
@@ -289,7 +297,7 @@ def override_of(value: Any) -> str:
     return value
 
 
-def known(content: dict[Any, Any], keys: tuple[str, ...], where: str) -> None:
+def check_keys(content: dict[Any, Any], keys: tuple[str, ...], where: str) -> None:
     """Raise UsageError for a key that is not one of `keys`."""
     for key in content:
         if key not in keys:

@@ -7,18 +7,20 @@ import itertools
 import os
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import QuotedString
-from hydra.errors import HydraException
 
 from metaseq_lm.core.config import options_with, quote
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.sweeps.definition import PLACEHOLDER, hydra_text, put, text_of
+from metaseq_lm.sweeps.definition import (
+    PLACEHOLDER,
+    hydra_text,
+    override_values,
+    substitute,
+    text_of,
+)
 
 NAME_LENGTH = 120
 
@@ -45,10 +47,6 @@ class Run:
     values: dict[str, Any]
     seed: int
     stages: tuple[StageRun, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the run as sweep.json keeps it."""
-        return asdict(self)
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Run:
@@ -129,19 +127,13 @@ def check_path(argument: str) -> None:
     key, _, value = argument.partition("=")
     if key not in ("data", *options_with("source")):
         return
-    paths = listed_paths(argument) if value.startswith("[") else [value.strip("'\"")]
+    if value.startswith("["):
+        lists = override_values(argument, f"'{argument}'")
+        paths = [str(path) for items in lists if isinstance(items, list) for path in items]
+    else:
+        paths = [value.strip("'\"")]
     if any(path not in ("", "null") and not os.path.isabs(path) for path in paths):
         raise UsageError(f"'{argument}': give an absolute path, or one from a stage: {{stage}}/...")
-
-
-def listed_paths(argument: str) -> list[str]:
-    """Return the items of an override KEY=[ITEM,ITEM]; UsageError if it is not written so."""
-    try:
-        value = OverridesParser.create().parse_override(argument).value()
-    except HydraException as error:
-        raise UsageError(f"'{argument}': {str(error).splitlines()[0]}") from error
-    items = value if isinstance(value, list) else []
-    return [item.text if isinstance(item, QuotedString) else str(item) for item in items]
 
 
 def fill(template: str, values: dict[str, str], paths: dict[str, str]) -> str:
@@ -149,17 +141,17 @@ def fill(template: str, values: dict[str, str], paths: dict[str, str]) -> str:
     names = PLACEHOLDER.findall(template)
     for name in names:
         if name not in values and name not in paths:
-            have = [*values, *(p for p in paths if p)]
+            placeholders = [*values, *(p for p in paths if p)]
             raise UsageError(
-                f"'{template}': nothing is named {{{name}}}.{nearest(name, have)} "
-                f"Placeholders here: {', '.join(have)}."
+                f"'{template}': nothing is named {{{name}}}.{nearest(name, placeholders)} "
+                f"Placeholders here: {', '.join(placeholders)}."
             )
     key, equals, value = template.partition("=")
     inside = bool(equals) and any(n in paths for n in names)
     if inside and value.startswith("[") and value.endswith("]"):
-        items = [put(item.strip(), values | paths) for item in value[1:-1].split(",")]
-        return f"{put(key, values)}=[{','.join(map(quote, items))}]"
-    text = put(template, values | paths)
+        items = [substitute(item.strip(), values | paths) for item in value[1:-1].split(",")]
+        return f"{substitute(key, values)}=[{','.join(map(quote, items))}]"
+    text = substitute(template, values | paths)
     key, equals, value = text.partition("=")
     return f"{key}={quote(value)}" if inside else text
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ class SweepFolder:
             "out": str(self.path),
             "definition": definition,
             "launch": launch,
-            "runs": [run.as_json() for run in runs],
+            "runs": [asdict(run) for run in runs],
         }
         write_atomic(self.path / "sweep.json", (json.dumps(content, indent=1) + "\n").encode())
 
@@ -150,9 +151,11 @@ class SweepFolder:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            form = JOBS.get(str(row.get("kind")), {}) if isinstance(row, dict) else {}
-            problem = misfit(row, form)
-            if problem := problem or not_local(row):
+            kind = str(row.get("kind")) if isinstance(row, dict) else ""
+            problem = misfit(row, JOBS.get(kind, {}))
+            if not problem and kind == "submit" and row["executor"] == "local":
+                problem = "" if row["job"].isdecimal() else "job is no process"
+            if problem:
                 raise MetaseqError(f"{file}:{number}: damaged ({problem}). Delete that line")
             rows.append(row)
         return rows
@@ -167,7 +170,7 @@ class SweepFolder:
             elif row.get("kind") == "cancel" and row["run"] in last:
                 before = last[row["run"]]
                 if before.job == row["job"] and before.folder == row["folder"]:
-                    last[row["run"]] = Submission(**{**before.__dict__, "cancelled": True})
+                    last[row["run"]] = replace(before, cancelled=True)
         return last
 
     def commands(self) -> list[dict[str, Any]]:
@@ -183,15 +186,11 @@ class SweepFolder:
         """Make a new folder for submitit, which would find old results in a used one."""
         jobs = self.path / "jobs"
         jobs.mkdir(exist_ok=True)
-        number = len(list(jobs.iterdir()))
-        while True:
-            number += 1
-            folder = jobs / f"{number:04d}"
-            try:
-                folder.mkdir()
-                return folder
-            except FileExistsError:
-                continue
+        for number in itertools.count(len(list(jobs.iterdir())) + 1):
+            with contextlib.suppress(FileExistsError):
+                (jobs / f"{number:04d}").mkdir()
+                break
+        return jobs / f"{number:04d}"
 
 
 def grown(old: dict[str, Any], definition: dict[str, Any], runs: list[Run]) -> bool:
@@ -202,12 +201,6 @@ def grown(old: dict[str, Any], definition: dict[str, Any], runs: list[Run]) -> b
     return all(old["definition"][key] == definition[key] for key in places) and all(
         current.get(stage["folder"]) == stage["arguments"] for stage in before
     )
-
-
-def not_local(row: dict[str, Any]) -> str:
-    """Return why a line cannot be a local job, else ""."""
-    is_local = row.get("kind") == "submit" and row["executor"] == "local"
-    return "job is no process" if is_local and not row["job"].isdecimal() else ""
 
 
 def misfit(value: Any, form: Any, name: str = "it") -> str:

@@ -17,7 +17,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -28,7 +27,7 @@ from submitit.core.utils import UncompletedJobError
 from submitit.helpers import DelayedSubmission
 
 from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError
-from metaseq_lm.core.files import write_atomic
+from metaseq_lm.core.files import read_json, write_atomic
 from metaseq_lm.distributed import signals
 from metaseq_lm.distributed.launcher import program
 from metaseq_lm.distributed.signals import SIGNALS
@@ -58,18 +57,16 @@ class Snapshot:
     def __init__(self, out: Path, user_dir: str | None, config_dir: str | None) -> None:
         self.out, self.user_dir, self.config_dir = out, user_dir, config_dir
         package = Path(__file__).parents[1]
-        self.files = {f"metaseq_lm/{n}": p for n, p in sources(package, (".py", ".yaml"), out)}
-        plugin = Path(user_dir) if user_dir else None
-        # It can also be the name of an installed module, which is not ours to copy.
-        if plugin is not None and plugin.is_file():
+        self.files = sources(package, "metaseq_lm", (".py", ".yaml"), out)
+        plugin = Path(user_dir or "")
+        # It can also be the name of an installed module, which is not copied.
+        if user_dir and plugin.is_file():
             self.files[f"plugin/{plugin.name}"] = plugin
-        elif plugin is not None and plugin.is_dir():
+        elif user_dir and plugin.is_dir():
             kinds = (".py", ".yaml", ".yml", ".json")
-            files = sources(plugin, kinds, out)
-            self.files |= {f"plugin/{plugin.name}/{name}": path for name, path in files}
+            self.files |= sources(plugin, f"plugin/{plugin.name}", kinds, out)
         if config_dir:
-            files = sources(Path(config_dir), (".yaml", ".yml"), out)
-            self.files |= {f"config/{name}": path for name, path in files}
+            self.files |= sources(Path(config_dir), "config", (".yaml", ".yml"), out)
         digest = hashlib.sha256()
         for name, path in sorted(self.files.items()):
             content = path.read_bytes()
@@ -97,16 +94,18 @@ def code_at(folder: Path, user_dir: str | None, config_dir: str | None) -> Code:
     return Code(folder, copied, str(folder / "config") if config_dir else None)
 
 
-def sources(root: Path, kinds: tuple[str, ...], out: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (relative name, path) of the files below `root` of these kinds, but none below `out`."""
+def sources(root: Path, name: str, kinds: tuple[str, ...], out: Path) -> dict[str, Path]:
+    """Return the files below `root` of these kinds, but none below `out`, by name/relative path."""
     if not root.is_dir():
         raise UsageError(f"{root}: there is no such folder")
-    for place, below, names in os.walk(root):
+    files = {}
+    for place, folders, names in os.walk(root):
         folder = Path(place)
-        below[:] = sorted(d for d in below if d[0] != "." and (folder / d).resolve() != out)
-        for name in sorted(names):
-            if name[0] != "." and name.endswith(kinds):
-                yield str((folder / name).relative_to(root)), folder / name
+        folders[:] = sorted(d for d in folders if d[0] != "." and (folder / d).resolve() != out)
+        for file in sorted(names):
+            if file[0] != "." and file.endswith(kinds):
+                files[f"{name}/{(folder / file).relative_to(root)}"] = folder / file
+    return files
 
 
 # ---------------------------------------------------------------- the job
@@ -202,7 +201,7 @@ class Runner:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         self.child = 0
         code = child.wait()
-        results = read_json(folder / "results.json", since=started)
+        results = read_json_if_valid(folder / "results.json", since=started)
         if code not in (0, Interrupted.exit_code) and not results.get("message"):
             results["message"] = last_lines(log, before)
         return code, results
@@ -244,15 +243,12 @@ def outcome_file(folder: Path, job_id: str) -> Path:
     return folder / f"{job_id}_outcome.json"
 
 
-def read_json(file: Path, since: float = 0.0) -> dict[str, Any]:
+def read_json_if_valid(file: Path, since: float = 0.0) -> dict[str, Any]:
     """Return a JSON object, or {} if the file is missing, older than `since` or damaged."""
     try:
-        if file.stat().st_mtime < since - 1:
-            return {}
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return {} if file.stat().st_mtime < since - 1 else read_json(file)
+    except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def last_lines(log: Path, start: int, count: int = 5) -> str:

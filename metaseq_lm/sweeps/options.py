@@ -17,16 +17,6 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,199}")
 CONSTRAINT = re.compile(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:=&|*()\[\]-]{0,199}")
 SETUP = re.compile(r"[A-Za-z0-9._/:=@%+,~ -]{1,1000}")
 SLURM_PATH = re.compile(r"[A-Za-z0-9._/=@+,~-]+")
-LIMITS = {
-    "max_parallel": (1, 100_000),
-    "time": (1, 525_600),
-    "nproc": (1, 1024),
-    "cpus": (1, 1024),
-    "gpus": (0, 64),
-    "mem": (1, 100_000),
-    "max_timeouts": (0, 1000),
-}
-SLURM_ONLY = ("mem", "partition", "constraint", "account", "qos", "setup")
 
 
 @dataclass
@@ -34,30 +24,41 @@ class Launch:
     """The launch options of a sweep; raises UsageError for an unsafe or impossible value."""
 
     executor: str = option("local", "local (on this machine, and wait) or slurm (a job array)")
-    max_parallel: int | None = option(None, "runs at a time (default: local 1, slurm all)")
-    time: int | None = option(None, "minutes until a run is stopped and requeued (slurm: 60)")
-    nproc: int = option(1, "processes of one run (default: 1)")
-    cpus: int = option(1, "CPUs of one run, and its threads (default: 1)")
-    gpus: int = option(0, "GPUs of one run (default: 0)")
-    mem: int | None = option(None, "memory of one run in GB")
-    partition: str | None = option(None, "Slurm partition")
-    constraint: str | None = option(None, "Slurm constraint, such as a100|h100")
-    account: str | None = option(None, "Slurm account")
-    qos: str | None = option(None, "Slurm quality of service")
-    setup: tuple[str, ...] = option((), "line for the job's shell before the run; can be repeated")
-    max_timeouts: int = option(10, "how often a run is requeued after a time-out (default: 10)")
+    max_parallel: int | None = option(
+        None, "runs at a time (default: local 1, slurm all)", at_least=1, at_most=100_000
+    )
+    time: int | None = option(
+        None, "minutes until a run is stopped and requeued (slurm: 60)", at_least=1, at_most=525_600
+    )
+    nproc: int = option(1, "processes of one run (default: 1)", at_least=1, at_most=1024)
+    cpus: int = option(1, "CPUs of one run, and its threads (default: 1)", at_least=1, at_most=1024)
+    gpus: int = option(0, "GPUs of one run (default: 0)", at_least=0, at_most=64)
+    mem: int | None = option(
+        None, "memory of one run in GB", at_least=1, at_most=100_000, slurm_only=True
+    )
+    partition: str | None = option(None, "Slurm partition", pattern=NAME, slurm_only=True)
+    constraint: str | None = option(
+        None, "Slurm constraint, such as a100|h100", pattern=CONSTRAINT, slurm_only=True
+    )
+    account: str | None = option(None, "Slurm account", pattern=NAME, slurm_only=True)
+    qos: str | None = option(None, "Slurm quality of service", pattern=NAME, slurm_only=True)
+    setup: tuple[str, ...] = option(
+        (), "line for the job's shell before the run; can be repeated", slurm_only=True
+    )
+    max_timeouts: int = option(
+        10, "how often a run is requeued after a time-out (default: 10)", at_least=0, at_most=1000
+    )
 
     def __post_init__(self) -> None:
         if self.executor not in ("local", "slurm"):
             raise UsageError(f"--executor must be local or slurm, got {self.executor!r}")
-        for name, (low, high) in LIMITS.items():
-            value = getattr(self, name)
-            if value is not None:
-                setattr(self, name, whole(value, name, low, high))
-        for name in ("partition", "account", "qos", "constraint"):
-            value = getattr(self, name)
-            pattern = CONSTRAINT if name == "constraint" else NAME
-            if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
+        for item in fields(self):
+            name, value, allowed = item.name, getattr(self, item.name), item.metadata
+            if value is not None and "at_least" in allowed:
+                setattr(self, name, whole(value, name, allowed["at_least"], allowed["at_most"]))
+            if value is None or "pattern" not in allowed:
+                continue
+            if not (isinstance(value, str) and allowed["pattern"].fullmatch(value)):
                 raise UsageError(f"--{name} {value!r}: not a {name} that Slurm can have")
         if not isinstance(self.setup, (list, tuple)):
             raise UsageError(f"--setup {self.setup!r}: not a list of lines")
@@ -69,7 +70,7 @@ class Launch:
                 )
         self.setup = tuple(self.setup)
 
-    def given(self) -> dict[str, Any]:
+    def non_default(self) -> dict[str, Any]:
         """Return the options that are not at their default, for sweep.json."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "setup"}
         changed = {n: v for n, v in values.items() if v != getattr(Launch, n)}
@@ -91,13 +92,15 @@ def launch_from(stored: dict[str, Any], command_line: dict[str, Any]) -> Launch:
         if name not in names:
             hint = nearest(str(name), names)
             raise UsageError(f"launch: unknown option {name!r}.{hint} Options: {', '.join(names)}")
-    launch = Launch(**(stored | command_line))
-    if launch.executor == "local":
-        if foreign := [name for name in SLURM_ONLY if name in command_line]:
-            raise UsageError(f"--{foreign[0]} is for --executor slurm")
-        kept = {n: v for n, v in (stored | command_line).items() if n not in SLURM_ONLY}
-        return Launch(**kept)
-    return launch
+    values = stored | command_line
+    launch = Launch(**values)
+    if launch.executor == "slurm":
+        return launch
+    slurm_only = [item.name for item in fields(Launch) if "slurm_only" in item.metadata]
+    for name in slurm_only:
+        if name in command_line:
+            raise UsageError(f"--{name} is for --executor slurm")
+    return Launch(**{name: value for name, value in values.items() if name not in slurm_only})
 
 
 def whole(value: Any, name: str, low: int, high: int) -> int:

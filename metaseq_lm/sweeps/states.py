@@ -16,7 +16,7 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.runs.folder import read_config
 from metaseq_lm.sweeps.expansion import Run, StageRun
 from metaseq_lm.sweeps.folder import Submission, SweepFolder, process_start
-from metaseq_lm.sweeps.job import START, ending, outcome_file, read_json
+from metaseq_lm.sweeps.job import START, ending, outcome_file, read_json_if_valid
 
 GOOD = ("finished", "running", "pending", "waiting")
 ACTIVE = ("pending", "running", "unknown")
@@ -98,7 +98,7 @@ def unfinished(folder: SweepFolder, run: Run) -> list[StageRun]:
     """
     open_stages: list[StageRun] = []
     for at, stage in reversed(list(enumerate(run.stages))):
-        results = read_json(folder.path / stage.folder / "results.json")
+        results = read_json_if_valid(folder.path / stage.folder / "results.json")
         if results.get("status") == "finished":
             continue
         users = [later for later in run.stages[at + 1 :] if later.starts_from(stage)]
@@ -154,7 +154,7 @@ def progress(place: Path) -> tuple[int, int, float]:
                 # Torn, or cut by the seek.
                 continue
     results_file = place / "results.json"
-    results = read_json(results_file)
+    results = read_json_if_valid(results_file)
     max_update = number(results, "max_update", 0, results_file) or configured(place / "config.yaml")
     done = number(results, "updates", update, results_file)
     return int(done), int(max_update), float(number(results, "seconds", seconds, results_file))
@@ -215,7 +215,7 @@ def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> t
     """
     if last.cancelled:
         return "cancelled", ""
-    outcome = read_json(outcome_file(folder.path / last.folder, last.job))
+    outcome = read_json_if_valid(outcome_file(folder.path / last.folder, last.job))
     outcome_state = str(outcome.get("state", ""))
     slurm_state = slurm.states.get(last.job, "")
     where = log_file(folder, last, "err")
