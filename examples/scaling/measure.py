@@ -32,7 +32,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine import reduction
 from metaseq_lm.training.parts import build_parts
-from metaseq_lm.training.prefetch import Preprefetcher
+from metaseq_lm.training.prefetch import Prefetcher
 
 VOCAB, LENGTH = 30522, 128
 
@@ -92,7 +92,7 @@ def updates(data: Path, rows: int, precision: str, count: int) -> dict[str, Any]
     options += [f"engine.precision={precision}", "engine.threads=1", "engine.tensorboard=false"]
     run = build_parts(load_config(options))
     waiting = Waiting()
-    prefetcher = Preprefetcher(run.task.needs, run.task.build_streams("train"), {}, run.shard)
+    prefetcher = Prefetcher(run.task.needs, run.task.build_streams("train"), {}, run.shard)
     run.model.train()
     seconds, waits = [], []
     for update, batches in prefetcher.updates(0, count + 2):

@@ -20,7 +20,7 @@ from metaseq_lm.cli.score import split_overrides
 from metaseq_lm.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from metaseq_lm.training.restore import RestoredRun
+    from metaseq_lm.training.parts import Parts
 
 HELP = "score a checkpoint, or several as an ensemble, on a split; writes predictions"
 OVERRIDES = True
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 def report(
     args: argparse.Namespace,
-    scorer: "RestoredRun",
+    scorer: "Parts",
     split: str,
     source: dict[str, Any],
     metrics: dict[str, float],

@@ -261,10 +261,14 @@ def from_first(value: T) -> T:
     return box[0]
 
 
-def agreed_signal() -> int:
-    """Return a stop signal that any replica received, or 0; a call of all replicas."""
+def stop_if_signalled(progress: str) -> None:
+    """Raise Interrupted if any replica received a stop signal; a call of all replicas.
+
+    `progress` says in the message how far the work has come.
+    """
     votes = gather_objects(signals.votes())
-    return signals.elected([sum(column) for column in zip(*votes)])
+    if number := signals.elected([sum(column) for column in zip(*votes)]):
+        raise signals.interruption(number, progress)
 
 
 def check_equal(tensors: dict[str, Tensor], update: int) -> None:

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import read_json, sync_folder
 from metaseq_lm.runs.safe_load import check_archive, check_header
 
@@ -244,6 +244,30 @@ def labels_of(facts: Any, source: object) -> dict[str, list[str]]:
             f"{source} does not say which classes its heads are for; train it anew with this version"
         )
     return labels
+
+
+def check_classes(source: object, name: str, then: Sequence[str], now: Sequence[str]) -> None:
+    """Raise UsageError if `source` was trained on other classes of a set, or in another order."""
+    if list(then) != list(now):
+        was, is_now = (", ".join(labels) or "real values" for labels in (then, now))
+        raise UsageError(
+            f"{source} was trained on {name} with the classes {was}, but DATA has {is_now}; their order is "
+            "that of the outputs. Preprocess the set again with --labels-from the set of then, or with "
+            "--labels in its order"
+        )
+
+
+def check_heads(
+    source: object, then: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]
+) -> None:
+    """Raise UsageError if the classes of a set of `now` are not those that its head was trained on.
+
+    `then` are the classes of the sets that `source` was trained on; where that is one, its head is
+    that of a set of another name, too.
+    """
+    for name, labels in now.items():
+        only = next(iter(then.values())) if len(then) == 1 else labels
+        check_classes(source, name, then.get(name, only), labels)
 
 
 def check_facts(stored: Any, current: dict[str, Any], path: Path) -> None:

@@ -16,7 +16,6 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Terms
-from metaseq_lm.core.checks import check_heads
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import register_task
@@ -144,7 +143,8 @@ class SentencePredictionTask(Task):
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
         """Raise UsageError if a kept head is for other classes or another order."""
         if self.config.keep_head and "labels" in facts:
-            check_heads(source, checkpoint.labels_of(facts, source), facts_of(self)["labels"])
+            labels = checkpoint.labels_of(facts, source)
+            checkpoint.check_heads(source, labels, facts_of(self)["labels"])
 
     # ---------------------------------------------------------------- scores
 

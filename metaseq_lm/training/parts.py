@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import resource
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,7 @@ from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.models.inherit import inherited
-from metaseq_lm.tasks import Passes, Scored, Task
+from metaseq_lm.tasks import Batches, Passes, Scored, Task
 from metaseq_lm.tasks.protocols import HasSamples, Prepares
 
 
@@ -45,6 +46,31 @@ class Parts:
     def data_fingerprint(self) -> str:
         """The fingerprint of the data in use; MetaseqError if a file differs from the manifest."""
         return fingerprint_of_run(self.config.data, OmegaConf.to_container(self.config.task))
+
+    def place(self, batches: Batches) -> Batches:
+        """Return the batches of an update on the engine's device, in its precision."""
+        return {
+            name: [self.engine.to_device(batch) for batch in stream]
+            for name, stream in batches.items()
+        }
+
+    @contextlib.contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Switch dropout off; random numbers inside do not depend on the update."""
+        self.model.eval()
+        with self.engine.outside_updates():
+            yield
+        self.model.train()
+
+    def score(self, split: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Return metrics on a split and, on the first replica, predictions; UsageError for "train".
+
+        A call of all replicas.
+        """
+        check_scored(split)
+        _ = self.data_fingerprint  # MetaseqError if a file is damaged
+        metrics, rows = evaluate_split(self, split)
+        return metrics, [] if process_group.rank() else list(rows())
 
 
 def prepare_config(config: DictConfig) -> DictConfig:
@@ -136,10 +162,8 @@ def evaluate_split(parts: Parts, split: str) -> Scored:
 
     A call of all replicas.
     """
-    parts.model.eval()
-    with parts.engine.outside_updates():
+    with parts.evaluation_mode():
         logs, rows = parts.task.evaluate(parts.engine, parts.model, batches_of(parts, split))
-    parts.model.train()
     return Scored({name: float(value) for name, value in logs.items()}, rows)
 
 
@@ -147,11 +171,8 @@ def sample_texts(parts: Parts) -> list[str]:
     """Return the task's texts that show what the model does, in evaluation mode; often none."""
     if not isinstance(parts.task, HasSamples):
         return []
-    parts.model.eval()
-    with parts.engine.outside_updates():
-        texts = parts.task.samples(parts.engine, parts.model)
-    parts.model.train()
-    return texts
+    with parts.evaluation_mode():
+        return parts.task.samples(parts.engine, parts.model)
 
 
 def batches_of(parts: Parts, split: str) -> Passes:
@@ -175,8 +196,6 @@ def peak_memory(device: torch.device) -> int:
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
     """Return the number of trained and of all parameters, a shared one counted once."""
-    every = list(model.parameters())
-    return {
-        "trained": sum(p.numel() for p in every if p.requires_grad),
-        "all": sum(p.numel() for p in every),
-    }
+    parameters = list(model.parameters())
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    return {"trained": trained, "all": sum(p.numel() for p in parameters)}

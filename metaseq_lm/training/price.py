@@ -8,14 +8,12 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from metaseq_lm.core.errors import DivergedError, UsageError
-from metaseq_lm.core.logging import Window
 from metaseq_lm.data.streams import mean_over_first
-from metaseq_lm.distributed import process_group, signals
+from metaseq_lm.distributed import process_group
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.folder import begun, read_config
 from metaseq_lm.tasks import with_updates
 from metaseq_lm.tasks.protocols import kinds_of
-from metaseq_lm.training.initialise import initialise_from
 from metaseq_lm.training.nonfinite import check_finite, describe_refusal
 from metaseq_lm.training.parts import (
     Parts,
@@ -27,7 +25,8 @@ from metaseq_lm.training.parts import (
     prepare_config,
 )
 from metaseq_lm.training.prefetch import Prefetcher
-from metaseq_lm.training.run_log import RunLog, engine_values
+from metaseq_lm.training.restore import initialise_from
+from metaseq_lm.training.run_log import RunLog, Window, engine_values
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,8 @@ def estimate_price(config: DictConfig) -> PriceEstimate:
     meter, window, costs = FlopMeter(), Window(), []
     model.train()
     for number, batches in batches_of_kinds.updates(0, len(kinds)):
-        if signal := process_group.agreed_signal():
-            raise signals.interruption(signal, "before the first update")
-        placed = {
-            name: [engine.to_device(batch) for batch in stream] for name, stream in batches.items()
-        }
+        process_group.stop_if_signalled("before the first update")
+        placed = parts.place(batches)
         engine.begin(number)
         before = meter.total
         with meter.count(placed):

@@ -1,45 +1,33 @@
-"""Opening a run again from a checkpoint, to evaluate, score or export it."""
+"""Use of checkpoints: reopening a run to evaluate or export it, and starting a run from its weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm.core import plugins
-from metaseq_lm.core.checks import check_heads
 from metaseq_lm.core.config import RunConfig, check_names, overridden, without_environment
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.storage.manifest import HERE, labels_in, sets_named
-from metaseq_lm.distributed import process_group
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.data.storage.manifest import HERE, labels_in, sets_named, tokenizer_hash
+from metaseq_lm.runs import checkpoint, lineage_cost
 from metaseq_lm.runs.checkpoint import Checkpoint, CheckpointError
-from metaseq_lm.training.initialise import check_tokenizer
-from metaseq_lm.training.parts import Parts, build_parts, check_scored, evaluate_split
+from metaseq_lm.tasks.protocols import ChecksSource
+from metaseq_lm.training.parts import Parts, build_parts
 
-
-class RestoredRun:
-    """A run with the weights of a checkpoint; nothing is written."""
-
-    def __init__(self, parts: Parts) -> None:
-        self.parts, self.config = parts, parts.config
-        self.task, self.model, self.engine = parts.task, parts.model, parts.engine
-
-    def score(self, split: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Return metrics on a split and, on the first replica, predictions; UsageError for "train"."""
-        check_scored(split)
-        _ = self.parts.data_fingerprint  # MetaseqError if a file is damaged
-        metrics, rows = evaluate_split(self.parts, split)
-        return metrics, [] if process_group.rank() else list(rows())
+# Options that change the hidden states of the same weights without a trace in their shapes.
+SHAPELESS = ("encoder_attention_heads", "encoder_normalize_before", "norm_eps")
 
 
 def open_run(
     path: str, data: str | None = None, user_dir: str | None = None, overrides: Sequence[str] = ()
-) -> RestoredRun:
+) -> Parts:
     """Return the run of a checkpoint, or of the best one in a run folder, with its weights loaded.
+
+    Nothing is written.
 
     Args:
         path: checkpoint or run folder.
@@ -68,7 +56,7 @@ def open_run(
     parts = build_parts(config, dry_run=True)
     check_labels(stored, parts, place)
     checkpoint.load_into(parts.model, stored.weights, place)
-    return RestoredRun(parts)
+    return parts
 
 
 def check_labels(stored: Checkpoint, parts: Parts, place: Path) -> None:
@@ -77,7 +65,9 @@ def check_labels(stored: Checkpoint, parts: Parts, place: Path) -> None:
     if "labels" not in facts:
         return
     names = [HERE, *sets_named(parts.config.data, vars(parts.task.config))]
-    check_heads(place, checkpoint.labels_of(facts, place), labels_in(parts.config.data, names))
+    checkpoint.check_heads(
+        place, checkpoint.labels_of(facts, place), labels_in(parts.config.data, names)
+    )
 
 
 def stored_config(stored: Checkpoint) -> DictConfig:
@@ -92,3 +82,62 @@ def stored_config(stored: Checkpoint) -> DictConfig:
         raise CheckpointError(f"{stored.path}: its config cannot be used: {reason}") from error
     OmegaConf.set_struct(config, True)
     return config
+
+
+@dataclass(frozen=True)
+class Initialisation:
+    """What a run started from: a sentence for its log, and the cost of its ancestors."""
+
+    message: str = ""
+    costs: lineage_cost.Costs = field(default_factory=dict)
+
+
+def initialise_from(parts: Parts, source: str) -> Initialisation:
+    """Load the weights that the task takes from the run or checkpoint `source`.
+
+    Raises CheckpointError if there are none or they do not fit, UsageError if tokenizer or layers
+    differ from those that the weights were trained with.
+    """
+    stored = checkpoint.load(checkpoint.resolve(source))
+    check_source(stored, parts.config)
+    if isinstance(parts.task, ChecksSource):
+        parts.task.check_facts(stored.manifest.get("facts") or {}, stored.path)
+    chosen = parts.task.pretrained(stored.weights)
+    if not chosen:
+        raise CheckpointError(
+            f"{stored.path} has no weights that task '{parts.config.task._name}' starts from; "
+            f"it has {', '.join(sorted(stored.weights)[:3])}, ..."
+        )
+    current = parts.model.state_dict()
+    fresh = {
+        name: weight
+        for name, weight in current.items()
+        if name not in chosen and name.startswith(parts.task.fresh)
+    }
+    message = f"starts from {stored.path}: {len(chosen)} weights of it"
+    if fresh:
+        message += f"; fresh: {', '.join([*fresh][:4])}{', ...' * (len(fresh) > 4)}"
+    checkpoint.load_into(parts.model, {**fresh, **chosen}, stored.path)
+    return Initialisation(message, lineage_cost.ancestors(source))
+
+
+def check_source(stored: Checkpoint, config: DictConfig) -> None:
+    """Raise UsageError if a run cannot start from a checkpoint: another tokenizer or other layers."""
+    check_tokenizer(stored, config.data)
+    model = (stored.manifest.get("config") or {}).get("model") or {}
+    for key in SHAPELESS:
+        if key in model and key in config.model and model[key] != config.model[key]:
+            raise UsageError(
+                f"{stored.path} was trained with model.{key}={model[key]}, this run has "
+                f"{config.model[key]}; its weights would compute something else"
+            )
+
+
+def check_tokenizer(stored: Checkpoint, data: str) -> None:
+    """Raise UsageError if a checkpoint was trained on the tokens of another tokenizer than `data`'s."""
+    trained_with, current = stored.manifest.get("tokenizer"), tokenizer_hash(data)
+    if trained_with and current and trained_with != current:
+        raise UsageError(
+            f"{stored.path} was trained with another tokenizer than {data} has ({trained_with} and {current}); "
+            "binarise the data with its tokenizer: preprocess --tokenizer-from FOLDER"
+        )

@@ -8,13 +8,12 @@ from typing import Any
 from omegaconf import DictConfig
 
 from metaseq_lm.core.errors import Interrupted, MetaseqError
-from metaseq_lm.distributed import process_group, signals
+from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.predictions import write_predictions
 from metaseq_lm.runs import checkpoint, lineage_cost
 from metaseq_lm.runs.folder import RunFolder, code_hash, read_results
 from metaseq_lm.tasks.protocols import LoadsFrozen, PricedByRule, UsesOtherRuns, submissions_of
 from metaseq_lm.training.checkpointing import Checkpointer, check_room
-from metaseq_lm.training.initialise import Initialisation, initialise_from
 from metaseq_lm.training.parts import (
     build_parts,
     check_splits,
@@ -23,6 +22,7 @@ from metaseq_lm.training.parts import (
     prepare_config,
 )
 from metaseq_lm.training.price import resolve_flops_budget
+from metaseq_lm.training.restore import Initialisation, initialise_from
 from metaseq_lm.training.run_log import RunLog
 from metaseq_lm.training.trainer import Trainer
 
@@ -81,9 +81,8 @@ class TrainingRun:
             metrics[self.config.trainer.valid_split] = self.trainer.last_valid
         self._load_best(metrics)
         for split in self.config.trainer.final_splits:
-            if signal := process_group.agreed_signal():
-                raise signals.interruption(signal, self.trainer.progress_text())
-            metrics[split], rows = self.score(split)
+            process_group.stop_if_signalled(self.trainer.progress_text())
+            metrics[split], rows = self.parts.score(split)
             if self.folder is not None and rows:
                 files = submissions_of(self.task, split, rows)
                 write_predictions(self.folder.path, split, rows, files)
@@ -100,11 +99,6 @@ class TrainingRun:
             metrics[self.config.trainer.valid_split] = valid
         if self.config.trainer.final_splits:
             checkpoint.load_into(self.model, checkpoint.load(best.resolve()).weights, best)
-
-    def score(self, split: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Return metrics of the present weights on a split and, on the first replica, predictions."""
-        metrics, rows = self.trainer.evaluate(split)
-        return metrics, [] if process_group.rank() else list(rows())
 
     def record(self, status: str, error: MetaseqError | None = None, metrics: Any = None) -> None:
         """Write results.json from the first replica.

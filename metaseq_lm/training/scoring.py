@@ -22,7 +22,7 @@ from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.models.transformer.encoder import Stack
 from metaseq_lm.tasks.protocols import token_scorer
-from metaseq_lm.training.restore import RestoredRun
+from metaseq_lm.training.parts import Parts
 
 TOO_LONG = ("fail", "skip", "cut")
 
@@ -68,7 +68,7 @@ class SentenceScorer:
     """
 
     def __init__(
-        self, run: RestoredRun, batch_tokens: int = TOKENS_PER_PASS, too_long: str = "fail"
+        self, run: Parts, batch_tokens: int = TOKENS_PER_PASS, too_long: str = "fail"
     ) -> None:
         if batch_tokens < 1:
             raise UsageError(f"--batch-tokens {batch_tokens}: at least 1")

@@ -8,17 +8,15 @@ from typing import Any
 import torch
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.logging import Window
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.runs.checkpoint import CheckpointError
 from metaseq_lm.runs.flops import FlopMeter
-from metaseq_lm.tasks import Batches, Scored
-from metaseq_lm.training.best_checkpoint import BestCheckpoint
-from metaseq_lm.training.checkpointing import Checkpointer
+from metaseq_lm.tasks import Batches
+from metaseq_lm.training.checkpointing import BestCheckpoint, Checkpointer
 from metaseq_lm.training.nonfinite import NonfinitePolicy, check_finite, describe_refusal
 from metaseq_lm.training.parts import Parts, evaluate_split, sample_texts
 from metaseq_lm.training.prefetch import Prefetcher, sample_numbers
-from metaseq_lm.training.run_log import RunLog, engine_values
+from metaseq_lm.training.run_log import RunLog, Window, engine_values
 
 
 class Trainer:
@@ -64,10 +62,7 @@ class Trainer:
         """Make updates until the run ends or is rolled back."""
         for update, batches in prefetcher.updates(self.update, self.options.max_update):
             process_group.alive()
-            placed = {
-                name: [self.engine.to_device(batch) for batch in stream]
-                for name, stream in batches.items()
-            }
+            placed = self.parts.place(batches)
             self._update(update, placed)
             self.positions = dict(prefetcher.positions)
             if self.engine.nonfinite and self._refuse(placed):
@@ -137,10 +132,10 @@ class Trainer:
             if self.update:
                 self.save(False, required=True)
             raise signals.interruption(signal, self.progress_text())
+        due = self.stopped_by or self._is_due(options.validate_interval_updates)
+        due = due or (options.validate_first and not self.update)
         improved = False
-        wanted = self.stopped_by or self._is_due(options.validate_interval_updates)
-        wanted = wanted or (options.validate_first and not self.update)
-        if options.valid_split and wanted and self._validated_at != self.update:
+        if options.valid_split and due and self._validated_at != self.update:
             if self._is_due(options.save_interval_updates):
                 self.save(False)  # a job may have less time left than a validation takes
             improved = self._validate()
@@ -162,7 +157,7 @@ class Trainer:
 
     def _validate(self) -> bool:
         """Validate and log; return whether this is the best so far."""
-        self.last_valid = self.evaluate(self.options.valid_split).metrics
+        self.last_valid = evaluate_split(self.parts, self.options.valid_split).metrics
         self._validated_at = self.update
         self.checkpointer.saved_at = -1  # a checkpoint of this update lacks the validation
         self.log.values("valid", self.update, self.seconds, self.last_valid)
@@ -175,10 +170,6 @@ class Trainer:
             self._validated_at = -1
             self.save(False, required=True)  # a wrong name must not cost the updates
             raise
-
-    def evaluate(self, split: str) -> Scored:
-        """Return the task's metrics and predictions on a split."""
-        return evaluate_split(self.parts, split)
 
     def _event(self, message: str, **details: Any) -> None:
         self.log.event(self.update, self.seconds, message, **details)

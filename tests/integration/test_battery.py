@@ -58,7 +58,7 @@ def test_a_run_is_opened_again_and_scored(
     split = config.trainer.valid_split or "valid"
     metrics, rows = again.score(split)
     assert all(isinstance(row, dict) for row in rows)
-    monkeypatch.setattr(Parts, "shard", again.parts.shard)  # all the rows, of which it tells none
+    monkeypatch.setattr(Parts, "shard", again.shard)  # all the rows, of which it tells none
     monkeypatch.setattr(process_group, "rank", lambda: 1)
     assert not again.score(split)[1]
     monkeypatch.undo()

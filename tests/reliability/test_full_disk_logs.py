@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 from tensorboardX.proto.event_pb2 import Event
 
-from metaseq_lm.core.logging import TensorBoard
 from metaseq_lm.runs.folder import RunFolder
+from metaseq_lm.training.run_log import TensorBoard
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from torch import Tensor
 from metaseq_lm.core.config import load_config
 from metaseq_lm.distributed import process_group
 from metaseq_lm.methods.bam import teachers
-from metaseq_lm.training.initialise import initialise_from
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
+from metaseq_lm.training.restore import initialise_from
 from metaseq_lm.training.run import TrainingRun
 
 SETS = {"words": ("single", 96), "few": ("pair", 24), "values": ("regression", 40)}

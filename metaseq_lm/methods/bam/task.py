@@ -19,7 +19,6 @@ from torch import nn
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Logs
-from metaseq_lm.core.checks import check_classes
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
@@ -177,7 +176,7 @@ class BamTask(Task):
                     f"task.keep_head: {source} has no head for {name}; it has heads for "
                     f"{', '.join(sorted(labels))}"
                 )
-            check_classes(source, name, labels[name], own)
+            checkpoint.check_classes(source, name, labels[name], own)
 
     def further_costs(self) -> Costs:
         """Return what the teachers have cost, and computing their outputs."""

@@ -27,19 +27,19 @@ import safetensors.numpy
 from omegaconf import DictConfig
 
 from metaseq_lm.core.batch import TokenBatch
-from metaseq_lm.core.checks import check_classes
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, fingerprint
-from metaseq_lm.distributed import process_group, signals
+from metaseq_lm.distributed import process_group
 from metaseq_lm.runs import checkpoint, lineage_cost
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.runs.lineage_cost import Costs
 from metaseq_lm.runs.safe_load import check_header
 from metaseq_lm.tasks.finetuning import Outputs, listed
-from metaseq_lm.training.restore import RestoredRun, open_run
+from metaseq_lm.training.parts import Parts
+from metaseq_lm.training.restore import open_run
 
 FORMAT = 3
 SUFFIX = ".train.safetensors"
@@ -130,7 +130,7 @@ def assigned(names: Sequence[str], labels: Mapping[str, list[str]]) -> dict[str,
     for name, own in labels.items():
         then = found[name].labels[name]
         if then is not None:
-            check_classes(found[name].name, name, then, own)
+            checkpoint.check_classes(found[name].name, name, then, own)
     return {name: found[name] for name in labels}
 
 
@@ -185,7 +185,7 @@ def missing(teachers: Mapping[str, Teacher]) -> list[tuple[Teacher, list[str]]]:
     return found
 
 
-def opened(config: DictConfig, teacher: Teacher) -> RestoredRun:
+def opened(config: DictConfig, teacher: Teacher) -> Parts:
     """Return the run of a teacher on the student's data, to be asked in full precision.
 
     Raises MetaseqError if it cannot be: a model has all its heads, so DATA must have all its sets.
@@ -202,7 +202,7 @@ def opened(config: DictConfig, teacher: Teacher) -> RestoredRun:
     return open_run(str(teacher.checkpoint), config.data, config.user_dir, overrides)
 
 
-def computed(run: RestoredRun, teacher: Teacher, name: str) -> tuple[np.ndarray, dict[str, float]]:
+def computed(run: Parts, teacher: Teacher, name: str) -> tuple[np.ndarray, dict[str, float]]:
     """Return a teacher's outputs (rows, K) on a set's training rows, without dropout, and their cost.
 
     A call of all replicas, each of which takes its share of each batch. Raises Interrupted.
@@ -219,7 +219,7 @@ def computed(run: RestoredRun, teacher: Teacher, name: str) -> tuple[np.ndarray,
     mine: Outputs = []
     model.eval()
     with engine.outside_updates():
-        for number, batch in enumerate(task.once(name, "train").one_epoch(run.parts.shard)):
+        for number, batch in enumerate(task.once(name, "train").one_epoch(run.shard)):
             process_group.alive()
             stop_if_asked(teacher)
             show(number * task.config.batch_size)
@@ -250,11 +250,9 @@ class Rows:
 
 def stop_if_asked(teacher: Teacher) -> None:
     """Raise Interrupted on all replicas if a signal asked one of them to stop."""
-    if number := process_group.agreed_signal():
-        raise signals.interruption(
-            number,
-            f"while the outputs of {teacher.name} were computed; those of whole sets are stored",
-        )
+    process_group.stop_if_signalled(
+        f"while the outputs of {teacher.name} were computed; those of whole sets are stored"
+    )
 
 
 # ---------------------------------------------------------------- storing

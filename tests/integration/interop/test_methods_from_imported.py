@@ -8,9 +8,9 @@ import torch
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import load_config
 from metaseq_lm.runs import checkpoint
-from metaseq_lm.training.initialise import initialise_from
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 from metaseq_lm.training.price import estimate_price
+from metaseq_lm.training.restore import initialise_from
 
 pytest.importorskip("transformers")
 from hf_folders import make

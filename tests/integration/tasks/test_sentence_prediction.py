@@ -323,7 +323,7 @@ def test_real_values_without_the_training_split(data: Path, tmp_path: Path) -> N
         configure(data, tmp_path / "run", "task.labelled=regression", "trainer.max_update=2")
     )
     run.train()
-    metrics, rows = run.score("valid")
+    metrics, rows = run.parts.score("valid")
     sentence_sets.write_corpus(tmp_path / "other")
     found = run.task.labelled("valid").data  # type: ignore[attr-defined]
     texts = [[column[i].tolist() for i in range(len(found))] for column in found.inputs]
@@ -389,6 +389,6 @@ def test_low_precision(form: str, data: Path, tmp_path: Path) -> None:
     more = [f"task.labelled={form}", "engine.precision=bf16", "trainer.max_update=3"]
     run = TrainingRun(configure(data, tmp_path, *more))
     run.train()
-    _, rows = run.score("valid")
+    _, rows = run.parts.score("valid")
     if form != "regression":
         assert all(sum(row["scores"]) == pytest.approx(1, abs=1e-9) for row in rows)

@@ -16,8 +16,8 @@ from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
 from metaseq_lm.runs import checkpoint
-from metaseq_lm.training.initialise import initialise_from
 from metaseq_lm.training.parts import Parts, build_parts, evaluate_split
+from metaseq_lm.training.restore import initialise_from
 from metaseq_lm.training.run import TrainingRun
 
 SIZES = [

@@ -65,7 +65,7 @@ def test_translation_learns_a_few_pairs(
     run.train()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line for line in lines if line["kind"] == "train"][-1]["accuracy"] > 0.95
-    metrics, rows = run.score("valid")
+    metrics, rows = run.parts.score("valid")
     assert metrics["bleu"] == 100 * float(np.mean([r["gold"] == r["predicted"] for r in rows]))
     assert metrics["perplexity"] == pytest.approx(np.exp(metrics["loss"])) and len(scored) == 1
     gold = (pairs.parent / "text" / "parallel" / "dev.vi").read_text().splitlines()

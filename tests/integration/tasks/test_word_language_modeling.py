@@ -83,7 +83,7 @@ def test_unknown_words_are_one_word(sentences: Path, tmp_path: Path) -> None:
 def test_word_language_model_learns(sentences: Path, tmp_path: Path) -> None:
     """From the perplexity of a uniform guess to less than half of it."""
     run = TrainingRun(configure(sentences, tmp_path, "trainer.max_update=40", "optimizer.lr=0.05"))
-    start = run.trainer.evaluate("valid").metrics["perplexity"]
+    start = run.parts.score("valid")[0]["perplexity"]
     assert start == pytest.approx(run.model.heads["lm"].weight.shape[0], rel=0.25)
     run.train()
     assert run.trainer.last_valid["perplexity"] < start / 2

@@ -15,8 +15,8 @@ from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.evaluation.chunks import conlleval_report, conlleval_spans, span_counts
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.tasks.words import word_batch
-from metaseq_lm.training.parts import build_parts
-from metaseq_lm.training.restore import RestoredRun, open_run
+from metaseq_lm.training.parts import Parts, build_parts
+from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun
 
 QUICK = [
@@ -41,9 +41,9 @@ def start(data: Path, save: Path, *options: str) -> TrainingRun:
     return TrainingRun(load_config([*places, *WORDS, *QUICK, *options]))
 
 
-def built(data: Path, *options: str) -> RestoredRun:
+def built(data: Path, *options: str) -> Parts:
     """Return a run that writes nothing."""
-    return RestoredRun(build_parts(load_config([f"data={data}", *WORDS, *QUICK, *options])))
+    return build_parts(load_config([f"data={data}", *WORDS, *QUICK, *options]))
 
 
 def results(folder: Path) -> dict:
@@ -144,7 +144,7 @@ def test_label_smoothing_is_for_training_only(sentences: Path) -> None:
         run = built(sentences, *options, "model.dropout=0")
         name = run.task.names[0]
         data = run.task.labelled(name, "train")
-        batch = run.task.build_streams("train")[name].micro_batches(0, run.parts.shard)[0]
+        batch = run.task.build_streams("train")[name].micro_batches(0, run.shard)[0]
         scores = run.model.scores(run.model.views(batch), batch.scored, name, "primary")
         logs = scores.log_softmax(-1)
         gold = targets_of(run.model, batch)

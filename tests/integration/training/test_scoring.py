@@ -21,7 +21,8 @@ from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.labelled.files import Sentence, read_pairs
 from metaseq_lm.methods.meta_pseudo_label.criterion import HardConfig, HardLabels
 from metaseq_lm.tasks.protocols import token_scorer
-from metaseq_lm.training.restore import RestoredRun, open_run
+from metaseq_lm.training.parts import Parts
+from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun
 from metaseq_lm.training.scoring import Score, SentenceScorer, batches_by_length
 
@@ -151,7 +152,7 @@ def test_rows_end_where_the_training_rows_did(place: Path) -> None:
 
 
 def test_token_scorer_refuses_criterions_without_probabilities(
-    opened: RestoredRun,
+    opened: Parts,
 ) -> None:
     task = SimpleNamespace(
         criterion=HardLabels(HardConfig()),
@@ -162,7 +163,7 @@ def test_token_scorer_refuses_criterions_without_probabilities(
     assert token_scorer(opened.task)
 
 
-def test_sentence_scorer_refuses_wrong_arguments(opened: RestoredRun) -> None:
+def test_sentence_scorer_refuses_wrong_arguments(opened: Parts) -> None:
     for wrong in ((0,), (9, "never")):
         with pytest.raises(UsageError):
             scored(opened, ["cats"], *wrong)

@@ -328,7 +328,7 @@ def test_stripes_are_learnt(pictures: Path, tmp_path: Path) -> None:
     more += ["model.width=0.13"]  # of 8 channels alone positional norm takes longer
     run = build(pictures, tmp_path, *more)
     run.train()
-    metrics, rows = run.score("test")
+    metrics, rows = run.parts.score("test")
     assert metrics["accuracy"] > 0.8 and metrics["raw_accuracy"] > 0.8 and len(rows) == 80
     assert {row["gold"] for row in rows} == set("abcd")
 

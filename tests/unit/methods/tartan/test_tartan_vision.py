@@ -76,7 +76,7 @@ def test_stripes_are_learnt(criterion: str, pictures: Path, tmp_path: Path) -> N
     more = ["trainer.max_update=40", "trainer.final_splits=[test]", "model.dropout=0"]
     run = TrainingRun(configure(pictures, tmp_path, criterion, *more))
     run.train()
-    metrics, rows = run.score("test")
+    metrics, rows = run.parts.score("test")
     assert metrics["accuracy"] > 0.9 and len(rows) == 40
     assert {row["gold"] for row in rows} == {"b", "d"}
     assert ("cosine_other" in logged(tmp_path)[-1]) == (criterion == "tartan_meta")
