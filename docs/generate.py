@@ -129,12 +129,12 @@ def option_pages() -> Iterator[tuple[str, str]]:
 
 def table(config: type, prefix: str, skip: tuple[str, ...] = ()) -> str:
     """Return the options of a dataclass as a table."""
-    from metaseq_lm.core.config import spelled
+    from metaseq_lm.core.config import format_value
 
     lines = ["| key | default | range | help |", "|---|---|---|---|"]
     for item in fields(config):
         if item.name not in skip and not item.name.startswith("_"):
-            default = f"`{spelled(default_of(item))}`"
+            default = f"`{format_value(default_of(item))}`"
             row = (f"`{prefix}{item.name}`", default, limits(item), item.metadata.get("help", ""))
             lines.append("| " + " | ".join(escape(cell) for cell in row) + " |")
     return "\n".join(lines)

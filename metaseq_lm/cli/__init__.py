@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
         args.overrides, args.argv = overrides(args.parser, rest), argv
         return int(args.run(args))
     except MetaseqError as error:
-        if not error.said:
+        if not error.is_printed:
             say(f"metaseq-lm: {error}")
         return error.exit_code
     except KeyboardInterrupt:

@@ -159,7 +159,7 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
             if known is not error and process_group.world_size() > 1:
                 say(f"metaseq-lm: replica {process_group.rank()} failed:")
         else:  # all stop for the same reason, and the first says it
-            known.said = process_group.rank() > 0
+            known.is_printed = process_group.rank() > 0
         if run is not None:
             try:
                 run.record(status, known)

@@ -44,14 +44,14 @@ def option(
     that depends on other options or on the data.
 
     Args:
-        default: The value if none is given; a list, which may be empty, stands for a copy of it.
+        default: The default value; of a list, each config gets a copy.
         help: One line for `--help` and the reference.
-        at_least: The smallest value allowed; of a list, of each of its numbers. None is never checked.
+        at_least: The smallest value allowed; in a list, for each number. None always passes.
         above: A bound that values must exceed.
         at_most: The largest value allowed.
         below: A bound that values must stay below.
         choices: The values allowed; of a list, for each of its entries.
-        metadata: Further facts for those who look for them, see `options_with`.
+        metadata: Further keys, which `options_with` finds.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata |= {"help": help} | {k: v for k, v in bounds.items() if v is not None}
@@ -64,14 +64,14 @@ def option(
 
 @dataclass
 class TrainerConfig:
-    """The calendar of a run."""
+    """When a run logs, validates, saves and stops."""
 
     max_update: int = option(
         1000, "updates to make (0 = as many as max_flops pays for)", at_least=0
     )
-    max_flops: float = option(0.0, "stop when this many FLOPs are spent (0 = no limit)", at_least=0)
+    max_flops: float = option(0.0, "stop after this many FLOPs (0 = no limit)", at_least=0)
     max_seconds: float = option(
-        0.0, "stop after so many seconds of training (0 = no limit)", at_least=0
+        0.0, "stop after this many seconds of training (0 = no limit)", at_least=0
     )
     log_interval: int = option(50, "updates between lines of the log", at_least=0)
     validate_interval_updates: int = option(
@@ -89,35 +89,40 @@ class TrainerConfig:
     maximize_best_checkpoint_metric: bool = option(False, "whether a larger metric is better")
     ties: str = option(
         "first",
-        "of equally good validations the first counts as best; latest: the last of them",
+        "which of equally good validations is the best: first or latest",
         choices=("first", "latest"),
     )
     validate_first: bool = option(
-        False, "validate before the first update too; what it starts from can then be the best"
+        False, "validate before the first update, so that the initial weights can be the best"
     )
     patience: int = option(
         0, "validations without a better metric before stopping (0 = never stop)", at_least=0
     )
     on_nonfinite: str = option(
         "stop",
-        "a loss or gradient that is not finite: stop, skip the update, or rollback",
+        "if a loss or gradient is not finite: stop, skip the update, or rollback",
         choices=("stop", "skip", "rollback"),
     )
     max_nonfinite: int = option(
-        5, "such updates in a row (or rollbacks to one place) before stopping", at_least=0
+        5,
+        "non-finite updates in a row (or rollbacks to one checkpoint) before stopping",
+        at_least=0,
     )
     on_save_error: str = option(
         "stop",
-        "a checkpoint that cannot be written: stop or continue",
+        "if a checkpoint cannot be written: stop or continue",
         choices=("stop", "continue"),
     )
-    valid_split: str = option("valid", "split to validate on ('' = none)")
+    valid_split: str = option("valid", "split used for validation ('' = none)")
     final_splits: list[str] = option([], "splits scored at the end with the best checkpoint")
 
 
 @dataclass
 class EngineConfig:
-    """How a run is computed; nothing but the precision changes results beyond the order of sums."""
+    """Devices, precision and processes.
+
+    Except for the precision, nothing here changes results beyond the order of summation.
+    """
 
     device: str = option("auto", "auto, cpu or cuda", choices=("auto", "cpu", "cuda"))
     precision: str = option(
@@ -128,24 +133,26 @@ class EngineConfig:
     )
     workers: int = option(0, "threads that prepare batches ahead", at_least=0)
     threads: int = option(0, "torch threads in each process (0 = torch's own choice)", at_least=0)
-    shard_optimizer: bool = option(False, "each process keeps its share of the moments (ZeRO-1)")
+    shard_optimizer: bool = option(
+        False, "divide the optimizer's state among the processes (ZeRO-1)"
+    )
     timeout: float = option(
-        600.0, "seconds before a process that does not answer counts as lost", at_least=1
+        600.0, "seconds after which a process that does not respond counts as lost", at_least=1
     )
     retain_heap: bool = option(
-        True, "keep freed CPU memory for the next step: faster, a little more"
+        True, "keep freed CPU memory for the next update: faster, uses a little more memory"
     )
     tensorboard: bool = option(True, "write TensorBoard event files")
 
 
 @dataclass
 class RunConfig:
-    """One run."""
+    """The configuration of a run."""
 
     data: str = option("", "folder of the binarised data (the DATA argument)", movable=True)
     save_dir: str = option("", "run folder; an existing one is resumed", movable=True)
     label: str = option("", "name of the setting in reports ('' = task/criterion)", movable=True)
-    seed: int = option(1, "seed of everything random")
+    seed: int = option(1, "random seed")
     user_dir: str | None = option(None, "folder or file of a plug-in to load first", movable=True)
     init_from: str | None = option(
         None,
@@ -171,7 +178,7 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "below": ("below", operator.lt),
 }
 TOP = {item.name for item in fields(RunConfig)}
-# What a mistake in a config or in key=value raises, whatever reads it.
+# What a mistake in a config or in key=value raises: errors of Hydra, OmegaConf and YAML.
 MISTAKES = (HydraException, OmegaConfBaseException, YAMLError, RecursionError)
 
 
@@ -222,14 +229,14 @@ def named(base: type, name: str) -> type:
 
 
 def fill_store() -> None:
-    """Put every registered name into Hydra's config groups, where it is not there yet."""
+    """Add every registered name to Hydra's config groups."""
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig)
     for group in GROUPS:
         for name, entry in ALL[group].entries.items():
             options = named(entry.dataclass, name)
-            there = store.repo.get(group, {}).get(f"{name}.yaml")
-            if there is None or OmegaConf.get_type(there.node) is not options:
+            stored = store.repo.get(group, {}).get(f"{name}.yaml")
+            if stored is None or OmegaConf.get_type(stored.node) is not options:
                 store.store(group=group, name=name, node=options)  # takes milliseconds
 
 
@@ -247,10 +254,10 @@ def load_config(
     if config_dir is not None:
         folder = Path(config_dir).resolve()
         if not (folder / f"{name}.yaml").is_file():
-            found = sorted(p.stem for p in folder.glob("*.yaml")) if folder.is_dir() else []
+            configs = sorted(p.stem for p in folder.glob("*.yaml")) if folder.is_dir() else []
             raise UsageError(
-                f"{folder / (name + '.yaml')} does not exist.{nearest(name, found)} "
-                f"Configs there: {', '.join(found) or 'none'}"
+                f"{folder / (name + '.yaml')} does not exist.{nearest(name, configs)} "
+                f"Configs there: {', '.join(configs) or 'none'}"
             )
         overrides = [*overrides, f"hydra.searchpath=[file://{FOLDER}]"]
     else:
@@ -273,14 +280,14 @@ def load_config(
 def overridden(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Return the configuration of a run with key=value changes, checked as load_config does.
 
-    All that `config` names must be registered. Raises UsageError for an unknown key or a wrong value.
+    Every name in `config` must be registered. Raises UsageError for an unknown key or a wrong value.
     """
     try:
-        given = OmegaConf.from_dotlist(list(overrides))
+        changes = OmegaConf.from_dotlist(list(overrides))
     except MISTAKES as error:
         raise UsageError(f"{' '.join(overrides)}: a value is no YAML; quote it") from error
     known = [key for key in dotted(config) if not key.endswith("._name")]
-    for key in dotted(given):
+    for key in dotted(changes):
         if key not in known:
             raise UsageError(f"'{key}' is no option of this run.{nearest(key, known)}")
     schema = OmegaConf.structured(RunConfig)
@@ -289,11 +296,11 @@ def overridden(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
         schema[group] = named(ALL[group].entry(name).dataclass, name)
     try:
         with without_environment():
-            changed = OmegaConf.merge(config, given)
+            changed = OmegaConf.merge(config, changes)
             OmegaConf.resolve(changed)
         assert isinstance(changed, DictConfig)
-        # What a run stored knows no types: the schema refuses a wrong one and turns 1 into 1.0.
-        for key in dotted(given):
+        # A stored config has no types: the schema refuses a wrong one and turns 1 into 1.0.
+        for key in dotted(changes):
             OmegaConf.update(schema, key, OmegaConf.select(changed, key))
             OmegaConf.update(changed, key, OmegaConf.select(schema, key))
     except (*MISTAKES, ValueError) as error:
@@ -331,7 +338,7 @@ def check_values(config: DictConfig) -> None:
 
 
 def check_options(
-    dataclass: type, values: Any, prefix: str = "", spelled: Callable[[str], str] | None = None
+    dataclass: type, values: Any, prefix: str = "", name_option: Callable[[str], str] | None = None
 ) -> None:
     """Raise UsageError for the first value outside the range that its `option` declares.
 
@@ -339,7 +346,7 @@ def check_options(
         dataclass: The class whose fields are options.
         values: An instance of it, or a config node with its keys; what it lacks is not checked.
         prefix: What stands before an option's name in messages, such as "task.".
-        spelled: Returns how messages name the option of a field, instead of `prefix`.
+        name_option: Returns the name of a field's option in messages, in place of `prefix`.
     """
     for item in fields(dataclass):
         value = getattr(values, item.name, None)
@@ -348,7 +355,7 @@ def check_options(
         else:
             entries = [] if value is None else [value]
         for entry in entries:
-            name = spelled(item.name) if spelled is not None else prefix + item.name
+            name = name_option(item.name) if name_option is not None else prefix + item.name
             _check_entry(name, entry, value, item.metadata)
 
 
@@ -398,8 +405,10 @@ def explain(
     absent = re.search(r"Could not find '(\w+)/([^']+)'", whole)
     if absent and absent[1] in GROUPS:
         presets = re.findall(r"^\t([\w.-]+)$", whole, re.MULTILINE)
-        given = any(override.startswith(f"{absent[1]}=") for override in overrides)
-        return ("" if given else f"{source}: ") + ALL[absent[1]].unknown(absent[2], presets)
+        is_chosen = any(override.startswith(f"{absent[1]}=") for override in overrides)
+        return ("" if is_chosen else f"{source}: ") + ALL[absent[1]].describe_unknown(
+            absent[2], presets
+        )
     unmatched = re.search(r"Could not override '(\w+)'\. No match", whole)
     missing = re.search(r"Key '([^']+)' (?:is not in struct|not in '[^']+')", whole)
     full = re.search(r"full_key: (\S+)", whole)
@@ -421,12 +430,12 @@ def explain(
 
 
 def without_base(file: Path) -> str:
-    """Return what to say of a primary config that has not all keys of a run."""
+    """Return the message for a primary config that lacks keys of a run."""
     return f"{file} lacks keys that every run has; begin it with 'defaults: [base, _self_]'"
 
 
 def unknown_option(key: str, known: list[str]) -> str:
-    """Return what to say of a key that is not among the known ones."""
+    """Return the message for a key that is not among the `known` ones."""
     if key.startswith("model.") and "model.changes" in known:
         change = f"{key.removeprefix('model.')}=VALUE"
         return f"unknown option '{key}': with model=inherit it is \"model.changes=['{change}']\""
@@ -455,12 +464,17 @@ def known_keys(overrides: Sequence[str], folder: Path, name: str) -> list[str]:
 
 def dotted(node: DictConfig, prefix: str = "") -> list[str]:
     """Return the dotted names of all values below `node`."""
-    keys: list[str] = []
-    for key in node:
-        value = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index]
-        name = prefix + str(key)
-        keys += dotted(node[key], name + ".") if isinstance(value, dict) else [name]
-    return keys
+    return [prefix + key for key in flatten(OmegaConf.to_container(node))]
+
+
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one with dotted keys."""
+    if not isinstance(node, dict):
+        return {prefix[:-1]: node}
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        flat |= flatten(value, f"{prefix}{key}.")
+    return flat
 
 
 def describe(config: DictConfig) -> str:
@@ -477,21 +491,21 @@ def describe(config: DictConfig) -> str:
         value, name = OmegaConf.select(config, key), key.removesuffix("._name")
         if isinstance(value, ListConfig):
             value = OmegaConf.to_container(value)
-        lines.append(f"  {f'{name}={spelled(value)}':<48}{helps.get(name, '')}".rstrip())
+        lines.append(f"  {f'{name}={format_value(value)}':<48}{helps.get(name, '')}".rstrip())
     return "\n".join(lines)
 
 
-def spelled(value: Any) -> str:
-    """Return a text, number, truth value, None or a list of them as Hydra's grammar spells it."""
+def format_value(value: Any) -> str:
+    """Return a string, number, boolean, None or a list of them in the syntax of a Hydra override."""
     if isinstance(value, list):
-        return f"[{','.join(map(spelled, value))}]"
+        return f"[{','.join(map(format_value, value))}]"
     if value is None:
         return "null"
     return quote(value) if isinstance(value, str) else repr(value).lower()
 
 
 def quote(text: str) -> str:
-    """Quote a text for Hydra if it holds more than plain characters."""
+    """Return a string in quotes if Hydra's syntax needs them."""
     if re.fullmatch(r"[A-Za-z0-9._/+-]+", text):
         return text
     return QuotedString(text, Quote.single).with_quotes()

@@ -2,7 +2,7 @@
 
 0 ok, 1 error, 2 wrong usage or configuration, 3 diverged, 75 interrupted with a checkpoint saved.
 A user's mistake is raised as one of these classes and printed by the command line as one message;
-anything else is a defect of ours and keeps its traceback.
+any other exception is a bug of this package and keeps its traceback.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ class MetaseqError(Exception):
     """A failure the user can act on; the message names the file, the place and the remedy."""
 
     exit_code = 1
-    said = False  # whether another replica has printed the same message
+    is_printed = False  # whether another replica has printed the same message
 
 
 class UsageError(MetaseqError):
@@ -43,7 +43,7 @@ class ReplicaLost(MetaseqError):
 
 
 def say(message: str) -> None:
-    """Print a line on stderr if it is still open, and takes it: exit code and log say the same."""
+    """Print a line on stderr; do nothing if it is closed or full."""
     with contextlib.suppress(OSError):
         print(message, file=sys.stderr, flush=True)
 
@@ -51,7 +51,7 @@ def say(message: str) -> None:
 def run_script(main: Callable[[], None]) -> None:
     """Run a script of `examples`; a MetaseqError ends it with its message and exit code.
 
-    A reader of its output that leaves (head, less) has seen what it wanted: no error.
+    A reader that closes the pipe early (head, less) is no error.
     """
     try:
         main()

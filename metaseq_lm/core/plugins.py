@@ -1,4 +1,4 @@
-"""The one door through which methods come: built-in wings, installed packages and --user-dir."""
+"""Loading of methods: the built-in families, installed plug-ins and --user-dir."""
 
 import importlib
 import importlib.metadata
@@ -46,7 +46,9 @@ def load_all(user_dir: str | None = None) -> None:
     or wing is an error.
     """
     for package in CORE:
-        _import_modules(f"metaseq_lm.{package}")
+        path = importlib.import_module(f"metaseq_lm.{package}").__path__
+        for module in pkgutil.walk_packages(path, f"metaseq_lm.{package}."):
+            importlib.import_module(module.name)
     importlib.import_module("metaseq_lm.optim")
     importlib.import_module("metaseq_lm.data.tokenizers.loading")
     for wing in wings():
@@ -84,11 +86,6 @@ def wings() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg)
 
 
-def _import_modules(package: str) -> None:
-    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
-        importlib.import_module(module.name)
-
-
 def _import_path(path: Path) -> None:
     if path.is_dir():
         if not (path / "__init__.py").is_file():
@@ -96,9 +93,9 @@ def _import_path(path: Path) -> None:
         file, name = path / "__init__.py", path.name
     else:
         file, name = path, path.stem
-    present = sys.modules.get(name)
-    if present is not None:
-        if getattr(present, "__file__", None) == str(file):
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        if getattr(loaded, "__file__", None) == str(file):
             return
         raise UsageError(f"--user-dir {path}: a module named '{name}' is loaded already; rename it")
     search = [str(path)] if path.is_dir() else None

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """What a name stands for: the class or function, the dataclass of its options, who registered it."""
+    """A registered class or function, the dataclass of its options, the module that registered it."""
 
     name: str
     value: T
@@ -54,10 +54,10 @@ class Registry(Generic[T]):
 
         def add(value: T) -> T:
             origin = getattr(value, "__module__", "?")
-            taken = self.entries.get(name)
-            if taken is not None and taken.origin != origin:
+            previous = self.entries.get(name)
+            if previous is not None and previous.origin != origin:
                 raise UsageError(
-                    f"{self.kind} '{name}' of {origin} is already registered by {taken.origin}; "
+                    f"{self.kind} '{name}' of {origin} is already registered by {previous.origin}; "
                     "give one of them another name"
                 )
             self.entries[name] = Entry(name, value, dataclass, origin)
@@ -72,32 +72,26 @@ class Registry(Generic[T]):
     def entry(self, name: str) -> Entry[T]:
         """Return the entry called `name`; an unknown name is a UsageError that lists the near ones."""
         if name not in self.entries:
-            raise UsageError(self.unknown(name))
+            raise UsageError(self.describe_unknown(name))
         return self.entries[name]
 
-    def unknown(self, name: str, presets: Iterable[str] = ()) -> str:
-        """Return what to say of an unknown name where `presets`, too, could have been chosen."""
+    def describe_unknown(self, name: str, presets: Iterable[str] = ()) -> str:
+        """Return the message for an unknown name; `presets` are further names that could be chosen."""
         names = sorted({*self.names(), *presets})
+        broken = "; ".join(f"{name} ({reason})" for name, reason in FAILED.items())
         return (
             f"unknown {self.kind} '{name}'.{nearest(name, names)} Registered: "
             f"{', '.join(names) or 'none'}. A {self.kind} of your own is loaded with "
-            f"--user-dir.{failed_plugins()}"
+            f"--user-dir.{broken and f' These plug-ins failed to import: {broken}'}"
         )
 
     def build(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call what `name` stands for with the given arguments."""
+        """Call the class or function registered under `name`."""
         return self.entry(name).value(*args, **kwargs)  # type: ignore[operator]
 
 
-# Plug-ins that were found but could not be imported, and why; filled by plugins.py.
+# Installed plug-ins that could not be imported, and why; filled by plugins.py.
 FAILED: dict[str, str] = {}
-
-
-def failed_plugins() -> str:
-    """Return a sentence naming the plug-ins that failed to import, or ""."""
-    if not FAILED:
-        return ""
-    return " These plug-ins failed to import: " + "; ".join(f"{k} ({v})" for k, v in FAILED.items())
 
 
 TASKS: Registry[Any] = Registry("task")

@@ -62,7 +62,7 @@ def initialise(device: str, timeout_seconds: float = 600.0) -> None:
             f"WORLD_SIZE is {world} but {', '.join(missing)} is not set; start with --nproc {world}"
         )
     if device == "cuda":
-        torch.cuda.set_device(own_gpu(os.environ, torch.cuda.device_count()))
+        torch.cuda.set_device(choose_gpu(os.environ, torch.cuda.device_count()))
     _timeout = timeout_seconds
     limit = timedelta(seconds=timeout_seconds)
     _store, number, world = next(iter(rendezvous("env://", timeout=limit)))
@@ -71,7 +71,7 @@ def initialise(device: str, timeout_seconds: float = 600.0) -> None:
     dist.init_process_group(backend, store=group, rank=number, world_size=world, timeout=limit)
 
 
-def own_gpu(environment: Any, count: int) -> int:
+def choose_gpu(environment: Any, count: int) -> int:
     """Return which of `count` GPUs this process takes; UsageError if there are too few."""
     number = int(environment.get("LOCAL_RANK", "0"))
     if count == 1 and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
@@ -118,12 +118,12 @@ def finish() -> None:
 
 
 def fail(error: MetaseqError) -> None:
-    """Tell the other replicas why this one stops; sets `error.said` if another has printed it."""
+    """Tell the other replicas why this one stops; sets `error.is_printed` if another has printed it."""
     if world_size() == 1 or isinstance(error, ReplicaLost):
         return
     with contextlib.suppress(RuntimeError):  # the store went with the replica that held it
         assert _store is not None
-        error.said = _store.add(f"said/{error}", 1) > 1
+        error.is_printed = _store.add(f"said/{error}", 1) > 1
         _store.set(f"failed/{rank()}", str(error))
 
 
@@ -187,7 +187,7 @@ def _who_is_missing(reason: str) -> ReplicaLost:
     parts += [f"replica {r} {words[ending]}" for r in others if r not in waiting + failed]
     lost = ReplicaLost(f"{'; '.join(parts) or f'a collective failed ({reason})'}; {again}")
     # One replica speaks for all that wait; one that failed speaks for itself.
-    lost.said = any(r < rank() for r in waiting) or len(failed) == len(parts) > 0
+    lost.is_printed = any(r < rank() for r in waiting) or len(failed) == len(parts) > 0
     return lost
 
 

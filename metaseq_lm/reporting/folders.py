@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from metaseq_lm.core.config import flatten
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import read_json
 from metaseq_lm.reporting import archive
@@ -100,7 +101,7 @@ def read_values(
 
     `seen` are the runs that led here: moved folders can name each other in a circle.
     """
-    values = run_folder.flatten(read_config(folder / "config.yaml"))
+    values = flatten(read_config(folder / "config.yaml"))
     names = [str(values[k]) for k in ("task._name", "criterion._name") if values.get(k)]
     label = str(values.pop("label", None) or "/".join(names) or folder.name)
     values = {"label": label, **values}

@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.config import TOP
-from metaseq_lm.runs.folder import flatten
+from metaseq_lm.core.config import TOP, flatten
 
 # Options that make no setting: where a run is, and how it was logged and saved.
 PATH_KEYS = ("save_dir", "user_dir")

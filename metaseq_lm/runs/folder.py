@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import io
 import json
-import math
 import os
 import re
 import shlex
@@ -19,13 +18,12 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metaseq_lm.core.config import RunConfig, options_with
+from metaseq_lm.core.config import RunConfig, flatten, options_with
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import FULL_DISK, read_json, write_atomic
 from metaseq_lm.core.registry import ALL
 
-# What may change between the parts of one run, besides options that are `movable`: how it is
-# computed, how long, how often it is looked at.
+# Keys that may change when a run is resumed, besides options that are `movable`.
 FREE = ("engine.", "trainer.")
 SOURCES_FILE = "sources.json"
 LARGEST_CONFIG = 1 << 20
@@ -43,7 +41,6 @@ class RunFolder:
         self.path = Path(config.save_dir)
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"--save-dir {self.path} is a file; name a folder")
-        self.checkpoints = self.path / "checkpoints"
         self.path.mkdir(parents=True, exist_ok=True)
         self._waiting: list[str] = []
         commands = self._held = open_locked(self.path / "command.txt")
@@ -58,7 +55,7 @@ class RunFolder:
                 (self.path / "log.jsonl").unlink(missing_ok=True)
         write_atomic(file, OmegaConf.to_yaml(config).encode())
         sources = options_with("source", config)
-        if sources.keys() - own_sources().keys():
+        if sources.keys() - common_sources().keys():
             write_atomic(self.path / SOURCES_FILE, (json.dumps(sources) + "\n").encode())
         cut_torn_line(self.path / "log.jsonl")
         commands.write(shlex.join(sys.argv) + "\n")
@@ -90,7 +87,7 @@ class RunFolder:
         """Return whether results.json says that the run is finished."""
         try:
             return (read_results(self.path) or {}).get("status") == "finished"
-        except MetaseqError:  # damaged: no loss
+        except MetaseqError:  # damaged
             return False
 
     def forget_results(self) -> None:
@@ -99,7 +96,7 @@ class RunFolder:
 
 
 def begun(folder: Path) -> bool:
-    """Return whether a run folder has a checkpoint, or a number of the run in its log."""
+    """Return whether a run folder has a checkpoint or logged values."""
     if any((folder / "checkpoints").glob("update_*")):
         return True
     log = folder / "log.jsonl"
@@ -147,8 +144,8 @@ def read_config(file: Path) -> DictConfig:
     return config
 
 
-def own_sources() -> dict[str, str]:
-    """Return the options that name another run in every configuration, see `read_sources`."""
+def common_sources() -> dict[str, str]:
+    """Return the options of every run that name another run; see `read_sources`."""
     return {
         item.name: item.metadata["source"]
         for item in fields(RunConfig)
@@ -157,15 +154,15 @@ def own_sources() -> dict[str, str]:
 
 
 def read_sources(folder: Path) -> dict[str, str]:
-    """Return the options of a run that name other runs, with the name under which those are reported.
+    """Return the options of a run that name other runs, and what reports call those runs.
 
-    An option is one if its declaration says so: `option(..., source="pretraining")`. Those of tasks
-    and models are noted in the run folder, so that a reader needs no code of theirs. Raises
-    MetaseqError if that note is damaged.
+    Such an option is declared by `option(..., source="pretraining")`. Those of tasks and models are
+    listed in the run folder, so that a reader does not need their code. Raises MetaseqError if that
+    list is damaged.
     """
     file = folder / SOURCES_FILE
     if not file.is_file():
-        return own_sources()
+        return common_sources()
     try:
         sources = read_json(file)
         texts = [*sources.keys(), *sources.values()]
@@ -175,7 +172,7 @@ def read_sources(folder: Path) -> dict[str, str]:
         raise MetaseqError(
             f"{file} is damaged ({error}); start the run again, it writes it anew"
         ) from error
-    return own_sources() | sources
+    return common_sources() | sources
 
 
 def has_alias(text: str) -> bool:
@@ -190,9 +187,9 @@ def read_results(path: Path) -> dict[str, Any] | None:
         return None
     try:
         results = read_json(file)
-        lacking = [key for key in NEEDED if key not in results]
-        if lacking:
-            raise ValueError(f"it has no {lacking[0]}")
+        missing = [key for key in NEEDED if key not in results]
+        if missing:
+            raise ValueError(f"it has no {missing[0]}")
         if not isinstance(results.get("metrics") or {}, dict):
             raise ValueError("its metrics are no mapping")
         pretraining = results["pretraining"] or {"runs": {}}
@@ -242,19 +239,9 @@ def default_of(config: DictConfig, key: str) -> Any:
     """Return the default of an option of a registered class; None for other keys."""
     group, _, name = key.partition(".")
     entry = ALL[group].entries.get(config[group]._name) if group in ALL else None
-    if entry is None or entry.dataclass is None:
+    if entry is None:
         return None
     return flatten(OmegaConf.to_container(OmegaConf.structured(entry.dataclass))).get(name)
-
-
-def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one with dotted keys."""
-    if not isinstance(node, dict):
-        return {prefix[:-1]: node}
-    flat: dict[str, Any] = {}
-    for key, value in node.items():
-        flat |= flatten(value, f"{prefix}{key}.")
-    return flat
 
 
 def code_hash(user_dir: str | None) -> str:
@@ -266,8 +253,3 @@ def code_hash(user_dir: str | None) -> str:
         for file in files:
             digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def finite(values: dict[str, float]) -> bool:
-    """Return whether all values are finite."""
-    return all(math.isfinite(v) for v in values.values())

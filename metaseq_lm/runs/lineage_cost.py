@@ -41,7 +41,7 @@ def union(parts: Iterable[Costs]) -> Costs:
 
 
 def checked(costs: Any) -> Costs:
-    """Return costs that were read from a file; ValueError if they are none."""
+    """Return costs that were read from a file; ValueError if they are malformed."""
     rows = {} if costs is None else costs
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise ValueError("its costs are not those of folders")

@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metaseq_lm.core.config import quote, spelled
+from metaseq_lm.core.config import format_value, quote
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
 
@@ -329,7 +329,7 @@ def hydra_text(value: Any, name: str) -> str:
     if isinstance(value, list):
         return "[" + ",".join(hydra_text(v, name) for v in value) + "]"
     if value is None or isinstance(value, (bool, int, float)):
-        return spelled(value)
+        return format_value(value)
     return quote(text_of(value, name))
 
 

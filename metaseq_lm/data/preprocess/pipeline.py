@@ -358,7 +358,7 @@ def _make_options(kind: Any, values: dict[str, Any]) -> Any:
         parts = value.split(",") if sequence and isinstance(value, str) else value
         values[name] = tuple(map(hint, parts)) if sequence else hint(value)
     options = kind(**values)
-    check_options(kind, options, spelled=option_name)
+    check_options(kind, options, name_option=option_name)
     return options
 
 

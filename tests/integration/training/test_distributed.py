@@ -17,7 +17,7 @@ from torch import nn
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import launcher, process_group
-from metaseq_lm.distributed.process_group import own_gpu, slurm_environment
+from metaseq_lm.distributed.process_group import choose_gpu, slurm_environment
 from metaseq_lm.engine.reduction import cut
 from metaseq_lm.optim import owners
 
@@ -43,16 +43,16 @@ def test_no_group_outside_a_step_of_several(environment: dict[str, str]) -> None
     assert slurm_environment(environment) == {}
 
 
-def test_own_gpu_is_by_local_rank() -> None:
+def test_choose_gpu_is_by_local_rank() -> None:
     """Its own of those that all see, or the only one that srun --gpus-per-task=1 shows it."""
-    assert own_gpu({}, 1) == 0
-    assert own_gpu({"LOCAL_RANK": "3"}, 4) == 3
-    assert own_gpu({"LOCAL_RANK": "3", "SLURM_STEP_NUM_TASKS": "4"}, 1) == 0
-    assert own_gpu({"LOCAL_RANK": "3", "SLURM_STEP_NUM_TASKS": "4"}, 4) == 3
+    assert choose_gpu({}, 1) == 0
+    assert choose_gpu({"LOCAL_RANK": "3"}, 4) == 3
+    assert choose_gpu({"LOCAL_RANK": "3", "SLURM_STEP_NUM_TASKS": "4"}, 1) == 0
+    assert choose_gpu({"LOCAL_RANK": "3", "SLURM_STEP_NUM_TASKS": "4"}, 4) == 3
     with pytest.raises(UsageError, match="process 1 .* there are 1"):  # --nproc 2 in a step of one
-        own_gpu({"LOCAL_RANK": "1", "SLURM_STEP_NUM_TASKS": "1"}, 1)
+        choose_gpu({"LOCAL_RANK": "1", "SLURM_STEP_NUM_TASKS": "1"}, 1)
     with pytest.raises(UsageError, match="process 2 .* there are 2; start at most 2 processes"):
-        own_gpu({"LOCAL_RANK": "2"}, 2)
+        choose_gpu({"LOCAL_RANK": "2"}, 2)
 
 
 def test_cores_are_those_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
