@@ -1,10 +1,3 @@
 """Cross-View Training (Clark et al. 2018; Clark 2021, chapter 4)."""
 
-from metaseq_lm.methods.cvt import (
-    criterion,
-    task,
-    translation,
-    translation_losses,
-    vision,
-    vision_losses,
-)
+from metaseq_lm.methods.cvt import criterion, task, translation, vision

@@ -1,8 +1,8 @@
-"""Criterions on words: gold labels on labelled sentences, the primary module's opinion on others.
+"""Criterions on words: gold labels on labelled sentences, the primary module's predictions on others.
 
-The modules of the sets that `WordBatch.learners` names learn from an unlabelled batch. The teacher is the primary module on the whole sentence, without dropout and without gradient.
-Facts follow Clark et al. 2018 and its code. Shapes: B rows, S positions, C classes, W width of the
-word embeddings.
+The teacher is the primary module on the whole sentence, without dropout and gradient. The modules of
+the sets that `WordBatch.learners` names learn from an unlabelled batch. Facts follow Clark et al.
+2018 and its code. Shapes: B rows, S positions, C classes, W width of the word embeddings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from metaseq_lm.models.words.prediction_modules import (
     PRIMARY,
     ParsingModule,
     Views,
-    ViewsEncoder,
     shifted,
 )
 from metaseq_lm.models.words.word_model import WordModel, WordNet, dropout_at
@@ -35,35 +34,39 @@ from metaseq_lm.models.words.word_model import WordModel, WordNet, dropout_at
 
 @dataclass
 class UnlabelledConfig(TaggingConfig):
-    """What all have: the gold targets, the student's dropout, how the teacher's targets are used."""
+    """Options of all these criterions: gold targets, teacher, the student's dropout."""
 
     label_smoothing: float = option(
-        0.1, "of gold tags in training; never of trees or teachers", at_least=0, below=1
+        0.1,
+        "label smoothing of gold tags in training, not of trees or teachers",
+        at_least=0,
+        below=1,
     )
-    # Not 0.2 where the primary module is the student: it then tells text from labelled sentences by
-    # the dropout, and comes to say one class of every word of text, in which the teacher agrees.
+    # Not 0.2 where the primary module is the student: it then recognises text by its lower dropout,
+    # and collapses to one class for every word of text, as does the teacher.
     unlabelled_dropout: float | None = option(
         None,
         "dropout of the student on unlabelled sentences (null = model.dropout)",
         at_least=0,
         below=1,
     )
-    mean_teacher: bool = option(False, "the averaged weights teach, not the present ones")
-    hard_targets: bool = option(False, "the teacher's best class, not its probabilities")
+    mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
+    hard_targets: bool = option(
+        False, "targets are the teacher's best class, not its probabilities"
+    )
     confidence: float = option(
         0.0,
-        "words to whose best class the teacher gives a smaller probability add nothing to the loss, "
-        "which is divided by all words nevertheless",
+        "ignore words whose best class has a lower probability; the loss is still divided by all words",
         at_least=0,
         at_most=1,
     )
     all_sets: bool = option(
-        True, "an unlabelled batch is for all labelled sets; false: for one, drawn at random"
+        True, "modules of all labelled sets learn from an unlabelled batch; false: of a random one"
     )
 
 
 class Unlabelled(WordLabels):
-    """The base: what students make of unlabelled sentences, next to what a teacher says."""
+    """The base: students learn the teacher's predictions on unlabelled sentences."""
 
     tasks = ("cvt",)
     config: UnlabelledConfig
@@ -74,7 +77,7 @@ class Unlabelled(WordLabels):
         return True
 
     def modules(self, form: str) -> list[str]:
-        """Return the auxiliary modules that sets of a form have; UsageError if nothing would learn."""
+        """Return the auxiliary modules of sets of a form; UsageError if none would learn."""
         return []
 
     def __call__(self, model: nn.Module, batch: WordBatch) -> Terms:
@@ -86,12 +89,12 @@ class Unlabelled(WordLabels):
             return self.student_terms(model, batch, targets)
 
     def labelled_terms(self, model: WordModel, batch: WordBatch) -> Terms:
-        """Return the terms of labelled sentences, with which other modules have nothing to do."""
+        """Return the terms of labelled sentences: those of the primary module."""
         return super().__call__(model, batch)
 
     @torch.no_grad()
     def targets(self, model: WordModel, batch: WordBatch) -> dict[str, Tensor]:
-        """Return what the teacher says of each set: probabilities (B, S, C), 0 where it does not count."""
+        """Return the teacher's probabilities (B, S, C) for each set, 0 at ignored positions."""
         net = model.averaged if self.config.mean_teacher else model
         targets = {}
         with dropout_at(net, 0.0):
@@ -112,7 +115,7 @@ class Unlabelled(WordLabels):
     def student_terms(
         self, model: WordModel, batch: WordBatch, targets: dict[str, Tensor]
     ) -> Terms:
-        """Return the terms of the students, given the targets by set; dropout is the student's."""
+        """Return the terms of the students, given the targets by set."""
         raise NotImplementedError(f"{type(self).__name__} must define student_terms")
 
     def term(
@@ -120,7 +123,7 @@ class Unlabelled(WordLabels):
     ) -> Terms:
         """Return the cross-entropy of a module of a set to the target (B, S, C), mean over words."""
         shift = model.shift_of(name, module)
-        if shift:  # of pairs of words only: nobody predicts from <start>
+        if shift:  # pairs of words only: <start> predicts nothing
             target = shifted(target, shift) * batch.scored.unsqueeze(-1)
         scores = full_precision(model.scores(views, batch.scored, name, module))
         loss = soft_cross_entropy(scores, target.to(scores.dtype)).sum()
@@ -146,23 +149,23 @@ class CrossViewConfig(UnlabelledConfig):
     )
     tagging_auxiliaries: list[str] = option(
         list(TAGGING),
-        "modules of tagged sets that learn from the primary one",
+        "auxiliary modules of tagged sets",
         choices=tuple(TAGGING),
     )
     parsing_auxiliaries: list[str] = option(
         list(PARSING),
-        "modules of treebanks that learn from the primary one",
+        "auxiliary modules of treebanks",
         choices=tuple(PARSING),
     )
-    use_unlabelled: bool = option(True, "false leaves unlabelled sentences out")
+    use_unlabelled: bool = option(True, "false: train on labelled sentences only")
     gold_auxiliaries: bool = option(False, "auxiliary modules learn from gold labels too")
 
 
 @register_criterion("cvt_aux", dataclass=CrossViewConfig)
 class CrossView(Unlabelled):
-    """Auxiliary modules with restricted views learn what the primary one says, with equal weights.
+    """Auxiliary modules with restricted views learn the primary one's predictions, equally weighted.
 
-    The primary modules get no gradient from unlabelled sentences, the encoder does.
+    On unlabelled sentences the encoder gets a gradient, the primary modules do not.
     """
 
     config: CrossViewConfig
@@ -180,14 +183,14 @@ class CrossView(Unlabelled):
 
     def modules(self, form: str) -> list[str]:
         kind = "parsing" if form == TREES else "tagging"
-        chosen: list[str] = list(getattr(self.config, f"{kind}_auxiliaries"))
-        if self.unlabelled and not chosen:
+        names: list[str] = list(getattr(self.config, f"{kind}_auxiliaries"))
+        if self.unlabelled and not names:
             raise UsageError(
                 f"criterion.{kind}_auxiliaries is empty, so no module of a set of {form} would learn from "
                 f"unlabelled sentences; name some of {', '.join(auxiliaries(form))}, or give "
                 "criterion.use_unlabelled=false"
             )
-        return chosen
+        return names
 
     def labelled_terms(self, model: WordModel, batch: WordBatch) -> Terms:
         if not self.config.gold_auxiliaries:
@@ -214,13 +217,13 @@ class WordDropoutConfig(UnlabelledConfig):
     """Word dropout."""
 
     rate: float = option(
-        0.1, "probability with which the student's words are removed", at_least=0, at_most=1
+        0.1, "probability of removing each of the student's words", at_least=0, at_most=1
     )
 
 
 @register_criterion("word_dropout", dataclass=WordDropoutConfig)
 class WordDropout(Unlabelled):
-    """The baseline whose student, the primary module, reads <removed> in place of some words.
+    """The baseline: the primary module is the student and reads <removed> for some words.
 
     Their characters are removed with them.
     """
@@ -230,48 +233,46 @@ class WordDropout(Unlabelled):
     def student_terms(
         self, model: WordModel, batch: WordBatch, targets: dict[str, Tensor]
     ) -> Terms:
-        views = model.views(self.removed(batch))
+        views = model.views(self.remove_words(batch))
         terms: Terms = {}
         for name, target in targets.items():
             terms |= self.term(model, views, batch, name, PRIMARY, target)
         return terms
 
-    def removed(self, batch: WordBatch) -> WordBatch:
-        """Return the batch with some of its words removed."""
+    def remove_words(self, batch: WordBatch) -> WordBatch:
+        """Return the batch with random words removed."""
         shape = batch.scored.shape
         noise = current_context().noise
         u = torch.rand(shape) if noise is None else noise.uniform(shape, torch.double)
-        gone = (u.to(batch.scored.device) < self.config.rate) & batch.scored
-        tokens = batch.tokens.masked_fill(gone, REMOVED)
+        removed = (u.to(batch.scored.device) < self.config.rate) & batch.scored
+        tokens = batch.tokens.masked_fill(removed, REMOVED)
         assert batch.characters is not None
-        characters = batch.characters.masked_fill(gone.unsqueeze(-1), 0)
+        characters = batch.characters.masked_fill(removed.unsqueeze(-1), 0)
         return batch.replace(tokens=tokens, characters=characters)
 
 
 @dataclass
 class VATConfig(UnlabelledConfig):
-    """Virtual adversarial training (constants besides the norms: from memory of Miyato et al.)."""
+    """Virtual adversarial training (constants but the norms: from memory of Miyato et al.)."""
 
     tagging_norm: float = option(
         0.5,
-        "norm of the perturbation of a sentence for tagged sets (the paper: 1.5 for CCG)",
+        "norm of a sentence's perturbation for tagged sets (the paper has 1.5 for CCG)",
         at_least=0,
     )
-    parsing_norm: float = option(
-        1.0, "norm of the perturbation of a sentence for treebanks", at_least=0
-    )
+    parsing_norm: float = option(1.0, "norm of a sentence's perturbation for treebanks", at_least=0)
     xi: float = option(
-        0.1, "norm of the step at which the adversarial direction is looked for", above=0
+        0.1, "norm of the step at which the adversarial direction is computed", above=0
     )
 
 
 @register_criterion("vat", dataclass=VATConfig)
 class VirtualAdversarial(Unlabelled):
-    """The baseline whose student, the primary module, reads adversarially shifted word embeddings.
+    """The baseline: the primary module is the student and reads perturbed word embeddings.
 
-    Each set has its own perturbation, so each costs a pass. It is found without dropout by one step
-    of power iteration: the gradient of the divergence at a small random shift. Needs embeddings that
-    are normalised, model.normalize_words (Miyato et al. 2017).
+    The perturbation is adversarial: one step of power iteration without dropout, the gradient of the
+    divergence at a small random shift. Each set has its own, so each costs a pass. Needs
+    model.normalize_words (Miyato et al. 2017).
     """
 
     config: VATConfig
@@ -286,11 +287,10 @@ class VirtualAdversarial(Unlabelled):
         return terms
 
     def perturbation(self, model: WordModel, batch: WordBatch, name: str, target: Tensor) -> Tensor:
-        """Return what is added to the embeddings of the words (B, S, W), of the norm of the set a row."""
+        """Return the shift of the word embeddings (B, S, W), each row with the norm for the set."""
         trees = isinstance(model.module(name, PRIMARY), ParsingModule)
         norm = self.config.parsing_norm if trees else self.config.tagging_norm
-        encoder: ViewsEncoder = model.encoder
-        width = encoder.embedding.words.embedding_dim
+        width = model.encoder.embedding.words.embedding_dim
         words = batch.scored.unsqueeze(-1)
         like = target.new_zeros(*batch.tokens.shape, width)
 
@@ -302,8 +302,3 @@ class VirtualAdversarial(Unlabelled):
         with dropout_at(model, 0.0):
             gradient = adversarial_direction(gaussian(like) * words, self.config.xi, loss)
         return norm * unit(gradient * words)
-
-
-def needs_normalised(criterion: object) -> bool:
-    """Return whether a criterion makes sense with normalised word embeddings only."""
-    return isinstance(criterion, VirtualAdversarial)

@@ -1,19 +1,24 @@
-"""The auxiliary modules of Cross-View Training on words (Clark et al. 2018, code).
+"""What the auxiliary modules on words see (Clark et al. 2018, code), and averaged weights.
 
-Their nets, and the primary modules, are the core's (models/words/prediction_modules.py, parsing_heads.py); here
-stands what each of them sees.
+The modules themselves are in metaseq_lm/models/words/prediction_modules.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from metaseq_lm.data.words.sets import TREES
-from metaseq_lm.models.words.prediction_modules import AHEAD, BACK, FULL
+from torch import nn
 
-# Options of a TaggingModule: its view, and whose class it predicts at t, that of t + shift. At t
-# "future" and "past" do not know the word in question; "full" sees what the primary module sees, but
-# through dropout.
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.words.sets import TREES
+from metaseq_lm.models.layers import RAW, AveragedWeights
+from metaseq_lm.models.words.prediction_modules import AHEAD, BACK, FULL
+from metaseq_lm.tasks import Passes, Scored
+
+# Options of each TaggingModule: its view; at t it predicts the class of t + shift. "future" and "past"
+# do not see the word whose class they predict; "full" sees all that the primary module sees, but with
+# dropout.
 TAGGING: dict[str, dict[str, Any]] = {
     "full": {"view": FULL, "linear": True},
     "forwards": {"view": AHEAD},
@@ -21,7 +26,7 @@ TAGGING: dict[str, dict[str, Any]] = {
     "future": {"view": AHEAD, "shift": 1},
     "past": {"view": BACK, "shift": -1},
 }
-# Options of a ParsingModule: the views of the candidate and of the word whose head is sought.
+# Options of each ParsingModule: the views of the candidate head and of the dependent.
 PARSING: dict[str, dict[str, Any]] = {
     "full": {"views": (FULL, FULL)},
     "fw_fw": {"views": (AHEAD, AHEAD)},
@@ -32,5 +37,48 @@ PARSING: dict[str, dict[str, Any]] = {
 
 
 def auxiliaries(form: str) -> dict[str, dict[str, Any]]:
-    """Return the options of all auxiliary modules of sets of a form, tags or trees."""
+    """Return the options of all auxiliary modules for sets of a form, tags or trees."""
     return PARSING if form == TREES else TAGGING
+
+
+def check_teacher(mean_teacher: bool, decay: float) -> None:
+    """Raise UsageError if the averaged weights are the teacher and there are none."""
+    if mean_teacher and not decay:
+        raise UsageError("criterion.mean_teacher needs averaged weights; task.average_decay is 0")
+
+
+class AveragedNet(nn.Module):
+    """A trained `net` and, with a `decay` above 0, the moving average of its weights."""
+
+    def __init__(self, net: nn.Module, decay: float) -> None:
+        super().__init__()
+        self.net = net
+        self.average = AveragedWeights(net, decay) if decay else None
+
+    @property
+    def averaged(self) -> nn.Module:
+        """The net of averaged weights, or the trained one if there is no average."""
+        return self.net if self.average is None else self.average.net
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.net(*inputs)
+
+    def move_average(self) -> None:
+        """Take the weights that the net has now into the average, if there is one."""
+        if self.average is not None:
+            self.average.move(self.net)
+
+    def scored(
+        self, evaluate: Callable[[nn.Module, Passes], Scored], passes: Passes, score_raw: bool
+    ) -> Scored:
+        """Return the result of `evaluate` with the averaged weights.
+
+        With `score_raw` it has the metrics of the trained weights too, as "raw_*"; the batches are
+        then held in memory.
+        """
+        if not score_raw or self.average is None:
+            return evaluate(self.averaged, passes)
+        batches: Passes = {name: list(stream) for name, stream in passes.items()}
+        metrics, rows = evaluate(self.averaged, batches)
+        raw = evaluate(self.net, batches).metrics
+        return Scored(metrics | {RAW + name: value for name, value in raw.items()}, rows)

@@ -1,4 +1,4 @@
-"""Perturbations of a student's input: at random, or where it hurts most (Miyato et al. 2017).
+"""Random and adversarial perturbations of a student's input (Miyato et al. 2017).
 
 Shapes: B rows.
 """
@@ -15,7 +15,7 @@ from metaseq_lm.models.layers import current_context
 
 
 def unit(x: Tensor) -> Tensor:
-    """Return x (B, ...) with rows of norm 1; a row of zeros stays."""
+    """Return x (B, ...) with rows scaled to norm 1; a row of zeros stays."""
     # In fp32 the squares of tiny entries would be 0.
     norms = x.flatten(1).double().norm(dim=1)
     norms = torch.where(norms > 0, norms, 1.0)
@@ -23,7 +23,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def gaussian(like: Tensor) -> Tensor:
-    """Return normal numbers of the shape (B, ...) of `like`, drawn by row (see models.layers.Noise)."""
+    """Return normal numbers shaped as `like` (B, ...), drawn by row (see models.layers.Noise)."""
     noise = current_context().noise
     if noise is None:
         return torch.randn_like(like)
@@ -33,10 +33,10 @@ def gaussian(like: Tensor) -> Tensor:
 
 
 def adversarial_direction(start: Tensor, xi: float, loss: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the gradient (B, ...) of a loss, a sum over rows, at `xi` in the directions of `start`.
+    """Return the gradient (B, ...) of a loss, a sum over rows, at a step of norm `xi` towards `start`.
 
-    With random directions that is one step of power iteration for those that raise the loss most.
-    Parameters get no gradient.
+    From a random `start` this is one step of power iteration for the direction that raises the loss
+    most. Parameters get no gradient.
     """
     step = (xi * unit(start)).requires_grad_(True)
     with torch.enable_grad():

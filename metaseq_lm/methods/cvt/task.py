@@ -19,9 +19,8 @@ from metaseq_lm.data.streams import Order, Stream
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.methods.cvt.averaging import check_teacher
-from metaseq_lm.methods.cvt.criterion import Unlabelled, needs_normalised
-from metaseq_lm.methods.cvt.model import auxiliaries
+from metaseq_lm.methods.cvt.criterion import Unlabelled, VirtualAdversarial
+from metaseq_lm.methods.cvt.model import auxiliaries, check_teacher
 from metaseq_lm.models.words.prediction_modules import ViewsEncoder
 from metaseq_lm.tasks import Batches
 from metaseq_lm.tasks.protocols import Kinds
@@ -32,21 +31,14 @@ UNLABELLED = "unlabelled"
 
 @dataclass
 class CVTConfig(ParserConfig, WordTaskConfig):
-    """Which labelled sets, the unlabelled text, batches, heads and averaged weights."""
+    """Labelled sets and unlabelled text."""
 
     labelled: list[str] = option(
-        [], "tagged sets and treebanks in DATA; several are multi-task training"
+        [], "tagged sets and treebanks in DATA; with several, training is multi-task"
     )
-    unlabelled: str = option("train", "split of the text in DATA that is the unlabelled one")
-    unlabelled_chunk: int = option(
-        CHUNK,
-        "random sentences of it that are put into buckets by length together (0 = all)",
-        at_least=0,
-    )
+    unlabelled: str = option("train", "split of the text in DATA to use as unlabelled sentences")
     unlabelled_longest: int = option(
-        LONGEST,
-        "sentences of it with so many words or more are left out (0 = none)",
-        at_least=0,
+        LONGEST, "leave out unlabelled sentences of so many words or more (0 = none)", at_least=0
     )
 
 
@@ -54,11 +46,10 @@ class CVTConfig(ParserConfig, WordTaskConfig):
 class CVTTask(WordTask):
     """Even updates, from 0, take a batch of a labelled set, odd ones a batch of unlabelled text.
 
-    A labelled set is drawn with a probability like the square root of the number of its training
-    sentences. With criterion tagging or parsing, or criterion.use_unlabelled=false, every update is a
-    labelled one. With criterion.all_sets=false each set has a stream of unlabelled batches of its own,
-    and all of them together go through the text once. A language model beside the encoder (task.elmo)
-    goes with criterion tagging and parsing only.
+    A labelled set is drawn with a probability proportional to the square root of its number of
+    training sentences. With criterion tagging or parsing, or criterion.use_unlabelled=false, all
+    updates are labelled. With criterion.all_sets=false each set has unlabelled batches of its own,
+    and all sets together go through the text once. task.elmo needs criterion tagging or parsing.
     """
 
     def __init__(self, config: CVTConfig, run_config: DictConfig) -> None:
@@ -66,7 +57,8 @@ class CVTTask(WordTask):
         options = self.config
         if UNLABELLED in self.names:
             raise UsageError(f"a set called '{UNLABELLED}' cannot be one of task.labelled")
-        if needs_normalised(self.criterion) and not run_config.model.get("normalize_words"):
+        normalised = run_config.model.get("normalize_words")
+        if isinstance(self.criterion, VirtualAdversarial) and not normalised:
             raise UsageError(
                 "criterion vat needs normalised word embeddings; give model.normalize_words=true"
             )
@@ -74,8 +66,8 @@ class CVTTask(WordTask):
             check_teacher(self.criterion.config.mean_teacher, options.average_decay)
         if options.elmo and isinstance(self.criterion, Unlabelled):
             raise UsageError(
-                "task.elmo is for supervised training, --criterion tagging or parsing: the states of the "
-                "language model know the whole sentence, and so would every auxiliary module"
+                "task.elmo is for supervised training, --criterion tagging or parsing: the language "
+                "model knows the whole sentence, so every auxiliary module would know it"
             )
 
     @property
@@ -117,7 +109,7 @@ class CVTTask(WordTask):
             options.batch_size,
             seed,
             UNLABELLED,
-            chunk=options.unlabelled_chunk,
+            chunk=CHUNK,
             longest=options.unlabelled_longest,
             buckets=options.buckets,
         )
@@ -134,15 +126,15 @@ class CVTTask(WordTask):
         sizes = np.sqrt([float(len(self.chosen(name))) for name in self.names])
         return np.cumsum(sizes / sizes.sum())
 
-    def drawn(self, purpose: str, update: int) -> float:
-        """Return a number in [0, 1) that follows from the seed and the number of the update."""
+    def uniform(self, purpose: str, update: int) -> float:
+        """Return a random number in [0, 1) that depends on the seed and the update only."""
         return random_streams.generator(self.run_config.seed, "cvt", purpose, update).random()
 
     def needs(self, update: int) -> dict[str, int]:
         if self.alternating and update % 2:
             streams = list(self.learners)
-            return {streams[int(self.drawn("learner", update) * len(streams))]: 1}
-        number = int(np.searchsorted(self._shares, self.drawn("set", update), side="right"))
+            return {streams[int(self.uniform("learner", update) * len(streams))]: 1}
+        number = int(np.searchsorted(self._shares, self.uniform("set", update), side="right"))
         return {self.names[min(number, len(self.names) - 1)]: 1}
 
     def kinds(self) -> Kinds:
@@ -154,7 +146,7 @@ class CVTTask(WordTask):
         return [(0.5 * share, needs) for share, needs in labelled] + unlabelled
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Do one step; "loss" is logged under the name of its kind too, whose means can be compared."""
+        """Do one step; the loss is logged as "loss_labelled" or "loss_unlabelled" too."""
         logs = super().update(engine, model, batches)
         kind = "labelled" if set(batches) <= set(self.names) else UNLABELLED
         return logs | {f"loss_{kind}": logs["loss"]}

@@ -1,61 +1,195 @@
-"""Cross-view training of translation (Clark 2021, sections 4.2.4 and 4.3.1).
+"""Cross-view training of translation (Clark 2021, sections 4.2.4 and 4.3.1): criterions and task.
 
-Labelled and unlabelled batches take turns; each is a step of its own. Shapes: B rows, T target positions.
+Labelled batches train the primary head. On unlabelled source text the translations that beam search
+finds with it are hard targets. Shapes: B rows, S source and T target positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Logs
+from metaseq_lm.core.batch import Logs, Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import register_task
+from metaseq_lm.core.registry import register_criterion, register_task
+from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.criterions.translation import Translation
 from metaseq_lm.data.parallel.rows import IGNORE, TranslationBatch, TranslationRows, shorter
 from metaseq_lm.data.parallel.sets import UNLABELLED, ParallelSet
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.methods.cvt.averaging import AveragedNet, scores
-from metaseq_lm.methods.cvt.translation_losses import SemiSupervisedTranslation
+from metaseq_lm.methods.cvt.model import AveragedNet
+from metaseq_lm.models.layers import current_context
+from metaseq_lm.models.seq2seq.lstm_encoder_decoder import PRIMARY, LSTMEncoderDecoder
 from metaseq_lm.models.words.word_model import dropout_at
 from metaseq_lm.tasks import Batches, Passes, Scored
 from metaseq_lm.tasks.protocols import Kinds
 from metaseq_lm.tasks.translation import TranslationConfig, TranslationTask
 
 REST = "rest"
+ATTENTION, FUTURE, FULL = "attention", "future", "full"
+
+
+@dataclass
+class SemiSupervisedConfig:
+    """Dropout and label smoothing."""
+
+    # Not 0.2 where the primary head is the student: see the criterions on words.
+    unlabelled_dropout: float | None = option(
+        None,
+        "dropout of encoder and decoder on unlabelled batches (null = model.dropout)",
+        at_least=0,
+        below=1,
+    )
+    label_smoothing: float = option(
+        0.1, "label smoothing of the teacher's translations", at_least=0, below=1
+    )
+    gold_smoothing: float = option(
+        0.0, "label smoothing of reference translations, in training", at_least=0, below=1
+    )
+
+
+@dataclass
+class CrossViewConfig(SemiSupervisedConfig):
+    """Auxiliary heads."""
+
+    unlabelled_dropout: float | None = option(
+        0.2,
+        "dropout of encoder and decoder on unlabelled batches (null = model.dropout)",
+        at_least=0,
+        below=1,
+    )
+    auxiliary: list[str] = option(
+        [ATTENTION, FUTURE],
+        "auxiliary heads: attention, future, full (sees everything, with dropout)",
+        choices=(ATTENTION, FUTURE, FULL),
+    )
+    attention_dropout: float = option(
+        0.5, "dropout of the attention weights of the head attention", at_least=0, below=1
+    )
+
+
+@dataclass
+class WordDropoutConfig(SemiSupervisedConfig):
+    """Word dropout."""
+
+    rate: float = option(0.1, "share of the source words that become [MASK]", at_least=0, at_most=1)
+
+
+class SemiSupervisedTranslation(Translation):
+    """The primary head's loss on labelled batches, `student_terms` on unlabelled ones."""
+
+    tasks = ("cvt_translation",)
+    auxiliary: tuple[str, ...] = ()
+    attention_dropout = 0.0
+
+    config: SemiSupervisedConfig
+
+    @property
+    def gold_smoothing(self) -> float:
+        return self.config.gold_smoothing
+
+    def __call__(self, model: nn.Module, batch: TranslationBatch) -> Terms:
+        if batch.stream != UNLABELLED:
+            return super().__call__(model, batch)
+        net: Any = model.net
+        # `dropout` is that of encoder and decoder; the heads have their own.
+        with dropout_at(net.dropout, self.config.unlabelled_dropout):
+            return self.student_terms(net, batch)
+
+    def student_terms(self, net: LSTMEncoderDecoder, batch: TranslationBatch) -> Terms:
+        """Return the terms of an unlabelled batch with the teacher's translations."""
+        raise NotImplementedError(f"{type(self).__name__} must define student_terms")
+
+
+@register_criterion("cvt_translation", dataclass=CrossViewConfig)
+class CVTTranslation(SemiSupervisedTranslation):
+    """The sum of the auxiliary heads' losses, each per target token (Clark 2021, section 4.2.4).
+
+    The primary head takes no part in unlabelled batches, so it gets no gradient there.
+    """
+
+    def __init__(self, config: CrossViewConfig) -> None:
+        super().__init__(config)
+        if not config.auxiliary or len(set(config.auxiliary)) < len(config.auxiliary):
+            raise UsageError(
+                f"criterion.auxiliary is {list(config.auxiliary)}; name one or more different heads"
+            )
+        self.auxiliary = tuple(config.auxiliary)
+        self.attention_dropout = config.attention_dropout
+
+    def student_terms(self, net: LSTMEncoderDecoder, batch: TranslationBatch) -> Terms:
+        assert batch.inputs is not None and batch.targets is not None
+        memory = net.encode(batch.tokens, batch.padding)
+        states, _ = net.decode(batch.inputs, memory.first)
+        terms = {}
+        for name in self.auxiliary:
+            inputs, targets, per = states, batch.targets, "targets"
+            if name == FUTURE:
+                # The word at t from the attention vector at t - 1, which does not know word t - 1.
+                inputs, targets, per = states[:, :-1], targets[:, 1:], "later_targets"
+            logits = net.heads[name](inputs, memory)
+            losses = cross_entropy(logits, targets, self.config.label_smoothing)
+            terms[f"cvt_{name}"] = Term(losses.sum(), per)
+        return terms
+
+
+@register_criterion("word_dropout_translation", dataclass=WordDropoutConfig)
+class WordDropoutTranslation(SemiSupervisedTranslation):
+    """The baseline: the primary head is the student and reads [MASK] in place of some words."""
+
+    config: WordDropoutConfig
+
+    def student_terms(self, net: LSTMEncoderDecoder, batch: TranslationBatch) -> Terms:
+        assert batch.inputs is not None and batch.targets is not None and batch.words is not None
+        tokens = batch.tokens.masked_fill(self.hidden(batch.tokens, batch.words), batch.mask_id)
+        memory = net.encode(tokens, batch.padding)
+        logits = net.heads[PRIMARY](net.decode(batch.inputs, memory.first)[0], memory)
+        losses = cross_entropy(logits, batch.targets, self.config.label_smoothing)
+        return {"word_dropout": Term(losses.sum(), "targets")}
+
+    def hidden(self, tokens: Tensor, words: Tensor) -> Tensor:
+        """Return which of the `words` (B, S) are hidden; drawn by row."""
+        noise = current_context().noise
+        u = torch.rand(tokens.shape) if noise is None else noise.uniform(tokens.shape)
+        return words & (u.to(tokens.device) < self.config.rate)
+
+
+# ------------------------------------------------------------------------ task
 
 
 @dataclass
 class CVTTranslationConfig(TranslationConfig):
-    """Where unlabelled source text comes from, and the average of the weights."""
+    """Unlabelled source text, and averaged weights."""
 
     unlabelled: str = option(
         UNLABELLED,
-        "split with the unlabelled source text; rest: the training pairs that labelled_share leaves",
+        "split of unlabelled source text; rest: sources of the pairs that labelled_share leaves",
     )
     unlabelled_batch_size: int = option(
         0, "sentences of an unlabelled batch (0 = batch_size)", at_least=0
     )
     labelled_first: int = option(
         0,
-        "updates before the first unlabelled batch; a teacher that knows nothing teaches nothing",
+        "updates before the first unlabelled one; an untrained teacher finds useless translations",
         at_least=0,
     )
     average_decay: float = option(
         0.998,
-        "of the moving average of the weights that is scored (0 = the weights themselves)",
+        "decay of the averaged weights, which are scored (0 = no averaging)",
         at_least=0,
         below=1,
     )
-    score_raw: bool = option(False, "score the weights themselves too, as raw_*")
+    score_raw: bool = option(False, "score the weights without averaging too, as raw_*")
 
 
 @register_task("cvt_translation", dataclass=CVTTranslationConfig)
@@ -116,25 +250,24 @@ class CVTTranslationTask(TranslationTask):
         return kinds if self.semi_supervised else [(1.0, self.needs(0))]
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
-        """Do one step; "loss" is logged under the name of its kind too, whose means can be compared."""
+        """Do one step; the loss is logged as "loss_labelled" or "loss_unlabelled" too."""
         kind = "labelled"
         if UNLABELLED in batches:
             kind, (parts,) = UNLABELLED, batches[UNLABELLED]
             batches = {UNLABELLED: [self.with_translations(engine, model, parts)]}
         assert isinstance(model, AveragedNet)
-        if model.average is not None:
-            model.average.move(model.net)
+        model.move_average()
         logs = super().update(engine, model, batches)
         return logs | {f"loss_{kind}": logs["loss"]}
 
     def with_translations(
         self, engine: Engine, model: nn.Module, parts: Sequence[Any]
     ) -> list[TranslationBatch]:
-        """Return unlabelled micro-batches with the translations that the primary head finds now.
+        """Return unlabelled micro-batches with the primary head's translations, by beam search.
 
-        Without dropout, by beam search. Their lengths are sizes, so they must be known before the
-        first micro-batch learns; all parts get one width, because random numbers follow from it.
-        A call of all replicas.
+        There is no dropout. Their lengths are sizes, so all are translated before the first one is
+        learnt from; all parts get one width, because random numbers depend on it. A call of all
+        replicas.
         """
 
         def search(batch: TranslationBatch) -> Tensor:
@@ -144,9 +277,9 @@ class CVTTranslationTask(TranslationTask):
         pad = self.tokenizers[1].vocabulary.pad
         translations = engine.map(search, parts, rng_key="teacher")
         counts = [(ids != pad).sum(-1) for ids in translations]
-        longest_here = max((int(count.max()) for count in counts), default=0)
-        width = max(process_group.gather_objects(longest_here))
-        return [self._translated(*each, width) for each in zip(parts, translations, counts)]
+        longest = max((int(count.max()) for count in counts), default=0)
+        width = max(process_group.gather_objects(longest))
+        return [self._translated(*part, width) for part in zip(parts, translations, counts)]
 
     def _translated(
         self, batch: TranslationBatch, ids: Tensor, counts: Tensor, width: int
@@ -156,12 +289,12 @@ class CVTTranslationTask(TranslationTask):
         rows[:, : min(width, ids.shape[1])] = ids[:, :width]
         inputs = rows.roll(1, dims=1)
         inputs[:, 0] = target.cls()
-        said = torch.arange(width, device=ids.device) < counts[:, None]
+        is_token = torch.arange(width, device=ids.device) < counts[:, None]
         total = int(counts.sum())
         sizes = {"targets": total, "later_targets": total - len(ids)}
         return batch.replace(
             inputs=inputs,
-            targets=rows.masked_fill(~said, IGNORE),
+            targets=rows.masked_fill(~is_token, IGNORE),
             words=~batch.padding & (batch.tokens != source.sep),
             mask_id=source.mask,
             sizes={**batch.sizes, **sizes},
@@ -170,6 +303,6 @@ class CVTTranslationTask(TranslationTask):
     # ---------------------------------------------------------------- scores
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return what the averaged weights give, and with task.score_raw the scores of the others too."""
+        """Score the averaged weights, and with task.score_raw the trained ones too."""
         assert isinstance(model, AveragedNet)
-        return scores(super().evaluate, engine, model, passes, self.config.score_raw)
+        return model.scored(partial(super().evaluate, engine), passes, self.config.score_raw)

@@ -1,22 +1,27 @@
 """Cross-view training of image classification (Clark 2021, section 4.4), with its baselines.
 
-Shapes: B images, C channels, H height, W width.
+In all criterions labelled images train the primary head. Shapes: B images, C channels, H height, W
+width, P places of the features, D their width, K classes.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
+import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import ImageBatch, Logs, Terms, as_tensor
+from metaseq_lm.core.batch import ImageBatch, Logs, Term, Terms, as_tensor
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.registry import register_task
+from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions.image_classification import ImageClassification, class_terms
 from metaseq_lm.data.images import (
     ClassifiedImages,
@@ -28,63 +33,199 @@ from metaseq_lm.data.images import (
 )
 from metaseq_lm.data.streams import Sequential, Shuffled, Stream
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.methods.cvt.averaging import AveragedNet, check_teacher, scores
-from metaseq_lm.methods.cvt.vision_losses import (
-    PLACES,
-    UNLABELLED,
-    ConsistentImages,
-    CVTVision,
-    PlaceHeads,
-)
+from metaseq_lm.methods.cvt.model import AveragedNet, check_teacher
+from metaseq_lm.methods.cvt.perturbation import adversarial_direction, gaussian, unit
+from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.vision.conv_large import POSITIONAL, ConvLarge, places
-from metaseq_lm.models.vision.wide_resnet import check_whole_batches
+from metaseq_lm.models.vision.wide_resnet import check_whole_batches, frozen_statistics
+from metaseq_lm.models.words.word_model import dropout_at
 from metaseq_lm.tasks import Batches, Passes, Scored, Task
 from metaseq_lm.tasks.finetuning import labelled_scores
 from metaseq_lm.tasks.protocols import Kinds
 
+UNLABELLED = "unlabelled"
+PLACES = "places"  # name of the auxiliary heads
+NONE, RANDOM, ADVERSARIAL = "none", "random", "adversarial"
+PERTURBATIONS = (NONE, RANDOM, ADVERSARIAL)
+
+
+@dataclass
+class ConsistencyConfig:
+    """The student's perturbation, and the teacher (constants of VAT: from memory)."""
+
+    perturbation: str = option(
+        ADVERSARIAL,
+        "perturbation of the student's images: none, random or adversarial (VAT)",
+        choices=PERTURBATIONS,
+    )
+    radius: float = option(
+        8.0, "Euclidean norm of the perturbation of a normalised image", at_least=0
+    )
+    xi: float = option(
+        0.1, "norm of the step at which the adversarial direction is computed", above=0
+    )
+    weight: float = option(1.0, "weight of the consistency loss")
+    unlabelled_dropout: float | None = option(
+        None,
+        "dropout of the student on unlabelled images (null = model.dropout)",
+        at_least=0,
+        below=1,
+    )
+    mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
+
+
+@dataclass
+class CVTVisionConfig(ConsistencyConfig):
+    """As for VAT, but without perturbation by default."""
+
+    perturbation: str = option(
+        NONE,
+        "perturbation of the student's images: none, random or adversarial (VAT)",
+        choices=PERTURBATIONS,
+    )
+
+
+class ConsistentImages(ImageClassification):
+    """The base: students learn the teacher's class probabilities of unlabelled images.
+
+    The teacher is the primary head on the clean image, without dropout and gradient; students see a
+    perturbed one. Their loss is the divergence KL(teacher, student).
+    """
+
+    config: ConsistencyConfig
+
+    def __call__(self, model: nn.Module, batch: ImageBatch) -> Terms:
+        if batch.stream != UNLABELLED:
+            return super().__call__(model, batch)
+        images = batch.images
+        net: Any = model.net
+        teacher: Any = model.averaged if self.config.mean_teacher else net
+        # Passes on unlabelled images leave no trace in statistics of batch normalisation.
+        with torch.no_grad(), frozen_statistics(teacher), dropout_at(teacher, 0.0):
+            target = full_precision(teacher(images)).log_softmax(-1)
+        with frozen_statistics(net), dropout_at(net, self.config.unlabelled_dropout):
+
+            def loss(changed: Tensor) -> Tensor:
+                return self.losses(net, changed, target)
+
+            losses = loss(images + self.perturbation(net, images, loss))
+        return {"consistency": Term(losses.sum(), UNLABELLED, self.config.weight)}
+
+    def losses(self, net: ConvLarge, images: Tensor, target: Tensor) -> Tensor:
+        """Return the student's loss (B,) on images, given the teacher's log-probabilities (B, K)."""
+        return divergence(target, net(images))
+
+    def perturbation(
+        self, net: nn.Module, images: Tensor, loss: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Return what is added to the images (B, C, H, W): of norm `radius` for each, or nothing.
+
+        Adversarial: one step of power iteration (Miyato et al. 2017): the gradient of the loss at a
+        small random displacement, without dropout, whose noise would drown so small a change.
+        """
+        if self.config.perturbation == NONE:
+            return torch.zeros_like(images)
+        direction = gaussian(images)
+        if self.config.perturbation == ADVERSARIAL:
+            with dropout_at(net, 0.0):
+                direction = adversarial_direction(
+                    direction, self.config.xi, lambda step: loss(images + step).sum()
+                )
+        return self.config.radius * unit(direction)
+
+
+def divergence(target: Tensor, logits: Tensor) -> Tensor:
+    """Return KL of log-probabilities (..., K) and the softmax of logits (..., K)."""
+    predicted = full_precision(logits).log_softmax(-1)
+    return (target.exp() * (target - predicted)).sum(-1)
+
+
+@register_criterion("vat_vision", dataclass=ConsistencyConfig)
+class VATVision(ConsistentImages):
+    """Virtual adversarial training (Miyato et al. 2017): the primary head is the student.
+
+    With perturbation random or none, and dropout, it is like the Pi model (Laine and Aila 2017),
+    with mean_teacher like the mean teacher (Tarvainen and Valpola 2017).
+    """
+
+
+@register_criterion("cvt_vision", dataclass=CVTVisionConfig)
+class CVTVision(ConsistentImages):
+    """Cross-view training: the students are heads that each see one place of the features.
+
+    The loss is the mean over the heads; criterion.weight, 36 for as many heads, makes it their sum.
+    """
+
+    config: CVTVisionConfig
+
+    def losses(self, net: ConvLarge, images: Tensor, target: Tensor) -> Tensor:
+        logits = net.heads[PLACES](net.features(images))
+        return divergence(target.unsqueeze(1), logits).mean(1)
+
+
+class PlaceHeads(nn.Module):
+    """A softmax layer of its own for every place of the features."""
+
+    def __init__(self, places: int, width: int, classes: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(width)
+        self.weight = nn.Parameter(torch.empty(places, classes, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(places, classes))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits (B, P, K) of features (B, D, n, n), P = n n, row by row."""
+        return torch.einsum("bdp,pkd->bpk", features.flatten(2), self.weight) + self.bias
+
+
+# ------------------------------------------------------------------------ task
+
 
 @dataclass
 class CVTVisionTaskConfig:
-    """Which images have labels, batches, and how images are moved (sizes of VAT: from memory)."""
+    """Labelled images, batches, augmentation (sizes of VAT: from memory), averaged weights."""
 
     labelled: int = option(
-        4000, "labelled images, as many of each class as can be (0 = all)", at_least=0
+        4000, "number of labelled images, balanced over the classes (0 = all)", at_least=0
     )
     labelled_share: float = option(
         0.0,
-        "their share of the training images instead (0 = labelled)",
+        "share of labelled images, in place of their number (0 = unused)",
         at_least=0,
         at_most=1,
     )
     valid_count: int = option(
-        1000, "training images that are split valid (0 = the data has one)", at_least=0
+        1000, "training images held out as split valid (0 = the data has such a split)", at_least=0
     )
-    split_seed: int = option(1, "seed of these choices; a smaller set is a part of a larger one")
+    split_seed: int = option(
+        1, "seed of both choices; a smaller labelled set is part of a larger one"
+    )
     batch_size: int = option(32, "labelled images of a batch", at_least=1)
     unlabelled_batch_size: int = option(128, "unlabelled images of a batch", at_least=1)
     joint: bool = option(
-        False, "each update has a batch of both kinds and one step; false: they take turns"
+        False, "an update takes a labelled and an unlabelled batch; false: updates alternate"
     )
     translate: int = option(
-        0, "training images are moved by up to this many pixels (CIFAR-10+: 2)", at_least=0
+        0, "shift training images by up to so many pixels (CIFAR-10+: 2)", at_least=0
     )
-    flip: bool = option(False, "half of the training images are mirrored")
-    mean: list[float] = option([0.4914, 0.4822, 0.4465], "mean by channel")
-    sd: list[float] = option([0.2023, 0.1994, 0.2010], "standard deviation by channel", above=0)
+    flip: bool = option(False, "mirror training images at random")
+    mean: list[float] = option([0.4914, 0.4822, 0.4465], "mean of each channel")
+    sd: list[float] = option(
+        [0.2023, 0.1994, 0.2010], "standard deviation of each channel", above=0
+    )
     average_decay: float = option(
         0.998,
-        "of the moving average of the weights that is scored (0 = the weights themselves)",
+        "decay of the averaged weights, which are scored (0 = no averaging)",
         at_least=0,
         below=1,
     )
-    score_raw: bool = option(False, "score the weights themselves too, as raw_*")
+    score_raw: bool = option(False, "score the weights without averaging too, as raw_*")
 
 
 def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Return all numbers of `labels` (N,) in a random order whose beginnings have all classes alike."""
+    """Return a random order of the indices of `labels` (N,) whose every prefix is class-balanced."""
     generator = random_streams.generator(seed, "labelled images")
     shuffled = generator.permutation(len(labels))
-    rank = np.empty(len(labels), np.int64)  # of each among those of its class
+    rank = np.empty(len(labels), np.int64)  # within its class
     for label in np.unique(labels):
         members = shuffled[labels[shuffled] == label]
         rank[members] = np.arange(len(members))
@@ -93,7 +234,7 @@ def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
 
 @register_task("cvt_vision", dataclass=CVTVisionTaskConfig)
 class CVTVisionTask(Task):
-    """Labelled and unlabelled images by turns, or together; with image_classification labelled only."""
+    """Updates on labelled and unlabelled images; with image_classification on labelled ones only."""
 
     criterions = (ImageClassification,)
 
@@ -116,16 +257,16 @@ class CVTVisionTask(Task):
         """The training images in three: "valid", "train" with labels, "unlabelled"."""
         options, images = self.config, load_images(self.data, "train")
         order = balanced(images.labels, options.split_seed)
-        left = len(order) - options.valid_count
-        count = options.labelled or left
+        available = len(order) - options.valid_count
+        count = options.labelled or available
         if options.labelled_share:
-            count = round(options.labelled_share * left)
+            count = round(options.labelled_share * available)
             if not count:
                 raise UsageError(
-                    f"task.labelled_share={options.labelled_share} of {left} training images is none; "
+                    f"task.labelled_share={options.labelled_share} of {available} training images is none; "
                     "raise it"
                 )
-        if not 0 < count <= left:
+        if not 0 < count <= available:
             raise UsageError(
                 f"{len(order)} training images are too few for task.valid_count={options.valid_count} "
                 f"and {count} labelled ones; lower task.labelled or task.valid_count"
@@ -143,13 +284,12 @@ class CVTVisionTask(Task):
     def training_batch(
         self, part: Images, size: str, samples: np.ndarray, keys: np.ndarray, width: int
     ) -> ImageBatch:
-        """Return images (B, C, H, W), moved and normalised, and targets (B,); the size is `size`."""
+        """Return augmented and normalised images (B, C, H, W) and targets (B,); the size is `size`."""
         options, images = self.config, part.images[samples]
         if options.translate or options.flip:
-            drawn = random_streams.uniforms(keys, 0, 3)
-            most = options.translate
-            shifts = (drawn[:, :2] * (2 * most + 1)).astype(np.int64) - most
-            images = moved(images, shifts, options.flip & (drawn[:, 2] < 0.5))
+            u = random_streams.uniforms(keys, 0, 3)
+            shifts = (u[:, :2] * (2 * options.translate + 1)).astype(np.int64) - options.translate
+            images = moved(images, shifts, options.flip & (u[:, 2] < 0.5))
         return ImageBatch(
             images=as_tensor(normalised(images, options.mean, options.sd)),
             targets=None if size == UNLABELLED else part.labels[samples],
@@ -161,14 +301,14 @@ class CVTVisionTask(Task):
         options, seed = self.config, self.run_config.seed
         if split != "train":
             part = self.labelled(split)
-            once = Sequential(len(part.labels), options.unlabelled_batch_size)
+            one_pass = Sequential(len(part.labels), options.unlabelled_batch_size)
             batch = partial(part.batch, list(options.mean), list(options.sd))
-            return {split: Stream(split, once, batch, seed, ones(part.images))}
-        wanted = {"train": ("rows", options.batch_size)}
+            return {split: Stream(split, one_pass, batch, seed, ones(part.images))}
+        sizes = {"train": ("rows", options.batch_size)}
         if self.semi_supervised:
-            wanted[UNLABELLED] = (UNLABELLED, options.unlabelled_batch_size)
+            sizes[UNLABELLED] = (UNLABELLED, options.unlabelled_batch_size)
         streams = {}
-        for name, (size, rows) in wanted.items():
+        for name, (size, rows) in sizes.items():
             images = self.parts[name]
             if not len(images):
                 raise MetaseqError(
@@ -213,16 +353,15 @@ class CVTVisionTask(Task):
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         assert isinstance(model, AveragedNet)
-        if model.average is not None:
-            model.average.move(model.net)
+        model.move_average()
         return super().update(engine, model, batches)
 
     # ---------------------------------------------------------------- scores
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return what the averaged weights give, and with task.score_raw the scores of the others too."""
+        """Score the averaged weights, and with task.score_raw the trained ones too."""
         assert isinstance(model, AveragedNet)
-        return scores(self._evaluate_net, engine, model, passes, self.config.score_raw)
+        return model.scored(partial(self._evaluate_net, engine), passes, self.config.score_raw)
 
     def _evaluate_net(self, engine: Engine, net: nn.Module, passes: Passes) -> Scored:
         """Return accuracy, macro F1, loss and rows of one net."""
@@ -237,5 +376,5 @@ class CVTVisionTask(Task):
 
 
 def ones(images: Images) -> np.ndarray:
-    """Return the lengths of images as streams want them: each counts as one token."""
+    """Return the lengths of images for a stream: each counts as one token."""
     return np.ones(len(images), np.int64)

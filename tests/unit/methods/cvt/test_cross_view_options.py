@@ -22,7 +22,7 @@ def test_word_dropout_removes_words(sentences: Path) -> None:
     """A tenth of the words with their characters, never <start> or <end>."""
     run = built(sentences, "criterion=word_dropout")
     batch = batch_of(run)
-    found = [run.task.criterion.removed(batch_of(run, number=n)) for n in range(10)]
+    found = [run.task.criterion.remove_words(batch_of(run, number=n)) for n in range(10)]
     gone = torch.cat([(b.tokens == REMOVED)[b.scored] for b in found])
     assert gone.double().mean().item() == pytest.approx(0.1, abs=0.04)
     for changed in found:
@@ -43,7 +43,7 @@ def test_the_student_reads_what_was_changed(
     criterion, batch, read = run.task.criterion, batch_of(run), []
     shift = torch.ones_like(run.model.views(batch)[0])[..., :1]
     removed = batch.replace(tokens=batch.tokens.clone().fill_(REMOVED))
-    monkeypatch.setattr(criterion, "removed", lambda given: removed, raising=False)
+    monkeypatch.setattr(criterion, "remove_words", lambda given: removed, raising=False)
     monkeypatch.setattr(criterion, "perturbation", lambda *given: shift, raising=False)
     views = run.model.views
 
@@ -175,7 +175,6 @@ def test_the_encoder_can_be_a_transformer(more: list[str], sentences: Path, tmp_
             "mean_teacher needs averaged weights",
         ),
         (["criterion=cvt_aux", "criterion.label_smoothing=-1"], "criterion.label_smoothing"),
-        (["criterion=cvt_aux", "task.unlabelled_chunk=-5"], "task.unlabelled_chunk must be at"),
         (["criterion=cvt_aux", "task.unlabelled_longest=-1"], "task.unlabelled_longest must be"),
         (["criterion=cvt_aux", "trainer.valid_split=train"], "stream of 'train' is endless"),
         (["criterion=cvt_aux", "task.unlabelled_longest=2"], "no sentence"),
