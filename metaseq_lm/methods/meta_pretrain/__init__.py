@@ -2,7 +2,8 @@
 
   metaseq-lm train DATA --task meta_pretrain --criterion bert_pretraining task.inner_steps=5
 
-Read update.py (the order of an update), task.py (on what), criterion.py and model.py (labelled sets).
+Start with update.py (one meta update); task.py has the tasks, criterion.py and model.py are for
+labelled sets.
 """
 
 from metaseq_lm.methods.meta_pretrain import criterion, task

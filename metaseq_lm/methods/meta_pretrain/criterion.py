@@ -1,7 +1,7 @@
 """The sum of the losses of several labelled sets (Lv et al. 2020, supervised pre-training).
 
-On text the objectives are the core's own: bert_pretraining, masked_lm, language_modeling. Learning
-to learn is an order of updates, not an objective, so its options are the task's (see update.py).
+The text tasks use the ordinary criterions: bert_pretraining, masked_lm, language_modeling. The
+options of meta-learning belong to the task, because only the updates differ (see update.py).
 """
 
 import torch
@@ -18,10 +18,9 @@ PAIRS = "meta_pretrain_pairs"  # the task, and its criterion
 
 @register_criterion(PAIRS)
 class LabelledSets(Criterion):
-    """The cross-entropy of each set, a mean over its rows in the batch, summed over the sets.
+    """The mean cross-entropy over the rows of each set in the batch, summed over the sets.
 
-    A micro-batch holds rows of one set, which is also the name of its head and of the size that
-    counts its rows.
+    A micro-batch holds rows of one set; `batch.head` is the name of the set.
     """
 
     tasks = (PAIRS,)
@@ -32,8 +31,8 @@ class LabelledSets(Criterion):
         outputs = model(batch.tokens, batch.padding, batch.segments, [name])
         scores = full_precision(outputs[name])  # (B, K)
         with torch.no_grad():
-            right = (scores.argmax(-1) == targets).sum().to(scores.dtype)
+            correct = (scores.argmax(-1) == targets).sum().to(scores.dtype)
         return {
             f"loss_{name}": Term(cross_entropy(scores, targets).sum(), name),
-            f"accuracy_{name}": Term(right, name, weight=0.0),
+            f"accuracy_{name}": Term(correct, name, weight=0.0),
         }

@@ -10,6 +10,6 @@ from metaseq_lm.models.transformer.labelled_sets import LabelledSetsModel, SetHe
 def labelled_sets_model(
     config: TransformerConfig, vocabulary: Vocabulary, classes: Mapping[str, int]
 ) -> LabelledSetsModel:
-    """Return an encoder with a head for each set; `classes` counts those of each."""
+    """Return an encoder with a linear head for each set; `classes` are their numbers of classes."""
     heads = SetHeads(config.encoder_embed_dim, classes, config.dropout, pooled=False)
     return LabelledSetsModel(config, len(vocabulary), vocabulary.pad, heads)

@@ -1,6 +1,6 @@
-"""Pre-training as meta-learning on text, on labelled sets, and with a model of LSTMs.
+"""Pre-training as meta-learning on text, on labelled sets, and with a BiLSTM language model.
 
-Each task is a task of the core, or its like, whose updates are meta updates (update.py).
+Each task prepares its data as an ordinary task does; only its updates are meta updates (update.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from metaseq_lm.tasks.sentence_pairs import SentencePairsConfig, SentencePairsTa
 
 
 class MetaLearned(Task):
-    """Turns the updates of the task that follows it among the bases into meta updates."""
+    """Mix-in that turns the updates of another task into meta updates."""
 
     config: MetaOptions
 
@@ -45,18 +45,18 @@ class MetaLearned(Task):
 
     @property
     def sources(self) -> Sequence[str]:
-        """The streams; every inner step and the test batch take one batch of each."""
+        """The streams; each inner step, and the test pass, uses one batch of each."""
         return ["train"]
 
     def needs(self, update: int) -> dict[str, int]:
         return dict.fromkeys(self.sources, self.config.inner_steps + 1)
 
     def flops_by_rule(self) -> float | None:
-        """Return those of all gradients of a meta update; there is no rule for second derivatives."""
-        once: float | None = getattr(super(), "flops_by_rule", lambda: None)()
-        if once is None or self.config.second_order == "exact":
+        """Return the FLOPs of k + 1 gradients; there is no rule for second derivatives."""
+        one_gradient: float | None = getattr(super(), "flops_by_rule", lambda: None)()
+        if one_gradient is None or self.config.second_order == "exact":
             return None
-        return once * (self.config.inner_steps + 1)
+        return one_gradient * (self.config.inner_steps + 1)
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         mixed = [
@@ -68,44 +68,43 @@ class MetaLearned(Task):
 
 @dataclass
 class MetaPretrainConfig(MetaOptions, SentencePairsConfig):
-    """The options of sentence_pairs, and the inner steps."""
+    """The options of sentence_pairs, and those of the inner steps."""
 
 
 @register_task("meta_pretrain", dataclass=MetaPretrainConfig)
 class MetaPretrainTask(MetaLearned, SentencePairsTask):
-    """Text as pairs of segments; the criterion is bert_pretraining or masked_lm.
+    """Text as pairs of segments; the criterion is bert_pretraining or masked_lm."""
 
-    It may start from a run of masked_lm, whose model has no head for the next sentence.
-    """
-
-    fresh = ("heads.next_sentence.",)
+    fresh = ("heads.next_sentence.",)  # a run of masked_lm, from which this may start, has none
 
 
 @dataclass
 class MetaPretrainLSTMConfig(MetaOptions, LanguageModelingConfig):
-    """The options of language_modeling, and the inner steps."""
+    """The options of language_modeling, and those of the inner steps."""
 
 
 @register_task("meta_pretrain_lstm", dataclass=MetaPretrainLSTMConfig)
 class MetaPretrainLSTMTask(MetaLearned, LanguageModelingTask):
-    """ELMo's language model; the criterion is language_modeling, the model bilstm_lm."""
+    """ELMo's language model: criterion language_modeling, model bilstm_lm."""
 
 
 @dataclass
 class MetaPretrainPairsConfig(MetaOptions):
-    """Which labelled sets, how they are batched, and the inner steps."""
+    """The labelled sets, their batches, and the inner steps."""
 
-    labelled: list[str] = option([], "labelled sets in DATA, each with a head")
-    batch_size: int = option(32, "rows of a batch, an equal share from each set", at_least=1)
-    tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
-    valid_size: int = option(0, "rows of each validation split that are used (0 = all)", at_least=0)
+    labelled: list[str] = option([], "labelled sets in DATA, each with its own head")
+    batch_size: int = option(32, "rows of a batch, the same number from each set", at_least=1)
+    tokens_per_sample: int = option(
+        128, "maximum tokens of a row, special tokens included; longer rows are cut"
+    )
+    valid_size: int = option(0, "rows used of each validation split (0 = all)", at_least=0)
 
 
 @register_task(PAIRS, dataclass=MetaPretrainPairsConfig)
 class MetaPretrainPairsTask(MetaLearned):
     """Several labelled sets of sentences or pairs at once, one stream and one head for each.
 
-    Starting from another run it takes the encoder; heads are fresh.
+    From the run named by init_from it takes the encoder; the heads are new.
     """
 
     config: MetaPretrainPairsConfig
@@ -127,22 +126,23 @@ class MetaPretrainPairsTask(MetaLearned):
         return list(self.config.labelled)
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        return {name: self._stream(name, split) for name in self.sources}
-
-    def _stream(self, name: str, split: str) -> Stream:
         options, seed = self.config, self.run_config.seed
-        data = LabelledSet(self.data / name, split)
-        require_tokenizer(data.folder, data.tokenizer_hash)
-        if data.labels is None:
-            raise MetaseqError(f"{data.folder}: '{split}' has no labels")
-        rows = SentenceRows(data, self.vocabulary, options.tokens_per_sample)
-        count = options.batch_size // len(options.labelled)
-        order: Order
-        if split == "train":
-            order = Shuffled(len(rows), count, seed, name)
-        else:
-            order = Sequential(first(len(rows), options.valid_size), count)
-        return Stream(name, order, partial(set_batch, rows, name), seed, rows.lengths)
+        rows_per_set = options.batch_size // len(options.labelled)
+        streams = {}
+        for name in self.sources:
+            data = LabelledSet(self.data / name, split)
+            require_tokenizer(data.folder, data.tokenizer_hash)
+            if data.labels is None:
+                raise MetaseqError(f"{data.folder}: '{split}' has no labels")
+            rows = SentenceRows(data, self.vocabulary, options.tokens_per_sample)
+            order: Order
+            if split == "train":
+                order = Shuffled(len(rows), rows_per_set, seed, name)
+            else:
+                order = Sequential(first(len(rows), options.valid_size), rows_per_set)
+            collate = partial(set_batch, rows, name)
+            streams[name] = Stream(name, order, collate, seed, rows.lengths)
+        return streams
 
     def build_model(self) -> nn.Module:
         classes = {}
@@ -157,12 +157,12 @@ class MetaPretrainPairsTask(MetaLearned):
         return labelled_sets_model(encoder_sizes(self.run_config), self.vocabulary, classes)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder of any model that calls it so."""
+        """Take the encoder of any pre-trained model."""
         return encoder_weights(weights, self.run_config)
 
 
 def set_batch(
     rows: SentenceRows, name: str, samples: np.ndarray, keys: np.ndarray, width: int = 0
 ) -> TokenBatch:
-    """Return rows of the set `name`, for the head `name`; the size that counts them is `name`."""
+    """Return rows of the set `name`; its head and the size that counts the rows have that name."""
     return rows.batch(samples, keys, width).replace(head=name, sizes={name: len(samples)})

@@ -1,9 +1,9 @@
-"""One meta update: k inner steps, the gradient where they lead, one step from where they began.
+"""One meta update: k inner steps, the gradient after them, and one step from the starting weights.
 
-Pre-training as meta-learning (Lv et al. 2020, algorithm 1): theta_0 goes to theta_k in k steps, each
-on a batch of its own; theta_0 then takes the optimizer's step with the gradient that one more
-batch, the test batch, has at theta_k (first order, equation 5), or with that gradient times
-prod(I - inner_lr H_j) (equation 4).
+Pre-training as meta-learning (Lv et al. 2020, algorithm 1). From theta_0, k inner steps, each on its
+own batch, lead to theta_k. The gradient of the test batch is taken at theta_k, and the optimizer
+applies it at theta_0 (first order, equation 5). The exact meta-gradient is that gradient times
+prod(I - inner_lr H_j), with H_j the Hessian at theta_j (equation 4).
 """
 
 from __future__ import annotations
@@ -17,35 +17,36 @@ from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.engine import Engine, InnerGradient, LossFn
-from metaseq_lm.engine.vectors import Vector
 
 MAIN = "main"  # the optimizer
 
 
 @dataclass
 class MetaOptions:
-    """The inner steps."""
+    """Options of the inner steps."""
 
     inner_steps: int = option(
-        1, "k; an update takes k + 1 batches, and with 0 is an ordinary one", at_least=0
+        1,
+        "number of inner steps k; an update uses k + 1 batches, and k = 0 is ordinary training",
+        at_least=0,
     )
     inner_optim: str = option(
         "adam",
-        "adam: the optimizer's own steps (moments, rate and clip_norm of this update), undone "
-        "afterwards; sgd: plain steps of inner_lr, never clipped",
+        "adam: steps of the run's optimizer (its moments, rate and clip_norm), undone after the "
+        "update; sgd: plain steps of inner_lr, not clipped",
         choices=("adam", "sgd"),
     )
     inner_lr: float | None = option(
-        None, "rate of the inner steps of sgd; adam has the optimizer's", at_least=0
+        None, "learning rate of inner_optim=sgd; adam uses the optimizer's", at_least=0
     )
     second_order: str = option(
         "none",
-        "none: the gradient at theta_k is applied as it is; exact: through the steps of sgd",
+        "none: use the gradient at theta_k; exact: differentiate through the inner steps (sgd only)",
         choices=("none", "exact"),
     )
 
     def check(self) -> None:
-        """Raise UsageError for values that make no sense together."""
+        """Raise UsageError for options that contradict each other."""
         if (self.inner_lr is None) != (self.inner_optim == "adam"):
             raise UsageError(
                 "task.inner_lr is the rate of task.inner_optim=sgd, which needs one; inner steps of "
@@ -58,65 +59,45 @@ class MetaOptions:
 def meta_update(
     engine: Engine, loss: LossFn, batches: Sequence[Sequence[Batch]], config: MetaOptions
 ) -> Logs:
-    """Do one meta update of the optimizer "main"; `batches` are k inner ones, then the test batch.
+    """Do one meta update of the optimizer "main"; `batches` are k inner batches, then the test batch.
 
     Returns the logs of the test batch at theta_k, and "inner_loss_j", the loss of inner batch j at
-    theta_j. If anything on the way is not finite, the parameters stay as they are, and the engine
-    says so.
+    theta_j. If a loss or gradient is not finite, the parameters do not change and the engine
+    reports it.
     """
-    *inner, test = batches
-    exact = config.second_order == "exact"
-    parameters = engine.parameters(MAIN)
-    losses: Logs = {}
-    # Without inner steps there is nothing to undo, and nothing to copy.
-    with engine.restoring(MAIN) if inner else contextlib.nullcontext():
-        taken: list[InnerGradient] = []
-        for number, batch in enumerate(inner):
-            # The random numbers of the inner passes are named, so that the test pass has those
-            # that an ordinary update has.
-            draw = f"inner {number}"
+    *inner_batches, test_batch = batches
+    exact, inner_lr = config.second_order == "exact", config.inner_lr or 0.0
+    parameters, optimizer = engine.parameters(MAIN), engine.optimizers[MAIN]
+    inner_losses: Logs = {}
+    inner_gradients: list[InnerGradient] = []
+    # Without inner steps there is nothing to restore, so no copy of the parameters is made.
+    with engine.restoring(MAIN) if inner_batches else contextlib.nullcontext():
+        for step, batch in enumerate(inner_batches):
+            # With keys of their own the inner passes leave the test pass the random numbers of an
+            # ordinary update.
+            rng_key = f"inner {step}"
             if exact:
-                taken.append(engine.inner(loss, batch, parameters, draw, replay=True))
-                gradient, logs = taken[-1].value, taken[-1].logs
+                inner = engine.inner(loss, batch, parameters, rng_key, replay=True)
+                inner_gradients.append(inner)
+                gradient, logs = inner.value, inner.logs
             else:
-                gradient, logs = engine.gradients(loss, batch, parameters, draw)
-            losses[f"inner_loss_{number}"] = logs["loss"]
-            if not inner_step(engine, gradient, config):
-                return losses
-        gradient, logs = engine.gradients(loss, test, parameters, full_precision=exact)
-        gradient = through(engine, taken, gradient, config.inner_lr or 0.0)
+                gradient, logs = engine.gradients(loss, batch, parameters, rng_key)
+            inner_losses[f"inner_loss_{step}"] = logs["loss"]
+            if config.inner_optim == "sgd":
+                # If the gradient is not finite, the next loss is not either: the outer step refuses it.
+                engine.move(MAIN, gradient, -inner_lr)
+                continue
+            updates = optimizer.updates
+            if not engine.step(MAIN, gradient):
+                return inner_losses
+            # All steps of a meta update have the same rate, so the schedule does not advance.
+            optimizer.updates = updates
+        gradient, logs = engine.gradients(loss, test_batch, parameters, full_precision=exact)
+        # Back from theta_k to theta_0. Each inner loss is computed again, which keeps one graph in
+        # memory at a time.
+        for inner in reversed(inner_gradients):
+            engine.move(MAIN, inner.value, inner_lr)
+            hvp = engine.hypergradients(inner, gradient, parameters)
+            gradient = vectors.add(gradient, hvp, -inner_lr)
     engine.step(MAIN, gradient)
-    return {**logs, **losses}
-
-
-def inner_step(engine: Engine, gradient: Vector, config: MetaOptions) -> bool:
-    """Take one inner step, inside `restoring`; returns False if the optimizer refuses it.
-
-    A step of sgd with a gradient that is not finite leads to a loss that is not, which the outer
-    step refuses.
-    """
-    if config.inner_optim == "sgd":
-        engine.move(MAIN, gradient, -(config.inner_lr or 0.0))
-        return True
-    optimizer = engine.optimizers[MAIN]
-    updates = optimizer.updates
-    stepped = engine.step(MAIN, gradient)
-    # The schedule stands still: all steps of an update have its rate, though not its moments.
-    optimizer.updates = updates
-    return stepped
-
-
-def through(
-    engine: Engine, taken: Sequence[InnerGradient], gradient: Vector, inner_lr: float
-) -> Vector:
-    """Return the gradient with respect to theta_0 of a loss with `gradient` at theta_k.
-
-    Goes back along the steps of sgd, of which `taken` has the gradients: from theta_{j+1} to
-    theta_j, and the vector v to (I - inner_lr H_j) v, with H_j the Hessian at theta_j. Memory stays
-    that of one graph, because each loss is computed again.
-    """
-    for inner in reversed(taken):
-        engine.move(MAIN, inner.value, inner_lr)
-        bent = engine.hypergradients(inner, gradient, engine.parameters(MAIN))
-        gradient = vectors.add(gradient, bent, -inner_lr)
-    return gradient
+    return {**logs, **inner_losses}
