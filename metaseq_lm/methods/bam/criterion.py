@@ -1,6 +1,6 @@
-"""The loss of several labelled sets with mixed targets: gold labels and the outputs of teachers.
+"""The loss of several labelled sets, with gold labels mixed with the outputs of teachers.
 
-Shapes: B rows, K_k outputs of set k, K the most outputs of a set.
+Shapes: B rows, K_k outputs of set k, K the largest K_k.
 """
 
 from collections.abc import Sequence
@@ -17,27 +17,26 @@ from metaseq_lm.criterions import Criterion
 from metaseq_lm.methods.bam.data import WITH_CLASSES, MixedBatch
 from metaseq_lm.models.layers import full_precision
 
-LOSS = "cross_entropy_or_squared_error"  # of one set, in evaluation, where it is all of the loss
+LOSS = "cross_entropy_or_squared_error"  # of one set, in evaluation
 
 
 @dataclass
 class BamDistillConfig:
-    """How targets are mixed, and how the losses of a batch are put together."""
+    """How gold labels and teacher outputs are mixed."""
 
     annealing: bool = option(
-        True, "teacher annealing: the gold label's share of the target grows from 0 to 1"
+        True, "teacher annealing: the weight of the gold label grows linearly from 0 to 1"
     )
     # 0 until it is known how many updates trainer.max_flops pays for.
-    total_updates: int = option(II("trainer.max_update"), "updates over which it grows", at_least=0)
+    total_updates: int = option(
+        II("trainer.max_update"), "updates until the weight is 1", at_least=0
+    )
     distill_weight: float = option(
-        0.5, "without annealing: the teacher's share of the target", at_least=0, at_most=1
+        0.5, "weight of the teacher's output without annealing", at_least=0, at_most=1
     )
-    temperature: float = option(1.0, "what the teacher's logits are divided by", above=0)
+    temperature: float = option(1.0, "divides the teacher's logits", above=0)
     sigmoid: bool = option(
-        False, "real values through a sigmoid, as the dissertation says (its code has none)"
-    )
-    batch_sum: bool = option(
-        True, "sum of the batch's losses, which clipping sees; false takes their mean"
+        False, "predict real values through a sigmoid (the dissertation; the code has none)"
     )
 
 
@@ -45,10 +44,10 @@ class BamDistillConfig:
 class BamDistill(Criterion):
     """Cross-entropy, or squared error, against gold * share + teacher * (1 - share).
 
-    Of classes the teacher's part is its softmax; of real values its prediction, on the scale of the
-    labels. The share is that of the batch; without a teacher it is 1. Every row counts for its own
-    set only. The term of a set is its part of the batch's loss, not its mean. An
-    evaluation (`evaluated`) has means over the rows of a set, and no weights.
+    The teacher's part is its softmax for classes, and for real values its prediction on the scale of
+    the labels. Without a teacher the share is 1. Each row has a loss for its own set only, and the
+    weighted losses of a batch are summed, as in the authors' code: clipping sees the sum.
+    Evaluation (`evaluated`) has unweighted means over the rows of a set.
     """
 
     tasks = ("bam",)
@@ -61,26 +60,26 @@ class BamDistill(Criterion):
             raise UsageError("criterion.total_updates must be at least 1, got 0")
 
     def gold_share(self, updates: int) -> float:
-        """Return the gold label's share of the target after `updates` updates."""
+        """Return the weight of the gold label in the target after `updates` updates."""
         if not self.config.annealing:
             return 1.0 - self.config.distill_weight
         return min(1.0, updates / self.config.total_updates)
 
     def __call__(self, model: nn.Module, batch: MixedBatch) -> Terms:
-        per = None if self.config.batch_sum else "rows"
         terms: Terms = {}
-        right = []
+        correct = []
         for number, (name, scores) in enumerate(self.scores(model, batch).items()):
             in_set = batch.sets == number
             losses = self.losses(
                 model, name, scores, batch.targets, batch.teacher, batch.gold_share
             )
             losses = (losses * batch.weights).where(in_set, 0.0)
-            terms[f"{name}_part_of_loss"] = Term(losses.sum(), per)
+            terms[f"{name}_part_of_loss"] = Term(losses.sum(), None)
             if scores.shape[-1] > 1:
-                right.append(((scores.argmax(-1) == batch.targets) & in_set).sum())
-        if right:
-            terms["accuracy"] = Term(sum(right[1:], right[0]).to(losses.dtype), WITH_CLASSES, 0.0)
+                correct.append(((scores.argmax(-1) == batch.targets) & in_set).sum())
+        if correct:
+            total = sum(correct[1:], correct[0]).to(losses.dtype)
+            terms["accuracy"] = Term(total, WITH_CLASSES, 0.0)
         if batch.teacher is not None:
             share = losses.new_full((), batch.gold_share * len(batch.sets))
             terms["gold_share"] = Term(share, "rows", 0.0)
@@ -89,10 +88,9 @@ class BamDistill(Criterion):
     def scores(
         self, model: nn.Module, batch: TokenBatch, names: Sequence[str] | None = None
     ) -> dict[str, Tensor]:
-        """Return the heads' logits (B, K_k), or predictions (B, 1) of real values, by set.
+        """Return by set, in full precision, the outputs of the heads `names` (default: all heads).
 
-        They are in full precision. Of a set of real values they are on the scale of the head.
-        Without `names` all heads.
+        Logits (B, K_k) for classes, predictions (B, 1) on the scale of the head for real values.
         """
         by_set = model(batch.tokens, batch.padding, batch.segments, names)
         by_set = {name: full_precision(scores) for name, scores in by_set.items()}
@@ -109,35 +107,35 @@ class BamDistill(Criterion):
         teacher: Tensor | None = None,
         share: float = 1.0,
     ) -> Tensor:
-        """Return the loss (B,) of each row as a row of the set `name`, given its `scores`.
+        """Return the loss (B,) of each row under the head of the set `name`.
 
-        Rows of other sets have one, too, that means nothing.
+        The losses of rows of other sets have no meaning; the caller masks them.
 
         Args:
-            model: The model, which knows the range of real values.
+            model: Knows the range of real values.
             name: The set.
             scores: Outputs of its head (B, K_k).
             targets: Classes or real values (B,).
-            teacher: Outputs of the rows' teachers (B, K), with at least K_k columns.
-            share: The gold label's share of the target, used with a teacher.
+            teacher: Outputs of the rows' teachers (B, K).
+            share: Weight of the gold label, used with a teacher.
         """
         classes = scores.shape[-1]
         if classes == 1:
             if teacher is not None:
                 targets = share * targets + (1 - share) * teacher[:, 0]
-            wanted = model.scaled(name, targets)  # type: ignore[operator]
-            squares: Tensor = (scores.squeeze(-1) - wanted) ** 2
+            scaled = model.scaled(name, targets)  # type: ignore[operator]
+            squares: Tensor = (scores.squeeze(-1) - scaled) ** 2
             return squares
-        logs = scores.log_softmax(-1)
+        log_probs = scores.log_softmax(-1)
         gold = targets.long().clamp(0, classes - 1)
-        losses = -logs.gather(-1, gold[:, None]).squeeze(-1)
+        losses = -log_probs.gather(-1, gold[:, None]).squeeze(-1)
         if teacher is not None:
             soft = (teacher[:, :classes] / self.config.temperature).softmax(-1)
-            losses = share * losses - (1 - share) * (soft * logs).sum(-1)
+            losses = share * losses - (1 - share) * (soft * log_probs).sum(-1)
         return losses
 
-    def answers(self, model: nn.Module, batch: TokenBatch, name: str) -> Tensor:
-        """Return what a teacher is asked for: logits (B, K_k), or values (B, 1) on the labels' scale."""
+    def teacher_outputs(self, model: nn.Module, batch: TokenBatch, name: str) -> Tensor:
+        """Return a teacher's logits (B, K_k), or its real values (B, 1) on the scale of the labels."""
         scores = self.scores(model, batch, [name])[name]
         return scores if scores.shape[-1] > 1 else self.final(model, name, scores)
 
@@ -149,10 +147,7 @@ class BamDistill(Criterion):
         return scores.double().softmax(-1)
 
     def evaluated(self, model: nn.Module, batch: TokenBatch, name: str) -> tuple[Tensor, Terms]:
-        """Return `final` outputs and the terms of a batch of rows of one set.
-
-        A split without labels has no terms.
-        """
+        """Return `final` outputs for rows of one set, and the terms, if the rows have labels."""
         scores = self.scores(model, batch, [name])[name]
         terms: Terms = {}
         if batch.targets is not None:

@@ -1,10 +1,10 @@
-"""Rows of several labelled sets in one batch.
+"""Batches with rows of several labelled sets.
 
-Shapes: B rows of a batch, S its longest row, K the most outputs of a set (classes, or 1 for real
-values), N_k rows and K_k outputs of set k.
+Shapes: B rows of a batch, S its longest row, N_k rows and K_k outputs of set k (its classes, or 1 for
+real values), K the largest K_k.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.data.corpus.rows import padding_of
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 
-WITH_CLASSES = "rows with classes"  # the size that counts a batch's rows of sets with classes
+WITH_CLASSES = "rows with classes"  # name of the size that counts the rows of sets with classes
 
 
 @dataclass(kw_only=True)
@@ -22,10 +22,10 @@ class MixedBatch(TokenBatch):
     """Rows of several sets; `targets` (B,) are classes or real values, both as floats.
 
     Attributes:
-        sets: Place of the set that each row is of (B,).
+        sets: Number of the set of each row (B,).
         weights: Weight of each row's loss (B,).
         teacher: Outputs of each row's teacher (B, K); None without teachers.
-        gold_share: The gold label's share of the target, where there is a teacher.
+        gold_share: Weight of the gold label in the target, used with a teacher.
     """
 
     targets: Tensor
@@ -36,10 +36,12 @@ class MixedBatch(TokenBatch):
 
 
 class MixedRows:
-    """The training rows of several sets as one, numbered through from the first set to the last.
+    """The training rows of several sets, numbered from the first row of the first set on.
 
-    `weights` are those of the losses of each set; `teachers`, if there are any, the outputs of each
-    row's teacher, (N_k, K_k) for each set.
+    Args:
+        rows: The rows of each set.
+        weights: Weight of the losses of each set.
+        teachers: Outputs of each set's teacher, (N_k, K_k).
     """
 
     def __init__(
@@ -53,7 +55,13 @@ class MixedRows:
         self.with_classes = np.array([not part.data.regression for part in self.rows])
         self.ends = np.cumsum([len(part) for part in self.rows])
         self.lengths = np.concatenate([part.lengths for part in self.rows])
-        self.teachers = None if teachers is None else side_by_side([teachers[n] for n in rows])
+        self.teachers = None
+        if teachers is not None:
+            tables = [teachers[name] for name in rows]
+            columns = max(table.shape[1] for table in tables)
+            self.teachers = np.concatenate(
+                [np.pad(table, ((0, 0), (0, columns - table.shape[1]))) for table in tables]
+            )
 
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> MixedBatch:
         """Return the rows `samples`, padded to at least `width`; sizes "rows" and WITH_CLASSES."""
@@ -78,9 +86,3 @@ class MixedRows:
             teacher=None if self.teachers is None else self.teachers[samples],
             sizes={"rows": len(samples), WITH_CLASSES: int(self.with_classes[sets].sum())},
         )
-
-
-def side_by_side(tables: Sequence[np.ndarray]) -> np.ndarray:
-    """Return tables of different widths as one, (sum of N_k, K), with zeros where one has no column."""
-    width = max(table.shape[1] for table in tables)
-    return np.concatenate([np.pad(t, ((0, 0), (0, width - t.shape[1]))) for t in tables])

@@ -1,4 +1,4 @@
-"""The model of several labelled sets, and the range of the labels of those with real values."""
+"""The model of several labelled sets, and the range of the labels of sets with real values."""
 
 from collections.abc import Mapping
 
@@ -12,11 +12,11 @@ RANGES = "ranges."
 
 
 class MultiTaskModel(LabelledSetsModel):
-    """Outputs of every head for every row; a head of real values predicts (y - least) / scale.
+    """A shared encoder and one head for each set, all of which see every row.
 
-    A head without rows in a batch has a gradient of zero, as in the authors' code, and AdamW still
-    moves it by its momentum. `ranges` are (least, scale) of the training labels of each set with
-    real values. They are buffers by set, so that they come with the weights of the head.
+    A head without rows in a batch has a gradient of zero, as in the authors' code, so AdamW still
+    moves it by its momentum. A head of real values predicts (y - minimum) / scale; `ranges` has
+    (minimum, scale) of the training labels as buffers, which are stored with the weights.
     """
 
     def __init__(
@@ -29,17 +29,15 @@ class MultiTaskModel(LabelledSetsModel):
     ) -> None:
         super().__init__(config, vocab_size, padding_idx, heads)
         self.ranges = nn.Module()
-        for name, known in ranges.items():
-            self.ranges.register_buffer(module_name(name), torch.tensor(known))
+        for name, label_range in ranges.items():
+            self.ranges.register_buffer(module_name(name), torch.tensor(label_range))
 
     def scaled(self, name: str, labels: Tensor) -> Tensor:
-        """Return real-valued labels of the set `name` as its head predicts them."""
-        least, scale = self.ranges.get_buffer(module_name(name))
-        scaled: Tensor = (labels - least) / scale
-        return scaled
+        """Return real-valued labels of the set `name` on the scale of its head."""
+        minimum, scale = self.ranges.get_buffer(module_name(name)).unbind()
+        return (labels - minimum) / scale
 
     def unscaled(self, name: str, values: Tensor) -> Tensor:
-        """Return what the head of the set `name` predicts, on the scale of the labels."""
-        least, scale = self.ranges.get_buffer(module_name(name))
-        unscaled: Tensor = values * scale + least
-        return unscaled
+        """Return predictions of the head of the set `name` on the scale of the labels."""
+        minimum, scale = self.ranges.get_buffer(module_name(name)).unbind()
+        return values * scale + minimum

@@ -1,8 +1,8 @@
 """How often each labelled set is seen: in proportion to its size to the power of 0.75.
 
-Two ways to the same shares (Clark et al. 2019): a quota of rows in each epoch, in place of the random
-draws of the paper's text, or whole copies of small sets and a loss weight for what copies cannot
-express (the authors' code).
+Two ways to the same shares (Clark et al. 2019). `draws` fixes the number of rows of each set in an
+epoch, instead of the random draws of the paper's text. `copies_and_weights` repeats small sets and
+weights their losses, as the authors' code does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,50 +15,49 @@ from metaseq_lm.data.streams import by_length, check_batch_size
 
 
 def shares(sizes: Sequence[int], exponent: float) -> np.ndarray:
-    """Return |D|^exponent of each set over the sum of them all, float64 (sets,)."""
+    """Return each set's share |D|^exponent / sum, float64 (sets,)."""
     powers = np.asarray(sizes, np.float64) ** exponent
     normalised: np.ndarray = powers / powers.sum()
     return normalised
 
 
 def draws(sizes: Sequence[int], exponent: float) -> list[int]:
-    """Return how many rows of an epoch each set gives; together as many as there are rows.
+    """Return the number of rows of each set in an epoch, which sum to the rows of all sets.
 
-    Nothing is random: they are the nearest whole numbers to the shares that have this sum, so that
-    with an exponent of 1 an epoch is every row once.
+    Nothing is random: they are the nearest whole numbers to the shares that have this sum, so with
+    an exponent of 1 an epoch contains every row once.
     """
     total = int(sum(sizes))
-    wanted = shares(sizes, exponent) * total
-    counts = np.floor(wanted).astype(int)
-    most = np.argsort(counts - wanted, kind="stable")[: total - counts.sum()]
-    counts[most] += 1
+    expected = shares(sizes, exponent) * total
+    counts = np.floor(expected).astype(int)
+    largest_remainders = np.argsort(counts - expected, kind="stable")[: total - counts.sum()]
+    counts[largest_remainders] += 1
     return [int(count) for count in counts]
 
 
 def copies_and_weights(
     sizes: Mapping[str, int], exponent: float
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """Return how many copies of each set make an epoch, and the weight of its losses.
+    """Return the number of copies of each set in an epoch, and the weight of its losses.
 
-    Copies are round(|D|^a |A|^(1 - a) / |D|), a the exponent and A the largest set (of GLUE, MNLI).
-    Weights, of a mean of 1 over the sets, give each set the weight |D|^a in all. Source: the
-    authors' code.
+    Copies are round(|D|^a |A|^(1 - a) / |D|), with a the exponent and A the largest set (MNLI in
+    GLUE). Weights have a mean of 1 over the sets and make the total weight of a set proportional to
+    |D|^a. Source: the authors' code.
     """
-    names, counts = list(sizes), np.array(list(sizes.values()), np.float64)
-    anchor = counts.max() ** (1 - exponent)
-    copies = np.rint(counts**exponent * anchor / counts)
+    counts = np.array(list(sizes.values()), np.float64)
+    copies = np.rint(counts**exponent * counts.max() ** (1 - exponent) / counts)
     weights = counts**exponent / (copies * counts)
     weights /= weights.mean()
-    return dict(zip(names, copies.astype(int).tolist())), dict(zip(names, weights.tolist()))
+    return dict(zip(sizes, copies.astype(int).tolist())), dict(zip(sizes, weights.tolist()))
 
 
 class MixedEpochs:
-    """Endless whole batches of rows of several sets, numbered through from the first set to the last.
+    """An endless order of full batches of rows of several sets, numbered as in `MixedRows`.
 
-    Set k gives `counts[k]` rows to an epoch: all its rows as often as that allows, then some of
-    them, all in an order of the epoch's own. A batch runs on into the next epoch, so that each has
-    `batch_size` rows. With `lengths` (rows,) the rows of a batch, but for those of two epochs, are
-    about equally long: see `by_length`.
+    An epoch has `counts[k]` rows of set k: all its rows as often as possible, then a random part of
+    them, shuffled together with those of the other sets. A batch may contain the end of one epoch and
+    the beginning of the next. With `lengths` (rows,) the rows of a batch within an epoch have about
+    the same length: see `by_length`.
     """
 
     def __init__(
@@ -84,10 +83,10 @@ class MixedEpochs:
             order = generator.permutation(np.concatenate(parts))
             if lengths is None:
                 return order
-            # What the last batch of the epoch before takes comes first.
-            begun = -number * self.total % batch_size
-            rest = by_length(order[begun:], lengths, batch_size, generator)
-            return np.concatenate([order[:begun], rest])
+            # The first rows belong to a batch that began in the previous epoch.
+            carried = -number * self.total % batch_size
+            rest = by_length(order[carried:], lengths, batch_size, generator)
+            return np.concatenate([order[:carried], rest])
 
         # A method cached per object would keep the object alive; a cached closure does not.
         self._epoch = lru_cache(maxsize=2)(epoch)

@@ -1,10 +1,10 @@
 """Teachers: runs of this task, and their outputs on the training rows, computed once and stored.
 
-A file FOLDER/SET.train.safetensors holds the tensor "outputs", fp32 (rows of the set, K): the logits of
-its classes, or its real value (K = 1) on the scale of the labels; row i is that of row i of the set (a
-benchmark's doubled rows have numbers of their own). Its header says of which data, classes and weights
-it is, and what all that it took has cost. The folder of a teacher's run has them in
-outputs/CHECKPOINT/.
+A file FOLDER/SET.train.safetensors holds the tensor "outputs", fp32 (rows of the set, K): logits for
+classes, or one real value (K = 1) on the scale of the labels. Row i belongs to row i of the set (the
+doubled rows of a benchmark have rows of their own). The header identifies the data, the classes and
+the teacher's weights, and records the cost. For a teacher that is a run, FOLDER is
+outputs/CHECKPOINT/ in its run folder.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,25 +43,29 @@ from metaseq_lm.training.restore import open_run
 FORMAT = 3
 SUFFIX = ".train.safetensors"
 FOLDER = "outputs"
-# What the student's engine decides for its teachers too; it changes no result.
+# Engine options that a teacher takes over from the student; they change no result.
 ENGINE = ("device", "micro_batch_size", "threads", "timeout", "retain_heap")
-QUIET = 10.0  # seconds between two lines of progress
+PROGRESS_SECONDS = 10.0  # between two lines of progress
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """A run of this task, or a folder of outputs, resolved.
+    """A checkpoint of this task, or a folder of outputs.
 
-    `labels` has the classes of each set that it teaches (none for real values); of a folder of
-    outputs they are None, the files know them. `outputs` is where its outputs are, or will be;
-    `checkpoint` is None for a folder of outputs.
+    Attributes:
+        name: The path that the user gave.
+        outputs: Folder of its outputs, which may not exist yet.
+        labels: The classes of each set that it teaches, empty for real values; None for a folder of
+            outputs, whose files have them.
+        checkpoint: The checkpoint; None for a folder of outputs.
+        weights: Hash of its weights; None for a folder of outputs.
     """
 
     name: str
     outputs: Path
     labels: Mapping[str, list[str] | None]
     checkpoint: Path | None = None
-    weights: str | None = None  # a hash
+    weights: str | None = None
 
     def file(self, name: str) -> Path:
         """Return the file with its outputs on the set `name`."""
@@ -70,16 +73,23 @@ class Teacher:
 
 
 def resolve(name: str) -> Teacher:
-    """Return the teacher that a path means: a run (its best checkpoint, else its last), or outputs.
+    """Return the teacher at a path: a run (best checkpoint, else the last), or a folder of outputs.
 
-    Raises UsageError for a run of another task or an unfinished one, CheckpointError for what is neither.
+    Raises:
+        UsageError: A run of another task, or one that is not finished.
+        CheckpointError: Neither a run nor a folder of outputs.
     """
-    stored = sorted(Path(name).glob(f"*{SUFFIX}"))
+    folder = Path(name)
+    stored = sorted(folder.glob(f"*{SUFFIX}"))
     if stored:
-        sets = [path.name.removesuffix(SUFFIX) for path in stored]
-        return Teacher(name, Path(name), dict.fromkeys(sets))
+        return Teacher(name, folder, dict.fromkeys(f.name.removesuffix(SUFFIX) for f in stored))
     place = checkpoint.resolve(name, prefer="best")
-    require_finished(Path(name))
+    results = read_results(folder) if (folder / "checkpoints").is_dir() else {"status": "finished"}
+    if (results or {}).get("status") != "finished":
+        raise UsageError(
+            f"task.teachers: the run {folder} is not finished, its best checkpoint may change; let it come "
+            "to its end, or name one of its checkpoints"
+        )
     manifest = checkpoint.read_manifest(place)
     config = manifest.get("config")
     task = config.get("task") if isinstance(config, dict) else None
@@ -89,106 +99,99 @@ def resolve(name: str) -> Teacher:
             f"{name} is a run of task {str(kind)[:40]}; a teacher is a run of task bam (on one set or "
             "several), or a folder of its outputs"
         )
-    # Outside a run folder they are in the checkpoint itself.
-    inside = place.parent.name == "checkpoints"
-    outputs = place.parent.parent / FOLDER / place.name if inside else place / FOLDER
+    # A checkpoint outside a run folder has its outputs inside itself.
+    in_run = place.parent.name == "checkpoints"
+    outputs = place.parent.parent / FOLDER / place.name if in_run else place / FOLDER
     weights = str(manifest["sha256"].get("model.safetensors"))
     labels = checkpoint.labels_of(manifest.get("facts"), place)
     return Teacher(name, outputs, labels, place, weights)
 
 
-def require_finished(folder: Path) -> None:
-    """Raise UsageError for the folder of a run that is not finished: its best checkpoint may change."""
-    results = read_results(folder) if (folder / "checkpoints").is_dir() else {"status": "finished"}
-    if (results or {}).get("status") != "finished":
-        raise UsageError(
-            f"task.teachers: the run {folder} is not finished, its best checkpoint may change; let it come "
-            "to its end, or name one of its checkpoints"
-        )
-
-
-def assigned(names: Sequence[str], labels: Mapping[str, list[str]]) -> dict[str, Teacher]:
-    """Return the teacher of each of the student's sets, given their classes.
+def assign(names: Sequence[str], labels: Mapping[str, list[str]]) -> dict[str, Teacher]:
+    """Return the teacher of each of the student's sets, whose classes are `labels`.
 
     Raises UsageError unless each set has exactly one, with the same classes in the same order.
     """
-    found: dict[str, Teacher] = {}
+    by_set: dict[str, Teacher] = {}
     for teacher in map(resolve, names):
         for name in teacher.labels:
-            if name in found and name in labels:
+            if name in by_set and name in labels:
                 raise UsageError(
-                    f"task.teachers: both {found[name].name} and {teacher.name} teach {name}; a set has "
+                    f"task.teachers: both {by_set[name].name} and {teacher.name} teach {name}; a set has "
                     "one teacher"
                 )
-            found[name] = teacher
-    lacking = [name for name in labels if name not in found]
+            by_set[name] = teacher
+    lacking = [name for name in labels if name not in by_set]
     if lacking:
         raise UsageError(
             f"task.teachers: none of {', '.join(names)} teaches {', '.join(lacking)} (they teach "
-            f"{', '.join(sorted(found)) or 'nothing'}); name a run trained on each of task.labelled"
+            f"{', '.join(sorted(by_set)) or 'nothing'}); name a run trained on each of task.labelled"
         )
-    for name, own in labels.items():
-        then = found[name].labels[name]
-        if then is not None:
-            checkpoint.check_classes(found[name].name, name, then, own)
-    return {name: found[name] for name in labels}
+    for name, classes in labels.items():
+        teacher_classes = by_set[name].labels[name]
+        if teacher_classes is not None:
+            checkpoint.check_classes(by_set[name].name, name, teacher_classes, classes)
+    return {name: by_set[name] for name in labels}
 
 
 # ---------------------------------------------------------------- computing
 
 
-def outputs_of(
+def load_outputs(
     config: DictConfig,
     sets: Mapping[str, LabelledSet],
     teachers: Mapping[str, Teacher],
     dry_run: bool = False,
 ) -> tuple[dict[str, np.ndarray], Costs]:
-    """Return the outputs, float32 (rows, K), of the teacher of each set, and what they have cost.
+    """Return the outputs, float32 (rows, K), of the teacher of each set, and their cost.
 
-    What is not stored yet is computed, by all replicas, and stored; what comes back is what is
-    stored, so that it is the same for all replicas and for a run that is resumed. In a `dry_run`
-    zeros stand in for it, after a look whether the teacher can be asked. A call of all replicas.
-    Raises MetaseqError if something is stored that is not of these rows, Interrupted for a signal.
+    Outputs that are not stored yet are computed by all replicas, stored by the first, and read back,
+    so that all replicas and resumed runs use the same numbers. A `dry_run` opens the teachers but
+    has zeros for missing outputs. Call on all replicas.
+
+    Raises:
+        MetaseqError: A stored file belongs to other rows or weights.
+        Interrupted: A signal asked one of the replicas to stop.
     """
-    for teacher, names in missing(teachers):
-        run = opened(config, teacher)
-        for name in () if dry_run else names:
-            outputs, spent = computed(run, teacher, name)
-            if process_group.rank() == 0:
-                file = teacher.file(name)
-                own = {str(file.resolve()): spent}
-                costs = lineage_cost.union([lineage_cost.ancestors(str(teacher.checkpoint)), own])
-                about = describe(Path(config.data) / name, sets[name], teacher.weights)
-                store(file, outputs, about | {"checkpoint": str(teacher.checkpoint), "cost": costs})
-            process_group.from_first(None)  # nobody reads before it is written
-        del run
-        gc.collect()
-    found, every = {}, []
+    for teacher in {t.name: t for t in teachers.values() if t.checkpoint}.values():
+        names = [
+            n for n, t in teachers.items() if t.name == teacher.name and not t.file(n).is_file()
+        ]
+        names = process_group.from_first(names)
+        if names:
+            run = open_teacher(config, teacher)
+            for name in () if dry_run else names:
+                outputs, spent = compute_outputs(run, teacher, name)
+                if process_group.rank() == 0:
+                    file = teacher.file(name)
+                    costs = lineage_cost.union(
+                        [
+                            lineage_cost.ancestors(str(teacher.checkpoint)),
+                            {str(file.resolve()): spent},
+                        ]
+                    )
+                    about = describe(Path(config.data) / name, sets[name], teacher.weights)
+                    about |= {"checkpoint": str(teacher.checkpoint), "cost": costs}
+                    store(file, outputs, about)
+                process_group.from_first(None)  # wait until the file is written
+            del run
+            gc.collect()
+    by_set, costs_by_set = {}, []
     for name, teacher in teachers.items():
         data, file = sets[name], teacher.file(name)
         if dry_run and not file.is_file():
-            found[name] = np.zeros((len(data), max(len(data.label_names), 1)), np.float32)
+            by_set[name] = np.zeros((len(data), max(len(data.label_names), 1)), np.float32)
             continue
-        found[name], costs = read(file, describe(Path(config.data) / name, data, teacher.weights))
-        every.append(costs)
-    return found, lineage_cost.union(every)
+        expected = describe(Path(config.data) / name, data, teacher.weights)
+        by_set[name], costs = read(file, expected)
+        costs_by_set.append(costs)
+    return by_set, lineage_cost.union(costs_by_set)
 
 
-def missing(teachers: Mapping[str, Teacher]) -> list[tuple[Teacher, list[str]]]:
-    """Return each teacher with the sets of which its outputs are not stored, by the first replica."""
-    by_name = {teacher.name: teacher for teacher in teachers.values() if teacher.checkpoint}
-    found = []
-    for own in by_name.values():
-        names = [n for n, t in teachers.items() if t is own and not own.file(n).is_file()]
-        if names := process_group.from_first(names):
-            found.append((own, names))
-    return found
+def open_teacher(config: DictConfig, teacher: Teacher) -> Parts:
+    """Return a teacher's run on the student's data, in full precision.
 
-
-def opened(config: DictConfig, teacher: Teacher) -> Parts:
-    """Return the run of a teacher on the student's data, to be asked in full precision.
-
-    Raises MetaseqError if it cannot be: a model has all its heads, so DATA must have all its sets.
+    Raises UsageError if DATA lacks a set of the teacher, whose model has all its heads.
     """
     lacking = [n for n in teacher.labels if not (Path(config.data) / n / MANIFEST_FILE).is_file()]
     if lacking:
@@ -202,64 +205,48 @@ def opened(config: DictConfig, teacher: Teacher) -> Parts:
     return open_run(str(teacher.checkpoint), config.data, config.user_dir, overrides)
 
 
-def computed(run: Parts, teacher: Teacher, name: str) -> tuple[np.ndarray, dict[str, float]]:
+def compute_outputs(run: Parts, teacher: Teacher, name: str) -> tuple[np.ndarray, dict[str, float]]:
     """Return a teacher's outputs (rows, K) on a set's training rows, without dropout, and their cost.
 
-    A call of all replicas, each of which takes its share of each batch. Raises Interrupted.
+    Call on all replicas: each computes its share of every batch. Raises Interrupted.
     """
     task: Any = run.task  # a BamTask, which imports this module
     meter, engine, model = FlopMeter(), run.engine, run.model
-    started = time.monotonic()
-    rows = len(task.labelled(name, "train"))
-    show = Rows(f"{teacher.name}: its outputs on {name}", rows)
+    started, shown = time.monotonic(), -math.inf
+    n_rows = len(task.labelled(name, "train"))
 
-    def find(batch: TokenBatch) -> Outputs:
-        return listed(batch.samples, task.criterion.answers(model, batch, name))
+    def forward(batch: TokenBatch) -> Outputs:
+        return listed(batch.samples, task.criterion.teacher_outputs(model, batch, name))
 
-    mine: Outputs = []
+    local: Outputs = []
     model.eval()
     with engine.outside_updates():
-        for number, batch in enumerate(task.once(name, "train").one_epoch(run.shard)):
+        for number, batch in enumerate(task.one_pass(name, "train").one_epoch(run.shard)):
             process_group.alive()
-            stop_if_asked(teacher)
-            show(number * task.config.batch_size)
+            process_group.stop_if_signalled(
+                f"while the outputs of {teacher.name} were computed; those of whole sets are stored"
+            )
+            now = time.monotonic()
+            if process_group.rank() == 0 and now - shown >= PROGRESS_SECONDS:
+                done = f"{number * task.config.batch_size:,} of {n_rows:,} rows"
+                print(f"{teacher.name}: its outputs on {name}: {done}", flush=True)
+                shown = now
             placed = engine.to_device(batch)
             with meter.count(placed):
-                parts = engine.map(find, placed)
-            mine += [row for part in parts for row in part]
+                local += [row for micro in engine.map(forward, placed) for row in micro]
     flops = sum(process_group.gather_objects(meter.total))
-    every = [row for part in process_group.gather_objects(mine) for row in part]
-    # What nobody has computed must not pass for an output.
-    outputs = np.full((rows, task.outputs[name]), np.nan, np.float32)
-    outputs[[sample for sample, _ in every]] = [values for _, values in every]
+    rows = [row for part in process_group.gather_objects(local) for row in part]
+    # NaN, so that a row that was not computed cannot pass for an output: `store` refuses it.
+    outputs = np.full((n_rows, task.outputs[name]), np.nan, np.float32)
+    outputs[[sample for sample, _ in rows]] = [values for _, values in rows]
     return outputs, {"seconds": time.monotonic() - started, "flops": flops, "updates": 0}
-
-
-class Rows:
-    """Prints how many of `total` rows are done: at once, then a line every QUIET seconds."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self.what, self.total, self.shown = what, total, -math.inf
-
-    def __call__(self, done: int) -> None:
-        """Print the line, if it is time and this is the first replica."""
-        if process_group.rank() == 0 and time.monotonic() - self.shown >= QUIET:
-            print(f"{self.what}: {done:,} of {self.total:,} rows", flush=True)
-            self.shown = time.monotonic()
-
-
-def stop_if_asked(teacher: Teacher) -> None:
-    """Raise Interrupted on all replicas if a signal asked one of them to stop."""
-    process_group.stop_if_signalled(
-        f"while the outputs of {teacher.name} were computed; those of whole sets are stored"
-    )
 
 
 # ---------------------------------------------------------------- storing
 
 
 def describe(folder: Path, data: LabelledSet, weights: str | None) -> dict[str, Any]:
-    """Return what outputs must be of: the data and rows of a set, and a teacher's weights (or any)."""
+    """Return the header that identifies outputs: a set's data and rows, and a teacher's weights."""
     about = {
         "format": FORMAT,
         "set": folder.name,
@@ -271,7 +258,7 @@ def describe(folder: Path, data: LabelledSet, weights: str | None) -> dict[str, 
 
 
 def store(path: Path, outputs: np.ndarray, about: dict[str, Any]) -> None:
-    """Write outputs and what they are of, in one piece, unless another run has done so meanwhile."""
+    """Write outputs and their header atomically, unless another run has written them meanwhile."""
     outputs = np.ascontiguousarray(outputs, np.float32)
     if not np.isfinite(outputs).all():
         raise MetaseqError(
@@ -282,9 +269,13 @@ def store(path: Path, outputs: np.ndarray, about: dict[str, Any]) -> None:
     content = safetensors.numpy.save({"outputs": outputs}, {"about": json.dumps(about)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.parent):
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
             if not path.is_file():
                 write_atomic(path, content)
+        finally:
+            os.close(folder)
     except OSError as error:
         raise MetaseqError(
             f"{path}: {error.strerror}; the outputs of a teacher are stored in its run folder. Make it "
@@ -292,26 +283,15 @@ def store(path: Path, outputs: np.ndarray, about: dict[str, Any]) -> None:
         ) from error
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes that ask for the same out of the block."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def weights_of(teacher: Teacher, name: str) -> str | None:
-    """Return the hash of the weights whose outputs on a set a teacher has, None if it is not said."""
+def weights_hash(teacher: Teacher, name: str) -> str | None:
+    """Return the hash of the weights behind a teacher's outputs on a set; None if unknown."""
     if teacher.weights is not None:
         return teacher.weights
-    return opened_file(teacher.file(name))[1].get("weights")
+    return read_unchecked(teacher.file(name))[1].get("weights")
 
 
-def opened_file(path: Path) -> tuple[np.ndarray, dict[str, Any], Costs]:
-    """Return stored outputs, what they are of, and their cost; MetaseqError if they are damaged."""
+def read_unchecked(path: Path) -> tuple[np.ndarray, dict[str, Any], Costs]:
+    """Return stored outputs, their header and their cost; MetaseqError if the file is damaged."""
     try:
         content = path.read_bytes()
         check_header(content)
@@ -325,7 +305,7 @@ def opened_file(path: Path) -> tuple[np.ndarray, dict[str, Any], Costs]:
         costs = lineage_cost.checked(about.get("cost"))
     except OSError as error:
         raise MetaseqError(f"{path}: {error.strerror}") from error
-    except Exception as error:  # whatever the library raises for a file that is not its own
+    except Exception as error:  # the library raises many kinds for a damaged file
         reason = str(error).split("\n")[0]
         raise MetaseqError(
             f"{path}: not readable as a teacher's outputs: {reason[:200]}; delete it, a run of its "
@@ -334,20 +314,20 @@ def opened_file(path: Path) -> tuple[np.ndarray, dict[str, Any], Costs]:
     return outputs, about, costs
 
 
-def read(path: Path, wanted: dict[str, Any]) -> tuple[np.ndarray, Costs]:
-    """Return stored outputs, float32 (rows, K), and what they have cost.
+def read(path: Path, expected: dict[str, Any]) -> tuple[np.ndarray, Costs]:
+    """Return stored outputs, float32 (rows, K), and their cost.
 
-    Raises MetaseqError if they are damaged or not of `wanted`.
+    Raises MetaseqError if the file is damaged, or its header differs from `expected`.
     """
-    outputs, about, costs = opened_file(path)
+    outputs, about, costs = read_unchecked(path)
     differing = [
         f"{key}: {str(about.get(key))[:60]} there, {str(value)[:60]} here"
-        for key, value in wanted.items()
+        for key, value in expected.items()
         if about.get(key) != value
     ]
-    columns = max(len(wanted["labels"]), 1)
-    if not differing and outputs.shape != (wanted["rows"], columns):
-        differing = [f"a table of {outputs.shape}, not of {(wanted['rows'], columns)}"]
+    shape = (expected["rows"], max(len(expected["labels"]), 1))
+    if not differing and outputs.shape != shape:
+        differing = [f"a table of {outputs.shape}, not of {shape}"]
     if differing:
         raise MetaseqError(
             f"{path}: these outputs are of other rows, classes or weights than are used now "
