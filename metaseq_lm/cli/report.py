@@ -23,7 +23,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.formats import WRITERS
-from metaseq_lm.reporting.html import Report, samples_markdown, samples_of, to_html
+from metaseq_lm.reporting.html import samples_markdown, samples_of, to_html
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.plots import (
     Pictures,
@@ -207,7 +207,7 @@ def run(args: argparse.Namespace) -> int:
         with TemporaryDirectory() as spare:
             place = args.out if "png" in wanted else Path(spare)
             drawn, notes = draw(pictures, metric, curves, place)
-            page = to_html(Report(table, settings, metric, drawn, notes, samples))
+            page = to_html(table, settings, metric, drawn, notes, samples)
         if notes:
             print("", *notes, sep="\n")
         if "png" in wanted:

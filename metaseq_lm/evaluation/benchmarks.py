@@ -41,7 +41,8 @@ class Scored:
     @property
     def predicted(self) -> np.ndarray:
         """The place of the greatest score of each row, (rows,)."""
-        return self.scores.argmax(1)
+        places: np.ndarray = self.scores.argmax(1)
+        return places
 
 
 def metrics(

@@ -2,14 +2,12 @@
 
 import base64
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from string import Template
 
 from metaseq_lm.reporting.formats import clean, numeric_columns
 from metaseq_lm.reporting.numbers import Metric, flops_text, seconds_text
-from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, show
 from metaseq_lm.reporting.table import Cell, Table
 
@@ -53,46 +51,38 @@ $body
 """)
 
 
-@dataclass(frozen=True)
-class Report:
-    """The content of a page: table, settings with their runs, pictures (png) with notes, samples."""
+def to_html(
+    table: Table,
+    settings: Sequence[Setting],
+    metric: Metric,
+    pictures: Sequence[Path] = (),
+    notes: Sequence[str] = (),
+    samples: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Return the page: table, pictures (png files) with their notes, samples, settings and runs.
 
-    table: Table
-    settings: Sequence[Setting]
-    metric: Metric
-    pictures: Sequence[Path] = ()
-    notes: Sequence[str] = ()
-    samples: Sequence[tuple[str, str]] = ()
-
-
-def to_html(report: Report) -> str:
-    """Return the page; every text is escaped and every picture embedded."""
-    table = report.table
+    Every text is escaped and every picture embedded.
+    """
     parts = [html_table(table.head, table.rows, numeric_columns(table))]
     if any(cell.best for row in table.rows for cell in row):
         parts.append('<p class="small"><span class="best">Bold</span>: best.</p>')
     parts += [bullets(table.notes)]
-    if report.pictures:
-        parts += ["<h2>Pictures</h2>", *map(figure, report.pictures), bullets(report.notes)]
-    if report.samples:
+    if pictures:
+        parts += ["<h2>Pictures</h2>", *map(figure, pictures), bullets(notes)]
+    if samples:
         parts.append("<h2>Samples</h2>")
-        parts += [
-            f"<h3>{text(name)}</h3>\n<pre>{plain(words)}</pre>" for name, words in report.samples
-        ]
-    if any(len(setting.values) > len(setting.shown) for setting in report.settings):
-        parts += ["<h2>What else the settings differ in</h2>", differences(report.settings)]
-    parts += ["<h2>Runs</h2>", run_table(report.settings, report.metric)]
+    for name, content in samples:
+        lines = "\n".join(map(text, content.splitlines()))
+        parts.append(f"<h3>{text(name)}</h3>\n<pre>{lines}</pre>")
+    if any(len(setting.values) > len(setting.shown) for setting in settings):
+        parts += ["<h2>What else the settings differ in</h2>", differences(settings)]
+    parts += ["<h2>Runs</h2>", run_table(settings, metric)]
     return PAGE.substitute(title=text(table.title), body="\n".join(part for part in parts if part))
 
 
 def text(value: str) -> str:
     """Return a text escaped for HTML."""
     return escape(clean(value))
-
-
-def plain(words: str) -> str:
-    """Return a text of several lines escaped for HTML."""
-    return "\n".join(map(text, words.splitlines()))
 
 
 def html_table(
@@ -152,43 +142,28 @@ def differences(settings: Sequence[Setting]) -> str:
 def run_table(settings: Sequence[Setting], metric: Metric) -> str:
     """Return every run with its seed, score, how it ended, cost, hashes and folder."""
     titles = ["setting", "seed", "status", metric.title, "updates", "FLOPs", "time"]
-    head = [*titles, "data", "code", "folder"]
-    right = [title in ("seed", metric.title, "updates", "FLOPs", "time") for title in head]
+    right = [title in ("seed", metric.title, "updates", "FLOPs", "time") for title in titles]
     rows = []
-    for setting in settings:
-        for run in setting.runs:
-            rows.append([Cell(words) for words in run_cells(setting, run, metric)])
-    return html_table(head, rows, right, "small")
-
-
-def run_cells(setting: Setting, run: Run, metric: Metric) -> list[str]:
-    """Return the texts of one line of the list of runs."""
-    results = run.results or {}
-    score = run.metrics.get(metric.name)
-    return [
-        setting.name,
-        show(run.seed),
-        run.why_unscored(metric.name) or run.status,
-        "-" if score is None else metric.text(score),
-        str(results.get("updates", run.last_update)),
-        flops_text(run.cost("flops", own=True)),
-        seconds_text(run.cost("seconds", own=True)),
-        str(results.get("data", "-")),
-        str(results.get("code", "-")),
-        run.name,
-    ]
+    for setting, run in ((one, run) for one in settings for run in one.runs):
+        results = run.results or {}
+        score = run.metrics.get(metric.name)
+        texts = [
+            setting.name,
+            show(run.seed),
+            run.why_unscored(metric.name) or run.status,
+            "-" if score is None else metric.text(score),
+            str(results.get("updates", run.last_update)),
+            flops_text(run.cost("flops", own=True)),
+            seconds_text(run.cost("seconds", own=True)),
+            str(results.get("data", "-")),
+            str(results.get("code", "-")),
+            run.name,
+        ]
+        rows.append([Cell(text) for text in texts])
+    return html_table([*titles, "data", "code", "folder"], rows, [*right, *[False] * 3], "small")
 
 
 # ---------------------------------------------------------------- samples
-
-
-def last_samples(run: Run) -> tuple[int, list[str]]:
-    """Return the update and the texts of the last samples in a run's log; (0, []) if there are none."""
-    for line in reversed(run.log):
-        texts = line.get("texts")
-        if line["kind"] == "samples" and isinstance(texts, list):
-            return line.get("update", 0), [text for text in texts if isinstance(text, str)]
-    return 0, []
 
 
 def samples_of(settings: Sequence[Setting]) -> list[tuple[str, str]]:
@@ -196,8 +171,11 @@ def samples_of(settings: Sequence[Setting]) -> list[tuple[str, str]]:
     pages = []
     for setting in settings:
         for run in setting.runs:
-            update, texts = last_samples(run)
+            lines = [line for line in run.log if line["kind"] == "samples"]
+            lines = [line for line in lines if isinstance(line.get("texts"), list)]
+            texts = [text for text in lines[-1]["texts"] if isinstance(text, str)] if lines else []
             if texts:
+                update = lines[-1].get("update", 0)
                 heading = f"{setting.name} (seed {run.seed}, update {update})"
                 pages.append((heading, "\n\n".join(texts)))
                 break

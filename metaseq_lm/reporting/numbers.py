@@ -8,35 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
-SPREADS = ("sd", "range")
 # Words in a metric's name that tell its direction and unit.
-LOWER_IS_BETTER = {
-    "loss",
-    "entropy",
-    "ppl",
-    "perplexity",
-    "error",
-    "wer",
-    "cer",
-    "nll",
-    "mae",
-    "mse",
-    "rmse",
-}
-HIGHER_IS_BETTER = {"score", "bleu", "matthews", "spearman", "pearson", "mcc", "correlation"}
-FRACTIONS = {
-    "accuracy",
-    "acc",
-    "f1",
-    "precision",
-    "recall",
-    "exact",
-    "em",
-    "uas",
-    "las",
-    "wer",
-    "cer",
-}
+LOWER_IS_BETTER = set("loss entropy ppl perplexity error wer cer nll mae mse rmse".split())
+HIGHER_IS_BETTER = set("score bleu matthews spearman pearson mcc correlation".split())
+FRACTIONS = set("accuracy acc f1 precision recall exact em uas las wer cer".split())
+SPREAD_TITLES = {"sd": "mean ± sample sd over seeds", "range": "median [min, max] over seeds"}
 
 
 @dataclass(frozen=True)
@@ -87,7 +63,7 @@ class Metric:
         return min(max(3 - math.floor(math.log10(abs(value))), 0), 8)
 
     def text(self, value: float, digits: int | None = None) -> str:
-        """Return a value as it is shown, with its own or so many digits after the point."""
+        """Return a value as it is shown, with `digits` after the point or as many as it needs."""
         digits = self.decimals(value) if digits is None else digits
         return f"{value * self.scale:.{digits}f}"
 
@@ -115,7 +91,7 @@ class Summary:
 
 def summarise(values: Sequence[float], spread: str = "sd") -> Summary | None:
     """Return mean and sample sd ("sd"), or median and extremes ("range"); None for no values."""
-    assert spread in SPREADS, spread
+    assert spread in SPREAD_TITLES, spread
     if not len(values):
         return None
     x = np.asarray(values, dtype=float)
@@ -124,11 +100,6 @@ def summarise(values: Sequence[float], spread: str = "sd") -> Summary | None:
     mean = float(x.mean())
     sd = float(x.std(ddof=1)) if len(x) > 1 else 0.0
     return Summary(len(x), mean, mean - sd, mean + sd, spread)
-
-
-def spread_words(spread: str) -> str:
-    """Return a description of a spread, for titles and legends."""
-    return {"sd": "mean ± sample sd over seeds", "range": "median [min, max] over seeds"}[spread]
 
 
 def flops_text(flops: float | None) -> str:

@@ -26,7 +26,7 @@ from metaseq_lm.reporting.canvas import (
     thousands,
     ticks,
 )
-from metaseq_lm.reporting.numbers import Metric, spread_words, summarise
+from metaseq_lm.reporting.numbers import SPREAD_TITLES, Metric, summarise
 from metaseq_lm.reporting.runs import Run, natural
 from metaseq_lm.reporting.settings import Setting, as_numbers, identity, order, show
 
@@ -120,7 +120,7 @@ def draw_together(pictures: Pictures, pattern: str, path: Path) -> list[str]:
             for name, style in zip(names, styles.values()):
                 unit = Metric.of(name, [v for run in setting.runs for v in run.series(name)[1]])
                 notes += curve(axes, setting, unit, style, pictures.spread)
-        legend(figure, styles, "line and band: " + spread_words(pictures.spread))
+        legend(figure, styles, "line and band: " + SPREAD_TITLES[pictures.spread])
     return notes
 
 
@@ -142,7 +142,7 @@ def draw_curves(pictures: Pictures, metric: str, path: Path) -> list[str]:
             for setting in settings:
                 style = styles[pictures.series(setting)]
                 notes += curve(axes, setting, unit, style, pictures.spread)
-        subject = "line and band: " + spread_words(pictures.spread)
+        subject = "line and band: " + SPREAD_TITLES[pictures.spread]
         thin = any(run.status != "finished" and run.series(metric)[0] for run in runs)
         legend(figure, styles, subject + ("; thin: run without a result" if thin else ""))
     return notes
@@ -227,7 +227,7 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
                     style,
                     pictures.spread,
                 )
-        legend(figure, styles, f"small: a seed; large: {spread_words(pictures.spread)}")
+        legend(figure, styles, f"small: a seed; large: {SPREAD_TITLES[pictures.spread]}")
     return notes
 
 
@@ -269,7 +269,7 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
                 places = [(x, s.scores(metric.name)) for x, s in points]
                 texts = [sizes.get(s.name, "") for _, s in points]
                 trend(axes, places, metric, style, pictures.spread, texts)
-        subject = f"small: a seed; large: {spread_words(pictures.spread)}"
+        subject = f"small: a seed; large: {SPREAD_TITLES[pictures.spread]}"
         if any(sizes.values()):
             subject += f"; number: {pictures.along}"
         if moved:

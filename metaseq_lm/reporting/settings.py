@@ -32,14 +32,18 @@ class Setting:
 
     def name_without(self, *keys: str | None) -> str:
         """Return the name without `keys`: that of the series in which only those vary."""
-        kept = [key for key in self.shown if key not in keys]
-        ends = [key.removesuffix("._name").rpartition(".")[2] for key in kept]
+        remaining = [key for key in self.shown if key not in keys]
+        ends = [key.removesuffix("._name").rpartition(".")[2] for key in remaining]
         parts = []
-        for key, end in zip(kept, ends):
+        for key, end in zip(remaining, ends):
             value = show(self.values[key])
             short = key if ends.count(end) > 1 else end
             parts.append(value if key == "label" else f"{short}={value}")
         return ", ".join(parts) or "all runs"
+
+    def identity(self, keys: Iterable[str]) -> tuple[Any, ...]:
+        """Return the values of `keys` in a form that compares and hashes."""
+        return tuple(identity(self.values[key]) for key in keys)
 
     def scored(self, metric: str) -> list[Run]:
         """Return the finished runs with a finite value of `metric`."""
@@ -49,12 +53,19 @@ class Setting:
         """Return one value of `metric` per scored run, in the order of `scored`."""
         return [run.metrics[metric] for run in self.scored(metric)]
 
-    def duplicates(self, metric: str) -> dict[Any, list[Run]]:
-        """Return the seeds that more than one scored run has, with those runs."""
-        by_seed: dict[Any, list[Run]] = {}
+    def scored_by_seed(self, metric: str) -> dict[Any, list[Run]]:
+        """Return the scored runs of each seed."""
+        runs: dict[Any, list[Run]] = {}
         for run in self.scored(metric):
-            by_seed.setdefault(run.seed, []).append(run)
-        return {seed: runs for seed, runs in by_seed.items() if len(runs) > 1}
+            runs.setdefault(run.seed, []).append(run)
+        return runs
+
+    def seed_means(self, metric: str) -> dict[Any, float]:
+        """Return the score of each seed, the mean of its runs."""
+        by_seed = self.scored_by_seed(metric).items()
+        return {
+            seed: sum(run.metrics[metric] for run in runs) / len(runs) for seed, runs in by_seed
+        }
 
 
 def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Setting]:
@@ -149,35 +160,38 @@ def where(runs: Sequence[Run], conditions: Iterable[str], option: str = "--where
 
     Raises UsageError for a malformed condition, an unknown key, or a value that no run has.
     """
-    wanted: dict[str, set[str]] = {}
+    allowed: dict[str, set[str]] = {}
     for condition in conditions:
         key, equals, value = condition.partition("=")
         if not equals:
             raise UsageError(f"{option} {condition}: write it as KEY=VALUE, e.g. label=soft")
         require_key(runs, key)
         existing = {show(run.values.get(key)) for run in runs}
-        if spelled(value) not in existing:
+        if canonical(value) not in existing:
             raise UsageError(
                 f"{option} {condition}: no run has that value.{nearest(value, sorted(existing))} "
                 f"Values of {key}: {', '.join(sorted(existing, key=natural))}."
             )
-        wanted.setdefault(key, set()).add(spelled(value))
-    kept = [r for r in runs if all(show(r.values.get(k)) in v for k, v in wanted.items())]
-    if not kept:
+        allowed.setdefault(key, set()).add(canonical(value))
+    matching = [r for r in runs if all(show(r.values.get(k)) in v for k, v in allowed.items())]
+    if not matching:
         raise UsageError(f"no run meets all {option} conditions together; drop one of them.")
-    return kept
+    return matching
 
 
 def require_key(runs: Sequence[Run], key: str) -> None:
     """Raise UsageError with the nearest names unless some run has the config key."""
     known = sorted({k for run in runs for k in run.values})
     if key not in known:
-        ends = [k for k in known if k.rpartition(".")[2] == key]
-        hint = f" Did you mean {' or '.join(map(repr, ends))}?" if ends else nearest(key, known)
-        differing = ["label", *(k for k in differing_keys(runs) if k != "label")]
-        raise UsageError(
-            f"no run has the config key '{key}'.{hint} Keys that differ: {', '.join(differing)}."
-        )
+        differing = ", ".join(["label", *(k for k in differing_keys(runs) if k != "label")])
+        hint = suggestion(key, known)
+        raise UsageError(f"no run has the config key '{key}'.{hint} Keys that differ: {differing}.")
+
+
+def suggestion(name: str, known: Sequence[str]) -> str:
+    """Return a hint at the dotted names that end in `name`, or at the nearest one."""
+    ends = [full for full in known if full.rpartition(".")[2] == name]
+    return f" Did you mean {' or '.join(map(repr, ends))}?" if ends else nearest(name, list(known))
 
 
 def identity(value: Any) -> tuple[str, Any]:
@@ -207,14 +221,14 @@ def show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def spelled(value: str) -> str:
-    """Return how `show` spells a value that the user typed: 5e-4 as 0.0005, null as none.
+def canonical(value: str) -> str:
+    """Return a value that the user typed as `show` writes it: 5e-4 as 0.0005, null as none.
 
     Quotes around a text are those of an override, such as label='k = 3'; in a list, [chunk, pos],
-    spaces are none of the values'.
+    spaces around values do not count.
     """
     if re.fullmatch(r"\[.*\]", value):
-        return f"[{','.join(spelled(part.strip()) for part in value[1:-1].split(','))}]"
+        return f"[{','.join(canonical(part.strip()) for part in value[1:-1].split(','))}]"
     if re.fullmatch(r"'.+'|\".+\"", value):
         return value[1:-1]
     try:
@@ -250,7 +264,7 @@ def chosen_values(runs: Sequence[Run], key: str) -> tuple[list[Run], list[str]]:
     over seeds. A value with a run that has not finished is passed over; where that leaves none, all
     stay. Raises UsageError for an unknown key, and for runs that kept no best checkpoint.
     """
-    kept: list[Run] = []
+    chosen: list[Run] = []
     lines = []
     buckets: dict[tuple[Any, ...], list[Setting]] = {}
     for setting in group(runs, [key]):
@@ -259,14 +273,14 @@ def chosen_values(runs: Sequence[Run], key: str) -> tuple[list[Run], list[str]]:
     for settings in buckets.values():
         known = [(value, s) for s in settings if (value := validated(s)) is not None]
         if not known:
-            kept += [run for setting in settings for run in setting.runs]
+            chosen += [run for setting in settings for run in setting.runs]
             continue
         # The first of equals, as everywhere: max keeps it.
         best = max(known, key=lambda pair: pair[0])[1]
-        kept += best.runs
+        chosen += best.runs
         lines.append(f"{best.name_without(key)}: {show(best.values[key])}")
-    note = f"{key} was chosen by validation ({', '.join(sorted({metric_of(r) for r in kept}))}): "
-    return kept, [note + "; ".join(lines) + "."]
+    note = f"{key} was chosen by validation ({', '.join(sorted({metric_of(r) for r in chosen}))}): "
+    return chosen, [note + "; ".join(lines) + "."]
 
 
 def metric_of(run: Run) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.numbers import Metric, p_text
-from metaseq_lm.reporting.settings import Setting, identity, show, where
+from metaseq_lm.reporting.settings import Setting, show, where
 
 RESAMPLES = 10_000
 LEVEL = 0.05
@@ -139,7 +139,7 @@ def compare(
         if base is None or base is setting:
             comparisons.append(Comparison(setting, base))
             continue
-        a, b = by_seed(setting, metric), by_seed(base, metric)
+        a, b = ([*s.seed_means(metric.name).values()] for s in (setting, base))
         enough = min(len(a), len(b)) >= FEWEST
         p = p_value(a, b, metric.lower_is_better, test, centre) if enough else None
         comparisons.append(Comparison(setting, base, (len(a), len(b)), p))
@@ -159,22 +159,17 @@ def pair_up(
     Raises UsageError if two baselines are equal in `keys`, or no setting has one but itself.
     """
     option = f"--baseline {' '.join(conditions)}"
-    kept = where([run for setting in settings for run in setting.runs], conditions, "--baseline")
-    at: dict[tuple[object, ...], Setting] = {}
+    matching = where([run for s in settings for run in s.runs], conditions, "--baseline")
+    baselines: dict[tuple[object, ...], Setting] = {}
     for setting in settings:
-        if setting.runs[0] in kept:
-            place = tuple(identity(setting.values[key]) for key in keys)
-            other = at.setdefault(place, setting)
+        if setting.runs[0] in matching:
+            other = baselines.setdefault(setting.identity(keys), setting)
             if other is not setting:
                 raise UsageError(
                     f"{option} picks both {other.name} and {setting.name}; "
                     "say one of them with KEY=VALUE."
                 )
-    chosen = list(at.values())
-    pairs = []
-    for setting in settings:
-        place = tuple(identity(setting.values[key]) for key in keys)
-        pairs.append((setting, setting if setting in chosen else at.get(place)))
+    pairs = [(setting, baselines.get(setting.identity(keys))) for setting in settings]
     if all(base is None or base is setting for setting, base in pairs):
         within = f" with equal {', '.join(keys)}" if keys else ""
         raise UsageError(
@@ -182,14 +177,6 @@ def pair_up(
             "Name a key in --baseline to compare across its values."
         )
     return pairs
-
-
-def by_seed(setting: Setting, metric: Metric) -> list[float]:
-    """Return one score per seed, the mean of runs with the same seed."""
-    seeds: dict[object, list[float]] = {}
-    for run in setting.scored(metric.name):
-        seeds.setdefault(run.seed, []).append(run.metrics[metric.name])
-    return [sum(scores) / len(scores) for scores in seeds.values()]
 
 
 def p_value(
@@ -225,11 +212,11 @@ def permutation(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
 
 def bootstrap(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
     """Return p of the difference of centres over resamples of both, shifted to a common centre."""
-    middle = np.median if centre == "median" else np.mean
-    common = middle(np.concatenate([x, y]))
+    average = np.median if centre == "median" else np.mean
+    common = average(np.concatenate([x, y]))
     rng = np.random.default_rng(0)
     draws = [
-        rng.choice(part - middle(part) + common, size=(RESAMPLES, len(part))) for part in (x, y)
+        rng.choice(part - average(part) + common, size=(RESAMPLES, len(part))) for part in (x, y)
     ]
     return resampled(exceeding(draws[0], draws[1], x, y, centre))
 
@@ -241,9 +228,9 @@ def resampled(exceeded: int) -> float:
 
 def exceeding(xs: np.ndarray, ys: np.ndarray, x: np.ndarray, y: np.ndarray, centre: str) -> int:
     """Return how many rows of `xs` and `ys` differ in their centres at least as `x` and `y` do."""
-    middle = np.median if centre == "median" else np.mean
-    observed = middle(x) - middle(y)
-    differences = middle(xs, axis=1) - middle(ys, axis=1)
+    average = np.median if centre == "median" else np.mean
+    observed = average(x) - average(y)
+    differences = average(xs, axis=1) - average(ys, axis=1)
     slack = EPS * max(np.abs(x).max(), np.abs(y).max())
     return int((differences >= observed - slack).sum())
 

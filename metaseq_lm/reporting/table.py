@@ -1,22 +1,29 @@
 """Tables of scores over seeds: one row a setting, or one config key against another."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.numbers import (
+    SPREAD_TITLES,
     Metric,
     Summary,
     bytes_text,
     flops_text,
     seconds_text,
-    spread_words,
     summarise,
 )
 from metaseq_lm.reporting.runs import Run, is_number
-from metaseq_lm.reporting.settings import Setting, group_by, hidden_keys, identity, order, show
+from metaseq_lm.reporting.settings import (
+    Setting,
+    group_by,
+    hidden_keys,
+    identity,
+    order,
+    show,
+    suggestion,
+)
 from metaseq_lm.reporting.significance import Comparison, Significance
 
 
@@ -58,8 +65,7 @@ def choose_metric(runs: Sequence[Run], name: str | None, better: str | None = No
         first = [m for m in ("test.accuracy", *(f"valid.{m}" for m in chosen)) if m in known]
         name = next(iter(first + valid + known), "test.accuracy")
     elif known and name not in known:
-        ends = [metric for metric in known if metric.rpartition(".")[2] == name]
-        hint = f" Did you mean {' or '.join(map(repr, ends))}?" if ends else nearest(name, known)
+        hint = suggestion(name, known)
         raise UsageError(f"no run has the metric '{name}'.{hint} Metrics: {', '.join(known)}.")
     values = [run.metrics[name] for run in runs if name in run.metrics]
     metric = Metric.of(name, values, better)
@@ -87,52 +93,48 @@ def setting_table(
     """
     keys = list(settings[0].shown) if settings else ["label"]
     runs = [run for setting in settings for run in setting.runs]
-    pretrained = any(run.was_pretrained for run in runs)
-    by_rule = any(run.cost("flops_by_rule", own=True) is not None for run in runs)
     costs: list[tuple[str, str, bool, Callable[[float | None], str]]] = [
         ("FLOPs", "flops", False, flops_text),
-        ("own FLOPs", "flops", True, flops_text),
-        ("FLOPs by rule", "flops_by_rule", True, flops_text),
         ("time", "seconds", False, seconds_text),
         ("memory", "peak_memory", True, bytes_text),
     ]
-    absent = {"own FLOPs": not pretrained, "FLOPs by rule": not by_rule}
-    costs = [cost for cost in costs if not absent.get(cost[0])]
-    compared = significance.comparisons if significance else None
+    if any(run.cost("flops_by_rule", own=True) is not None for run in runs):
+        costs.insert(1, ("FLOPs by rule", "flops_by_rule", True, flops_text))
+    if any(run.was_pretrained for run in runs):
+        costs.insert(1, ("own FLOPs", "flops", True, flops_text))
+    comparisons = significance.comparisons if significance else []
+    baselines = [c.baseline or c.setting for c in comparisons] or None
     summaries = [summarise(setting.scores(metric.name), spread) for setting in settings]
-    rows = []
-    best = best_of(
-        summaries, metric, [c.baseline or c.setting for c in compared] if compared else None
-    )
+    marks = best_of(summaries, metric, baselines)
+    rows, records = [], []
     for i, (setting, summary) in enumerate(zip(settings, summaries)):
-        row = [
-            Cell(show(setting.values[key]), number=is_number(setting.values[key])) for key in keys
+        values = [setting.values[key] for key in keys]
+        top = best_seed(setting, metric)
+        comparison = comparisons[i] if comparisons else None
+        cost_texts = [
+            write(cost_of(setting, metric, cost, own, spread)) for _, cost, own, write in costs
         ]
-        row.append(Cell(count_text(setting, metric)))
-        row.append(Cell(summary.text(metric) if summary else "-", best[i]))
-        row.append(
-            Cell(metric.text(top) if (top := best_seed(setting, metric)) is not None else "-")
+        rows.append(
+            [
+                *(Cell(show(value), number=is_number(value)) for value in values),
+                Cell(count_text(setting, metric)),
+                Cell(summary.text(metric) if summary else "-", marks[i]),
+                Cell("-" if top is None else metric.text(top)),
+                *map(Cell, comparison.texts if comparison else ()),
+                *map(Cell, cost_texts),
+            ]
         )
-        row += [Cell(text) for text in compared[i].texts] if compared else []
-        row += [
-            Cell(write(cost_of(setting, metric, cost, own, spread)))
-            for _, cost, own, write in costs
-        ]
-        rows.append(row)
-    hidden = ", ".join(hidden_keys(settings))
-    note = [f"Within a label, along with the keys shown, these differ too: {hidden}."]
-    ps = ["p", "p (Holm)"] if compared else []
+        records.append(record(setting, keys, metric, spread, comparison))
+    p_titles = ["p", "p (Holm)"] if comparisons else []
+    below = significance.notes() if significance else []
+    if hidden := ", ".join(hidden_keys(settings)):
+        below.append(f"Within a label, along with the keys shown, these differ too: {hidden}.")
     return Table(
-        f"{metric.title}: {spread_words(spread)}",
-        [*keys, "seeds", metric.title, "best", *ps, *(title for title, *_ in costs)],
+        f"{metric.title}: {SPREAD_TITLES[spread]}",
+        [*keys, "seeds", metric.title, "best", *p_titles, *(title for title, *_ in costs)],
         rows,
-        (significance.notes() if significance else [])
-        + (note if hidden else [])
-        + notes(settings, metric),
-        [
-            record(setting, keys, metric, spread, compared[i] if compared else None)
-            for i, setting in enumerate(settings)
-        ],
+        below + notes(settings, metric),
+        records,
     )
 
 
@@ -155,26 +157,25 @@ def pivot_table(
     mixed = [mixed_note(cell, settings) for cell in cells]
     below = [note for note in mixed if note] + notes(settings, metric)
     if columns is None or columns == rows:
-        plain = setting_table(cells, metric, spread)
-        return Table(plain.title, plain.head, plain.rows, below, plain.records)
-    by_place = {place(cell, keys): cell for cell in cells}
+        return replace(setting_table(cells, metric, spread), notes=below)
+    by_position = {cell.identity(keys): cell for cell in cells}
     down, across = (distinct(cell.values[key] for cell in cells) for key in keys)
-    body: list[list[Cell]] = [[Cell(show(value), number=False)] for value in down]
-    for y in across:
-        column = [by_place.get((identity(x), identity(y))) for x in down]
+    grid = [[by_position.get((identity(x), identity(y))) for y in across] for x in down]
+    body = [[Cell(show(value), number=False)] for value in down]
+    for column in zip(*grid):
         summaries = [summarise(c.scores(metric.name), spread) if c else None for c in column]
-        for row, cell, summary, is_best in zip(body, column, summaries, best_of(summaries, metric)):
-            row.append(Cell(pivot_text(cell, summary, metric), is_best))
+        marks = best_of(summaries, metric)
+        for row, cell, summary, is_best in zip(body, column, summaries, marks):
+            text = summary.text(metric) if summary else "-"
+            row.append(Cell(f"{text} ({count_text(cell, metric)})" if cell else "", is_best))
     if mean:
-        lines = [[by_place.get((identity(x), identity(y))) for y in across] for x in down]
-        means = [mean_over(line, metric, spread) for line in lines]
+        means = [mean_over(line, metric, spread) for line in grid]
         for row, summary, is_best in zip(body, means, best_of(means, metric)):
-            text = "-" if summary is None else f"{summary.text(metric)} ({summary.n})"
-            row.append(Cell(text, is_best))
+            row.append(Cell(f"{summary.text(metric)} ({summary.n})" if summary else "-", is_best))
         if None in means:
             below.append("There is no mean where a column has no score of the same seeds.")
     return Table(
-        f"{metric.title}: {spread_words(spread)} (number of seeds)",
+        f"{metric.title}: {SPREAD_TITLES[spread]} (number of seeds)",
         [f"{rows} \\ {columns}", *map(show, across), *["mean"] * mean],
         body,
         below,
@@ -189,25 +190,10 @@ def mean_over(cells: Sequence[Setting | None], metric: Metric, spread: str) -> S
     """
     by_seed: dict[Any, list[float]] = {}
     for cell in cells:
-        in_cell: dict[Any, list[float]] = {}
-        for run in cell.scored(metric.name) if cell else []:
-            in_cell.setdefault(run.seed, []).append(run.metrics[metric.name])
-        for seed, scores in in_cell.items():
-            by_seed.setdefault(seed, []).append(sum(scores) / len(scores))
+        for seed, score in (cell.seed_means(metric.name) if cell else {}).items():
+            by_seed.setdefault(seed, []).append(score)
     complete = [scores for scores in by_seed.values() if len(scores) == len(cells)]
     return summarise([sum(scores) / len(scores) for scores in complete], spread)
-
-
-def pivot_text(cell: Setting | None, summary: Summary | None, metric: Metric) -> str:
-    """Return the score of a pivot cell with its number of seeds; blank where there is no run."""
-    if cell is None:
-        return ""
-    return f"{summary.text(metric) if summary else '-'} ({count_text(cell, metric)})"
-
-
-def place(cell: Setting, keys: Sequence[str]) -> tuple[Any, ...]:
-    """Return the position of a group of runs in a pivot table."""
-    return tuple(identity(cell.values[key]) for key in keys)
 
 
 def distinct(values: Any) -> list[Any]:
@@ -265,20 +251,15 @@ def record(
 ) -> dict[str, Any]:
     """Return the unrounded, unscaled numbers of a setting or cell, for csv."""
     summary = summarise(setting.scores(metric.name), spread)
-    alone = summary is None or summary.n < 2
+    count = summary.n if summary else 0
     line: dict[str, Any] = {key: show(setting.values[key]) for key in keys}
-    line |= {
-        "metric": metric.name,
-        "runs": len(setting.runs),
-        "scored": summary.n if summary else 0,
-    }
+    line |= {"metric": metric.name, "runs": len(setting.runs), "scored": count}
     if spread == "sd":
         line["mean"] = summary.centre if summary else None
-        line["sd"] = None if summary is None or alone else summary.high - summary.centre
+        line["sd"] = summary.high - summary.centre if summary and count > 1 else None
     else:
-        line["median"] = summary.centre if summary else None
-        line["min"] = summary.low if summary else None
-        line["max"] = summary.high if summary else None
+        parts = (summary.centre, summary.low, summary.high) if summary else (None,) * 3
+        line |= zip(("median", "min", "max"), parts)
     line["best"] = best_seed(setting, metric)
     if compared:
         base = compared.baseline
@@ -301,9 +282,10 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
             why = run.why_unscored(metric.name)
             if why:
                 lines.append(f"Left out: {run.name} ({setting.name}, seed {run.seed}): {why}.")
-        for seed, runs in setting.duplicates(metric.name).items():
-            names = ", ".join(run.name for run in runs)
-            lines.append(f"Warning: {setting.name}: seed {seed} counts {len(runs)} times: {names}.")
+        for seed, runs in setting.scored_by_seed(metric.name).items():
+            if len(runs) > 1:
+                count, names = len(runs), ", ".join(run.name for run in runs)
+                lines.append(f"Warning: {setting.name}: seed {seed} counts {count} times: {names}.")
         for kind in ("data", "code"):
             hashes = {str((r.results or {}).get(kind)) for r in setting.scored(metric.name)}
             if len(hashes) > 1:

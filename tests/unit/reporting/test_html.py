@@ -9,7 +9,7 @@ from PIL import Image
 from synthetic import make_run
 
 from metaseq_lm.reporting.folders import find_runs
-from metaseq_lm.reporting.html import Report, to_html
+from metaseq_lm.reporting.html import to_html
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.table import choose_metric, setting_table
 
@@ -50,7 +50,7 @@ class Page(HTMLParser):
 def page_of(tmp_path, pictures=(), notes=()):
     runs = find_runs([tmp_path / "runs"])
     settings, metric = group(runs), choose_metric(runs, None)
-    return to_html(Report(setting_table(settings, metric), settings, metric, pictures, notes))
+    return to_html(setting_table(settings, metric), settings, metric, pictures, notes)
 
 
 def test_table_settings_and_runs_are_on_the_page(tmp_path):
@@ -103,7 +103,7 @@ def test_a_score_or_cost_that_is_not_finite(tmp_path, value):
     make_run(tmp_path / "runs" / "b", results={"metrics": {"test": {"loss": 2.0}}}, seed=2)
     runs = find_runs([tmp_path / "runs"])
     settings, metric = group(runs), choose_metric(runs, "test.loss")
-    page = Page(to_html(Report(setting_table(settings, metric), settings, metric)))
+    page = Page(to_html(setting_table(settings, metric), settings, metric))
     head, bad, good = page.tables[-1]
     about = dict(zip(head, bad))
     assert about["status"] == f"test.loss is {value}" and about["test.loss"] == str(value)

@@ -143,7 +143,7 @@ def test_scores_and_duplicate_seeds(tmp_path):
     )
     (setting,) = group(runs)
     assert setting.scores("test.accuracy") == [0.5, 0.6, 0.7]
-    assert list(setting.duplicates("test.accuracy")) == [2]
+    assert [s for s, r in setting.scored_by_seed("test.accuracy").items() if len(r) > 1] == [2]
 
 
 def test_numbers_behind_a_common_prefix():
