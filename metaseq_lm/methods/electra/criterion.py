@@ -1,7 +1,7 @@
-"""ELECTRA's losses and its stepping stones (Clark 2021, sections 5.1, 5.3 and 5.4.3).
+"""ELECTRA's losses and variants (Clark 2021, sections 5.1, 5.3, 5.4.3 and 5.5).
 
-The logit of a discriminator is for "replaced": its sigmoid is P(fake). A token is fake if it was
-chosen and the sample differs from the original; a lucky sample counts as real.
+The sigmoid of a discriminator's logit is P(fake). A token is fake if it was chosen and the sample
+differs from the original; a sample equal to the original counts as real.
 
 Shapes: B batch, S length, M chosen positions, V vocabulary, D hidden width.
 """
@@ -23,11 +23,13 @@ from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.methods.electra.data import ElectraBatch
-from metaseq_lm.methods.electra.model import NOISES, Electra
-from metaseq_lm.methods.electra.noise import (
+from metaseq_lm.methods.electra.model import (
+    NOISES,
+    Electra,
     FixedNoise,
     MaskedGenerator,
     TwoTowers,
+    check_noise,
     replaced,
     sample,
 )
@@ -37,10 +39,14 @@ from metaseq_lm.models.transformer.encoder import select
 
 @dataclass
 class Noised:
-    """A corrupted row: `tokens` (B, S), where it was `chosen` (B, S), the noise model's own `terms`.
+    """Corrupted rows.
 
-    `log_q` (B, S) is the noise's log-probability of each of `tokens` given the others, or None if
-    the noise model cannot say (it saw a masked row).
+    Attributes:
+        tokens: The rows with sampled tokens, (B, S).
+        chosen: The chosen positions, boolean (B, S).
+        terms: The noise model's own loss and metrics.
+        log_q: Log-probability under the noise of each of `tokens` given the others, (B, S); None for
+            a masked LM, which does not give it.
     """
 
     tokens: Tensor
@@ -49,16 +55,18 @@ class Noised:
     log_q: Tensor | None = None
 
     def fake(self, batch: ElectraBatch) -> Tensor:
-        """Return which tokens are fake, (B, S): chosen and not what stood there."""
+        """Return which tokens are fake, (B, S): chosen, and not the original token."""
         return self.chosen & (self.tokens != batch.tokens)
 
 
 @dataclass
 class NoiseConfig:
-    """How the noise model is trained and sampled."""
+    """Training and sampling of the noise model."""
 
     generator_weight: float = option(1.0, "weight of the noise model's own loss", at_least=0)
-    temperature: float = option(1.0, "divides the noise model's logits before sampling", above=0)
+    temperature: float = option(
+        1.0, "divides the logits of the noise model before sampling", above=0
+    )
     disallow_correct: bool = option(False, "never sample the original token")
     noise_rate: float = option(
         II("task.mask_prob"), "share of the tokens that are replaced", above=0, below=1
@@ -66,51 +74,44 @@ class NoiseConfig:
 
 
 class Corrupting(Criterion):
-    """What all share that train on rows with sampled tokens; `heads` are those of the main encoder."""
+    """The base of criterions on rows with sampled tokens; `heads` are those of the main encoder."""
 
     config: NoiseConfig
     tasks = ("electra",)
     heads: tuple[str, ...] = ("rtd",)
     noises: tuple[str, ...] = NOISES
 
-    def __init__(self, config: NoiseConfig) -> None:
-        super().__init__(config)
-
-    def check_plain(self, what: str) -> None:
-        """Raise UsageError if samples are not those of the noise model's own distribution."""
+    def check_sampling(self, criterion: str) -> None:
+        """Raise UsageError if samples do not follow the noise model's distribution."""
         if self.config.temperature != 1 or self.config.disallow_correct:
             raise UsageError(
-                f"{what} needs samples of the noise model as it is: criterion.temperature=1, "
-                "criterion.disallow_correct=false"
+                f"{criterion} needs samples of the noise model's own distribution: "
+                "criterion.temperature=1, criterion.disallow_correct=false"
             )
 
     def corrupt(self, model: Electra, batch: ElectraBatch) -> Noised:
-        """Sample tokens for the chosen positions (steps 2 to 5 of section 2.1's procedure)."""
-        generator, positions, targets = model.generator, batch.positions, batch.targets
-        everywhere = None
+        """Replace the tokens at the chosen positions by samples of the noise model."""
+        generator, weight, log_probs = model.generator, self.config.generator_weight, None
         if isinstance(generator, FixedNoise):
-            slots = generator(positions)
-            weight, everywhere = 0.0, generator.log_probs
+            slots, weight, log_probs = generator(batch.positions), 0.0, generator.log_probs
         elif isinstance(generator, TwoTowers):
-            everywhere = noise_log_probs(model, batch)
-            slots, weight = select(everywhere, positions), self.config.generator_weight
+            log_probs = noise_log_probs(model, batch)
+            slots = select(log_probs, batch.positions)
         else:
             slots, _ = model.masked_noise(batch)
-            weight = self.config.generator_weight
-        never = targets if self.config.disallow_correct else None
+        never = batch.targets if self.config.disallow_correct else None
         samples = sample(slots.detach(), self.config.temperature, never)
         tokens, chosen = replaced(batch, samples)
         terms = generator_terms(slots, samples, batch, weight)
-        log_q = None
-        if everywhere is not None and isinstance(generator, TwoTowers):
-            terms["generator"] = cloze_term(everywhere, batch, weight)
-        if everywhere is not None:
-            log_q = log_prob_of(everywhere, tokens).detach()
-        return Noised(tokens, chosen, terms, log_q)
+        if log_probs is None:
+            return Noised(tokens, chosen, terms)
+        if isinstance(generator, TwoTowers):
+            terms["generator"] = cloze_term(log_probs, batch, weight)
+        return Noised(tokens, chosen, terms, log_prob_of(log_probs, tokens).detach())
 
 
 def noise_log_probs(model: Electra, batch: TokenBatch) -> Tensor:
-    """Return log-probabilities of noise that needs no mask: (B, S, V) of two towers, (V,) if fixed."""
+    """Return log-probabilities of the noise: (B, S, V) of two towers, (V,) of a fixed distribution."""
     if isinstance(model.generator, FixedNoise):
         return model.generator.log_probs
     logits = model.cloze_noise(batch)
@@ -124,26 +125,26 @@ def log_prob_of(log_probs: Tensor, tokens: Tensor) -> Tensor:
 
 
 def cloze_term(log_probs: Tensor, batch: ElectraBatch, weight: float) -> Term:
-    """Return the loss of the towers at every candidate, not only at the chosen positions."""
-    right = log_prob_of(log_probs, batch.tokens)
-    return Term(-(right * batch.candidates).sum(), "candidates", weight)
+    """Return the loss of the towers at all candidates, not only at the chosen positions."""
+    log_p = log_prob_of(log_probs, batch.tokens)
+    return Term(-(log_p * batch.candidates).sum(), "candidates", weight)
 
 
 def generator_terms(logits: Tensor, samples: Tensor, batch: ElectraBatch, weight: float) -> Terms:
-    """Return the masked-LM loss, accuracy, and accuracy of the samples at the chosen positions."""
+    """Return the loss at the chosen positions, the accuracy there and that of the samples."""
     targets = batch.targets
     with torch.no_grad():
-        best = number_of(logits.argmax(-1) == targets)
-        lucky = number_of(samples == targets)
+        best_correct = number_of(logits.argmax(-1) == targets)
+        sample_correct = number_of(samples == targets)
     return {
         "generator": Term(cross_entropy(logits, targets).sum(), "targets", weight),
-        "generator_accuracy": Term(best, "targets", 0.0),
-        "sample_accuracy": Term(lucky, "targets", 0.0),
+        "generator_accuracy": Term(best_correct, "targets", 0.0),
+        "sample_accuracy": Term(sample_correct, "targets", 0.0),
     }
 
 
 def real_tokens(batch: ElectraBatch) -> Tensor:
-    """Return which positions are no padding, boolean (B, S)."""
+    """Return a mask (B, S), false at padding."""
     padding = batch.padding
     return torch.ones_like(batch.candidates) if padding is None else ~padding
 
@@ -155,10 +156,10 @@ def binary_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def detection_terms(logits: Tensor, fake: Tensor, real: Tensor) -> Terms:
-    """Return shares of all tokens: rightly judged, fake, judged fake, and both.
+    """Return shares of all tokens: classified correctly, fake, classified as fake, and both.
 
-    Recall of the fakes is caught / fakes, precision caught / flagged. About 94 % are real, so
-    accuracy means little.
+    Recall of the fakes is caught / fakes, precision caught / flagged. About 94 % of the tokens are
+    real, so accuracy says little.
     """
     with torch.no_grad():
         flagged = (logits > 0) & real
@@ -168,7 +169,7 @@ def detection_terms(logits: Tensor, fake: Tensor, real: Tensor) -> Terms:
             "flagged": flagged,
             "caught": flagged & fake,
         }
-        return {n: Term(number_of(c), "tokens", 0.0) for n, c in counts.items()}
+        return {name: Term(number_of(count), "tokens", 0.0) for name, count in counts.items()}
 
 
 @dataclass
@@ -178,17 +179,17 @@ class ElectraConfig(NoiseConfig):
     discriminator_weight: float = option(50.0, "weight of the detection loss", at_least=0)
     disc_positions: str = option(
         "all",
-        "tokens judged: all, masked (ELECTRA-15%) or random",
+        "tokens in the detection loss: all, masked (ELECTRA-15%) or random",
         choices=("all", "masked", "random"),
     )
     contrast: float = option(
-        0.0, "share of rows left as they are, told apart by a further head", at_least=0, below=1
+        0.0, "share of uncorrupted rows, which a sentence-level head detects", at_least=0, below=1
     )
-    contrast_weight: float = option(1.0, "weight of that head's loss", at_least=0)
+    contrast_weight: float = option(1.0, "weight of the loss of that head", at_least=0)
     pll_formula: str = option(
         "corrected",
-        "how score and rerank read log p of a two-tower run: corrected, or dissertation (biased); give "
-        "them criterion.pll_formula=dissertation for any finished run",
+        "log p of two-tower runs in score and rerank: corrected, or dissertation (biased); it can be "
+        "given to these commands for any finished run",
         choices=("corrected", "dissertation"),
     )
 
@@ -221,14 +222,13 @@ class ReplacedTokenDetection(Corrupting):
             "discriminator": Term(losses.sum(), size, self.config.discriminator_weight)
         }
         if clean is not None:
-            whole = model.heads["contrast"](hidden[:, 0]).squeeze(-1)
-            terms["contrast"] = Term(
-                binary_losses(whole, ~clean).sum(), "rows", self.config.contrast_weight
-            )
+            row_logits = model.heads["contrast"](hidden[:, 0]).squeeze(-1)
+            loss = binary_losses(row_logits, ~clean).sum()
+            terms["contrast"] = Term(loss, "rows", self.config.contrast_weight)
         return terms | detection_terms(logits, fake, real_tokens(batch))
 
     def judged(self, batch: ElectraBatch, chosen: Tensor) -> tuple[Tensor, str]:
-        """Return where the detection loss is taken, (B, S), and the name of their number."""
+        """Return the positions of the detection loss, (B, S), and the name of their number."""
         if self.config.disc_positions == "masked":
             return chosen, "targets"
         if self.config.disc_positions == "random":
@@ -237,13 +237,13 @@ class ReplacedTokenDetection(Corrupting):
         return real_tokens(batch), "tokens"
 
     def clean_rows(self, batch: ElectraBatch) -> Tensor | None:
-        """Return which rows stay uncorrupted, (B,), drawn by row; None if none ever does."""
+        """Return which rows stay uncorrupted, (B,), drawn by row; None without criterion.contrast."""
         if not self.config.contrast:
             return None
         count, device = len(batch.tokens), batch.tokens.device
         noise = current_context().noise
-        drawn = torch.rand(count, device=device) if noise is None else noise.uniform((count,))
-        return drawn < self.config.contrast
+        u = torch.rand(count, device=device) if noise is None else noise.uniform((count,))
+        return u < self.config.contrast
 
     @torch.no_grad()
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
@@ -260,7 +260,7 @@ class ReplacedTokenDetection(Corrupting):
                 "an ELECTRA whose noise is a masked LM gives no token probabilities in one pass; "
                 "train it with model.noise=two_tower (ELECTRA-TT), or use electric_nce"
             )
-        self.check_plain("token probabilities of electra_rtd")
+        self.check_sampling("token probabilities of electra_rtd")
         log_q = log_prob_of(noise_log_probs(model, batch), batch.tokens)
         logits = model.heads["rtd"](model.hidden(batch.tokens, batch)).to(log_q.dtype)
         m = self.config.noise_rate
@@ -307,10 +307,10 @@ class AllTokensMLM(Corrupting):
         logits, gate = full_precision(logits), full_precision(gate)
         log_p = copied_log_probs(logits, gate, noised.tokens == batch.tokens, batch.tokens)
         with torch.no_grad():
-            kept = number_of((gate > 0) & batch.candidates)
+            copied = number_of((gate > 0) & batch.candidates)
         return noised.terms | {
             "mlm": Term(-(log_p * batch.candidates).sum(), "candidates"),
-            "copied": Term(kept, "candidates", 0.0),
+            "copied": Term(copied, "candidates", 0.0),
         }
 
 
@@ -322,3 +322,71 @@ def copied_log_probs(logits: Tensor, gate: Tensor, same: Tensor, targets: Tensor
     log_softmax = -F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     predicted = F.logsigmoid(-gate) + log_softmax.view(targets.shape)
     return torch.where(same, torch.logaddexp(F.logsigmoid(gate), predicted), predicted)
+
+
+@dataclass
+class AdversarialConfig(NoiseConfig):
+    """Weights; `generator_weight` is that of the policy gradient."""
+
+    discriminator_weight: float = option(50.0, "weight of the detection loss", at_least=0)
+
+
+@register_criterion("electra_adversarial", dataclass=AdversarialConfig)
+class AdversarialElectra(Corrupting):
+    """The generator is rewarded for fooling the discriminator (Clark 2021, section 5.3.4).
+
+    REINFORCE: the reward at a chosen position is the discriminator's loss there, which is assumed to
+    depend on no other sample, less a learnt baseline b = -log sigmoid(w h) of the detached state h,
+    trained by cross-entropy with target exp(-reward). There is no masked-LM loss.
+    """
+
+    heads = ("rtd", "baseline")
+    noises = ("mlm",)
+
+    config: AdversarialConfig
+
+    def __init__(self, config: AdversarialConfig) -> None:
+        super().__init__(config)
+        self.check_sampling("electra_adversarial")
+
+    def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
+        assert isinstance(model, Electra)
+        check_noise("electra_adversarial", self.noises, model.noise)
+        targets = batch.targets
+        slots, states = model.masked_noise(batch)
+        samples = sample(slots.detach())
+        noised = Noised(*replaced(batch, samples), generator_terms(slots, samples, batch, 0.0))
+        logits = model.heads["rtd"](model.hidden(noised.tokens, batch))
+        fake, real = noised.fake(batch), real_tokens(batch)
+        losses = binary_losses(logits, fake)
+        terms = noised.terms | {
+            "discriminator": Term((losses * real).sum(), "tokens", self.config.discriminator_weight)
+        }
+        rewards = losses.detach().gather(1, batch.positions)  # (B, M)
+        terms |= self.policy_terms(model, slots, states, samples, (rewards, targets >= 0))
+        return terms | detection_terms(logits, fake, real)
+
+    def policy_terms(
+        self,
+        model: Electra,
+        slots: Tensor,
+        states: Tensor,
+        samples: Tensor,
+        rewards: tuple[Tensor, Tensor],
+    ) -> Terms:
+        """Return the losses of policy and baseline; `rewards` (B, M) come with the used positions."""
+        reward, counted = rewards
+        log_probs = full_precision(slots).log_softmax(-1)
+        chosen = log_probs.gather(-1, samples.unsqueeze(-1)).squeeze(-1)
+        score = model.heads["baseline"](states.detach()).squeeze(-1).to(log_probs.dtype)
+        advantage = (reward - F.softplus(-score)).detach()
+        baseline = binary_losses(score, torch.exp(-reward))
+        with torch.no_grad():
+            entropy = -(log_probs.exp() * log_probs).sum(-1)
+        policy = -(chosen * advantage * counted).sum()
+        return {
+            "policy": Term(policy, "targets", self.config.generator_weight),
+            "baseline": Term((baseline * counted).sum(), "targets"),
+            "reward": Term((reward * counted).sum(), "targets", 0.0),
+            "entropy": Term((entropy * counted).sum(), "targets", 0.0),
+        }

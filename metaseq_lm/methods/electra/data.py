@@ -13,7 +13,7 @@ from metaseq_lm.core.random_streams import mix, uniforms
 from metaseq_lm.data.corpus.masking import Masking, candidates_of, mask_tokens
 from metaseq_lm.data.corpus.rows import Samples, padding_of
 
-SUBSET = 0xE1EC  # names the draw among those of a row; masking.py counts its own from 1
+SUBSET = 0xE1EC  # number of this draw among those of a row; masking.py counts from 1
 
 
 @dataclass(kw_only=True)
@@ -25,7 +25,7 @@ class ElectraBatch(TokenBatch):
         positions: The chosen positions (B, M).
         targets: The tokens there (B, M), -1 where a row has fewer than M.
         candidates: Which tokens can be chosen, boolean (B, S).
-        subset: A random choice of all tokens, boolean (B, S); None unless the criterion judges one.
+        subset: A random subset of all tokens, boolean (B, S); None unless the loss is on one.
     """
 
     masked: Tensor
@@ -37,14 +37,14 @@ class ElectraBatch(TokenBatch):
 
 @dataclass(frozen=True)
 class ElectraRows:
-    """Makes the batches of a corpus; `subset_rate` is the share of the tokens in `subset` (0 = none)."""
+    """The batches of a corpus; `subset_rate` is the share of the tokens in `subset` (0 = no subset)."""
 
     corpus: Samples
     masking: Masking
     subset_rate: float = 0.0
 
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> ElectraBatch:
-        """Return the rows `samples` (B,), drawn by `keys` (B,), padded to at least `width`.
+        """Return the rows `samples` (B,), masked by random `keys` (B,), padded to at least `width`.
 
         The sizes are "targets", "tokens", "candidates", "rows", and with a subset "subset".
         """
@@ -59,10 +59,10 @@ class ElectraRows:
         }
         subset = None
         if self.subset_rate:
-            # A sub-key of the row's, so that the draw depends on nothing else.
-            drawn = uniforms(mix(keys ^ np.uint64(SUBSET)), 0, rows.shape[1])
+            # A sub-key of each row's, so that the draw depends on nothing else.
+            u = uniforms(mix(keys ^ np.uint64(SUBSET)), 0, rows.shape[1])
             real = np.arange(rows.shape[1]) < lengths[:, None]
-            subset = real & (drawn < self.subset_rate)
+            subset = real & (u < self.subset_rate)
             sizes["subset"] = int(subset.sum())
         return ElectraBatch(
             tokens=as_tensor(rows),

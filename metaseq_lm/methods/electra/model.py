@@ -1,7 +1,7 @@
-"""A main encoder with its heads and the noise model that corrupts its input.
+"""A main encoder with its heads, and the noise model that corrupts its input.
 
-Shapes: B batch, S length, M chosen positions, V vocabulary, D hidden width, E embedding width, G the
-generator's hidden width.
+The noise model is a small masked LM, two causal towers, or a fixed distribution. Shapes: B batch, S
+length, M chosen positions, V vocabulary, D hidden width, E embedding width, G width of the noise model.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.methods.electra.data import ElectraBatch
-from metaseq_lm.methods.electra.noise import FixedNoise, MaskedGenerator, TwoTowers
-from metaseq_lm.models.layers import Linear
+from metaseq_lm.models.layers import Linear, current_context, full_precision
 from metaseq_lm.models.transformer.encoder import (
     BinaryHead,
+    Embeddings,
     Encoder,
     LMHead,
+    Stack,
     TransformerConfig,
+    attention_mask,
     initialise,
+    select,
 )
 
 NOISES = ("mlm", "two_tower", "unigram", "uniform")
@@ -35,23 +39,27 @@ class ElectraConfig(TransformerConfig):
     """An encoder and its noise model (Clark 2021, sections 5.1.5, 5.3.1 and 5.3.2)."""
 
     noise: str = option(
-        "mlm", "mlm, two_tower, unigram (corpus frequencies) or uniform", choices=NOISES
+        "mlm",
+        "noise model: mlm, two_tower, unigram (corpus frequencies) or uniform",
+        choices=NOISES,
     )
     generator_size: float = option(
-        0.25, "the noise model's width as a share of the encoder's", above=0
+        0.25, "width of the noise model divided by the encoder's", above=0
     )
     generator_layers: float = option(
-        1.0, "the noise model's depth as a share of the encoder's", above=0
+        1.0, "depth of the noise model divided by the encoder's", above=0
     )
     generator_embed_dim: int = option(
-        0, "width of embeddings that the noise model does not share (0 = its own width)", at_least=0
+        0, "width of the noise model's embeddings with sharing=none (0 = its width)", at_least=0
     )
     sharing: str = option(
         "embeddings",
-        "shared with the noise model: embeddings, none or all",
+        "parameters shared with the noise model: embeddings, none or all",
         choices=("embeddings", "none", "all"),
     )
-    freeze_generator: bool = option(False, "the noise model is not trained (two-stage training)")
+    freeze_generator: bool = option(
+        False, "do not train the noise model (second stage of two-stage training)"
+    )
 
     def check(self) -> None:
         """Raise UsageError for sizes that are too small or cannot be shared."""
@@ -74,34 +82,180 @@ class ElectraConfig(TransformerConfig):
             raise UsageError("model.freeze_generator needs model.sharing=none: a copy of its own")
 
     def generator(self) -> TransformerConfig:
-        """Return the sizes of the noise model: width, heads and feed-forward width scale, depth apart."""
-        whole = self.encoder_embed_dim
-        width = round(whole * self.generator_size)
+        """Return the sizes of the noise model: width, heads and feed-forward width scale together."""
+        width = round(self.encoder_embed_dim * self.generator_size)
+        ffn_width = round(self.encoder_ffn_embed_dim * width / self.encoder_embed_dim)
         # A frozen noise model is a copy of what the first stage trained, embeddings included.
-        own = self.sharing == "none" and not self.freeze_generator
+        separate = self.sharing == "none" and not self.freeze_generator
         return replace(
             self,
             encoder_layers=round(self.encoder_layers * self.generator_layers),
             encoder_embed_dim=width,
-            encoder_ffn_embed_dim=round(self.encoder_ffn_embed_dim * width / whole),
+            encoder_ffn_embed_dim=ffn_width,
             encoder_attention_heads=self.heads_for(width),
-            token_embed_dim=self.generator_embed_dim if own else self.embed_dim,
+            token_embed_dim=self.generator_embed_dim if separate else self.embed_dim,
         )
 
 
 def check_noise(criterion: str, known: Sequence[str], noise: str) -> None:
-    """Raise UsageError if a criterion cannot train with a kind of noise."""
+    """Raise UsageError unless `noise` is one of the kinds `known` to a criterion."""
     if noise not in known:
         choices = " or ".join(f"model.noise={name}" for name in known)
         raise UsageError(f"{criterion} cannot be trained with model.noise={noise}; set {choices}")
 
 
+class MaskedGenerator(nn.Module):
+    """A masked LM that reads the masked row.
+
+    With `shared` embeddings or stack it uses those of the main encoder; its head is always its own.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        vocab_size: int,
+        padding_idx: int,
+        shared_embeddings: bool,
+        shared_stack: bool,
+    ) -> None:
+        super().__init__()
+        self.embeddings = None if shared_embeddings else Embeddings(config, vocab_size, padding_idx)
+        self.stack = None if shared_stack else Stack(config)
+        sizes = (config.encoder_embed_dim, config.embed_dim, vocab_size)
+        self.head = LMHead(*sizes, True, config.norm_eps)
+
+    def forward(self, main: Encoder | None, batch: ElectraBatch) -> tuple[Tensor, Tensor]:
+        """Return logits (B, M, V) at the chosen positions and the states (B, M, G) they come from."""
+        embeddings, stack = self.embeddings, self.stack
+        if main is not None:
+            embeddings, stack = embeddings or main.embeddings, stack or main.stack
+        assert embeddings is not None and stack is not None
+        x = embeddings(batch.masked, batch.segments)
+        states = select(stack(x, attention_mask(batch.padding)), batch.positions)
+        return self.head(states, embeddings.tokens.weight), states
+
+
+class TwoTowers(nn.Module):
+    """A left-to-right and a right-to-left Transformer; position t sees all tokens but its own.
+
+    Clark 2021, section 5.1.5. The state for t concatenates the left tower's at t - 1 and the right
+    tower's at t + 1, zeros at the ends of a row (the authors' code wraps around, which leaks unless
+    both ends are special tokens).
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        vocab_size: int,
+        padding_idx: int,
+        shared_embeddings: bool,
+    ) -> None:
+        super().__init__()
+        self.embeddings = None if shared_embeddings else Embeddings(config, vocab_size, padding_idx)
+        self.left = Stack(config)
+        self.right = Stack(config)
+        sizes = (2 * config.encoder_embed_dim, config.embed_dim, vocab_size)
+        self.head = LMHead(*sizes, True, config.norm_eps)
+
+    def forward(self, main: Encoder | None, batch: TokenBatch) -> Tensor:
+        """Return logits (B, S, V) for each token of the original rows."""
+        embeddings = self.embeddings or (main.embeddings if main is not None else None)
+        assert embeddings is not None
+        x = embeddings(batch.tokens, batch.segments)
+        before, after = causal_masks(batch.padding, x.shape[-2], x.device)
+        left, right = self.left(x, before), self.right(x, after)
+        if batch.padding is not None:
+            # The last token of a padded row has no right neighbour either.
+            right = right.masked_fill(batch.padding.unsqueeze(-1), 0.0)
+        # Shifted by a position: zeros come in at the ends.
+        joined = torch.cat(
+            [F.pad(left[:, :-1], (0, 0, 1, 0)), F.pad(right[:, 1:], (0, 0, 0, 1))], -1
+        )
+        logits: Tensor = self.head(joined, embeddings.tokens.weight)
+        return logits
+
+
+def causal_masks(
+    padding: Tensor | None, length: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return attention masks of a left-to-right and a right-to-left tower, (1 or B, 1, S, S).
+
+    True where a key may be seen. Every position sees itself, padding too: an empty softmax is NaN.
+    """
+    ones = torch.ones(length, length, dtype=torch.bool, device=device)
+    before, after = ones.tril()[None], ones.triu()[None]
+    if padding is not None:
+        real, itself = ~padding[:, None, :], torch.eye(length, device=device) > 0
+        before, after = before & real | itself, after & real | itself
+    return before[:, None], after[:, None]
+
+
+class FixedNoise(nn.Module):
+    """The same distribution everywhere: uniform, or the corpus frequencies."""
+
+    log_probs: Tensor
+
+    def __init__(self, probabilities: Tensor | None) -> None:
+        super().__init__()
+        if probabilities is None or not probabilities.sum() > 0:
+            raise UsageError(
+                "model.noise=unigram needs the counts of dict.txt; binarise the corpus with "
+                "'metaseq-lm preprocess --trainpref', which counts them"
+            )
+        # Finite: a logit of -inf times a label of 0 would be NaN.
+        log_probs = (probabilities / probabilities.sum()).log().clamp(min=-1e4)
+        self.register_buffer("log_probs", log_probs)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Return logits (..., V) for `positions` (...), an expanded view."""
+        return self.log_probs.expand(*positions.shape, -1)
+
+
+@torch.no_grad()
+def sample(logits: Tensor, temperature: float = 1.0, never: Tensor | None = None) -> Tensor:
+    """Draw a token from softmax(logits / temperature) for each position; (B, M, V) -> (B, M).
+
+    The token `never` (B, M) is not drawn. Computed in at least fp32, by inverting the cumulative
+    distribution: one random number per position, where Gumbel noise needs V.
+    """
+    scores = full_precision(logits) / temperature
+    if never is not None:
+        # Unused positions hold -1.
+        scores = scores.scatter(-1, never.clamp(min=0).unsqueeze(-1), float("-inf"))
+    # A sum of 30,000 small numbers: in fp32 rare tokens would lose their probability.
+    cumulative = scores.softmax(-1).double().cumsum(-1)
+    noise = current_context().noise
+    shape = logits.shape[:-1]
+    if noise is None:
+        u = torch.rand(shape, dtype=torch.double, device=logits.device)
+    else:
+        u = noise.uniform(shape, torch.double)
+    tokens = torch.searchsorted(cumulative, (u * cumulative[..., -1]).unsqueeze(-1), right=True)
+    return tokens.squeeze(-1).clamp(max=logits.shape[-1] - 1)
+
+
+def replaced(batch: ElectraBatch, samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Put `samples` (B, M) into the original rows; return these and the chosen positions, both (B, S).
+
+    All chosen positions are replaced, also those that the masking left visible. A position chosen
+    twice (legacy_duplicates) gets the floor of its samples' mean, as in the authors' code.
+    """
+    used = (batch.targets >= 0).long()
+    tokens, positions = batch.tokens, batch.positions
+    counts = torch.zeros_like(tokens).scatter_add(1, positions, used)
+    sums = torch.zeros_like(tokens).scatter_add(1, positions, samples * used)
+    chosen = counts > 0
+    return torch.where(chosen, sums // counts.clamp(min=1), tokens), chosen
+
+
 @register_model("electra", dataclass=ElectraConfig)
 class Electra(nn.Module):
-    """The main `encoder`, its `heads`, and the `generator` of the noise.
+    """The main `encoder`, its `heads`, and the noise model, `generator`.
 
-    `heads` names what the criterion needs: rtd, lm, copy, contrast, baseline. Without any there is
-    no main encoder: a noise model alone. `frequencies` (V,) are those of the unigram noise.
+    Args:
+        heads: Those that the criterion needs: rtd, lm, copy, contrast, baseline. Without any there is
+            no main encoder, only the noise model.
+        frequencies: Counts of the tokens (V,), for unigram noise.
     """
 
     def __init__(
@@ -118,23 +272,22 @@ class Electra(nn.Module):
         small = config.generator()
         width, embed = config.encoder_embed_dim, config.embed_dim
         self.encoder = Encoder(config, vocab_size, padding_idx) if heads else None
-        made: dict[str, Callable[[], nn.Module]] = {
+        builders: dict[str, Callable[[], nn.Module]] = {
             "rtd": lambda: BinaryHead(width),
             "lm": lambda: LMHead(width, embed, vocab_size, True, config.norm_eps),
             "copy": lambda: Linear(width, 1),
             "contrast": lambda: Linear(width, 1),
             "baseline": lambda: Linear(small.encoder_embed_dim, 1),
         }
-        self.heads = nn.ModuleDict({name: made[name]() for name in heads})
+        self.heads = nn.ModuleDict({name: builders[name]() for name in heads})
         self.glorot = [head for head in self.heads.values() if isinstance(head, Linear)]
-        # With tied embeddings the generator reads the main encoder's table.
-        own = self.encoder is None or config.sharing == "none"
-        sizes = (small, vocab_size, padding_idx)
+        shared = self.encoder is not None and config.sharing != "none"
+        sizes = (small, vocab_size, padding_idx, shared)
         self.generator: MaskedGenerator | TwoTowers | FixedNoise
         if config.noise == "mlm":
-            self.generator = MaskedGenerator(*sizes, own, stack=config.sharing != "all")
+            self.generator = MaskedGenerator(*sizes, shared_stack=config.sharing == "all")
         elif config.noise == "two_tower":
-            self.generator = TwoTowers(*sizes, own)
+            self.generator = TwoTowers(*sizes)
         else:
             uniform = torch.full((vocab_size,), 1 / vocab_size)
             self.generator = FixedNoise(uniform if config.noise == "uniform" else frequencies)
@@ -143,7 +296,7 @@ class Electra(nn.Module):
             self.generator.requires_grad_(False)
 
     def hidden(self, tokens: Tensor, batch: TokenBatch) -> Tensor:
-        """Return the main encoder's states (B, S, D) of `tokens` (B, S) in the place of the batch's."""
+        """Return the main encoder's states (B, S, D) for `tokens` (B, S) in place of the batch's."""
         assert self.encoder is not None
         states: Tensor = self.encoder(tokens, batch.padding, batch.segments)
         return states
@@ -154,14 +307,14 @@ class Electra(nn.Module):
         return self.encoder.embeddings.tokens.weight
 
     def train(self, mode: bool = True) -> Electra:
-        """Set the mode; a frozen generator stays in evaluation mode (its noise is then a constant)."""
+        """Set the mode; a frozen generator stays in evaluation mode, without dropout."""
         super().train(mode)
         if not any(p.requires_grad for p in self.generator.parameters()):
             self.generator.eval()
         return self
 
     def masked_noise(self, batch: ElectraBatch) -> tuple[Tensor, Tensor]:
-        """Return logits (B, M, V) of the masked-LM generator at the chosen positions, and its states."""
+        """Return logits (B, M, V) of the masked LM at the chosen positions, and its states (B, M, G)."""
         assert isinstance(self.generator, MaskedGenerator)
         noise: tuple[Tensor, Tensor] = self.generator(self.encoder, batch)
         return noise

@@ -28,35 +28,39 @@ from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_strea
 
 @dataclass
 class ElectraTaskConfig:
-    """Corpus and masks: 15 % of the tokens, of those 85 % hidden and 15 % left (the authors' code)."""
+    """Corpus and masks: of 15 % of the tokens 85 % become [MASK], 15 % stay (the authors' code)."""
 
-    batch_size: int = option(128, "rows of an update", at_least=1)
+    batch_size: int = option(128, "rows of a batch", at_least=1)
     tokens_per_sample: int = option(128, "longest row, with its special tokens")
     sample_break_mode: str = option(
         "none",
-        "none: windows of the stream; eos: a line a row; segments: packed sentences",
+        "rows: none (windows of the text), eos (lines) or segments (packed sentences)",
         choices=("none", "eos", SEGMENTS),
     )
-    mask_prob: float = option(0.15, "share of the tokens that are chosen", at_least=0, at_most=1)
+    mask_prob: float = option(
+        0.15, "share of the tokens that are chosen for replacement", at_least=0, at_most=1
+    )
     random_token_prob: float = option(
         0.0, "share of those that become a random token", at_least=0, at_most=1
     )
     leave_unmasked_prob: float = option(
-        0.15, "share of those that the generator sees as they are", at_least=0, at_most=1
+        0.15, "share of those that the generator sees unmasked", at_least=0, at_most=1
     )
-    # With a random number the samples would depend on how rows are cut into micro-batches.
+    # With a random count the samples would depend on the split into micro-batches.
     mask_rounding: ClassVar[str] = "nearest"
-    legacy_duplicates: bool = option(False, "choose with replacement, as the authors' code")
-    valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
+    legacy_duplicates: bool = option(
+        False, "choose tokens with replacement, as the authors' code does"
+    )
+    valid_size: int = option(0, "rows of the validation split to use (0 = all)", at_least=0)
 
 
 @register_task("electra", dataclass=ElectraTaskConfig)
 class ElectraTask(Task):
-    """One stream of rows with chosen positions; the criterion says which heads the model has."""
+    """One stream of rows with chosen positions; the criterion decides the heads of the model."""
 
     criterion: Corrupting | TwoTowerCloze
     criterions = (Corrupting, TwoTowerCloze)
-    # The heads are so in the second of two stages; the frequencies are the corpus's own.
+    # Heads start fresh in the second of two stages; the frequencies are those of the corpus.
     fresh: tuple[str, ...] = ("heads.", "generator.log_probs")
 
     def __init__(self, config: ElectraTaskConfig, run_config: DictConfig) -> None:
@@ -72,8 +76,8 @@ class ElectraTask(Task):
     def prepare(cls, config: DictConfig) -> DictConfig:
         if config.model.get("freeze_generator") and not config.init_from:
             raise UsageError(
-                "model.freeze_generator=true freezes what init_from brings; give the run of the first "
-                "stage as init_from"
+                "model.freeze_generator=true freezes the generator of init_from; give the run of the "
+                "first stage as init_from"
             )
         return config
 
@@ -109,23 +113,23 @@ class ElectraTask(Task):
             ("lm",): flops_rules.masked_lm(main),
             ("lm", "copy"): flops_rules.masked_lm(main, share=1.0),
         }.get(self.heads, 2 * flops_rules.classifier(main))
-        # A frozen one runs forward only, half of what training it costs by these rules.
+        # A frozen one runs forward only, which by these rules costs half of training it.
         flops: float = self.config.batch_size * (noise / (1 + model.freeze_generator) + row)
         return flops
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the weights of a run of this task, or start from an encoder alone.
+        """Take the weights of a run of this task, or only its encoder from another run.
 
-        That of a masked LM or of a discriminator becomes the main encoder; a detection head comes
-        along, other heads are fresh. A generator of the same sizes starts from a masked LM, too,
-        and keeps its head: the second stage of Clark 2021, section 5.3.3. Any other noise model
-        starts fresh; UsageError if it is to be frozen.
+        The encoder of a masked LM or discriminator becomes the main encoder; a detection head is kept,
+        other heads start fresh. A generator of the same sizes starts from the masked LM and its head
+        too (second stage of Clark 2021, section 5.3.3). Other noise models start fresh; UsageError if
+        they are frozen.
         """
         if any(name.startswith("generator.") for name in weights):
             return {n: w for n, w in weights.items() if n != "generator.log_probs"}
         heads = [f"heads.{name}." for name in self.heads if name == "rtd"]
-        kept = ("encoder.", *heads) if self.heads else ()
-        chosen = {n: w for n, w in weights.items() if n.startswith(kept)}
+        prefixes = ("encoder.", *heads) if self.heads else ()
+        chosen = {n: w for n, w in weights.items() if n.startswith(prefixes)}
         model = typed_options("model", self.run_config.model)
         small, lm = model.generator(), "heads.lm."
         sizes = ("encoder_layers", "encoder_embed_dim", "embed_dim")
@@ -133,14 +137,17 @@ class ElectraTask(Task):
         head = {n.replace(lm, "generator.head."): w for n, w in weights.items() if n.startswith(lm)}
         if head and same and model.noise == "mlm":
             shared = {"all": ("encoder.",), "embeddings": ("encoder.embeddings.",)}
-            encoder = {n: w for n, w in weights.items() if n.startswith("encoder.")}
-            left_out = shared.get(model.sharing, ())
-            own = {n: w for n, w in encoder.items() if not n.startswith(left_out)}
-            return chosen | head | {n.replace("encoder", "generator", 1): w for n, w in own.items()}
+            generator = {
+                name.replace("encoder", "generator", 1): weight
+                for name, weight in weights.items()
+                if name.startswith("encoder.")
+                and not name.startswith(shared.get(model.sharing, ()))
+            }
+            return chosen | head | generator
         if model.freeze_generator:
             raise UsageError(
-                "model.freeze_generator=true freezes what init_from brings, which is no masked LM of the "
-                "generator's sizes; give the run of the first stage, model.generator_size=1 and "
+                "model.freeze_generator=true freezes the generator of init_from, which is no masked LM of "
+                "the generator's sizes; give the run of the first stage, model.generator_size=1 and "
                 "model.generator_layers=1"
             )
         if model.noise in ("mlm", "two_tower") and not process_group.rank():

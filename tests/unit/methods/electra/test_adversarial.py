@@ -9,8 +9,7 @@ from electra_bench import length as length_of
 from torch import Tensor
 from torch.nn import functional as F
 
-from metaseq_lm.methods.electra.model import Electra
-from metaseq_lm.methods.electra.noise import replaced
+from metaseq_lm.methods.electra.model import Electra, replaced
 
 HEADS = ("rtd", "baseline")
 

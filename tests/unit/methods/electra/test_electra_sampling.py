@@ -19,7 +19,7 @@ from electra_bench import length as length_of
 from scipy.stats import chisquare
 from torch import Tensor
 
-from metaseq_lm.methods.electra.noise import FixedNoise, replaced, sample
+from metaseq_lm.methods.electra.model import FixedNoise, replaced, sample
 from metaseq_lm.models.layers import ForwardContext, Noise, use_context
 
 DRAWS = 100_000

@@ -6,7 +6,7 @@ from electra_bench import CLS, FIRST, PAD, SEP, VOCABULARY, build, make_batch
 from torch import Tensor
 
 from metaseq_lm.core.batch import TokenBatch
-from metaseq_lm.methods.electra.noise import TwoTowers
+from metaseq_lm.methods.electra.model import TwoTowers
 
 
 @pytest.fixture(params=[(False, "embeddings"), (True, "embeddings"), (True, "none")], ids=str)
