@@ -32,9 +32,8 @@ class SentenceBatch(TokenBatch):
 class SentenceRows:
     """One split of a labelled set, each sample one row, or with choices K rows.
 
-    A pair is cut to `tokens_per_sample` by `cut_pair`. Of a span that is cut what is left counts.
-    Raises UsageError for a length without room for text and MetaseqError for a span of which
-    nothing is left.
+    A pair is cut to `tokens_per_sample` by `cut_pair`, and the spans with it. Raises UsageError for
+    a length without room for text and MetaseqError for a span that is cut away.
     """
 
     def __init__(self, data: LabelledSet, vocabulary: Vocabulary, tokens_per_sample: int) -> None:
@@ -53,9 +52,7 @@ class SentenceRows:
                 "the label says which candidate is right, preprocess again with a label for each"
             )
         # The columns of each row of a sample.
-        self.layouts = [tuple(range(count))]
-        if self.choices:
-            self.layouts = [(0, i) for i in range(1, count)]
+        self.layouts = [(0, i) for i in range(1, count)] if self.choices else [tuple(range(count))]
         parts = len(self.layouts[0])
         if tokens_per_sample < 3 + 2 * parts:
             raise UsageError(
@@ -64,34 +61,29 @@ class SentenceRows:
             )
         self.room = tokens_per_sample - 1 - parts
         sizes = np.stack([column.sizes for column in data.inputs], 1)
-        # How much is kept of the parts of each row, (N, parts).
-        self.kept = [self._cut(sizes[:, layout]) for layout in self.layouts]
-        # A candidate without tokens is not there.
+        # How many tokens each part of a row has after the cut, (N, parts).
+        self.n_tokens = [
+            np.minimum(sizes[:, layout], self.room)
+            if parts == 1
+            else np.stack(cut_pair(sizes[:, layout[0]], sizes[:, layout[-1]], self.room), 1)
+            for layout in self.layouts
+        ]
+        # A candidate without tokens is missing.
         self.absent = sizes[:, 1:] == 0 if self.choices else np.zeros((len(data), 1), bool)
-        self.row_lengths = np.stack([k.sum(1) + 1 + k.shape[1] for k in self.kept], 1)
+        self.row_lengths = np.stack([n.sum(1) + 1 + n.shape[1] for n in self.n_tokens], 1)
+        # Of the longest row of each sample, with the special tokens, int64 (N,).
+        self.lengths: np.ndarray = self.row_lengths.max(1)
         self.spans = self._place_spans() if data.form == "spans" else None
 
     def __len__(self) -> int:
         return len(self.data)
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """The tokens of each sample's longest row with its special ones, int64 (N,)."""
-        longest: np.ndarray = self.row_lengths.max(1)
-        return longest
-
-    def _cut(self, sizes: np.ndarray) -> np.ndarray:
-        if sizes.shape[1] == 1:
-            bounded: np.ndarray = np.minimum(sizes, self.room)
-            return bounded
-        return np.stack(cut_pair(sizes[:, 0], sizes[:, 1], self.room), 1)
-
     def _place_spans(self) -> np.ndarray:
         """Return where the two spans of each row begin and end in it, (N, 2, 2)."""
         assert self.data.spans is not None
         column, start, end = np.moveaxis(np.asarray(self.data.spans), 2, 0)  # (N, 2) each
-        kept = self.kept[0]
-        end = np.minimum(end, np.take_along_axis(kept, column, 1))
+        n_tokens = self.n_tokens[0]
+        end = np.minimum(end, np.take_along_axis(n_tokens, column, 1))
         lost = np.flatnonzero((end <= start).any(1))
         if len(lost):
             raise MetaseqError(
@@ -99,7 +91,7 @@ class SentenceRows:
                 f"{self.room} tokens, and nothing of one of its spans is left; raise "
                 "task.tokens_per_sample"
             )
-        offset = np.where(column == 0, 1, 2 + kept[:, :1])
+        offset = np.where(column == 0, 1, 2 + n_tokens[:, :1])
         return np.stack([start + offset, end + offset], 2)
 
     def _fill(self, row: int, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -110,14 +102,14 @@ class SentenceRows:
         places = np.arange(width)
         end = np.ones(len(samples), np.int64)
         for part, column in enumerate(self.layouts[row]):
-            kept = self.kept[row][samples, part]
+            n_tokens = self.n_tokens[row][samples, part]
             values, _ = self.data.inputs[column].gather(samples, self.vocabulary.pad, width)
-            at_row, at = np.nonzero(places < kept[:, None])
+            at_row, at = np.nonzero(places < n_tokens[:, None])
             tokens[at_row, end[at_row] + at] = values[at_row, at]
-            segments[(places >= end[:, None]) & (places <= (end + kept)[:, None])] = part
-            end = end + kept
+            segments[(places >= end[:, None]) & (places <= (end + n_tokens)[:, None])] = part
+            end = end + n_tokens
             tokens[np.arange(len(samples)), end] = self.vocabulary.sep
-            end = end + 1
+            end += 1
         return tokens, segments
 
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> SentenceBatch:

@@ -1,19 +1,18 @@
 """Labelled sets on disk: token files for each text column, labels, spans and facts of each row.
 
-`NAME/SPLIT.input0.{bin,idx}`, `.input1` and so on; `.label` with one number per row (the place of
-the label in the list of the manifest, or a float64), absent if the split has no labels; `.spans`
-with three numbers per span and `.rows.jsonl` with one JSON object per row, where the set has them; and
-`NAME/manifest.json`, whose list of files says which of these there are.
+The files of a split are `NAME/SPLIT.input0.{bin,idx}`, `.input1` and so on; `.label` with one number
+per row (the place of the label in the list of the manifest, or a float64); `.spans` with three
+numbers per span; and `.rows.jsonl` with one JSON object per row. The manifest lists those that exist.
 """
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.labelled.files import json_object
 from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, require_sizes
 from metaseq_lm.data.storage.text_files import TextFile
@@ -54,17 +53,15 @@ class LabelledSet:
     """One split of a labelled set, memory-mapped.
 
     Attributes:
-        inputs: A token file for each text column; row i of each belongs together.
-        form: What the columns are. "single" and "pair": one and two texts; "choices": a context and K
-            candidates, the label says which (a candidate without tokens is missing); "spans": one or
-            two texts with two spans in them; "tokens": two texts with any number of spans, whose
-            tokens are the answer.
+        inputs: A token file for each text column.
+        form: What the columns are. "single" and "pair": one and two texts. "choices": a context and K
+            candidates, of which the label names one; a candidate without tokens is missing. "spans":
+            one or two texts with two spans in them. "tokens": two texts with any number of spans,
+            whose tokens are the answer.
         labels: int64 or, for regression, float64 (rows,); None for a split without labels.
         label_names: The classes; empty for regression.
-        regression: Whether the labels are real values.
-        spans: int64 (rows, 2, 3): text column, first token, token after the last; None for forms other
-            than "spans".
-        places: The spans of form "tokens": int64 (places, 4) of row and the same three numbers.
+        spans: int64 (rows, 2, 3): text column, first token, token after the last; of form "spans".
+        places: int64 (places, 4): row and the same three numbers; of form "tokens".
         benchmark: A name such as "glue/CoLA", or empty.
 
     Raises:
@@ -88,26 +85,13 @@ class LabelledSet:
         count: int = manifest.details["inputs"]
         self.form: str = manifest.details["form"]
         self.benchmark: str = manifest.details["benchmark"]
-        self._check_form(count)
-        self.inputs = [IndexedDataset(self.folder / input_name(split, i)) for i in range(count)]
-        self._check_inputs()
-        self.labels = self._read_labels()
-        self.spans: np.ndarray | None = None
-        self.places: np.ndarray | None = None
-        if self.form in WITH_PLACES:
-            self._read_spans()
-        # Of two files that were swapped each is sound.
-        require_sizes(self.folder)
-
-    def _check_form(self, count: int) -> None:
         least, most = FORMS.get(self.form, (0, -1))
         if not least <= count <= most:
             raise MetaseqError(
                 f"{self.folder}: a set of form {self.form[:20]!r} with {count} text columns; "
                 "this program does not read it, preprocess again"
             )
-
-    def _check_inputs(self) -> None:
+        self.inputs = [IndexedDataset(self.folder / input_name(split, i)) for i in range(count)]
         for data in self.inputs:
             if data.dtype.kind not in "iu":
                 raise MetaseqError(f"{data.prefix}.bin: holds {data.dtype}, not tokens")
@@ -116,6 +100,13 @@ class LabelledSet:
                     f"{self.inputs[0].prefix} has {len(self)} rows but {data.prefix} has "
                     f"{len(data)}; the files do not belong together, preprocess again"
                 )
+        self.labels = self._read_labels()
+        self.spans: np.ndarray | None = None
+        self.places: np.ndarray | None = None
+        if self.form in WITH_PLACES:
+            self._read_spans()
+        # Of two files that were swapped each is sound.
+        require_sizes(self.folder)
 
     def _read_labels(self) -> np.ndarray | None:
         if f"{label_name(self.split)}.bin" not in self._files:
@@ -140,35 +131,30 @@ class LabelledSet:
 
     def _read_spans(self) -> None:
         stored = IndexedDataset(self.folder / spans_name(self.split))
+        path = prefix_path(self.folder / spans_name(self.split), ".bin")
         good = stored.dtype.kind in "iu" and len(stored) == len(self)
         if self.form == "spans":
             good, expected = good and (stored.sizes == 3 * SPANS).all(), f"{SPANS} spans"
         else:
             good, expected = good and not (stored.sizes % 3).any(), "three numbers for each place"
         if not good:
-            path = prefix_path(self.folder / spans_name(self.split), ".bin")
             raise MetaseqError(
                 f"{path}: not {expected} in each of the {len(self)} rows; the files do not belong "
                 "together, preprocess again"
             )
         rows = np.repeat(np.arange(len(self)), stored.sizes // 3)
         spans = np.array(stored.tokens, np.int64).reshape(-1, 3)
-        self._check_inside(rows, spans)
+        sizes = np.stack([data.sizes for data in self.inputs])
+        column, first, end = spans.T
+        inside = (0 <= column) & (column < len(sizes)) & (0 <= first) & (first < end)
+        inside &= end <= sizes[np.where(inside, column, 0), rows]
+        if not inside.all():
+            row = int(rows[np.flatnonzero(~inside)[0]])
+            raise MetaseqError(f"{path}: row {row + 1} has a span outside its text")
         if self.form == "spans":
             self.spans = spans.reshape(len(self), SPANS, 3)
         else:
             self.places = np.column_stack([rows, spans])
-
-    def _check_inside(self, rows: np.ndarray, spans: np.ndarray) -> None:
-        """Raise MetaseqError if one of the spans (N, 3) of `rows` (N,) is not in its text."""
-        sizes = np.stack([data.sizes for data in self.inputs])
-        column, first, end = spans.T
-        good = (0 <= column) & (column < len(sizes)) & (0 <= first) & (first < end)
-        good &= end <= sizes[np.where(good, column, 0), rows]
-        if not good.all():
-            path = prefix_path(self.folder / spans_name(self.split), ".bin")
-            row = int(rows[np.flatnonzero(~good)[0]])
-            raise MetaseqError(f"{path}: row {row + 1} has a span outside its text")
 
     @functools.cached_property
     def rows(self) -> list[dict[str, Any]] | None:
@@ -179,15 +165,8 @@ class LabelledSet:
         if rows_name(self.split) not in self._files:
             return None
         path = self.folder / rows_name(self.split)
-        rows = []
-        for number, text, _ in TextFile(path, "fail").lines():
-            try:
-                row = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise MetaseqError(f"{path}:{number}: damaged: {error}") from error
-            if not isinstance(row, dict):
-                raise MetaseqError(f"{path}:{number}: damaged: not a JSON object")
-            rows.append(row)
+        lines = TextFile(path, "fail").lines()
+        rows = [json_object(text, f"{path}:{number}: damaged") for number, text, _ in lines]
         if len(rows) != len(self):
             raise MetaseqError(
                 f"{path}: {len(rows)} lines but {self.inputs[0].prefix} has {len(self)} rows; the "

@@ -51,8 +51,8 @@ class TokenLabelBatch(TokenBatch):
 class TokenLabels:
     """One split of a labelled set in the common format; `number` is the task's n in [CLSn].
 
-    `sample`, `lengths` (tokens with the special ones) and, for each text, `starts` and `kept` are
-    those of the windows: int64 (W,), (W,), (W, texts), (W, texts). The windows of sample i are
+    Windows have their `sample` (W,), `lengths` (W,) with the special tokens and, for each text, `starts`
+    and `n_tokens` (W, texts), all int64. The windows of sample i are
     `first[i]` to `first[i + 1] - 1`, the longest of them has `longest[i]` tokens.
     Raises UsageError for more classes than there are label tokens, for a set of another form, and
     for rows without room for text.
@@ -72,24 +72,6 @@ class TokenLabels:
         self.vocabulary = vocabulary
         self.cls = vocabulary.cls(number)
         self.class_tokens = np.array([vocabulary.sep, self.cls, vocabulary.mask])
-        self._check()
-        self.class_tokens = self.class_tokens[: len(self.data.label_names)]
-        self.labels = self.data.labels
-        sizes = np.stack([column.sizes for column in self.data.inputs], 1)
-        room = tokens_per_sample - 1 - sizes.shape[1]
-        if room < sizes.shape[1] or stride < 0:
-            raise UsageError(
-                f"task.tokens_per_sample is {tokens_per_sample} and task.stride {stride}: rows need room "
-                "for their special tokens and some text, and the stride is at least 0"
-            )
-        self.sample, self.starts, self.kept = cut_windows(sizes, room, stride)
-        self.lengths = self.kept.sum(1) + 1 + self.kept.shape[1]
-        self.first = np.searchsorted(self.sample, np.arange(len(self.data) + 1))
-        self.longest = self.lengths[:0]
-        if len(self.data):
-            self.longest = np.maximum.reduceat(self.lengths, self.first[:-1])
-
-    def _check(self) -> None:
         data = self.data
         if data.regression or not 1 <= len(data.label_names) <= len(self.class_tokens):
             raise UsageError(
@@ -101,21 +83,31 @@ class TokenLabels:
                 f"{data.folder}: a set of form {data.form}; rows of one or two plain texts are needed, "
                 "which 'metaseq-lm preprocess --benchmark NAME --as-text' makes of SuperGLUE"
             )
+        self.token_level = data.form == "tokens"  # the answer is tokens of the text, not a class
+        self.class_tokens = self.class_tokens[: len(self.data.label_names)]
+        self.labels = self.data.labels
+        sizes = np.stack([column.sizes for column in self.data.inputs], 1)
+        room = tokens_per_sample - 1 - sizes.shape[1]
+        if room < sizes.shape[1] or stride < 0:
+            raise UsageError(
+                f"task.tokens_per_sample is {tokens_per_sample} and task.stride {stride}: rows need room "
+                "for their special tokens and some text, and the stride is at least 0"
+            )
+        self.sample, self.starts, self.n_tokens = cut_windows(sizes, room, stride)
+        self.lengths = self.n_tokens.sum(1) + 1 + self.n_tokens.shape[1]
+        self.first = np.searchsorted(self.sample, np.arange(len(self.data) + 1))
+        self.longest = self.lengths[:0]
+        if len(self.data):
+            self.longest = np.maximum.reduceat(self.lengths, self.first[:-1])
 
     def __len__(self) -> int:
         return len(self.data)
 
-    @property
-    def token_level(self) -> bool:
-        """Whether the answer is tokens of the text, not a class."""
-        return self.data.form == "tokens"
-
-    def drawn(self, samples: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    def random_windows(self, samples: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Return one window of each of `samples` (B,), uniform, by the uint64 `keys` (B,)."""
         counts = self.first[samples + 1] - self.first[samples]
-        windows: np.ndarray = self.first[samples] + (uniforms(keys, 0, 1)[:, 0] * counts).astype(
-            np.int64
-        )
+        rank = (uniforms(keys, 0, 1)[:, 0] * counts).astype(np.int64)
+        windows: np.ndarray = self.first[samples] + rank
         return windows
 
     def windows_of(self, samples: np.ndarray) -> np.ndarray:
@@ -135,12 +127,11 @@ class TokenLabels:
         tokens[:, 0] = self.cls
         row, end = np.arange(len(windows)), np.ones(len(windows), dtype=np.int64)
         for number, column in enumerate(self.data.inputs):
-            start, kept = self.starts[windows, number], self.kept[windows, number]
-            places = column.starts[self.sample[windows]] + start
-            tokens.reshape(-1)[ranges(row * shape[1] + end, kept)] = np.asarray(column.tokens)[
-                ranges(places, kept)
-            ]
-            end = end + kept
+            n_tokens = self.n_tokens[windows, number]
+            places = column.starts[self.sample[windows]] + self.starts[windows, number]
+            values = np.asarray(column.tokens)[ranges(places, n_tokens)]
+            tokens.reshape(-1)[ranges(row * shape[1] + end, n_tokens)] = values
+            end = end + n_tokens
             tokens[row, end] = self.vocabulary.sep
             end = end + 1
         return tokens, lengths, self._targets(windows, tokens, lengths)
@@ -164,11 +155,11 @@ class TokenLabels:
         counts = np.searchsorted(owner, self.sample[windows], side="right") - low
         place, at = ranges(low, counts), np.repeat(np.arange(len(windows)), counts)
         text, window = column[place], windows[at]
-        start, kept = self.starts[window, text], self.kept[window, text]
+        start, n_tokens = self.starts[window, text], self.n_tokens[window, text]
         # Where the text begins in the row: after [CLSn], and for B after A and its [SEP].
-        before = np.where(text > 0, self.kept[window, 0] + 2, 1)
-        left = np.clip(first[place] - start, 0, kept)
-        right = np.clip(end[place] - start, 0, kept)
+        before = np.where(text > 0, self.n_tokens[window, 0] + 2, 1)
+        left = np.clip(first[place] - start, 0, n_tokens)
+        right = np.clip(end[place] - start, 0, n_tokens)
         answers.reshape(-1)[ranges(at * shape[1] + before + left, right - left)] = True
         return answers
 
@@ -194,7 +185,7 @@ class TokenLabels:
         )
 
 
-def kept_tokens(sizes: np.ndarray, room: int) -> np.ndarray:
+def tokens_per_window(sizes: np.ndarray, room: int) -> np.ndarray:
     """Return how many tokens a window has of each text of rows (N, texts), together at most `room`.
 
     The closed form of "longest_first" of the tokenizers library: the longer text gives way, and
@@ -206,11 +197,11 @@ def kept_tokens(sizes: np.ndarray, room: int) -> np.ndarray:
         return bounded
     shorter = np.where(sizes[:, 0] <= sizes[:, 1], 0, 1)
     row = np.arange(len(sizes))
-    kept = sizes.copy()
-    kept[row, shorter] = np.minimum(sizes[row, shorter], room // 2)
-    kept[row, 1 - shorter] = np.minimum(sizes[row, 1 - shorter], room - kept[row, shorter])
+    counts = sizes.copy()
+    counts[row, shorter] = np.minimum(sizes[row, shorter], room // 2)
+    counts[row, 1 - shorter] = np.minimum(sizes[row, 1 - shorter], room - counts[row, shorter])
     # Rows that fit are whole.
-    return np.where(sizes.sum(1, keepdims=True) <= room, sizes, kept)
+    return np.where(sizes.sum(1, keepdims=True) <= room, sizes, counts)
 
 
 def cut_windows(
@@ -219,18 +210,18 @@ def cut_windows(
     """Cut the texts of rows (N, texts) into windows of together at most `room` tokens.
 
     Returns the row (W,), the first token (W, texts) and the number of tokens (W, texts) of each
-    window. A text that keeps m tokens (see `kept_tokens`) is windows of m that share `stride`
+    window. A text of which a window has m tokens (see `tokens_per_window`) is windows of m that share `stride`
     tokens with the one before, the last one shorter; of two texts every window of A stands beside
     every one of B. That is what the tokenizers library does, but a window begins at least m / 4
     tokens after the one before it: the library stops with an error where m <= stride, and makes
     hundreds of windows where m is hardly more.
     """
-    kept = kept_tokens(sizes, room)
-    step = np.maximum(kept - stride, np.maximum(-(-kept // 4), 1))
-    counts = 1 + -(-np.maximum(sizes - kept, 0) // step)
+    n_tokens = tokens_per_window(sizes, room)
+    step = np.maximum(n_tokens - stride, np.maximum(-(-n_tokens // 4), 1))
+    counts = 1 + -(-np.maximum(sizes - n_tokens, 0) // step)
     total = counts.prod(1)
     row = np.repeat(np.arange(len(sizes)), total)
     rank = np.arange(len(row)) - np.repeat(np.cumsum(total) - total, total)
     places = [rank] if sizes.shape[1] == 1 else [rank // counts[row, 1], rank % counts[row, 1]]
     starts = np.stack(places, 1) * step[row]
-    return row, starts, np.minimum(kept[row], sizes[row] - starts)
+    return row, starts, np.minimum(n_tokens[row], sizes[row] - starts)

@@ -1,7 +1,4 @@
-"""Parallel text as rows for an encoder-decoder.
-
-Shapes: B rows of a batch, S positions.
-"""
+"""Parallel text as rows for an encoder-decoder. Shapes: B rows of a batch, S positions."""
 
 from dataclasses import dataclass
 
@@ -24,8 +21,8 @@ class TranslationBatch(Batch):
     Attributes:
         tokens: Source tokens (B, S), [SEP] last.
         padding: Where source rows are padding, boolean (B, S).
-        inputs: What the decoder reads (B, T), [CLS0] first.
-        targets: What the decoder is to say (B, T), [SEP] last, -1 behind it.
+        inputs: Tokens that the decoder reads (B, S), [CLS0] first.
+        targets: Tokens that it predicts (B, S), [SEP] last, -1 at padding.
         words: Source positions that word dropout may hide, boolean (B, S).
         mask_id: The token that hides them.
     """
@@ -88,25 +85,13 @@ class TranslationRows:
         if self.target is None:
             return batch
         words, lengths = self.target.gather(chosen, target.pad, width)
-        inputs, targets = decoder_rows(words, lengths, target.cls(), target.sep)
+        inputs = np.roll(words, 1, axis=1)
+        inputs[:, 0] = target.cls()
+        targets = np.where(np.arange(width) < lengths[:, None], words, IGNORE)
+        targets[np.arange(len(chosen)), lengths] = target.sep
         count = int(lengths.sum())
         sizes = {**batch.sizes, "targets": count + len(chosen), "later_targets": count}
         return batch.replace(inputs=inputs, targets=targets, sizes=sizes)
-
-
-def decoder_rows(
-    words: np.ndarray, lengths: np.ndarray, start: int, end: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return inputs and targets (B, S) of target words (B, S), of which `lengths` (B,) count.
-
-    S must be longer than any row.
-    """
-    places, rows = np.arange(words.shape[1]), np.arange(len(words))
-    inputs = np.roll(words, 1, axis=1)
-    inputs[:, 0] = start
-    targets = np.where(places < lengths[:, None], words, IGNORE)
-    targets[rows, lengths] = end
-    return inputs, targets
 
 
 def shorter(data: ParallelSet, most: int, with_target: bool = True) -> np.ndarray:

@@ -64,7 +64,6 @@ class ParallelSet:
             raise MetaseqError(
                 f"{folder}: no split '{split}'; there are {', '.join(sorted(manifest.splits))}"
             )
-        self.languages = (str(manifest.details[SOURCE]), str(manifest.details[TARGET]))
         self.source = IndexedDataset(self.folder / side_name(split, SOURCE))
         self.target: IndexedDataset | None = None
         if f"{side_name(split, TARGET)}.bin" in manifest.files:

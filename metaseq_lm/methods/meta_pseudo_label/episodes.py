@@ -235,7 +235,7 @@ class Labelled:
         data, name = self.sets[task], f"set {task}"
         root = random_streams.key(self.seed, name, "window", query)
         chosen = self.pick(samples, len(data), query, name)
-        windows = data.drawn(chosen, random_streams.row_keys(root, samples))
+        windows = data.random_windows(chosen, random_streams.row_keys(root, samples))
         tokens, lengths, targets = data.rows(windows)
         at = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         return tokens, lengths, np.where(targets >= 0, at, 0), targets

@@ -143,7 +143,7 @@ class TokenLabelsTask(Task):
             order: Order = kind(len(data), options.batch_size, seed, "train")
 
             def training(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenLabelBatch:
-                return data.batch(data.drawn(samples, keys), keys, width)
+                return data.batch(data.random_windows(samples, keys), keys, width)
 
             return {split: Stream(split, order, training, seed, data.longest)}
         windows = data.windows_of(self.chosen(split, len(data)))

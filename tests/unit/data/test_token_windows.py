@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from metaseq_lm.cli import main
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.labelled.token_labels import TokenLabels, cut_windows, kept_tokens
+from metaseq_lm.data.labelled.token_labels import TokenLabels, cut_windows, tokens_per_window
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 LONG = 40
@@ -38,7 +38,7 @@ def library(room: int, stride: int, pair: bool) -> Tokenizer:
 def test_windows_are_those_of_the_library(first: int, second: int, room: int, stride: int) -> None:
     """Where the stride leaves each window at least a quarter of its own; `second` 0 is no pair."""
     sizes = np.array([[first, second] if second else [first]])
-    kept = kept_tokens(sizes, room)[0]
+    kept = tokens_per_window(sizes, room)[0]
     assume(stride < room)
     # The library stops with an error if a text keeps no more than the stride.
     assume(all(k == s or stride <= k - -(-k // 4) for k, s in zip(kept, sizes[0])))
@@ -134,7 +134,7 @@ def test_windows_of_pairs(long: Path) -> None:
         for a, m in ((0, 18), (13, 7))
         for b, n in ((0, 19), (14, 19), (28, 19), (42, 18))
     ]
-    assert np.hstack([data.starts[mine], data.kept[mine]]).tolist() == wanted
+    assert np.hstack([data.starts[mine], data.n_tokens[mine]]).tolist() == wanted
     tokens, lengths, _ = data.rows(np.arange(len(data.sample)))
     assert lengths.max() == 40 and (lengths == data.lengths).all()
     assert ((tokens == data.vocabulary.sep).sum(1) == 2).all()
@@ -143,10 +143,10 @@ def test_windows_of_pairs(long: Path) -> None:
 def test_a_drawn_window_is_uniform(long: Path) -> None:
     data = opened(long, "long", 22, 5)
     keys = random_streams.row_keys(7, np.arange(6000))
-    drawn = data.drawn(np.full(6000, 2), keys)
+    drawn = data.random_windows(np.full(6000, 2), keys)
     assert stats.chisquare(np.bincount(drawn, minlength=7)[3:]).pvalue > 1e-3
-    assert (data.drawn(np.zeros(100, np.int64), keys[:100]) == 0).all()
-    assert np.array_equal(drawn[:50], data.drawn(np.full(50, 2), keys[:50]))
+    assert (data.random_windows(np.zeros(100, np.int64), keys[:100]) == 0).all()
+    assert np.array_equal(drawn[:50], data.random_windows(np.full(50, 2), keys[:50]))
     assert data.windows_of(np.array([2, 0])).tolist() == [3, 4, 5, 6, 0]
 
 
