@@ -58,12 +58,6 @@ class Order(Protocol):
         """Return the sample numbers of global batch `number`, int64 (rows,)."""
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Raise UsageError for batches without rows."""
-    if batch_size < 1:
-        raise UsageError(f"task.batch_size must be at least 1, got {batch_size}")
-
-
 class Shuffled:
     """Epochs over `count` samples, each in a new random order; the last batch of an epoch may be short.
 
@@ -79,7 +73,6 @@ class Shuffled:
         name: str,
         lengths: np.ndarray | None = None,
     ) -> None:
-        check_batch_size(batch_size)
         self.count = count
         self.batch_size = batch_size
         self.per_epoch = -(-count // batch_size)
@@ -118,7 +111,6 @@ class Sequential:
     """One pass over `count` samples in their own order, for evaluation."""
 
     def __init__(self, count: int, batch_size: int) -> None:
-        check_batch_size(batch_size)
         self.count = count
         self.batch_size = batch_size
         self.smallest = count - (len(self) - 1) * batch_size
@@ -140,6 +132,7 @@ def draw_below(root: int, rows: np.ndarray, bound: int | np.ndarray) -> np.ndarr
 Collate = Callable[[np.ndarray, np.ndarray, int], Batch]
 
 
+@dataclass(eq=False)
 class Stream:
     """An order and a collater under a name.
 
@@ -149,14 +142,11 @@ class Stream:
     row's random numbers fall on follows from the width.
     """
 
-    def __init__(
-        self, name: str, order: Order, collate: Collate, seed: int, lengths: np.ndarray
-    ) -> None:
-        self.name = name
-        self.lengths = lengths
-        self.order = order
-        self.collate = collate
-        self.seed = seed
+    name: str
+    order: Order
+    collate: Collate
+    seed: int
+    lengths: np.ndarray
 
     def micro_batches(self, number: int, shard: Shard) -> list[Batch]:
         """Return this replica's part of global batch `number`."""

@@ -26,7 +26,7 @@ from metaseq_lm.data.storage.manifest import CORPUS, Manifest
 from metaseq_lm.data.storage.text_files import Block, blocks
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS
+from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, Vocabulary
 
 PLAIN_PROGRESS_SECONDS = 30.0
 
@@ -121,8 +121,8 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         if self.train_frequencies is not None:
-            counts = self.train_frequencies.tolist()
-            self.tokenizer.vocabulary = self.tokenizer.vocabulary.with_counts(counts)
+            symbols, counts = self.tokenizer.vocabulary.symbols, self.train_frequencies.tolist()
+            self.tokenizer.vocabulary = Vocabulary(symbols, counts)
         self.shared_files = self.tokenizer.save(self.folder)
         return {}
 

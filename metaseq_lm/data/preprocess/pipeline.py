@@ -25,7 +25,7 @@ from metaseq_lm.core.registry import Entry, Registry
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.storage.staging import publish, staging
-from metaseq_lm.data.storage.text_files import TextFile, check_policy, check_text_file
+from metaseq_lm.data.storage.text_files import TextFile, check_text_file
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_KIND = "corpus"
@@ -200,7 +200,6 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
         MetaseqError: Input cannot be used, or the disk is full; then the folder is as it was.
     """
     request = pipeline.request
-    check_policy(request.on_bad_utf8)
     if request.workers < 1:
         raise UsageError(f"--workers {request.workers}: at least 1")
     for path in pipeline.input_files():

@@ -11,7 +11,6 @@ import contextlib
 import os
 import struct
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -84,16 +83,15 @@ class _Header:
         self.dtype = self.dtypes[code]
 
     def _check_size(self, path: Path, size: int, expected: int) -> None:
-        if size == expected:
-            return
         if self.count and size == expected + self.count:
             raise MetaseqError(f"{path}: has sequence modes (multimodal data), only text is read.")
-        raise MetaseqError(
-            f"{path}: {size} bytes, but the header announces {self.count} sequences and "
-            f"{self.documents} document indices, {expected} bytes in Megatron's layout "
-            f"({FAIRSEQ_HEADER + 12 * self.count} in fairseq's). The file is truncated or damaged: "
-            "copy it again or run 'metaseq-lm preprocess' again."
-        )
+        if size != expected:
+            raise MetaseqError(
+                f"{path}: {size} bytes, but the header announces {self.count} sequences and "
+                f"{self.documents} document indices, {expected} bytes in Megatron's layout "
+                f"({FAIRSEQ_HEADER + 12 * self.count} in fairseq's). The file is truncated or "
+                "damaged: copy it again or run 'metaseq-lm preprocess' again."
+            )
 
 
 class IndexedDataset:
@@ -138,7 +136,7 @@ class IndexedDataset:
                 "belong together or one is truncated: copy them again or preprocess again."
             )
         # mmap refuses an empty file.
-        self.tokens = np.memmap(data, self.dtype, "r") if total else _empty(self.dtype)
+        self.tokens = np.memmap(data, self.dtype, "r") if total else np.frombuffer(b"", self.dtype)
         self._flat = np.asarray(self.tokens)
 
     def _check_tables(self, index: Path, header: _Header) -> None:
@@ -196,27 +194,15 @@ class IndexedDataset:
             length = int(lengths.max(initial=0))
         lengths = np.minimum(lengths, length)
         values = np.full((len(rows), length), pad, np.int64)
-        # Position of each wanted token = its rank among all wanted + the shift of its row.
-        ends = np.cumsum(lengths)
-        shifts = self.starts[rows] - (ends - lengths)
-        places = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(shifts, lengths)
+        places = ranges(self.starts[rows], lengths)
         values[np.arange(length) < lengths[:, None]] = self._flat[places]
         return values, lengths
 
 
-def _empty(dtype: np.dtype) -> np.ndarray:
-    tokens = np.zeros(0, dtype)
-    tokens.flags.writeable = False
-    return tokens
-
-
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return the numbers starts[i] to starts[i] + counts[i] - 1 for all i, end to end."""
-    ends = np.cumsum(counts)
-    numbers: np.ndarray = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
-        starts - ends + counts, counts
-    )
-    return numbers
+    shifts = starts - (np.cumsum(counts) - counts)
+    return np.asarray(np.arange(np.sum(counts)) + np.repeat(shifts, counts))
 
 
 class IndexedWriter:
@@ -285,12 +271,12 @@ class IndexedWriter:
     def end_documents(self, ends: npt.ArrayLike) -> None:
         """End a document before each of these sequences, given in rising order; 0 is the first.
 
-        They must lie behind all earlier ends, or at the last. A document without sequences is none.
+        None may lie before an earlier end. A document without sequences is none.
         """
         assert self._ends is not None
-        behind = np.unique(np.asarray(ends, np.int64))
-        assert not len(behind) or (self._ends[-1] <= behind[0] and behind[-1] <= len(self))
-        self._ends.frombytes(behind[behind > self._ends[-1]].tobytes())
+        new = np.unique(np.asarray(ends, np.int64))
+        assert not len(new) or (self._ends[-1] <= new[0] and new[-1] <= len(self))
+        self._ends.frombytes(new[new > self._ends[-1]].tobytes())
 
     @property
     def documents(self) -> int:
@@ -320,25 +306,18 @@ class IndexedWriter:
         return int((tokens + 20 * len(self._sizes) + 1) / max(self.fraction, 1e-9))
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         try:
             if kind is None:
                 self._finish()
-            else:
-                self._abandon()
         finally:
+            # Closing flushes, which fails again on the full disk that may have brought us here; the
+            # file is closed all the same and about to be removed.
+            with contextlib.suppress(OSError):
+                self._file.close()
             for path in self._temporary:
                 path.unlink(missing_ok=True)
-
-    def _abandon(self) -> None:
-        # Closing flushes, which fails again on the full disk that may have brought us here; the
-        # file is closed all the same and about to be removed.
-        with contextlib.suppress(OSError):
-            self._file.close()
 
     def _finish(self) -> None:
         assert not self._open_size

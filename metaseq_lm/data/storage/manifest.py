@@ -20,32 +20,25 @@ CORPUS, LABELLED = "corpus", "labelled"
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def _encoded(text: str) -> bytes:
-    # The name of a file may be no UTF-8; in JSON its bytes are then spelled \\udcXX.
+def _json(content: Any, indent: int | None = None) -> bytes:
+    text = json.dumps(content, indent=indent, sort_keys=True, ensure_ascii=False)
+    # The name of a file may be no UTF-8; in JSON its bytes are then written as \\udcXX.
     return text.encode("utf-8", "backslashreplace")
 
 
-def _canonical(content: Any) -> bytes:
-    return _encoded(json.dumps(content, sort_keys=True, ensure_ascii=False))
+def _checksum(content: Any) -> str:
+    return hashlib.blake2b(_json(content), digest_size=16).hexdigest()
 
 
 def block_checksums(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]:
     """Yield the blake2b-128 checksum (hex) of each block of a file, reading 1 MiB at a time."""
     with open(path, "rb") as file:
-        while True:
+        while file.peek(1):
             digest, left = hashlib.blake2b(digest_size=16), block_bytes
             while left and (piece := file.read(min(left, 1 << 20))):
                 digest.update(piece)
                 left -= len(piece)
-            if left == block_bytes:
-                return
             yield digest.hexdigest()
-            if left:
-                return
 
 
 @dataclass
@@ -83,9 +76,8 @@ class Manifest:
     def save(self, folder: Path) -> None:
         """Write `manifest.json` into `folder`, as a whole or not at all."""
         content = asdict(self)
-        content["checksum"] = _digest(_canonical(content))
-        text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-        write_atomic(folder / MANIFEST_FILE, _encoded(text))
+        content["checksum"] = _checksum(content)
+        write_atomic(folder / MANIFEST_FILE, _json(content, indent=1) + b"\n")
 
     @classmethod
     def load(cls, folder: str | Path) -> "Manifest":
@@ -100,7 +92,7 @@ class Manifest:
             content = read_json(path)
             checksum = content.pop("checksum")
             version = content.get("version")
-            actual = _digest(_canonical(content))
+            actual = _checksum(content)
         except (ValueError, KeyError, RecursionError) as error:
             raise MetaseqError(f"{path}: damaged: {error!r}; preprocess again") from error
         if version != FORMAT:
@@ -148,10 +140,9 @@ class Manifest:
 
 def check_sizes(folder: str | Path) -> list[str]:
     """Return one complaint for each file of the manifest that is missing or has another size."""
-    folder = Path(folder)
     faults = []
     for name, record in Manifest.load(folder).files.items():
-        path = folder / name
+        path = Path(folder) / name
         if not path.is_file():
             faults.append(f"{path}: missing, but listed in {MANIFEST_FILE}")
         elif path.stat().st_size != record["bytes"]:
@@ -228,7 +219,7 @@ def fingerprint(folder: str | Path, split: str = "") -> str:
         if not pairs:
             raise MetaseqError(f"{folder}: holds no .bin and .idx files")
         parts = {p.name: list(block_checksums(p)) for p in pairs}
-    return _digest(_canonical(parts))[:16]
+    return _checksum(parts)[:16]
 
 
 def fingerprint_of_run(folder: str | Path, options: Any) -> str:
@@ -239,13 +230,13 @@ def fingerprint_of_run(folder: str | Path, options: Any) -> str:
     folder = Path(folder)
     names = sets_named(folder, options)
     prints = [fingerprint(folder), *(f"{name} {fingerprint(folder / name)}" for name in names)]
-    return _digest(_canonical(prints))[:16] if names else prints[0]
+    return _checksum(prints)[:16] if names else prints[0]
 
 
 def sets_named(folder: str | Path, options: Any) -> list[str]:
     """Return the sets inside a data folder that the `options` of a task name, sorted."""
-    named = {name for name in _texts(options) if FILE_NAME.fullmatch(name)}
-    return sorted(name for name in named if (Path(folder) / name / MANIFEST_FILE).is_file())
+    names = {text for text in _texts(options) if FILE_NAME.fullmatch(text)}
+    return sorted(name for name in names if (Path(folder) / name / MANIFEST_FILE).is_file())
 
 
 def labels_in(folder: str | Path, names: Iterable[str]) -> dict[str, list[str]]:
@@ -253,9 +244,8 @@ def labels_in(folder: str | Path, names: Iterable[str]) -> dict[str, list[str]]:
 
     HERE stands for the folder itself; real values have no classes, [].
     """
-    paths = {name: Path(folder) / name for name in names}
-    folders = {name: p for name, p in paths.items() if (p / MANIFEST_FILE).is_file()}
-    labels = {name: Manifest.load(path).details.get("labels") for name, path in folders.items()}
+    sets = [name for name in names if (Path(folder) / name / MANIFEST_FILE).is_file()]
+    labels = {name: Manifest.load(Path(folder) / name).details.get("labels") for name in sets}
     return {name: classes for name, classes in labels.items() if isinstance(classes, list)}
 
 

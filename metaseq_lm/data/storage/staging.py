@@ -24,8 +24,11 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
     existed = dest.is_dir()
     if dest.exists() and not existed:
         raise UsageError(f"{dest}: is a file; --destdir must be a folder")
-    if not overwrite:
-        _check_free(dest)
+    data_files = [path for path in dest.glob("*") if path.suffix in (".bin", ".idx")]
+    if not overwrite and (data_files or (dest / MANIFEST_FILE).exists()):
+        raise UsageError(
+            f"{dest}: already holds a data set; give another --destdir, or --overwrite to replace"
+        )
     folder = dest / STAGING
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
@@ -47,14 +50,6 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
         os.close(lock)
         if not existed and not any(dest.iterdir()):
             dest.rmdir()
-
-
-def _check_free(dest: Path) -> None:
-    taken = [p.name for p in dest.glob("*") if p.suffix in (".bin", ".idx")]
-    if (dest / MANIFEST_FILE).exists() or taken:
-        raise UsageError(
-            f"{dest}: already holds a data set; give another --destdir, or --overwrite to replace"
-        )
 
 
 def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
@@ -82,11 +77,8 @@ def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
 
 def _old_files(dest: Path) -> list[str]:
     """Return the names of the files of the data set that is being replaced."""
-    if not (dest / MANIFEST_FILE).is_file():
-        return []
     try:
-        names = Manifest.load(dest).files
+        return [*Manifest.load(dest).files]
     except MetaseqError:
-        # A damaged manifest is being replaced; the files of the same names go all the same.
+        # There is none, or a damaged one; files of the names of new ones go all the same.
         return []
-    return [name for name in names if Path(name).name == name]

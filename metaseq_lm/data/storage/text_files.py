@@ -47,6 +47,11 @@ class TextFile:
     path: Path
     on_bad_utf8: str = "replace"
 
+    def __post_init__(self) -> None:
+        if self.on_bad_utf8 not in BAD_UTF8:
+            choices = ", ".join(BAD_UTF8)
+            raise UsageError(f"--on-bad-utf8 {self.on_bad_utf8}: choose one of {choices}")
+
     def __str__(self) -> str:
         return str(self.path)
 
@@ -57,16 +62,12 @@ class TextFile:
 
     def lines(self) -> Iterator[tuple[int, str, bool]]:
         """Yield (line number, text without line end, held bad UTF-8) for each line, held whole."""
-        held: list[bytes] = []
+        held = bytearray()
         for block in blocks(self):
-            if block.piece:
-                held.append(block.data)
-                if block.continues:
-                    continue
-                lines, held = [b"".join(held)], []
-                lines[0] = lines[0].removesuffix(b"\n")
-            else:
-                lines = block.data.removesuffix(b"\n").split(b"\n")
+            held += block.data
+            if block.continues:
+                continue
+            lines, held = bytes(held).removesuffix(b"\n").split(b"\n"), bytearray()
             for number, line in enumerate(lines, block.line):
                 text, bad = self.decode(line.removesuffix(b"\r"), number)
                 yield number, text, bad
@@ -206,12 +207,6 @@ def blocks(file: TextFile, size: int = BLOCK) -> Iterator[Block]:
             rest, inside = rest[ready:], True
     if rest or inside:
         yield Block(file, rest, line, read, piece=inside)
-
-
-def check_policy(policy: str) -> None:
-    """Raise a UsageError for an unknown `--on-bad-utf8`."""
-    if policy not in BAD_UTF8:
-        raise UsageError(f"--on-bad-utf8 {policy}: choose one of {', '.join(BAD_UTF8)}")
 
 
 def decode(data: bytes, where: str, policy: str) -> tuple[str, bool]:

@@ -8,6 +8,7 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any, Self
 
 import numpy as np
@@ -34,10 +35,8 @@ LONGEST_CACHED = 64
 
 def byte_symbols() -> list[str]:
     """Return the printable character that stands for each of the 256 bytes (GPT-2's table)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    table = {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}
-    return [table[b] for b in range(256)]
+    printable, others = {*range(33, 127), *range(161, 173), *range(174, 256)}, count(256)
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 SYMBOL_OF_BYTE = dict(enumerate(byte_symbols()))
@@ -74,6 +73,36 @@ class PackedTokenizer(Tokenizer):
         self.vocabulary = Vocabulary(symbols_in_order(library))
         self._dtype = self.dtype
 
+    @classmethod
+    @abstractmethod
+    def check_json(
+        cls, content: dict[str, Any], split: dict[str, Any], model: dict[str, Any]
+    ) -> None:
+        """Raise ValueError unless a `tokenizer.json`, its pre_tokenizer and model are of this kind."""
+
+    @classmethod
+    def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
+        """Rebuild from `tokenizer.json`; ValueError if it is damaged or of another kind.
+
+        Its post-processor goes: tasks add the special tokens.
+        """
+        try:
+            content = json.loads(model)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+        parts: list[Any] = [content]
+        if isinstance(content, dict):
+            parts += [content.get("pre_tokenizer"), content.get("model")]
+        if not all(isinstance(part, dict) for part in parts):
+            raise ValueError("not a JSON object with a pre_tokenizer and a model")
+        cls.check_json(*parts)
+        try:
+            library = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
+            library.post_processor = None
+        except Exception as error:  # the library raises bare Exception for any malformed content
+            raise ValueError(str(error)) from error
+        return cls(library)
+
     def model_bytes(self) -> bytes:
         """Return the JSON of the tokenizers library."""
         return f"{self._library.to_str(pretty=True)}\n".encode()
@@ -105,32 +134,6 @@ def symbols_in_order(library: tokenizers.Tokenizer) -> list[str]:
     return by_id
 
 
-def json_parts(model: bytes) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return a `tokenizer.json`, its pre_tokenizer and its model; ValueError if one is no object."""
-    try:
-        content = json.loads(model)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if isinstance(content, dict):
-        split, part = content.get("pre_tokenizer"), content.get("model")
-        if isinstance(split, dict) and isinstance(part, dict):
-            return content, split, part
-    raise ValueError("not a JSON object with a pre_tokenizer and a model")
-
-
-def library_of(model: bytes) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer of a `tokenizer.json`; ValueError if it refuses the content.
-
-    Its post-processor goes: tasks add the special tokens.
-    """
-    try:
-        library = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
-        library.post_processor = None
-    except Exception as error:  # the library raises bare Exception for any malformed content
-        raise ValueError(str(error)) from error
-    return library
-
-
 @register_tokenizer("byte_bpe")
 class ByteBpe(PackedTokenizer):
     """Byte-level BPE; every text can be written, so there is no [UNK]."""
@@ -140,6 +143,8 @@ class ByteBpe(PackedTokenizer):
     alphabet = 256, "256 bytes"
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
+        if not isinstance(library.model, models.BPE) or library.model.dropout:
+            raise ValueError("it is not BPE without dropout")
         super().__init__(library)
         self._model = library.model
         self._split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
@@ -204,19 +209,16 @@ class ByteBpe(PackedTokenizer):
         return bytes(BYTE_OF_SYMBOL[c] for c in "".join(symbols)).decode("utf-8", "replace")
 
     @classmethod
-    def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
-        """Rebuild from `tokenizer.json`; ValueError if it is not a plain byte-level BPE."""
-        content, split, bpe = json_parts(model)
+    def check_json(
+        cls, content: dict[str, Any], split: dict[str, Any], model: dict[str, Any]
+    ) -> None:
+        """Raise ValueError if it is byte-level BPE with more than bytes and merges."""
         standard = split.get("type") == "ByteLevel" and not split.get("add_prefix_space")
         # Whole words looked up first could be special symbols; other words, another split.
-        standard &= not bpe.get("ignore_merges") and split.get("use_regex", True) is True
+        standard &= not model.get("ignore_merges") and split.get("use_regex", True) is True
         # The library crashes on an affix that is longer than a symbol.
-        affixes = bpe.get("continuing_subword_prefix") or bpe.get("end_of_word_suffix")
+        affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
         if content.get("normalizer") or affixes or not standard:
             raise ValueError(
                 "it is not byte-level BPE without normaliser, prefix space and affixes"
             )
-        library = library_of(model)
-        if not isinstance(library.model, models.BPE) or library.model.dropout:
-            raise ValueError("it is not BPE without dropout")
-        return cls(library)

@@ -118,13 +118,8 @@ class SentencePiece(Tokenizer):
         # The space inside a character that is spelled out comes after pieces that cover it.
         return ids, starts, np.maximum.accumulate(np.array(ends, np.int64)).tolist()
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids` without special symbols; [UNK] shows as the library's sign."""
-        unwritten = self.vocabulary.unwritten
-        return str(self._processor.decode([int(i) for i in ids if i not in unwritten]))
-
     def join(self, symbols: Iterable[str]) -> str:
-        """Return the text of the pieces."""
+        """Return the text of the pieces; [UNK] shows as the library's sign."""
         return str(self._processor.decode(list(symbols)))
 
     def model_bytes(self) -> bytes:

@@ -1,6 +1,6 @@
 """Symbols, their ids and counts; `dict.txt` is their form on disk."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -148,10 +148,6 @@ class Vocabulary:
                 f"preprocess again with --task-tokens {max(n + 1, TASK_TOKENS)}"
             )
         return self._cls + n
-
-    def with_counts(self, counts: Iterable[int]) -> "Vocabulary":
-        """Return the same vocabulary with other counts."""
-        return Vocabulary(self.symbols, list(counts))
 
     def save(self, path: str | Path) -> None:
         """Write `symbol count` per line in id order, special symbols included: `save_symbols`."""

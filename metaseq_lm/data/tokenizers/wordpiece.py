@@ -4,9 +4,9 @@ A word is normalised, cut at punctuation and then, from the left, into the longe
 vocabulary; pieces inside a word begin with "##". A word that cannot be cut so is [UNK].
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any, Self
 
 import tokenizers
@@ -17,11 +17,9 @@ from metaseq_lm.data.tokenizers.base import Offsets
 from metaseq_lm.data.tokenizers.byte_bpe import (
     Cache,
     PackedTokenizer,
-    json_parts,
-    library_of,
     symbols_in_order,
 )
-from metaseq_lm.data.tokenizers.vocabulary import UNK, Vocabulary
+from metaseq_lm.data.tokenizers.vocabulary import UNK
 
 INSIDE = "##"
 LONGEST_WORD = 200  # characters, as in BERT's and ELECTRA's code
@@ -55,11 +53,21 @@ class WordPiece(PackedTokenizer):
     name = "wordpiece"
 
     def __init__(self, library: tokenizers.Tokenizer) -> None:
+        if not isinstance(library.model, models.WordPiece):
+            raise ValueError("it is not WordPiece")
         super().__init__(library)
-        # Text that looks like a special symbol stays text.
+        # Text that looks like a special symbol stays text, and every text is whole.
         library.encode_special_tokens = True
+        library.no_truncation()
+        library.no_padding()
         if self.vocabulary.unk is None:
             raise ValueError(f"{UNK} is missing among the special symbols")
+        specials = {self.vocabulary.symbols[i] for i in self.vocabulary.specials}
+        added = [token.content for token in library.get_added_tokens_decoder().values()]
+        if others := [symbol for symbol in added if symbol not in specials]:
+            raise ValueError(
+                f"it has the added tokens {', '.join(others[:4])}, which are not BERT's"
+            )
         self._words = Cache(self._encode)
 
     @classmethod
@@ -112,31 +120,16 @@ class WordPiece(PackedTokenizer):
         return " ".join(words)
 
     @classmethod
-    def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
-        """Rebuild from `tokenizer.json`; ValueError if it is not BERT's tokenizer."""
-        content, split, pieces = json_parts(model)
+    def check_json(
+        cls, content: dict[str, Any], split: dict[str, Any], model: dict[str, Any]
+    ) -> None:
+        """Raise ValueError if it is not BERT's tokenizer."""
         normalizer = content.get("normalizer")
         bert = isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer"
         if not bert or split.get("type") != "BertPreTokenizer":
             raise ValueError("it is not WordPiece with BERT's normaliser and pre-tokeniser")
-        if pieces.get("continuing_subword_prefix") != INSIDE or pieces.get("unk_token") != UNK:
+        if model.get("continuing_subword_prefix") != INSIDE or model.get("unk_token") != UNK:
             raise ValueError(f"its pieces do not begin with {INSIDE} or its unknown is not {UNK}")
-        library = library_of(model)
-        if not isinstance(library.model, models.WordPiece):
-            raise ValueError("it is not WordPiece")
-        if content.get("truncation") or content.get("padding"):
-            library.no_truncation()
-            library.no_padding()
-        tokenizer = cls(library)
-        symbols = tokenizer.vocabulary.symbols
-        specials = {symbols[i] for i in tokenizer.vocabulary.specials}
-        added = [t.content for t in library.get_added_tokens_decoder().values()]
-        added = [symbol for symbol in added if symbol not in specials]
-        if added:
-            raise ValueError(
-                f"it has the added tokens {', '.join(added[:4])}, which are not BERT's"
-            )
-        return tokenizer
 
 
 def _valid(text: str) -> str:
@@ -150,20 +143,12 @@ def _count_words(lines: Iterable[str], library: tokenizers.Tokenizer) -> Counter
     for line in lines:
         texts.update(line.split(" "))
     words: Counter[str] = Counter()
-    for text, count in texts.items():
+    for text, times in texts.items():
         normal = library.normalizer.normalize_str(text)
         for word, _ in library.pre_tokenizer.pre_tokenize_str(normal):
             if len(word) <= LONGEST_WORD:
-                words[word] += count
+                words[word] += times
     return words
-
-
-class _Marks(dict[int, int]):
-    """Code point -> the private character that stands for it inside a word, given on first sight."""
-
-    def __missing__(self, point: int) -> int:
-        self[point] = PRIVATE + len(self)
-        return self[point]
 
 
 def _learn_pieces(words: Counter[str], room: int, min_frequency: int) -> list[str]:
@@ -173,7 +158,8 @@ def _learn_pieces(words: Counter[str], room: int, min_frequency: int) -> list[st
     the rest depends. Here its BPE trainer, which has none, learns on words whose characters after
     the first are replaced by marks.
     """
-    marks = _Marks()
+    # Code point -> the private character that stands for it inside a word.
+    marks: dict[int, int] = defaultdict(count(PRIVATE).__next__)
     marked = {word: word[0] + word[1:].translate(marks) for word in sorted(words)}
     frequency: Counter[str] = Counter()
     for word, text in marked.items():
@@ -187,16 +173,13 @@ def _learn_pieces(words: Counter[str], room: int, min_frequency: int) -> list[st
     counted = ((text, words[word]) for word, text in marked.items() if alphabet.issuperset(text))
     library.train_from_iterator(_repeated(counted), trainer)
     original = {chr(mark): chr(point) for point, mark in marks.items()}
-    return [_unmarked(symbol, original) for symbol in symbols_in_order(library)]
+    learnt = symbols_in_order(library)
+    texts = ("".join(original.get(c, c) for c in symbol) for symbol in learnt)
+    return [INSIDE * (symbol[0] in original) + text for symbol, text in zip(learnt, texts)]
 
 
 def _repeated(words: Iterable[tuple[str, int]]) -> Iterator[str]:
-    for word, count in words:
-        while count > 0:
-            yield " ".join(repeat(word, min(count, WORDS_PER_LINE)))
-            count -= WORDS_PER_LINE
-
-
-def _unmarked(symbol: str, original: dict[str, str]) -> str:
-    text = "".join(original.get(c, c) for c in symbol)
-    return INSIDE + text if symbol[0] in original else text
+    for word, times in words:
+        while times > 0:
+            yield " ".join(repeat(word, min(times, WORDS_PER_LINE)))
+            times -= WORDS_PER_LINE

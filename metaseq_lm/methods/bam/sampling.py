@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.data.streams import by_length, check_batch_size
+from metaseq_lm.data.streams import by_length
 
 
 def shares(sizes: Sequence[int], exponent: float) -> np.ndarray:
@@ -69,7 +69,6 @@ class MixedEpochs:
         name: str,
         lengths: np.ndarray | None = None,
     ) -> None:
-        check_batch_size(batch_size)
         self.smallest = self.batch_size = batch_size
         self.total = int(sum(counts))
 
