@@ -22,7 +22,7 @@ class SentencePredictionConfig:
     """How the losses of a batch are put together."""
 
     batch_sum: bool = option(
-        True, "sum of the batch's losses, which clipping sees; false takes their mean"
+        True, "clip and apply the gradient of the sum of a batch's losses; false: of their mean"
     )
 
 

@@ -15,16 +15,15 @@ from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.squad.windows import AnswerBatch
 
+ANSWERABILITY_WEIGHT = 0.5  # of its loss beside that of the span (Clark et al. 2020, code)
+
 
 @dataclass
 class SquadConfig:
-    """Weights of the parts of the loss (defaults: Clark et al. 2020, code)."""
+    """How the losses of a batch are put together."""
 
     batch_sum: bool = option(
-        True, "sum of the batch's losses, which clipping sees; false takes their mean"
-    )
-    answerability_weight: float = option(
-        0.5, "weight of the answerability head's loss, if there is one", at_least=0
+        True, "clip and apply the gradient of the sum of a batch's losses; false: of their mean"
     )
 
 
@@ -56,5 +55,5 @@ class SquadCriterion(Criterion):
             wrong = F.binary_cross_entropy_with_logits(
                 logits, batch.impossible.to(logits.dtype), reduction="sum"
             )
-            terms["answerability"] = Term(wrong, per, self.config.answerability_weight)
+            terms["answerability"] = Term(wrong, per, ANSWERABILITY_WEIGHT)
         return terms

@@ -71,18 +71,6 @@ class UncorrectedAdam(torch.optim.Optimizer):
     m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  p <- p - lr (m / (sqrt(v) + eps) + decay p).
     """
 
-    def __init__(
-        self,
-        params: Iterable[dict[str, Any]],
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(
-            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        )
-
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
@@ -111,7 +99,8 @@ class UncorrectedAdam(torch.optim.Optimizer):
 @register_optimizer("adam_uncorrected", dataclass=AdamConfig)
 def adam_uncorrected(config: AdamConfig, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
     """Adam without bias correction, decoupled decay (the BERT and ELECTRA optimizer)."""
-    return UncorrectedAdam(groups, lr=config.lr, betas=both(config.betas), eps=config.eps)
+    defaults = {"lr": config.lr, "betas": both(config.betas), "eps": config.eps}
+    return UncorrectedAdam(groups, defaults)
 
 
 class FusedSGD(torch.optim.SGD):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS, SCHEDULES, TASKS
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.data.streams import Stream
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.optim import Optimizer, build_optimizer
 
@@ -38,18 +40,18 @@ class Scored(NamedTuple):
 class Task:
     """Data, nets, and the order of the updates; a method overrides what differs.
 
-    What else a task can do it offers by the protocols of `tasks.protocols`.
+    Further abilities are optional methods, listed in `tasks.protocols`.
 
     Args:
         config: The task's options, an instance of the dataclass that it is registered with.
         run_config: The resolved configuration of the whole run.
 
     Attributes:
-        criterions: The classes whose instances (or subclasses') it takes as criterion.
-        fresh: Prefixes of the names of weights that may start from scratch where `pretrained` has
-            none for them; all others must be there.
-        text_token: The n of the [CLSn] that stands before an unlabelled text.
-        dry_run: Whether nothing may be written, not even what would be computed only once.
+        criterions: The classes of criterion that the task accepts, subclasses included.
+        fresh: Prefixes of the names of weights that may be missing in a checkpoint to start from, and
+            are then initialised; all other weights must be in it.
+        text_token: The n of the task token [CLSn] before an unlabelled text.
+        dry_run: Whether the task must not write any file, caches included.
     """
 
     criterions: tuple[type[Criterion], ...] = (Criterion,)
@@ -112,9 +114,11 @@ class Task:
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Do one update; the default is one gradient over all batches and one step of "main"."""
-        everything = [micro for stream in batches.values() for batch in stream for micro in batch]
+        micro_batches = [
+            micro for stream in batches.values() for batch in stream for micro in batch
+        ]
         grads, logs = engine.gradients(
-            lambda batch: self.criterion(model, batch), everything, engine.parameters("main")
+            lambda batch: self.criterion(model, batch), micro_batches, engine.parameters("main")
         )
         engine.step("main", grads)
         return logs
@@ -124,16 +128,24 @@ class Task:
 
         A call of all replicas, in evaluation mode.
         """
-        everything = (micro for stream in passes.values() for batch in stream for micro in batch)
-        return Scored(
-            engine.evaluate(
-                lambda batch: self.criterion(model, batch), everything, rng_key="validate"
-            )
+        micro_batches = (micro for stream in passes.values() for batch in stream for micro in batch)
+        logs = engine.evaluate(
+            lambda batch: self.criterion(model, batch), micro_batches, rng_key="validate"
         )
+        return Scored(logs)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Choose from a checkpoint's `weights` those that this task's model starts from."""
         return weights
+
+
+class TextTask(Task):
+    """A task on a data folder with one vocabulary of tokens."""
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens of the data folder."""
+        return Vocabulary.load(self.data / "dict.txt")
 
 
 def takes(name: str, task: type[Task], criterion: type[Criterion]) -> bool:

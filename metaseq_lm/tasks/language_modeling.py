@@ -15,13 +15,12 @@ from metaseq_lm.core.registry import MODELS, register_task
 from metaseq_lm.criterions.language_modeling import LanguageModeling
 from metaseq_lm.data.corpus.rows import Corpus, padding_of
 from metaseq_lm.data.streams import Stream, sorted_pass
-from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed, BucketsConfig
 from metaseq_lm.data.words.sets import WordSet, token_rows
 from metaseq_lm.data.words.vocabulary import PAD, SPECIAL_WORDS, UNKNOWN, WordVocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.bilstm import BiLSTMLM
-from metaseq_lm.tasks import Passes, Scored, Task
+from metaseq_lm.tasks import Passes, Scored, TextTask
 from metaseq_lm.tasks.masked_lm import first, text_stream
 
 
@@ -40,15 +39,10 @@ class LanguageModelingConfig:
 
 
 @register_task("language_modeling", dataclass=LanguageModelingConfig)
-class LanguageModelingTask(Task):
+class LanguageModelingTask(TextTask):
     """One stream of rows `[CLS] x [SEP]`, a model of both directions, the default update."""
 
     criterions = (LanguageModeling,)
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """The tokens of the data folder."""
-        return Vocabulary.load(self.data / "dict.txt")
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         options = self.config

@@ -1,4 +1,4 @@
-"""Masked language modelling on a binarised corpus: the baseline every objective is compared with."""
+"""Masked language modelling on a binarised corpus, the baseline of every objective; BERT's pairs of segments."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +12,16 @@ from torch import nn
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import MODELS, register_task
+from metaseq_lm.criterions.bert_pretraining import NEXT_SENTENCE
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import SEGMENTS, open_corpus
+from metaseq_lm.data.corpus.pairs import Pairs, pair_batch
 from metaseq_lm.data.corpus.rows import masked_batch
 from metaseq_lm.data.streams import Collate, Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM, initialise
 from metaseq_lm.models.transformer.flops_rules import Sizes, masked_lm
-from metaseq_lm.tasks import Task
+from metaseq_lm.tasks import Task, TextTask
 
 
 @dataclass
@@ -36,7 +39,8 @@ class MaskedLMConfig:
     mask_prob: float = option(0.15, "share of the tokens that are targets", at_least=0, at_most=1)
     mask_rounding: str = option(
         "random",
-        "their number, random: right on average; nearest: ELECTRA's, at least 1",
+        "rounding of the number of targets, random: up or down, exact on average; nearest: at least 1 "
+        "(ELECTRA)",
         choices=("random", "nearest"),
     )
     legacy_duplicates: bool = option(False, "draw targets with replacement (ELECTRA's code)")
@@ -44,7 +48,7 @@ class MaskedLMConfig:
         0.1, "share of the targets that become a random token", at_least=0, at_most=1
     )
     leave_unmasked_prob: float = option(
-        0.1, "share of the targets that stay", at_least=0, at_most=1
+        0.1, "share of the targets that stay as they are", at_least=0, at_most=1
     )
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
@@ -135,23 +139,9 @@ def text_stream(config: DictConfig, split: str, lengths: np.ndarray, collate: Co
     return Stream(split, order, collate, config.seed, lengths)
 
 
-def masked_lm_flops(config: DictConfig, vocabulary: Vocabulary) -> float | None:
-    """Return the FLOPs of an update by the rules of flops_rules.py; None for another model."""
-    if config.model._name != "transformer":
-        return None
-    sizes = typed_options("model", config.model)
-    row = Sizes.of(sizes, len(vocabulary), config.task.tokens_per_sample)
-    flops: float = config.task.batch_size * masked_lm(row)
-    return flops
-
-
 @register_task("masked_lm", dataclass=MaskedLMConfig)
-class MaskedLMTask(Task):
+class MaskedLMTask(TextTask):
     """One stream of masked samples, one model, the default update."""
-
-    def __init__(self, config: MaskedLMConfig, run_config: DictConfig) -> None:
-        super().__init__(config, run_config)
-        self.vocabulary = Vocabulary.load(self.data / "dict.txt")
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
@@ -163,4 +153,47 @@ class MaskedLMTask(Task):
         return build_transformer(self.run_config, self.vocabulary)
 
     def flops_by_rule(self) -> float | None:
-        return masked_lm_flops(self.run_config, self.vocabulary)
+        """Return the FLOPs of an update by the rules of flops_rules.py; None for another model.
+
+        The rules count no next-sentence head: it sees one vector of a row.
+        """
+        if self.run_config.model._name != "transformer":
+            return None
+        sizes = typed_options("model", self.run_config.model)
+        row = Sizes.of(sizes, len(self.vocabulary), self.config.tokens_per_sample)
+        flops: float = self.config.batch_size * masked_lm(row)
+        return flops
+
+
+@dataclass
+class SentencePairsConfig(MaskedLMConfig):
+    """The options of masked_lm; rows are always made of sentences."""
+
+    sample_break_mode: str = option(
+        SEGMENTS, "segments: two of them, the second often another text", choices=(SEGMENTS,)
+    )
+
+
+@register_task("sentence_pairs", dataclass=SentencePairsConfig)
+class SentencePairsTask(MaskedLMTask):
+    """BERT's pre-training: one stream of masked pairs of segments, one model with two heads.
+
+    The parameters are those of masked_lm's model, encoder.* and heads.lm.*, and
+    heads.next_sentence.*, BERT's pooler and classifier. The criterion masked_lm trains on the same
+    rows without next-sentence prediction.
+    """
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        length, seed = self.config.tokens_per_sample, self.run_config.seed
+        pairs = Pairs(self.data, split, self.vocabulary, length, seed)
+        collate = partial(pair_batch, pairs, masking_of(self.config, self.vocabulary))
+        return {split: text_stream(self.run_config, split, pairs.row_lengths, collate)}
+
+    def build_model(self) -> nn.Module:
+        model, options = super().build_model(), self.run_config.model
+        if not isinstance(model, TransformerLM):
+            raise UsageError(f"task sentence_pairs needs model transformer, got {options._name}")
+        head = SentenceHead(options.encoder_embed_dim, 2, options.dropout, pooled=True)
+        initialise(head, options.init)
+        model.heads[NEXT_SENTENCE] = head
+        return model

@@ -24,12 +24,11 @@ from metaseq_lm.data.labelled.sentence_rows import SentenceBatch, SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
-from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead
 from metaseq_lm.models.transformer.sentence_prediction import SentencePredictor
 from metaseq_lm.runs import checkpoint
-from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
+from metaseq_lm.tasks import Passes, Scored, TextTask, with_epochs
 from metaseq_lm.tasks.finetuning import (
     encoder_weights,
     ensemble_of,
@@ -52,24 +51,28 @@ class SentencePredictionConfig:
     labelled: str = option("", "labelled set in DATA")
     batch_size: int = option(32, "samples of a batch", at_least=1)
     epochs: float = option(
-        0.0, "sets trainer.max_update from the training set (0 = it is given)", at_least=0
+        0.0,
+        "sets trainer.max_update from the training set (0 = trainer.max_update counts)",
+        at_least=0,
     )
     validate_epochs: float = option(
         0.0, "epochs between validations (0 = trainer.validate_interval_updates counts)", at_least=0
     )
-    tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
-    group_by_length: bool = option(
-        False, "training batches of rows of about the same length, which saves time on padding"
+    tokens_per_sample: int = option(
+        128, "longest row, with its special tokens; longer rows are cut"
     )
-    pooled: bool = option(False, "BERT's tanh layer before the linear one")
+    group_by_length: bool = option(
+        False, "make training batches of rows of similar length, which saves time on padding"
+    )
+    pooled: bool = option(False, "put BERT's tanh layer before the linear layer")
     head_dropout: float = option(0.1, "dropout before the linear layer", at_least=0, below=1)
     pooler_dropout: bool = option(False, "dropout before the tanh layer too (RoBERTa)")
-    keep_head: bool = option(False, "start from the head of init_from too, not from a fresh one")
+    keep_head: bool = option(False, "load the head of init_from too; by default the head is new")
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
 
 @register_task("sentence_prediction", dataclass=SentencePredictionConfig)
-class SentencePredictionTask(Task):
+class SentencePredictionTask(TextTask):
     """A pre-trained encoder and a head on one labelled set.
 
     Forms of sets: single sentences, pairs, choices (candidates for a context, each scored by one
@@ -81,7 +84,6 @@ class SentencePredictionTask(Task):
 
     def __init__(self, config: SentencePredictionConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
-        self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self.fresh = ("label_range",) if self.config.keep_head else ("heads.", "label_range")
         self._splits: dict[str, SentenceRows] = {}
 

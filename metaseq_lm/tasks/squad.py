@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Terms
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.squad import SquadCriterion
 from metaseq_lm.data.squad.sets import SquadSet, squad_manifest
@@ -33,8 +32,8 @@ from metaseq_lm.evaluation.predictions import mean_answers
 from metaseq_lm.evaluation.spans import Answers, WindowAnswers, merged, window_texts
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
 from metaseq_lm.models.transformer.span_head import SpanModel
-from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
-from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights, judged
+from metaseq_lm.tasks import Passes, Scored, TextTask, with_epochs
+from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights, judged, labelled_folder
 
 # Scores of the official scripts that are per cent; the others are counts and thresholds.
 PER_CENT = re.compile("((HasAns|NoAns|best)_)?(exact|f1)")
@@ -47,22 +46,27 @@ class SquadConfig:
     labelled: str = option("", "SQuAD set in DATA")
     batch_size: int = option(32, "windows of a batch", at_least=1)
     epochs: float = option(
-        0.0, "sets trainer.max_update from the training set (0 = it is given)", at_least=0
+        0.0,
+        "sets trainer.max_update from the training set (0 = trainer.max_update counts)",
+        at_least=0,
     )
-    tokens_per_sample: int = option(512, "longest row, with its special tokens; longer are windows")
+    tokens_per_sample: int = option(
+        512, "longest row, with its special tokens; longer texts are cut into windows"
+    )
     max_query_length: int = option(64, "tokens of a question; longer ones are cut", at_least=0)
     doc_stride: int = option(
         128, "tokens from the start of a window to that of the next", at_least=1
     )
-    drop_unanswered: bool = option(
-        False, "leave out training windows without the answer; else they are labelled answerable"
+    joint: bool = option(
+        True,
+        "score the end of an answer given its start; false: BERT's head, start and end by themselves",
     )
-    joint: bool = option(True, "the end's score looks at the start; false is BERT's head")
     answerability: bool = option(
-        True, "a head that tells impossible questions; false takes the span from [CLS0] to [CLS0]"
+        True,
+        "a head for questions without an answer; false: their answer is the span from [CLS0] to [CLS0]",
     )
-    beam: int = option(20, "starts, and ends for each, that decoding looks at", at_least=1)
-    n_best: int = option(20, "texts that are kept of a question", at_least=1)
+    beam: int = option(20, "number of starts, and of ends for each start, in decoding", at_least=1)
+    n_best: int = option(20, "answers of a question in the predictions file", at_least=1)
     max_answer_length: int = option(30, "longest answer in tokens", at_least=1)
     null_threshold: float = option(
         -2.75, "odds of no answer above which the prediction is empty (SQuAD 2.0)"
@@ -70,7 +74,7 @@ class SquadConfig:
 
 
 @register_task("squad", dataclass=SquadConfig)
-class SquadTask(Task):
+class SquadTask(TextTask):
     """A pre-trained encoder and heads that point at the answer."""
 
     criterion: SquadCriterion
@@ -79,8 +83,7 @@ class SquadTask(Task):
 
     def __init__(self, config: SquadConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
-        squad_manifest(squad_folder(run_config))
-        self.vocabulary = Vocabulary.load(self.data / "dict.txt")
+        squad_manifest(labelled_folder(run_config))
         # Every evaluation, and the files of predictions, ask for the same split.
         self.windows = lru_cache(maxsize=4)(lambda split: windows_of(run_config, split))
 
@@ -100,8 +103,8 @@ class SquadTask(Task):
         if split == "train":
             order = Shuffled(len(windows), size, seed, "train")
             return {split: Stream(split, order, windows.batch, seed, windows.lengths)}
-        every = np.arange(len(windows))
-        return {split: sorted_pass(split, every, windows.lengths, windows.batch, size, seed)}
+        numbers = np.arange(len(windows))
+        return {split: sorted_pass(split, numbers, windows.lengths, windows.batch, size, seed)}
 
     def build_model(self) -> nn.Module:
         vocabulary, options = self.vocabulary, self.config
@@ -123,13 +126,16 @@ class SquadTask(Task):
             x = model(batch.tokens, batch.padding, batch.segments)
             return self.criterion.terms(model, x, batch), self._decode(split, model, x, batch)
 
-        logs, found = judged(engine, batches, judge)
-        answers = self._together(split, found)
+        logs, windows = judged(engine, batches, judge)
+        answers = merged(self.windows(split), windows, self.config.n_best)
+        ids = [row["id"] for row in self.windows(split).data.texts[1]]
+        texts = {ids[question]: best.best for question, best in answers.items()}
+        odds = {ids[question]: self._odds(best) for question, best in answers.items()}
 
         def rows() -> list[dict[str, Any]]:
             return [self._row(split, question, best) for question, best in sorted(answers.items())]
 
-        return Scored(self._scores(split, answers) | logs, rows)
+        return Scored(self._official(split, texts, odds) | logs, rows)
 
     def ensemble(
         self, split: str, members: Sequence[Sequence[dict[str, Any]]]
@@ -164,49 +170,39 @@ class SquadTask(Task):
         beam = model.best_spans(x, batch.answer_mask, options.beam)
         scores = beam.start_scores.double().unsqueeze(-1) + beam.end_scores.double()
         arrays = [t.cpu().numpy() for t in (beam.starts, beam.ends, scores)]
-        found = []
+        answers = []
         for row, (window, null) in enumerate(zip(batch.samples.tolist(), beam.null.tolist())):
             starts, ends, values = (array[row] for array in arrays)
             best = window_texts(
                 windows, window, (starts, ends, values), options.n_best, options.max_answer_length
             )
-            found.append(WindowAnswers(window, null, best))
-        return found
-
-    def _together(self, split: str, found: list[WindowAnswers]) -> dict[int, Answers]:
-        """Return the answers of all questions from those of all windows."""
-        return merged(self.windows(split), found, self.config.n_best)
+            answers.append(WindowAnswers(window, null, best))
+        return answers
 
     def _odds(self, answers: Answers) -> float:
         """Return the odds of no answer: its logit, or (BERT) its score less that of the best span."""
         return answers.null - (0.0 if self.config.answerability else answers.best_score)
 
-    def _scores(self, split: str, answers: dict[int, Answers]) -> Logs:
-        ids = [row["id"] for row in self.windows(split).data.texts[1]]
-        texts = {ids[question]: best.best for question, best in answers.items()}
-        odds = {ids[question]: self._odds(best) for question, best in answers.items()}
-        return self._official(split, texts, odds)
-
     def _official(self, split: str, texts: dict[str, str], odds: dict[str, float]) -> Logs:
         """Return the official scores of the best texts and the odds of no answer, by question."""
         data = self.windows(split).data
         if data.answerable_only:
-            found = squad_v1(data.golds(), texts)
+            scores = squad_v1(data.golds(), texts)
         else:
-            found = squad_v2(data.golds(), texts, odds, self.config.null_threshold)
+            scores = squad_v2(data.golds(), texts, odds, self.config.null_threshold)
         # The official scripts give per cent; in one report with other tasks they are shares.
-        shares = {n: v / 100 if PER_CENT.fullmatch(n) else v for n, v in found.items()}
+        shares = {n: v / 100 if PER_CENT.fullmatch(n) else v for n, v in scores.items()}
         return {"score": shares["f1"], **shares}
 
     def _row(self, split: str, question: int, answers: Answers) -> dict[str, Any]:
         """Return id, question, gold texts, predicted text ("" for no answer), odds, n-best list."""
-        about = self.windows(split).data.texts[1][question]
+        texts = self.windows(split).data.texts[1][question]
         scored = zip(answers.texts, answers.probabilities)
         row = {
             "index": question,
-            "id": about["id"],
-            "question": about["question"],
-            "gold": about["answers"],
+            "id": texts["id"],
+            "question": texts["question"],
+            "gold": texts["answers"],
             "predicted": "",
             "null_odds": self._odds(answers),
             "nbest": [{"text": t, "score": s, "probability": p} for (s, t), p in scored],
@@ -225,23 +221,11 @@ def best_text(row: dict[str, Any]) -> str:
     return row["nbest"][0]["text"] if row["nbest"] else ""
 
 
-def squad_folder(config: DictConfig) -> Path:
-    """Return the folder of the configured set; UsageError if none is named."""
-    if not config.task.labelled:
-        raise UsageError("give task.labelled=NAME, a SQuAD set in DATA")
-    return Path(config.data, config.task.labelled)
-
-
 def windows_of(config: DictConfig, split: str) -> SquadWindows:
     """Return the windows of a split of the configured set."""
     options = config.task
-    cut = WindowOptions(
-        options.tokens_per_sample,
-        options.max_query_length,
-        options.doc_stride,
-        options.drop_unanswered,
-    )
+    cut = WindowOptions(options.tokens_per_sample, options.max_query_length, options.doc_stride)
     vocabulary = Vocabulary.load(Path(config.data) / "dict.txt")
-    data = SquadSet(squad_folder(config), split)
+    data = SquadSet(labelled_folder(config), split)
     require_tokenizer(data.folder, data.tokenizer_hash)
     return SquadWindows(data, vocabulary, cut, split == "train")

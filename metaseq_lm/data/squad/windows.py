@@ -38,14 +38,12 @@ class AnswerBatch(TokenBatch):
 class WindowOptions:
     """How contexts are cut: rows of at most `longest` tokens, questions of at most `question` tokens.
 
-    A window starts `stride` tokens after the one before it, or where that one ends. With
-    `drop_unanswered` a training window that does not hold the whole gold answer is left out.
+    A window starts `stride` tokens after the one before it, or where that one ends.
     """
 
     longest: int = 512
     question: int = 64
     stride: int = 128
-    drop_unanswered: bool = False
 
     def check(self, query: int) -> None:
         """Raise UsageError if a question of `query` tokens leaves no room for a context."""
@@ -82,10 +80,6 @@ class SquadWindows:
         if training:
             chosen = chosen[~lost]
         self._cut(chosen, options)
-        if training and options.drop_unanswered:
-            answered = (self.targets[:, 0] > 0) | data.impossible[self.question]
-            for name in ("question", "start", "length", "targets"):
-                setattr(self, name, getattr(self, name)[answered])
         if not len(self):
             raise MetaseqError(
                 f"{data.folder}: '{data.split}' has no window to train on or to score "

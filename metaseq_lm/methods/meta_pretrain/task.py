@@ -30,8 +30,7 @@ from metaseq_lm.methods.meta_pretrain.update import MetaOptions, meta_update
 from metaseq_lm.tasks import Batches, Task
 from metaseq_lm.tasks.finetuning import different_sets, encoder_sizes, encoder_weights
 from metaseq_lm.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
-from metaseq_lm.tasks.masked_lm import first
-from metaseq_lm.tasks.sentence_pairs import SentencePairsConfig, SentencePairsTask
+from metaseq_lm.tasks.masked_lm import SentencePairsConfig, SentencePairsTask, first
 
 
 class MetaLearned(Task):

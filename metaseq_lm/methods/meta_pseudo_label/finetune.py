@@ -29,17 +29,15 @@ from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream, sorted_pass
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
+from metaseq_lm.tasks import Passes, Scored, TextTask, with_epochs
 from metaseq_lm.tasks.finetuning import (
     chosen_rows,
     ensemble_of,
     judged,
     labelled_folder,
-    labelled_metrics,
+    labelled_split,
     leaderboard_files,
-    prediction_rows,
 )
 from metaseq_lm.tasks.masked_lm import build_transformer
 
@@ -97,7 +95,7 @@ class TokenLabelsConfig:
 
 
 @register_task("token_labels", dataclass=TokenLabelsConfig)
-class TokenLabelsTask(Task):
+class TokenLabelsTask(TextTask):
     """The student of a meta_pseudo_label run (or any model of its shape) on one labelled set.
 
     In training a long row is one window, drawn anew each time; elsewhere all of its windows.
@@ -108,7 +106,6 @@ class TokenLabelsTask(Task):
 
     def __init__(self, config: TokenLabelsConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
-        self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self._splits: dict[str, TokenLabels] = {}
 
     @classmethod
@@ -187,28 +184,20 @@ class TokenLabelsTask(Task):
 
         # The windows of a row may lie on several replicas.
         logs, answers = judged(engine, batches, judge)
-        metrics: Logs = {}
-        if rows.labels is not None:
-            metrics = (
-                answer_metrics(rows.data, answers, load_tokenizer(self.data))
-                if rows.token_level
-                else class_metrics(rows.data, answers)
-            )
-            metrics |= {name: value for name, value in logs.items() if name not in metrics}
-        return Scored(metrics, lambda: self._rows(split, answers))
+        tokenizer = load_tokenizer(self.data)
+        if rows.token_level:
+            scored = answer_split(rows.data, best_answers(answers, tokenizer), logs)
+        else:
+            scored = labelled_split(rows.data, mean_scores(answers), logs)
 
-    def _rows(self, split: str, answers: list[WindowAnswer]) -> list[dict[str, Any]]:
-        data, tokenizer = self.labelled(split).data, load_tokenizer(self.data)
-        rows = (
-            answer_rows(data, answers, tokenizer)
-            if self.labelled(split).token_level
-            else class_rows(data, answers)
-        )
-        for row in rows:
-            row["text"] = [
-                tokenizer.decode(column[row["index"]].tolist()) for column in data.inputs
+        def rows_with_text() -> list[dict[str, Any]]:
+            columns = rows.data.inputs
+            return [
+                row | {"text": [tokenizer.decode(c[row["index"]].tolist()) for c in columns]}
+                for row in scored.rows()
             ]
-        return rows
+
+        return Scored(scored.metrics, rows_with_text)
 
     def facts(self) -> dict[str, Any]:
         """Return nothing: classes are words of the vocabulary, whatever their order in a set."""
@@ -316,18 +305,6 @@ def mean_scores(answers: Iterable[WindowAnswer]) -> list[tuple[int, list[float]]
     return [(s, np.mean(windows, 0).tolist()) for s, windows in by_sample(answers).items()]
 
 
-def class_metrics(data: LabelledSet, answers: Iterable[WindowAnswer]) -> Logs:
-    """Return the metrics of a set by its benchmark's own scorer, see `labelled_metrics`."""
-    scores = mean_scores(answers)
-    samples = np.array([sample for sample, _ in scores])
-    return labelled_metrics(data, samples, np.array([row for _, row in scores]))
-
-
-def class_rows(data: LabelledSet, answers: Iterable[WindowAnswer]) -> list[dict[str, Any]]:
-    """Return "index", "gold", "predicted" and "scores" of each sample."""
-    return prediction_rows(data, mean_scores(answers))
-
-
 # ------------------------------------------------------------------------ stretches of text
 
 
@@ -340,27 +317,24 @@ def best_answers(answers: Iterable[WindowAnswer], tokenizer: Tokenizer) -> dict[
     return texts
 
 
-def answer_metrics(
-    data: LabelledSet, answers: Iterable[WindowAnswer], tokenizer: Tokenizer
-) -> Logs:
-    """Return F1 and EM of ReCoRD, their mean first and as "score"."""
+def answer_split(data: LabelledSet, texts: dict[int, str], logs: Logs) -> Scored:
+    """Return F1 and EM of ReCoRD, their mean first and as "score", the rest of `logs`, and the rows.
+
+    Rows have "index", "gold" (a list; None in a split without labels) and "predicted".
+    """
     from metaseq_lm.evaluation.benchmarks import answer_scores
 
-    texts = best_answers(answers, tokenizer)
-    metrics = answer_scores(list(texts.values()), chosen_rows(data, list(texts)))
-    return {"score": next(iter(metrics.values())), **metrics}
-
-
-def answer_rows(
-    data: LabelledSet, answers: Iterable[WindowAnswer], tokenizer: Tokenizer
-) -> list[dict[str, Any]]:
-    """Return "index", "gold" (a list; None in a split without labels) and "predicted" of each sample."""
-    texts = best_answers(answers, tokenizer)
-    rows = chosen_rows(data, list(texts)) or [{}] * len(texts)
-    return [
+    about = chosen_rows(data, list(texts))
+    metrics: Logs = {}
+    if data.labels is not None:
+        scores = answer_scores(list(texts.values()), about)
+        metrics = {"score": next(iter(scores.values())), **scores}
+        metrics |= {name: value for name, value in logs.items() if name not in metrics}
+    rows = [
         {"index": sample, "gold": row.get("answers"), "predicted": text}
-        for (sample, text), row in zip(texts.items(), rows)
+        for (sample, text), row in zip(texts.items(), about or [{}] * len(texts))
     ]
+    return Scored(metrics, lambda: rows)
 
 
 def record_file(data: LabelledSet, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:

@@ -30,7 +30,6 @@ from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.data.streams import Sequential, Stream
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.engine.vectors import Vector
@@ -67,14 +66,14 @@ from metaseq_lm.methods.meta_pseudo_label.model import (
 )
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer, build_optimizer
-from metaseq_lm.tasks import Batches, Passes, Scored, Task
+from metaseq_lm.tasks import Batches, Passes, Scored, TextTask
 from metaseq_lm.tasks.finetuning import different_sets
 from metaseq_lm.tasks.masked_lm import first
 from metaseq_lm.tasks.protocols import Kinds, ScoresTokens
 
 
 @register_task("meta_pseudo_label", dataclass=MetaPseudoLabelConfig)
-class MetaPseudoLabelTask(Task):
+class MetaPseudoLabelTask(TextTask):
     """Student and teacher on unlabelled text and labelled sets."""
 
     text_token = MLM
@@ -82,7 +81,6 @@ class MetaPseudoLabelTask(Task):
 
     def __init__(self, config: MetaPseudoLabelConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
-        self.vocabulary = Vocabulary.load(self.data / "dict.txt")
         self.mlm_token = self.vocabulary.cls(MLM)
         different_sets(self.config.labelled)
         updates = {

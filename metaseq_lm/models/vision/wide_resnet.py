@@ -17,6 +17,8 @@ from metaseq_lm.core.registry import register_model
 from metaseq_lm.distributed import process_group
 from metaseq_lm.models.layers import Dropout
 
+GROUPS = 8  # of the channels, with norm=group
+
 
 @dataclass
 class WideResNetConfig:
@@ -28,11 +30,8 @@ class WideResNetConfig:
     dropout: float = option(0.1, "between the convolutions of a block", at_least=0, below=1)
     norm: str = option(
         "batch",
-        "batch: needs whole batches in one process; group: each image by itself",
+        "batch: batch norm, which needs whole batches in one process; group: group norm of each image",
         choices=("batch", "group"),
-    )
-    groups: int = option(
-        8, "parts of the channels that norm=group normalises", choices=(1, 2, 4, 8, 16)
     )
 
 
@@ -66,7 +65,7 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
 def norm_of(config: WideResNetConfig, channels: int) -> nn.Module:
     """Return the normalisation of a layer."""
     if config.norm == "group":  # all layers have a multiple of 16 channels
-        return nn.GroupNorm(config.groups, channels)
+        return nn.GroupNorm(GROUPS, channels)
     return BatchNorm(channels)
 
 

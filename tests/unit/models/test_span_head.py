@@ -103,9 +103,7 @@ def test_gradient(batch: AnswerBatch, states: Tensor, joint: bool, answerability
             self.model = model
 
         def forward(self, x: Tensor) -> Tensor:
-            terms = SquadCriterion(SquadConfig(answerability_weight=0.3)).terms(
-                self.model, x, batch
-            )
+            terms = SquadCriterion(SquadConfig()).terms(self.model, x, batch)
             return sum(t.sum * t.weight for t in terms.values())
 
     loss = Loss()
