@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
+from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
 from metaseq_lm.reporting.formats import WRITERS
 from metaseq_lm.reporting.html import samples_markdown, samples_of, to_html
 from metaseq_lm.reporting.numbers import Metric
@@ -38,7 +39,6 @@ from metaseq_lm.reporting.plots import (
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, chosen_values, group, where
 from metaseq_lm.reporting.significance import TESTS, compare
-from metaseq_lm.reporting.sweeps import find_plan, pick_stage, read_runs
 from metaseq_lm.reporting.table import Table, choose_metric, pivot_table, setting_table
 
 HELP = "compare runs: tables over seeds with significance, FLOPs and time, pictures"

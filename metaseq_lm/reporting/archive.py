@@ -14,13 +14,13 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
-from metaseq_lm.reporting.runs import PATH_KEYS, Run, check_results, is_log_line, own_key
+from metaseq_lm.reporting.runs import PATH_KEYS, Run, bare_key, check_results, is_log_line
 
 KIND = "metaseq-lm runs "
 FORMAT = f"{KIND}1"
 WHOLE_FILE = "Take the file from where it is whole, or delete it and write it anew."
-# Kinds of log lines of which all are kept, and of which the last one is.
-KEPT_WHOLE, KEPT_LAST = ("valid",), ("train", "samples")
+# Kinds of log lines of which all are stored, and of which only the last one is.
+ALL_LINES, LAST_LINES = ("valid",), ("train", "samples")
 
 
 def write(path: Path, runs: Sequence[Run]) -> None:
@@ -31,34 +31,33 @@ def write(path: Path, runs: Sequence[Run]) -> None:
     if not path.name or path.is_dir():
         raise UsageError(f"--archive '{path}': name a file, such as runs.jsonl")
     if path.exists():
-        check_kept(path, runs)
+        check_complete(path, runs)
     path.parent.mkdir(parents=True, exist_ok=True)
-    values = [portable(run) for run in runs]
+    configs = [portable(run) for run in runs]
     usual = {}
-    for key in dict.fromkeys(key for config in values for key in config):
-        counts = Counter(json.dumps(config[key]) for config in values if key in config)
+    for key in dict.fromkeys(key for config in configs for key in config):
+        counts = Counter(json.dumps(config[key]) for config in configs if key in config)
         usual[key] = json.loads(counts.most_common(1)[0][0])
     lines: list[dict[str, Any]] = [{"format": FORMAT, "runs": len(runs), "values": usual}]
-    for run, config in zip(runs, values):
+    for run, config in zip(runs, configs):
+        values = {k: v for k, v in config.items() if json.dumps(v) != json.dumps(usual[k])}
         lines.append(
             {
                 "name": name_of(run),
-                "values": {
-                    k: v for k, v in config.items() if json.dumps(v) != json.dumps(usual[k])
-                },
+                "values": values,
                 "absent": [key for key in usual if key not in config],
                 "results": results_of(run),
-                "log": kept_lines(run.log),
+                "log": stored_lines(run.log),
                 "notes": list(run.notes),
             }
         )
     write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
-def check_kept(path: Path, runs: Sequence[Run]) -> None:
+def check_complete(path: Path, runs: Sequence[Run]) -> None:
     """Raise UsageError if an archive that is there has runs that would be lost."""
-    names, contents = {name_of(run) for run in runs}, {content(run) for run in runs}
-    lost = [r for r in read(path) if name_of(r) not in names and content(r) not in contents]
+    names, contents = {name_of(run) for run in runs}, {identity(run) for run in runs}
+    lost = [r for r in read(path) if name_of(r) not in names and identity(r) not in contents]
     if lost:
         raise UsageError(
             f"--archive {path}: has {len(lost)} run{'s' * (len(lost) > 1)} that this table lacks, such as "
@@ -66,10 +65,10 @@ def check_kept(path: Path, runs: Sequence[Run]) -> None:
         )
 
 
-def content(run: Run) -> str:
-    """Return what identifies a run and its copies in archives."""
-    reached = results_of(run) or kept_lines(run.log)
-    return json.dumps([run.values.get("label"), run.seed, reached])
+def identity(run: Run) -> str:
+    """Return a text that a run and its copies in archives have in common."""
+    outcome = results_of(run) or stored_lines(run.log)
+    return json.dumps([run.values.get("label"), run.seed, outcome])
 
 
 def name_of(run: Run) -> str:
@@ -82,15 +81,13 @@ def name_of(run: Run) -> str:
 
 def portable(run: Run) -> dict[str, Any]:
     """Return a run's config without paths of the machine that trained it."""
-    kept = {
-        key: value
-        for key, value in run.values.items()
-        if key not in run.sources and own_key(key) not in PATH_KEYS
-    }
-    for key, value in kept.items():
-        if own_key(key) == "data" and value:
-            kept[key] = Path(value).name if Path(value).is_absolute() else value
-    return kept
+    config = {}
+    for key, value in run.values.items():
+        bare = bare_key(key)
+        if key not in run.sources and bare not in PATH_KEYS:
+            is_absolute = bare == "data" and value and Path(value).is_absolute()
+            config[key] = Path(value).name if is_absolute else value
+    return config
 
 
 def results_of(run: Run) -> dict[str, Any] | None:
@@ -101,10 +98,10 @@ def results_of(run: Run) -> dict[str, Any] | None:
     return {**run.results, "pretraining": before}
 
 
-def kept_lines(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def stored_lines(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the validations of a log, the last line of training and the last samples."""
-    last = {line["kind"]: line for line in log if line["kind"] in KEPT_LAST}
-    return [line for line in log if line["kind"] in KEPT_WHOLE or line is last.get(line["kind"])]
+    last = {line["kind"]: line for line in log if line["kind"] in LAST_LINES}
+    return [line for line in log if line["kind"] in ALL_LINES or line is last.get(line["kind"])]
 
 
 def read(path: Path) -> list[Run]:

@@ -68,17 +68,17 @@ def ticks(axes: "Axes", numbers: Sequence[float], names: list[str] | None, is_lo
     scaled = [math.log(x) if is_log else x for x in numbers]
     span = (scaled[-1] - scaled[0]) or 1.0
     labels = [fill(name, 20) for name in names or []] or [f"{x:g}" for x in numbers]
-    kept: list[int] = []
+    labelled: list[int] = []
     for i in range(len(numbers)):
-        if names or not kept or scaled[i] - scaled[kept[-1]] > 0.09 * span:
-            kept.append(i)
+        if names or not labelled or scaled[i] - scaled[labelled[-1]] > 0.09 * span:
+            labelled.append(i)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
     # Names in a row of their own would run into each other.
     slanted = names is not None and sum(map(len, names)) > 36
     axes.set_xticks(
-        [numbers[i] for i in kept],
-        [labels[i] for i in kept],
+        [numbers[i] for i in labelled],
+        [labels[i] for i in labelled],
         rotation=30 if slanted else 0,
         ha="right" if slanted else "center",
     )

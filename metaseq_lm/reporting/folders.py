@@ -1,12 +1,16 @@
-"""Finding and reading run folders.
+"""Finding and reading run folders, and the plan of a sweep.
 
 A run folder holds `config.yaml`, `log.jsonl` and, once the run has ended, `results.json`. No run is
 dropped: one without a score stays in the list and knows why it has none.
+
+`metaseq-lm sweep` writes `sweep.json` into its folder: the runs, each with its stages in order and
+their folders. The last stage has the score; the cost of earlier ones is part of its results.
 """
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +19,15 @@ from omegaconf import OmegaConf
 from metaseq_lm.core.config import flatten
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import read_json
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import Run, check_results, from_here, is_log_line, natural
 from metaseq_lm.runs import folder as run_folder
 
 # Folders below a run that can hold copies of its config, never a run.
 SKIPPED_FOLDERS = ("checkpoints", "tb")
+SWEEP_FILE = "sweep.json"
+LEVELS_ABOVE = 2  # how far above a folder its sweep is looked for
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Run]:
@@ -39,32 +46,32 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
             raise UsageError(
                 f"{path}: no such folder. Give run folders, folders of runs, or archives of them."
             )
-        below = sorted(run_folders(path), key=lambda folder: natural(str(folder)))
-        if not below:
+        inside = sorted(run_folders(path), key=lambda folder: natural(str(folder)))
+        if not inside:
             raise UsageError(
                 f"{path}: no runs found. A run folder holds config.yaml and log.jsonl, as "
                 "'metaseq-lm train ... --save-dir RUN' writes them."
             )
-        folders.update(dict.fromkeys(below))
+        folders.update(dict.fromkeys(inside))
     runs = [read_run(folder) for folder in folders]
     # A run counts once even if it is in its folder and in archives.
-    seen = {archive.content(run) for run in runs} if archives else set()
-    kept = []
+    seen = {archive.identity(run) for run in runs} if archives else set()
+    archived = []
     for run in (run for path in archives for run in archive.read(path)):
-        if archive.content(run) not in seen:
-            seen.add(archive.content(run))
-            kept.append(run)
-    return kept + runs
+        if archive.identity(run) not in seen:
+            seen.add(archive.identity(run))
+            archived.append(run)
+    return archived + runs
 
 
 def run_folders(root: Path) -> Iterable[Path]:
     """Yield the resolved run folders at or below `root`, behind links too, each once."""
     seen: set[str] = set()
-    for folder, below, files in os.walk(root, onerror=raise_error, followlinks=True):
-        below[:] = [d for d in below if d not in SKIPPED_FOLDERS and not d.startswith(".")]
+    for folder, children, files in os.walk(root, onerror=raise_error, followlinks=True):
+        children[:] = [d for d in children if d not in SKIPPED_FOLDERS and not d.startswith(".")]
         real = os.path.realpath(folder)
         if real in seen:
-            below.clear()
+            children.clear()
             continue
         seen.add(real)
         if is_run(files):
@@ -89,8 +96,7 @@ def read_run(folder: Path) -> Run:
     """Read one run folder; raises MetaseqError naming the file (and line) that is damaged."""
     notes: list[str] = []
     values, sources = read_values(folder, notes)
-    log = read_log(folder / "log.jsonl", notes)
-    results = read_results(folder / "results.json")
+    log, results = read_log(folder / "log.jsonl", notes), read_results(folder / "results.json")
     return Run(folder, values, log, results, tuple(notes), frozenset(sources))
 
 
@@ -101,7 +107,9 @@ def read_values(
 
     `seen` are the runs that led here: moved folders can name each other in a circle.
     """
-    values = flatten(read_config(folder / "config.yaml"))
+    # Written resolved. References are not followed, since they could lead to a secret.
+    content: Any = OmegaConf.to_container(run_folder.read_config(folder / "config.yaml"))
+    values = flatten(content)
     names = [str(values[k]) for k in ("task._name", "criterion._name") if values.get(k)]
     label = str(values.pop("label", None) or "/".join(names) or folder.name)
     values = {"label": label, **values}
@@ -147,14 +155,6 @@ def find_start(folder: Path, start: Path) -> Path | None:
     return None
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Return config.yaml as nested dicts; raises MetaseqError if it is not a YAML mapping."""
-    # Written resolved. References are not followed, since they could lead to a secret.
-    content = OmegaConf.to_container(run_folder.read_config(path))
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}
-
-
 def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Return the lines of a log; of two lines of one kind and update the later one.
 
@@ -167,13 +167,16 @@ def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     rows = path.read_bytes().splitlines()
     while rows and not rows[-1].strip():
         rows.pop()
-    kept: dict[tuple[Any, ...], dict[str, Any]] = {}
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     for number, row in enumerate(rows, start=1):
-        line = parse_line(row)
-        if line is not None:
+        try:
+            line = json.loads(row)
+        except (ValueError, RecursionError):
+            line = None
+        if is_log_line(line):
             is_event = line["kind"] == "event"
             key = (line["kind"], number) if is_event else (line["kind"], line.get("update", number))
-            kept[key] = line
+            lines[key] = line
         elif number == len(rows):
             notes.append(f"log.jsonl:{number}: the last line is torn (killed?) and was left out")
         elif row.strip():
@@ -181,16 +184,7 @@ def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
                 f"{path}:{number}: not a JSON object with a 'kind': {row[:60]!r}. "
                 "Mend or delete that line."
             )
-    return list(kept.values())
-
-
-def parse_line(row: bytes) -> dict[str, Any] | None:
-    """Return one line of a log, or None if it is no JSON object with a kind (and update)."""
-    try:
-        line = json.loads(row)
-    except (ValueError, RecursionError):
-        return None
-    return line if is_log_line(line) else None
+    return list(lines.values())
 
 
 def read_results(path: Path) -> dict[str, Any] | None:
@@ -206,3 +200,138 @@ def read_results(path: Path) -> dict[str, Any] | None:
             f"{path}: not readable as results ({error}). Delete it and start the run again: it "
             "resumes and writes it anew."
         ) from error
+
+
+# ---------------------------------------------------------------- sweeps
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a sweep: its name and, in order, the names and run folders of its stages."""
+
+    name: str
+    stages: dict[str, Path]
+
+
+def find_plan(paths: Iterable[str | Path]) -> list[Planned]:
+    """Return the runs that the sweeps at or above `paths` planned; none where there is no sweep.
+
+    Archives have no plan.
+    """
+    files: dict[Path, None] = {}
+    for path in (Path(path).resolve() for path in paths):
+        if path.is_file():
+            continue
+        folders = (path, *path.parents[:LEVELS_ABOVE])
+        files.update({f / SWEEP_FILE: None for f in folders if (f / SWEEP_FILE).is_file()})
+    return [planned for file in files for planned in read_plan(file)]
+
+
+def read_plan(path: Path) -> list[Planned]:
+    """Return the planned runs of a sweep.json; raises MetaseqError if it is damaged.
+
+    Entries without stages or folders are left out.
+    """
+    try:
+        sweep = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise MetaseqError(
+            f"{path}: not readable as JSON ({error}). Delete it and start the sweep again."
+        ) from error
+    planned = []
+    for run in dicts(sweep.get("runs") if isinstance(sweep, dict) else None):
+        stages = {}
+        for stage in dicts(run.get("stages")):
+            if stage.get("folder"):
+                folder = (path.parent / str(stage["folder"])).resolve()
+                stages[str(stage.get("name") or folder.name)] = folder
+        if stages:
+            planned.append(
+                Planned(str(run.get("name") or run.get("folder") or next(iter(stages))), stages)
+            )
+    return planned
+
+
+def dicts(value: Any) -> list[dict[str, Any]]:
+    """Return the dicts in a list, and none for another JSON value."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def read_runs(paths: Iterable[str | Path]) -> list[Run]:
+    """Read the runs at or below `paths`, and those of a sweep wherever they are.
+
+    Raises as `find_runs` does, except that a sweep may have no run yet.
+    """
+    places: list[Path] = []
+    for path in map(Path, paths):
+        is_sweep = (path / SWEEP_FILE).is_file()
+        if not is_sweep or any(run_folders(path)):
+            places.append(path)
+        if not is_sweep:
+            continue
+        planned = (folder for run in read_plan(path / SWEEP_FILE) for folder in run.stages.values())
+        places += [folder for folder in planned if is_run(names_in(folder))]
+    return find_runs(places)
+
+
+def pick_stage(
+    runs: Sequence[Run], plan: Sequence[Planned], paths: Sequence[str | Path], stage: str | None
+) -> tuple[list[Run], list[str]]:
+    """Return the runs of one stage and those of no sweep, and notes on hidden and missing runs.
+
+    `stage` is None for the last one. Raises UsageError for an unknown stage.
+    """
+    names = list(dict.fromkeys(name for planned in plan for name in planned.stages))
+    if stage is not None and stage not in names:
+        known = f"Stages: {', '.join(names)}." if names else f"There is no {SWEEP_FILE}."
+        raise UsageError(f"--stage: no stage '{stage}'.{nearest(stage, names)} {known}")
+    selected: set[Path] = set()
+    others: dict[Path, str] = {}
+    for planned in plan:
+        shown = stage if stage is not None else list(planned.stages)[-1]
+        selected |= {folder for name, folder in planned.stages.items() if name == shown}
+        others |= {folder: name for name, folder in planned.stages.items() if name != shown}
+    # A path without a run of the stage below it, like the folder of an earlier stage, is taken as it is.
+    roots = [
+        root
+        for root in (Path(path).resolve() for path in paths)
+        if not (root / SWEEP_FILE).is_file() and not any(f.is_relative_to(root) for f in selected)
+    ]
+    shown_runs, hidden = [], dict.fromkeys(names, 0)
+    for run in runs:
+        is_other = run.path in others and run.path not in selected
+        if is_other and not any(run.path.is_relative_to(root) for root in roots):
+            hidden[others[run.path]] += 1
+        else:
+            shown_runs.append(run)
+    notes = missing(plan, runs)
+    for name, count in hidden.items():
+        runs_of = f"{count} run{'s' * (count > 1)} of the stage {name}"
+        notes += [f"Not in the table: {runs_of} (--stage {name})."] * (count > 0)
+    return shown_runs, notes
+
+
+def missing(plan: Sequence[Planned], runs: Sequence[Run]) -> list[str]:
+    """Return a note for each planned run or stage that never started, with the reason if known."""
+    known = {run.path: run for run in runs}
+    lines = []
+    for planned in plan:
+        started = {name: f for name, f in planned.stages.items() if is_run(names_in(f))}
+        never = [name for name in planned.stages if name not in started]
+        if not started:
+            lines.append(f"Missing: {planned.name} (never started).")
+        elif never:
+            started_runs = {name: known.get(f) or read_run(f) for name, f in started.items()}
+            ends = [
+                f"stage {name} {why}"
+                for name, r in started_runs.items()
+                if (why := r.why_unended())
+            ]
+            reason = "; ".join(["never started", *ends])
+            lines.append(f"Missing: {planned.name}, stage {', '.join(never)} ({reason}).")
+    return lines
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names of the files in a folder, none where there is no folder."""
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,8 @@ from metaseq_lm.reporting.canvas import (
 )
 from metaseq_lm.reporting.numbers import SPREAD_TITLES, Metric, summarise
 from metaseq_lm.reporting.runs import Run, natural
-from metaseq_lm.reporting.settings import Setting, as_numbers, identity, order, show
+from metaseq_lm.reporting.settings import Setting, as_numbers, distinct, identity, show
+from metaseq_lm.reporting.table import cost_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,14 +73,11 @@ class Pictures:
         """Return title and settings of each panel; one panel without title if `key` is None."""
         if key is None:
             return [("", list(self.settings))]
-        values = {identity(s.values[key]): s.values[key] for s in self.settings}
-        return [
-            (
-                fill(f"{key} = {show(value)}", 44),
-                [s for s in self.settings if identity(s.values[key]) == identity(value)],
-            )
-            for value in sorted(values.values(), key=order)
-        ]
+        panels = []
+        for value in distinct(s.values[key] for s in self.settings):
+            same = [s for s in self.settings if identity(s.values[key]) == identity(value)]
+            panels.append((fill(f"{key} = {show(value)}", 44), same))
+        return panels
 
 
 def is_pattern(metric: str) -> bool:
@@ -197,7 +195,7 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     ]
     if not present:
         raise MetaseqError(f"no run sets {key}; choose another key for --x")
-    values = sorted({identity(s.values[key]): s.values[key] for s in present}.values(), key=order)
+    values = distinct(s.values[key] for s in present)
     numeric = as_numbers(values)
     numbers, prefix = numeric if numeric else ([float(i) for i in range(len(values))], "")
     at = {identity(value): number for value, number in zip(values, numbers)}
@@ -215,18 +213,15 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
                 axes.set_xscale("log")
             ticks(axes, numbers, None if numeric else [show(value) for value in values], is_log)
             for i, (name, style) in enumerate(styles.items()):
-                places = [
-                    (dodge(at[identity(s.values[key])], i % lanes, lanes, numbers, is_log), s)
+                points = [
+                    (
+                        dodge(at[identity(s.values[key])], i % lanes, lanes, numbers, is_log),
+                        s.scores(metric.name),
+                    )
                     for s in settings
                     if s.values[key] is not None and pictures.series(s) == name
                 ]
-                trend(
-                    axes,
-                    [(x, s.scores(metric.name)) for x, s in places],
-                    metric,
-                    style,
-                    pictures.spread,
-                )
+                trend(axes, points, metric, style, pictures.spread)
         legend(figure, styles, f"small: a seed; large: {SPREAD_TITLES[pictures.spread]}")
     return notes
 
@@ -237,13 +232,12 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     The key that series run along gets panels instead where it leaves the FLOPs as they are.
     """
     styles = pictures.styles()
-    costs = {s.name: flops_of(s, metric, pictures.spread) for s in pictures.settings}
+    known = [(s, c) for s in pictures.settings if (c := flops_of(s, metric, pictures.spread))]
     notes = [
         f"{s.name}: not in the picture over FLOPs, which its runs do not record."
         for s in pictures.settings
-        if costs[s.name] is None and s.scored(metric.name)
+        if s.scored(metric.name) and s not in [setting for setting, _ in known]
     ]
-    known = [(s, cost) for s in pictures.settings if (cost := costs[s.name]) is not None]
     panels = pictures.panels if pictures.panels != pictures.along else None
     if panels is None and all(
         max(same) < 1.1 * min(same)
@@ -252,23 +246,22 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     ):
         panels = pictures.along
     parts = pictures.split(panels)
-    costs_known = [cost for _, cost in known]
     sizes = sizes_of(pictures) if panels != pictures.along else {}
     moved = False
     with canvas(len(parts), path, pictures.one_scale(panels)) as (figure, grid):
         for axes, (title, settings) in zip(grid, parts):
             axes.set(title=title, xscale="log", ylabel=metric.axis)
             axes.set_xlabel("training FLOPs, pretraining included")
-            flops_axis(axes, costs_known)
+            flops_axis(axes, [cost for _, cost in known])
             inside = [(s, cost) for s, cost in known if s in settings]
             at = beside([(c, s.scores(metric.name)) for s, c in inside], axes.get_xlim())
             moved |= any(abs(x - cost) > 1e-6 * cost for x, (_, cost) in zip(at, inside))
             for name, style in styles.items():
-                points = [(x, s) for x, (s, _) in zip(at, inside) if pictures.series(s) == name]
-                points.sort(key=lambda pair: pair[0])
-                places = [(x, s.scores(metric.name)) for x, s in points]
-                texts = [sizes.get(s.name, "") for _, s in points]
-                trend(axes, places, metric, style, pictures.spread, texts)
+                series = [(x, s) for x, (s, _) in zip(at, inside) if pictures.series(s) == name]
+                series.sort(key=lambda pair: pair[0])
+                points = [(x, s.scores(metric.name)) for x, s in series]
+                texts = [sizes.get(s.name, "") for _, s in series]
+                trend(axes, points, metric, style, pictures.spread, texts)
         subject = f"small: a seed; large: {SPREAD_TITLES[pictures.spread]}"
         if any(sizes.values()):
             subject += f"; number: {pictures.along}"
@@ -319,9 +312,7 @@ def beside(points: Sequence[tuple[float, list[float]]], ends: tuple[float, float
 
 def flops_of(setting: Setting, metric: Metric, spread: str) -> float | None:
     """Return the centre of the FLOPs of the scored runs; None where one recorded none."""
-    costs = [run.cost("flops") or 0.0 for run in setting.scored(metric.name)]
-    summary = summarise(costs, spread) if all(costs) else None
-    return summary.centre if summary else None
+    return cost_of(setting, metric, "flops", spread=spread) or None
 
 
 def has_flops(settings: Sequence[Setting], metric: Metric) -> bool:
@@ -342,31 +333,23 @@ def trend(
     `texts` are written below the large points, where there are any.
     """
     centres = []
+    colour = style.colour
     for i, (x, scores) in enumerate(places):
         y = [score * metric.scale for score in scores]
         summary = summarise(y, spread)
         if summary is None:
             continue
-        centres.append((x, summary.centre))
-        ends = [[summary.centre - summary.low], [summary.high - summary.centre]]
-        bar = ends if summary.n > 1 else None
-        axes.errorbar(
-            [x], [summary.centre], yerr=bar, color=style.colour, capsize=3, elinewidth=1.2
-        )
-        axes.plot([x], [summary.centre], style.marker, color=style.colour, markersize=8)
+        centre = summary.centre
+        centres.append((x, centre))
+        bar = [[centre - summary.low], [summary.high - centre]] if summary.n > 1 else None
+        axes.errorbar([x], [centre], yerr=bar, color=colour, capsize=3, elinewidth=1.2)
+        axes.plot([x], [centre], style.marker, color=colour, markersize=8)
         if texts:
-            axes.annotate(
-                texts[i],
-                (x, summary.centre),
-                xytext=(6, -9),
-                textcoords="offset points",
-                fontsize=7,
-                color=style.colour,
-            )
+            offset: Any = {"xytext": (6, -9), "textcoords": "offset points"}
+            axes.annotate(texts[i], (x, centre), **offset, fontsize=7, color=colour)
         # On top of the centre and light inside, so that no seed hides behind it.
-        axes.plot(
-            [x] * len(y), y, style.marker, color=style.colour, markerfacecolor="white", markersize=3
-        )
+        small: Any = {"color": colour, "markerfacecolor": "white", "markersize": 3}
+        axes.plot([x] * len(y), y, style.marker, **small)
     if len(centres) > 1:
         xs, ys = zip(*centres)
-        axes.plot(xs, ys, color=style.colour, linestyle=style.dash, linewidth=1.2, zorder=1.5)
+        axes.plot(xs, ys, color=colour, linestyle=style.dash, linewidth=1.2, zorder=1.5)

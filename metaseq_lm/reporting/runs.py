@@ -12,16 +12,8 @@ from metaseq_lm.core.config import TOP, flatten
 
 # Options that make no setting: where a run is, and how it was logged and saved.
 PATH_KEYS = ("save_dir", "user_dir")
-BOOKKEEPING = tuple(
-    f"trainer.{key}"
-    for key in (
-        "log_interval",
-        "save_interval_updates",
-        "keep_last",
-        "on_save_error",
-        "final_splits",
-    )
-)
+LOGGING_OPTIONS = "log_interval save_interval_updates keep_last on_save_error final_splits"
+BOOKKEEPING = tuple(f"trainer.{key}" for key in LOGGING_OPTIONS.split())
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +149,7 @@ def is_log_line(line: Any) -> bool:
     return isinstance(line.get("update", 0), int)
 
 
-def own_key(key: str) -> str:
+def bare_key(key: str) -> str:
     """Return a config key of an ancestor as that run had it: pretraining.data is data."""
     while "." in key and key.partition(".")[0] not in TOP:
         key = key.partition(".")[2]

@@ -11,7 +11,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.reporting.runs import BOOKKEEPING, PATH_KEYS, Run, is_number, natural, own_key
+from metaseq_lm.reporting.runs import BOOKKEEPING, PATH_KEYS, Run, bare_key, is_number, natural
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ def group(runs: Sequence[Run], keys: Iterable[str] = ()) -> list[Setting]:
     for key in keys:
         require_key(runs, key)
     differing = differing_keys(runs)
-    places = [key for key in differing if own_key(key) == "data" and key not in keys]
+    places = [key for key in differing if bare_key(key) == "data" and key not in keys]
     telling = dict.fromkeys(["label", *keys, *(key for key in differing if key not in places)])
     mixed = [s.runs for s in group_by(runs, telling)]
     needed = [key for key in places if any(are_other_data(key, same) for same in mixed)]
@@ -124,7 +124,7 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
 
 def is_excluded(key: str) -> bool:
     """Return whether a key concerns where or how a run was made, not what it computed."""
-    bare = own_key(key)
+    bare = bare_key(key)
     if bare.partition(".")[0] in ("seed", "engine"):
         return bare != "engine.precision"
     return bare in (*PATH_KEYS, *BOOKKEEPING, "data_hash")
@@ -206,6 +206,11 @@ def order(value: Any) -> tuple[int, float, list[tuple[int, Any]]]:
     if is_number(value):
         return (0, float(value), [])
     return (2, 0.0, []) if value is None else (1, 0.0, natural(show(value)))
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """Return the distinct config values in order."""
+    return sorted({identity(value): value for value in values}.values(), key=order)
 
 
 def show(value: Any) -> str:

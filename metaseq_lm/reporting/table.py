@@ -17,10 +17,10 @@ from metaseq_lm.reporting.numbers import (
 from metaseq_lm.reporting.runs import Run, is_number
 from metaseq_lm.reporting.settings import (
     Setting,
+    distinct,
     group_by,
     hidden_keys,
     identity,
-    order,
     show,
     suggestion,
 )
@@ -194,11 +194,6 @@ def mean_over(cells: Sequence[Setting | None], metric: Metric, spread: str) -> S
             by_seed.setdefault(seed, []).append(score)
     complete = [scores for scores in by_seed.values() if len(scores) == len(cells)]
     return summarise([sum(scores) / len(scores) for scores in complete], spread)
-
-
-def distinct(values: Any) -> list[Any]:
-    """Return the distinct config values in order."""
-    return sorted({identity(value): value for value in values}.values(), key=order)
 
 
 def best_of(

@@ -4,7 +4,7 @@ import pytest
 from synthetic import make_run
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.reporting.sweeps import find_plan, pick_stage, read_runs
+from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
 
 
 def plan(tmp_path, names=("a", "b")):
