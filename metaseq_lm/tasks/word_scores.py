@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from metaseq_lm.core.batch import Logs, WordBatch
-from metaseq_lm.data.words.conllu import conllu_text
+from metaseq_lm.data.words.columns import conllu_text
 from metaseq_lm.data.words.sets import TREES, WordSet
 from metaseq_lm.data.words.tags import bio_tags
 from metaseq_lm.evaluation.chunks import conlleval_report, conlleval_spans

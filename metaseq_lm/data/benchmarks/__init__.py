@@ -53,53 +53,30 @@ MNLI_FILES = {
 # Not in the folder of the task in GLUE's own download, so that its absence is no news.
 OPTIONAL_SPLITS = ("diagnostic",)
 
+PAIR = ("sentence1", "sentence2")
+COLA_COLUMNS = ("source", "label", "mark", "sentence")
+MNLI_LEADERBOARD = {"test": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv", "diagnostic": "AX.tsv"}
+MRPC_TEXTS = ("#1 String", "#2 String")
+QQP_TEXTS = ("question1", "question2")
+STS_METRICS = ("mean", "pearson", "spearman")
+
 GLUE = {
     "CoLA": Benchmark(
-        BINARY,
-        ("matthews",),
-        texts=("sentence",),
-        header=("source", "label", "mark", "sentence"),
-        form="single",
+        BINARY, ("matthews",), texts=("sentence",), header=COLA_COLUMNS, form="single"
     ),
     "SST-2": Benchmark(BINARY, texts=("sentence",), form="single"),
-    "MRPC": Benchmark(
-        BINARY, MAIN_TWO, texts=("#1 String", "#2 String"), label="Quality", doubled=True
-    ),
-    "STS-B": Benchmark(
-        (),
-        ("mean", "pearson", "spearman"),
-        texts=("sentence1", "sentence2"),
-        label="score",
-        doubled=True,
-    ),
+    "MRPC": Benchmark(BINARY, MAIN_TWO, texts=MRPC_TEXTS, label="Quality", doubled=True),
+    "STS-B": Benchmark((), STS_METRICS, texts=PAIR, label="score", doubled=True),
     "QQP": Benchmark(
-        BINARY,
-        MAIN_TWO,
-        texts=("question1", "question2"),
-        label="is_duplicate",
-        index="id",
-        skip_malformed=True,
+        BINARY, MAIN_TWO, texts=QQP_TEXTS, label="is_duplicate", index="id", skip_malformed=True
     ),
     "MNLI": Benchmark(
-        THREE_WAY,
-        files=MNLI_FILES,
-        leaderboard={
-            "test": "MNLI-m.tsv",
-            "test_mismatched": "MNLI-mm.tsv",
-            "diagnostic": "AX.tsv",
-        },
-        texts=("sentence1", "sentence2"),
-        label="gold_label",
+        THREE_WAY, files=MNLI_FILES, leaderboard=MNLI_LEADERBOARD, texts=PAIR, label="gold_label"
     ),
     "QNLI": Benchmark(TWO_WAY, texts=("question", "sentence")),
-    "RTE": Benchmark(TWO_WAY, texts=("sentence1", "sentence2")),
-    "WNLI": Benchmark(BINARY, texts=("sentence1", "sentence2")),
-    "AX": Benchmark(
-        THREE_WAY,
-        ("matthews",),
-        files={"test": "diagnostic.tsv"},
-        texts=("sentence1", "sentence2"),
-    ),
+    "RTE": Benchmark(TWO_WAY, texts=PAIR),
+    "WNLI": Benchmark(BINARY, texts=PAIR),
+    "AX": Benchmark(THREE_WAY, ("matthews",), files={"test": "diagnostic.tsv"}, texts=PAIR),
 }
 
 SUPERGLUE = {

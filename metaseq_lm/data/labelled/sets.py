@@ -13,7 +13,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import json_object
-from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
+from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, require_sizes
 from metaseq_lm.data.storage.text_files import TextFile
 
@@ -27,21 +27,6 @@ FORMS = {
 }
 WITH_PLACES = ("spans", "tokens")  # forms that have a file of places
 SPANS = 2
-
-
-def input_name(split: str, number: int) -> str:
-    """Return the prefix of the token files of one text column."""
-    return f"{split}.input{number}"
-
-
-def label_name(split: str) -> str:
-    """Return the prefix of the label file."""
-    return f"{split}.label"
-
-
-def spans_name(split: str) -> str:
-    """Return the prefix of the file of token spans."""
-    return f"{split}.spans"
 
 
 def rows_name(split: str) -> str:
@@ -91,7 +76,7 @@ class LabelledSet:
                 f"{self.folder}: a set of form {self.form[:20]!r} with {count} text columns; "
                 "this program does not read it, preprocess again"
             )
-        self.inputs = [IndexedDataset(self.folder / input_name(split, i)) for i in range(count)]
+        self.inputs = [IndexedDataset(self.folder / f"{split}.input{i}") for i in range(count)]
         for data in self.inputs:
             if data.dtype.kind not in "iu":
                 raise MetaseqError(f"{data.prefix}.bin: holds {data.dtype}, not tokens")
@@ -109,10 +94,10 @@ class LabelledSet:
         require_sizes(self.folder)
 
     def _read_labels(self) -> np.ndarray | None:
-        if f"{label_name(self.split)}.bin" not in self._files:
+        path = self.folder / f"{self.split}.label.bin"
+        if path.name not in self._files:
             return None
-        stored = IndexedDataset(self.folder / label_name(self.split))
-        path = prefix_path(self.folder / label_name(self.split), ".bin")
+        stored = IndexedDataset(self.folder / f"{self.split}.label")
         if not len(stored) == len(stored.tokens) == len(self):
             raise MetaseqError(
                 f"{path}: {len(stored.tokens)} labels but {self.inputs[0].prefix} has {len(self)} "
@@ -130,8 +115,8 @@ class LabelledSet:
         return labels
 
     def _read_spans(self) -> None:
-        stored = IndexedDataset(self.folder / spans_name(self.split))
-        path = prefix_path(self.folder / spans_name(self.split), ".bin")
+        path = self.folder / f"{self.split}.spans.bin"
+        stored = IndexedDataset(self.folder / f"{self.split}.spans")
         good = stored.dtype.kind in "iu" and len(stored) == len(self)
         if self.form == "spans":
             good, expected = good and (stored.sizes == 3 * SPANS).all(), f"{SPANS} spans"

@@ -21,11 +21,6 @@ SIDES = (SOURCE, TARGET)
 UNLABELLED = "unlabelled"
 
 
-def side_name(split: str, side: str) -> str:
-    """Return the prefix of the token files of one side of a split."""
-    return f"{split}.{side}"
-
-
 def references_name(split: str) -> str:
     """Return the name of the file with the target lines of a split."""
     return f"{split}.references.txt"
@@ -64,10 +59,10 @@ class ParallelSet:
             raise MetaseqError(
                 f"{folder}: no split '{split}'; there are {', '.join(sorted(manifest.splits))}"
             )
-        self.source = IndexedDataset(self.folder / side_name(split, SOURCE))
+        self.source = IndexedDataset(self.folder / f"{split}.{SOURCE}")
         self.target: IndexedDataset | None = None
-        if f"{side_name(split, TARGET)}.bin" in manifest.files:
-            self.target = IndexedDataset(self.folder / side_name(split, TARGET))
+        if f"{split}.{TARGET}.bin" in manifest.files:
+            self.target = IndexedDataset(self.folder / f"{split}.{TARGET}")
             if len(self.target) != len(self.source):
                 raise MetaseqError(
                     f"{self.source.prefix} has {len(self.source)} sentences but {self.target.prefix} "

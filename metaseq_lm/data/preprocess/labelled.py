@@ -14,7 +14,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.labelled.files import Columns, Row, RowReader, Rows, is_json, may_lack_labels
-from metaseq_lm.data.labelled.sets import WITH_PLACES, input_name, label_name, rows_name, spans_name
+from metaseq_lm.data.labelled.sets import WITH_PLACES, rows_name
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -224,10 +224,10 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             for rows, columns, spans in encoded:
                 if not writers:
                     for i in range(len(columns)):
-                        name, dtype = input_name(split.name, i), self.tokenizer.dtype
+                        name, dtype = f"{split.name}.input{i}", self.tokenizer.dtype
                         writers.append(self.open_writer(stack, split, name, dtype))
                     if self.form.form in WITH_PLACES:
-                        name = spans_name(split.name)
+                        name = f"{split.name}.spans"
                         span_writer = self.open_writer(stack, split, name, np.int32)
                     if rows[0].facts is not None:
                         append_facts = self.open_text(stack, split, rows_name(split.name))
@@ -288,7 +288,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                     )
             values = np.array([numbers[str(label)] for label in labels.values], np.int32)
         with contextlib.ExitStack() as stack:
-            writer = self.open_writer(stack, split, label_name(split.name), values.dtype)
+            writer = self.open_writer(stack, split, f"{split.name}.label", values.dtype)
             writer.extend(values, np.ones(len(values), np.int64))
 
     def summary(self, split: Split) -> str:

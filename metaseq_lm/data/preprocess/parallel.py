@@ -20,7 +20,6 @@ from metaseq_lm.data.parallel.sets import (
     TARGET,
     UNLABELLED,
     references_name,
-    side_name,
 )
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
@@ -182,7 +181,7 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
         with contextlib.ExitStack() as stack:
             writers = {}
             for side in sides:
-                name, dtype = side_name(split.name, side), self.tokenizers[side].dtype
+                name, dtype = f"{split.name}.{side}", self.tokenizers[side].dtype
                 writers[side] = self.open_writer(stack, split, name, dtype)
             references = None
             if split.name not in MAY_BE_EMPTY:

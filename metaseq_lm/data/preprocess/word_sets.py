@@ -18,12 +18,13 @@ from metaseq_lm.data.storage.manifest import Manifest, classes_of
 from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.columns import (
     ColumnReader,
+    ConlluReader,
     HeadColumnReader,
     Sentence,
     SentenceReader,
+    field_number,
     is_conllu,
 )
-from metaseq_lm.data.words.conllu import ConlluReader, field_number
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap
 from metaseq_lm.data.words.sets import ROOT
 from metaseq_lm.data.words.tags import (

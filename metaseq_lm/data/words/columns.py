@@ -1,18 +1,24 @@
-"""Sentences in CoNLL columns: a word and its label per line, a blank line after each sentence.
+"""Sentences in CoNLL columns and CoNLL-U: a word and its label per line, a blank line after each one.
 
-Words and labels stand between white space in the first and last column unless other columns are
-named; lines of documents (-DOCSTART-) are passed over (Clark et al. 2018, code).
+In CoNLL columns words and labels stand between white space, in the first and last column unless
+others are named; lines of documents (-DOCSTART-) are passed over (Clark et al. 2018, code). CoNLL-U
+is the format of Universal Dependencies.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
+from itertools import groupby
 from pathlib import Path
 
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.storage.text_files import TextFile, format_suffix
 
+FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+ID, FORM, HEAD, RELATION = 0, 1, 6, 7
 DOCUMENT = "-DOCSTART-"
 # Not Python's split: a no-break space may be a part of a word.
 _FIELD = re.compile(r"[^ \t\r\f\v]+")
@@ -46,28 +52,20 @@ class SentenceReader:
     counts: Counter[str] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[Sentence]:
-        lines: list[tuple[int, str]] = []
-        bad = False
-        for number, text, wrong in self.file.lines():
-            bad |= wrong
-            if not text.strip():
-                yield from self._end(lines, bad)
-                lines, bad = [], False
-            else:
-                lines.append((number, text))
-        yield from self._end(lines, bad)
+        for is_blank, group in groupby(self.file.lines(), lambda line: not line[1].strip()):
+            if is_blank:
+                continue
+            lines = list(group)
+            if any(bad for _, _, bad in lines):
+                self.counts["bad_utf8"] += 1
+                if self.file.skips_bad:
+                    self.counts["skipped"] += 1
+                    continue
+            sentence = self._sentence([(number, text) for number, text, _ in lines])
+            if sentence.words:
+                yield sentence
 
-    def _end(self, lines: list[tuple[int, str]], bad: bool) -> Iterator[Sentence]:
-        if bad:
-            self.counts["bad_utf8"] += 1
-            if self.file.skips_bad:
-                self.counts["skipped"] += 1
-                return
-        sentence = self._sentence(lines) if lines else None
-        if sentence is not None and sentence.words:
-            yield sentence
-
-    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence | None:
+    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence:
         raise NotImplementedError
 
 
@@ -83,7 +81,7 @@ class ColumnReader(SentenceReader):
     label_column: int = -1
     n_columns: int = 0  # of the first row
 
-    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence | None:
+    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence:
         numbers, words, labels = [], [], []
         for number, text in lines:
             fields = _FIELD.findall(text)
@@ -126,10 +124,8 @@ class HeadColumnReader(ColumnReader):
     cannot read. MetaseqError with file and line for anything else, and for a head outside the sentence.
     """
 
-    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence | None:
+    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence:
         sentence = super()._sentence(lines)
-        if sentence is None:
-            return None
         heads, relations = [], []
         for word, label in enumerate(sentence.labels):
             match = _HEAD.fullmatch(label)
@@ -140,6 +136,54 @@ class HeadColumnReader(ColumnReader):
             heads.append(int(match[1]))
             relations.append(match[2])
         return checked_tree(replace(sentence, labels=relations, heads=heads))
+
+
+@dataclass
+class ConlluReader(SentenceReader):
+    """Reads the words of .conllu files with one column as their label, and with heads if `trees`.
+
+    Comments, lines of multi-word tokens (3-4) and empty nodes (8.1) are passed over; subtypes of
+    relations (nsubj:pass) are kept. MetaseqError with file and line for rows that have not ten
+    fields, ids out of order, and heads that make no tree.
+    """
+
+    label: int = RELATION
+    trees: bool = True
+
+    def _sentence(self, lines: list[tuple[int, str]]) -> Sentence:
+        rows: list[tuple[int, list[str]]] = []
+        for number, text in lines:
+            if text.startswith("#"):
+                continue
+            fields = text.split("\t")
+            if len(fields) != len(FIELDS) or not all(fields):
+                raise MetaseqError(
+                    f"{self.file}:{number}: {len(fields)} fields (none may be empty), but a row of CoNLL-U "
+                    f"has {len(FIELDS)} with tabs between them"
+                )
+            if "-" in fields[ID] or "." in fields[ID]:
+                self.counts["multi_word" if "-" in fields[ID] else "empty_nodes"] += 1
+                continue
+            if fields[ID] != str(len(rows) + 1):
+                raise MetaseqError(
+                    f"{self.file}:{number}: id {fields[ID]!r} where {len(rows) + 1} should stand"
+                )
+            rows.append((number, fields))
+        sentence = Sentence(
+            self.file.path,
+            [number for number, _ in rows],
+            [fields[FORM] for _, fields in rows],
+            [fields[self.label] for _, fields in rows],
+        )
+        if not self.trees:
+            return sentence
+        heads = [self._head(number, fields[HEAD]) for number, fields in rows]
+        return checked_tree(replace(sentence, heads=heads))
+
+    def _head(self, number: int, text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise MetaseqError(f"{self.file}:{number}: head {text[:20]!r} is not a whole number")
+        return int(text)
 
 
 def checked_tree(sentence: Sentence) -> Sentence:
@@ -157,32 +201,45 @@ def checked_tree(sentence: Sentence) -> Sentence:
             )
     if sentence.words and 0 not in sentence.heads:
         raise MetaseqError(f"{sentence.place(0)}: no word of this sentence has head 0, the root")
-    if cycle := _cycle(sentence.heads):
-        heads = " -> ".join(map(str, [*cycle, cycle[0]]))
+    try:
+        TopologicalSorter({word: [head] for word, head in enumerate(sentence.heads, 1)}).prepare()
+    except CycleError as error:
+        cycle = error.args[1][:0:-1]  # each word is followed by its head
+        start = cycle.index(min(cycle))
+        heads = " -> ".join(map(str, [*cycle[start:], *cycle[: start + 1]]))
         raise MetaseqError(
-            f"{sentence.place(cycle[0] - 1)}: the heads of words {heads} go round in a circle; in a tree "
-            "they lead to the root"
-        )
+            f"{sentence.place(min(cycle) - 1)}: the heads of words {heads} go round in a circle; in a "
+            "tree they lead to the root"
+        ) from error
     return sentence
-
-
-def _cycle(heads: list[int]) -> list[int]:
-    """Return words, from 1, each the head of the one before, the first that of the last; none in a tree."""
-    seen = [0] * (1 + len(heads))  # by which walk
-    seen[0] = -1
-    for first in range(1, 1 + len(heads)):
-        word = first
-        while not seen[word]:
-            seen[word] = first
-            word = heads[word - 1]
-        if seen[word] == first:
-            cycle = [word]
-            while heads[cycle[-1] - 1] != word:
-                cycle.append(heads[cycle[-1] - 1])
-            return cycle
-    return []
 
 
 def is_conllu(path: Path) -> bool:
     """Return whether the name of a file, packed or not, says that it is CoNLL-U."""
     return format_suffix(path) == ".conllu"
+
+
+def field_number(name: str) -> int:
+    """Return the column of a field of CoNLL-U by its name; UsageError for an unknown name."""
+    if name not in FIELDS:
+        raise UsageError(
+            f"--tag-column {name}: a .conllu file has the columns {', '.join(FIELDS)}."
+            f"{nearest(name, list(FIELDS))}"
+        )
+    return FIELDS.index(name)
+
+
+def conllu_text(words: Sequence[str], heads: Sequence[int], relations: Sequence[str]) -> str:
+    """Return a sentence as rows of CoNLL-U with its blank line; heads from 1, 0 for the root.
+
+    What is not known of a word is "_". ValueError if the three differ in length.
+    """
+    if not len(words) == len(heads) == len(relations):
+        raise ValueError(f"{len(words)} words, {len(heads)} heads, {len(relations)} relations")
+    rows = []
+    for number, (word, head, relation) in enumerate(zip(words, heads, relations), 1):
+        fields = ["_"] * len(FIELDS)
+        fields[ID], fields[FORM] = str(number), word
+        fields[HEAD], fields[RELATION] = str(head), relation
+        rows.append("\t".join(fields))
+    return "\n".join(rows) + "\n\n"

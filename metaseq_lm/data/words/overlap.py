@@ -13,8 +13,7 @@ import numpy as np
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
 from metaseq_lm.data.storage.text_files import TextFile
-from metaseq_lm.data.words.columns import ColumnReader, SentenceReader, is_conllu
-from metaseq_lm.data.words.conllu import ConlluReader
+from metaseq_lm.data.words.columns import ColumnReader, ConlluReader, SentenceReader, is_conllu
 from metaseq_lm.data.words.sets import KINDS, WordSet
 from metaseq_lm.data.words.vocabulary import normalise
 

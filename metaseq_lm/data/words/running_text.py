@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from metaseq_lm.data.storage.text_files import TextFile
 
@@ -97,12 +98,6 @@ class TextReader:
             yield text
 
     def _paragraphs(self) -> Iterator[str]:
-        held: list[str] = []
-        for text in self._lines():
-            if text.strip():
-                held.append(text)
-            elif held:
-                yield " ".join(held)
-                held = []
-        if held:
-            yield " ".join(held)
+        for is_blank, lines in groupby(self._lines(), lambda text: not text.strip()):
+            if not is_blank:
+                yield " ".join(lines)

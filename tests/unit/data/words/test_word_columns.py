@@ -10,8 +10,14 @@ from word_files import TREES
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.text_files import TextFile
-from metaseq_lm.data.words.columns import ColumnReader, HeadColumnReader, Sentence, checked_tree
-from metaseq_lm.data.words.conllu import ConlluReader, conllu_text
+from metaseq_lm.data.words.columns import (
+    ColumnReader,
+    ConlluReader,
+    HeadColumnReader,
+    Sentence,
+    checked_tree,
+    conllu_text,
+)
 
 # What a field can hold: no white space but, in CoNLL-U, single blanks inside.
 FIELD = st.text(st.characters(exclude_categories=("Cs", "Cc", "Z")), min_size=1, max_size=6).filter(
