@@ -1,7 +1,8 @@
 """`metaseq-lm <command>`: one module per command.
 
-A command module has `HELP` (one line), `add_arguments(parser)` and `run(args) -> int`. A command that
-is a word of Python, such as `import`, has a module whose name ends in "_".
+A command module has `HELP` (one line), `add_arguments(parser)` and `run(args) -> int`. With `OVERRIDES`
+it takes key=value arguments, with `WORDS` other words too, also between and after the options. A command
+that is a word of Python, such as `import`, has a module whose name ends in "_".
 """
 
 import argparse
@@ -22,6 +23,8 @@ COMMANDS = (
     *("preprocess", "train", "sweep", "evaluate", "score", "rerank", "report", "import", "export"),
     *("doctor", "list", "examples"),
 )
+# What `main` and the parser add to the options of a command.
+NOT_OPTIONS = ("command", "module", "parser", "overrides", "argv")
 
 
 class Parser(argparse.ArgumentParser):
@@ -63,12 +66,7 @@ def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
         if hasattr(module, "load_plugins"):
             module.load_plugins(argv)
         module.add_arguments(sub)
-        sub.set_defaults(
-            run=module.run,
-            parser=sub,
-            takes_overrides=getattr(module, "OVERRIDES", False),
-            takes_words=getattr(module, "WORDS", False),
-        )
+        sub.set_defaults(module=module, parser=sub)
     return parser
 
 
@@ -78,9 +76,10 @@ def overrides(parser: Parser, rest: list[str]) -> list[str]:
     argparse takes positional arguments in one run only, so these come back as unknown; anything
     else that is unknown is a UsageError.
     """
-    takes_words = parser.get_default("takes_words")
+    module = parser.get_default("module")
+    takes_words = getattr(module, "WORDS", False)
     wrong = [a for a in rest if a.startswith("-") or ("=" not in a and not takes_words)]
-    if not parser.get_default("takes_overrides"):
+    if not getattr(module, "OVERRIDES", False):
         wrong = rest
     if wrong:
         parser.error(f"unknown argument {wrong[0]}")
@@ -108,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
             parser.print_help()
             return UsageError.exit_code
         args.overrides, args.argv = overrides(args.parser, rest), argv
-        return int(args.run(args))
+        return int(args.module.run(args))
     except MetaseqError as error:
         if not error.is_printed:
             say(f"metaseq-lm: {error}")
@@ -118,8 +117,8 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output (head, less) left: no error where the output was all there is to do.
-        looked = {"-h", "--help", "--print-config", "--dry-run"}.intersection(argv)
-        return MetaseqError.exit_code if first in ("train", "sweep") and not looked else 0
+        only_prints = {"-h", "--help", "--print-config", "--dry-run"}.intersection(argv)
+        return MetaseqError.exit_code if first in ("train", "sweep") and not only_prints else 0
     except OSError as error:
         if error.filename is None and error.errno is None:
             say(traceback.format_exc())

@@ -4,7 +4,9 @@ Each line is ok, warning or error. The exit code is 1 if there is an error, else
 """
 
 import argparse
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +23,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings and return 1 if one of them is an error."""
+    # Late, so that --help does not load the tokenizer libraries.
+    from metaseq_lm.data.doctor.findings import machine
+
+    folder = Path(args.data)
+    findings: Iterable[Any] = machine(folder)
+    # Some readers need torch; `machine` says what to install.
+    with contextlib.suppress(ImportError):
+        from metaseq_lm.data.doctor.examine import examine
+
+        findings = chain(findings, examine(folder, args.verify))
     levels = []
-    for finding in findings(Path(args.data), args.verify):
+    for finding in findings:
         print(f"{finding.level:<8} {finding.text}", flush=True)
         levels.append(finding.level)
     errors, warnings = levels.count("error"), levels.count("warning")
     print(f"{errors} errors, {warnings} warnings")
     return 1 if errors else 0
-
-
-def findings(folder: Path, full: bool) -> Iterator[Any]:
-    """Yield the findings on the machine and on a data folder."""
-    # Late, so that --help does not load the tokenizer libraries.
-    from metaseq_lm.data.doctor.findings import machine
-
-    yield from machine(folder)
-    try:
-        from metaseq_lm.data.doctor.examine import examine
-    except ImportError:
-        return  # some readers need torch; `machine` has said what to install
-    yield from examine(folder, full)

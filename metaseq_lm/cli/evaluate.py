@@ -28,28 +28,22 @@ OVERRIDES = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "checkpoint",
         nargs="+",
         help="checkpoint, or run folder (its best one, else its last); several with --ensemble",
     )
-    parser.add_argument(
-        "--split", nargs="+", default=["test"], metavar="S", help="splits to score (default: test)"
-    )
-    parser.add_argument("--data", help="data folder (default: the one it was trained on)")
-    parser.add_argument("--out", help="folder for predictions and metrics (default: print only)")
-    parser.add_argument("--user-dir", help="plug-in the run was trained with")
-    parser.add_argument(
-        "--ensemble", action="store_true", help="score the checkpoints together, as one"
-    )
-    parser.add_argument(
-        "--best", type=int, metavar="N", help="of an ensemble only the N best runs (default: all)"
-    )
-    parser.add_argument(
-        "--metric",
-        metavar="M",
-        help="validation metric for --best (default: the first one; see log.jsonl)",
-    )
+    splits = "splits to score (default: test)"
+    add("--split", nargs="+", default=["test"], metavar="S", help=splits)
+    add("--data", help="data folder (default: the one it was trained on)")
+    add("--out", help="folder for predictions and metrics (default: print only)")
+    add("--user-dir", help="plug-in the run was trained with")
+    add("--ensemble", action="store_true", help="score the checkpoints together, as one")
+    best = "of an ensemble only the N best runs (default: all)"
+    add("--best", type=int, metavar="N", help=best)
+    metric = "validation metric for --best (default: the first one; see log.jsonl)"
+    add("--metric", metavar="M", help=metric)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -121,10 +115,11 @@ def run_ensemble(args: argparse.Namespace, paths: Sequence[Path], overrides: Seq
         task = scorer.config.task
         if not isinstance(scorer.task, Ensembles):
             raise UsageError(f"task '{task._name}' cannot put predictions of runs together")
-        tasks.append((task._name, str(task.get("labelled", ""))))
+        tasks.append(" ".join(filter(None, (task._name, task.get("labelled")))))
         if tasks[-1] != tasks[0]:
-            shown = [" ".join(filter(None, names)) for names in (tasks[0], tasks[-1])]
-            raise UsageError(f"{path} is of {shown[1]}, {paths[0]} of {shown[0]}; give runs of one")
+            raise UsageError(
+                f"{path} is of {tasks[-1]}, {paths[0]} of {tasks[0]}; give runs of one"
+            )
         for split in args.split:
             members[split].append(scorer.score(split)[1])
     if process_group.rank():
@@ -157,11 +152,10 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
                 f"{path} has no validation metric '{name}' to choose by; it has {known}"
             )
     values = [float(of_one[name]) for of_one in valid]
-    kept = manifests[0]["config"]["trainer"]
-    direction = "higher" if kept["maximize_best_checkpoint_metric"] else "lower"
-    chosen_metric = Metric.of(
-        name, values, direction if kept["best_checkpoint_metric"] == name else None
-    )
+    trainer = manifests[0]["config"]["trainer"]
+    direction = "higher" if trainer["maximize_best_checkpoint_metric"] else "lower"
+    known_direction = direction if trainer["best_checkpoint_metric"] == name else None
+    chosen_metric = Metric.of(name, values, known_direction)
     if chosen_metric.guessed:
         raise UsageError(
             f"--best: whether a higher or a lower {name} is better is not known; name another --metric, "

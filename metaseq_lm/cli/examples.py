@@ -29,16 +29,17 @@ def run(args: argparse.Namespace) -> int:
     root = source_folder()
     if args.folder is None:
         for folder in sorted((root / "examples").iterdir()):
-            print(f"{folder.name:<20}{title_of(folder / 'README.md')}")
+            readme = folder / "README.md"
+            first = readme.read_text(encoding="utf-8").split("\n")[0] if readme.is_file() else ""
+            print(f"{folder.name:<20}{first.lstrip('# ')}")
         return 0
     target = Path(args.folder)
     for name in FOLDERS:
         if (target / name).exists():
             raise UsageError(f"{target / name} exists already; choose another folder")
     for name in FOLDERS:
-        shutil.copytree(
-            root / name, target / name, ignore=shutil.ignore_patterns("__pycache__", ".*")
-        )
+        hidden = shutil.ignore_patterns("__pycache__", ".*")
+        shutil.copytree(root / name, target / name, ignore=hidden)
         print(f"copied {target / name}")
     return 0
 
@@ -51,10 +52,3 @@ def source_folder() -> Path:
     raise UsageError(
         f"{PACKAGE} has no examples beside it; install the package from its wheel, or use a checkout"
     )
-
-
-def title_of(readme: Path) -> str:
-    """Return the heading of an example's README."""
-    if not readme.is_file():
-        return ""
-    return readme.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")

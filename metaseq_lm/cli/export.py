@@ -14,22 +14,13 @@ HELP = "a checkpoint to a transformers folder"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "checkpoint", help="checkpoint, or run folder (its best one, else its last)"
-    )
-    parser.add_argument("--out", required=True, metavar="HF_DIR", help="folder to make")
-    parser.add_argument(
-        "--part",
-        choices=("main", "generator"),
-        default="main",
-        help="which net of ELECTRA (default: main)",
-    )
-    parser.add_argument(
-        "--data", metavar="DIR", help="folder of its tokenizer (default: where it was trained on)"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="compare with transformers, which must be installed"
-    )
+    add = parser.add_argument
+    add("checkpoint", help="checkpoint, or run folder (its best one, else its last)")
+    add("--out", required=True, metavar="HF_DIR", help="folder to make")
+    net = "which net of ELECTRA (default: %(default)s)"
+    add("--part", choices=("main", "generator"), default="main", help=net)
+    add("--data", metavar="DIR", help="folder of its tokenizer (default: where it was trained on)")
+    add("--check", action="store_true", help="compare with transformers, which must be installed")
 
 
 def run(args: argparse.Namespace) -> int:

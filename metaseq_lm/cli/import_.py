@@ -14,14 +14,11 @@ HELP = "a transformers folder to a run folder"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "source", metavar="HF_DIR", help="folder with config.json, weights and tokenizer files"
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", help="run folder to make")
-    parser.add_argument("--generator", metavar="HF_DIR", help="folder of ELECTRA's generator")
-    parser.add_argument(
-        "--check", action="store_true", help="compare with transformers, which must be installed"
-    )
+    add = parser.add_argument
+    add("source", metavar="HF_DIR", help="folder with config.json, weights and tokenizer files")
+    add("--out", required=True, metavar="DIR", help="run folder to make")
+    add("--generator", metavar="HF_DIR", help="folder of ELECTRA's generator")
+    add("--check", action="store_true", help="compare with transformers, which must be installed")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,14 +24,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import metaseq_lm.data.preprocess  # noqa: F401  registers the kinds of datasets
+from metaseq_lm.cli import NOT_OPTIONS
+from metaseq_lm.cli.score import add_bad_utf8_argument
 from metaseq_lm.core import plugins
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.preprocess import pipeline
 
 HELP = "binarise a corpus or a labelled set"
 PREFS = {"trainpref": "train", "validpref": "valid", "testpref": "test"}
-# What the command line adds to the options it parsed.
-NOT_OPTIONS = ("command", "run", "parser", "takes_overrides", "takes_words", "overrides", "argv")
 
 
 def load_plugins(argv: Sequence[str]) -> None:
@@ -55,13 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="corpus: processes (default: 1); other data always takes one",
     )
-    add(
-        "--on-bad-utf8",
-        choices=("replace", "skip", "fail"),
-        default="replace",
-        help="lines with invalid UTF-8: replace the bytes by U+FFFD, skip the line, or fail "
-        "(default: replace)",
-    )
+    add_bad_utf8_argument(parser)
     add("--overwrite", action="store_true", help="replace a data set that is already there")
     add(
         "--user-dir",

@@ -143,16 +143,14 @@ def score_run(
 
     opened = open_run(source, args.data, args.user_dir, options)
     scorer = SentenceScorer(opened, args.batch_tokens, args.too_long)
-    first: dict[str, Sentence] = {}
+    sentences: dict[str, Sentence] = {}
     for part in sets.values():
         for nbest in part.lists:
+            source_line = f"{part.path}: utterance {nbest.utterance!r}"
             for text in (candidate + part.append for candidate in nbest.texts):
-                first.setdefault(
-                    text, Sentence(text, f"{part.path}: utterance {nbest.utterance!r}")
-                )
-    scores = {
-        text: score for text, score in zip(first, scorer.score(list(first.values()))) if score
-    }
+                sentences.setdefault(text, Sentence(text, source_line))
+    all_scores = zip(sentences, scorer.score(list(sentences.values())))
+    scores = {text: score for text, score in all_scores if score}
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         rows = ((score.pll, len(score.tokens), text) for text, score in scores.items())
@@ -167,10 +165,10 @@ def read_saved(source: str, sets: dict[str, Lists]) -> dict[str, float]:
 
     plls = read_plls(Path(source))
     for part in sets.values():
-        lacking = next((text for text in part.texts if text not in plls), None)
-        if lacking is not None:
+        missing = next((text for text in part.texts if text not in plls), None)
+        if missing is not None:
             raise MetaseqError(
-                f"{source}: has no score of {lacking[:80]!r} in {part.path}; score these lists, "
+                f"{source}: has no score of {missing[:80]!r} in {part.path}; score these lists, "
                 "with or without --append-period as now"
             )
     return plls

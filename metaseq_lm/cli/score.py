@@ -47,7 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sentences longer than the run's rows: fail, skip (a pair with its other sentence), "
         "or cut to the first tokens (default: %(default)s)",
     )
-    add(
+    add_bad_utf8_argument(parser)
+
+
+def add_bad_utf8_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare what becomes of lines with invalid UTF-8."""
+    parser.add_argument(
         "--on-bad-utf8",
         choices=("replace", "skip", "fail"),
         default="replace",
@@ -158,13 +163,11 @@ def score_pairs(
     """Return the summary of minimal pairs by file and overall, and how many pairs were skipped."""
     sentences = [s for pairs in files.values() for pair in pairs for s in pair]
     scores = iter(scorer.score(sentences))
-    scored = {
-        source: [(next(scores), next(scores)) for _ in pairs] for source, pairs in files.items()
-    }
-    summary = {"files": {source: accuracy(pairs) for source, pairs in scored.items()}}
+    scored = {source: [(next(scores), next(scores)) for _ in files[source]] for source in files}
     overall = accuracy([pair for pairs in scored.values() for pair in pairs])
-    skipped = len(sentences) // 2 - overall["pairs"]
-    return (json.dumps({"overall": overall, **summary}, indent=1) + "\n").encode(), int(skipped)
+    summary = {source: accuracy(pairs) for source, pairs in scored.items()}
+    output = json.dumps({"overall": overall, "files": summary}, indent=1) + "\n"
+    return output.encode(), len(sentences) // 2 - int(overall["pairs"])
 
 
 def accuracy(pairs: Sequence[tuple["Score | None", "Score | None"]]) -> dict[str, Any]:

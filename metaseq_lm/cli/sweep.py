@@ -37,7 +37,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.cli.train import FLAGS
+from metaseq_lm.cli import NOT_OPTIONS
+from metaseq_lm.cli.train import FLAGS, add_config_arguments, flag_values
 from metaseq_lm.core.errors import Interrupted, UsageError
 
 HELP = "launch a grid of runs, locally or on Slurm; status, resubmit, cancel"
@@ -49,7 +50,6 @@ VERBS = {
     "cancel": "Stop every run that is pending or running. Local runs save and are waited for.",
 }
 NOT_SWEPT = ("save-dir", "seed")
-OURS = {"words", "overrides", "command", "run", "parser", "takes_overrides", "takes_words", "argv"}
 MANY = 200  # more runs than this are not listed by --dry-run
 
 
@@ -74,14 +74,9 @@ def add_definition(parser: argparse.ArgumentParser) -> None:
     add("--out", metavar="S", help="folder of the sweep; an existing one is gone on with")
     add("--grid", action="append", metavar="KEY=A,B", help="values to combine; can be repeated")
     add("--seeds", metavar="1,2,3", help="seeds of every setting (default: 1)")
-    add(
-        "--stages",
-        metavar="A,B",
-        help="only these stages, and what they start from; A* is possible",
-    )
-    add("--config-dir", help="folder with configs of your own")
-    add("--config-name", help="config in --config-dir (default: base)")
-    add("--user-dir", help="plug-in folder or file to load")
+    stages = "only these stages, and what they start from; A* is possible"
+    add("--stages", metavar="A,B", help=stages)
+    add_config_arguments(add)
     for flag, key in FLAGS.items():
         if flag not in NOT_SWEPT:
             add(f"--{flag}", metavar="V", help=f"the same as {key}=V")
@@ -122,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
     allowed = {a.dest for a in verb_parser(verb)._actions}
     for name, value in vars(args).items():
-        if value and name not in allowed | OURS:
+        if value and name not in {*allowed, *NOT_OPTIONS, "words"}:
             raise UsageError(f"'{name}' does not go with 'sweep {verb}'; see 'sweep {verb} --help'")
     if len(args.words) != 2:
         raise UsageError(f"give one sweep folder: metaseq-lm sweep {verb} S")
@@ -263,11 +258,10 @@ def content_of(args: argparse.Namespace) -> dict[str, Any]:
     for text in args.grid or []:
         key, values = axis(text)
         content["grid"] = mapping(content.get("grid", {}), "grid") | {key: values}
-    flags = []
-    for flag, key in FLAGS.items():
-        value = getattr(args, flag.replace("-", "_"), None)
-        if value is not None and flag not in NOT_SWEPT:
-            flags.append(f"{key}={quote(absolute(value, here) if key == 'init_from' else value)}")
+    flags = [
+        f"{key}={quote(absolute(value, here) if key == 'init_from' else value)}"
+        for key, value in flag_values(args).items()
+    ]
     written = content.get("overrides", [])
     if not isinstance(written, list):
         raise UsageError(f"overrides: {written!r} is not a list, such as [trainer.max_update=10]")

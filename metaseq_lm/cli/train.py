@@ -10,6 +10,8 @@ Any option of the configuration is set by key=value (Hydra's grammar), which win
 
 import argparse
 import os
+from collections.abc import Callable
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -55,26 +57,35 @@ FLAGS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("data", nargs="?", metavar="DATA", help="folder made by preprocess")
-    parser.add_argument("keys", nargs="*", metavar="key=value", help="configuration overrides")
-    parser.add_argument("--config-dir", help="folder with configs of your own")
-    parser.add_argument("--config-name", help="config in --config-dir (default: base)")
-    parser.add_argument("--user-dir", help="plug-in folder or file to load")
+    add = parser.add_argument
+    add("data", nargs="?", metavar="DATA", help="folder made by preprocess")
+    add("keys", nargs="*", metavar="key=value", help="configuration overrides")
+    add_config_arguments(add)
     for flag, key in FLAGS.items():
-        parser.add_argument(f"--{flag}", metavar="V", help=f"the same as {key}=V")
-    parser.add_argument(
-        "--nproc", type=int, default=1, metavar="N", help="processes on this machine (default: 1)"
-    )
-    parser.add_argument(
+        add(f"--{flag}", metavar="V", help=f"the same as {key}=V")
+    processes = "processes on this machine (default: %(default)s)"
+    add("--nproc", type=int, default=1, metavar="N", help=processes)
+    add(
         "--dry-run",
         action="store_true",
         help="do one update (of each kind, if the task has several), say what it costs, write nothing",
     )
-    parser.add_argument(
-        "--print-config", action="store_true", help="print the configuration and stop"
-    )
+    add("--print-config", action="store_true", help="print the configuration and stop")
     # Not argparse's own help: the keys to list depend on the other flags.
-    parser.add_argument("-h", "--help", action="store_true", help="show this help and all keys")
+    add("-h", "--help", action="store_true", help="show this help and all keys")
+
+
+def add_config_arguments(add: Callable[..., Any]) -> None:
+    """Declare where a configuration and a plug-in come from; `add` is that of a parser or group."""
+    add("--config-dir", help="folder with configs of your own")
+    add("--config-name", help="config in --config-dir (default: base)")
+    add("--user-dir", help="plug-in folder or file to load")
+
+
+def flag_values(args: argparse.Namespace) -> dict[str, str]:
+    """Return the values of the flags that are passed, by the keys they stand for."""
+    values = {key: getattr(args, flag.replace("-", "_"), None) for flag, key in FLAGS.items()}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def overrides_of(args: argparse.Namespace) -> list[str]:
@@ -83,19 +94,18 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
 
     words = ([args.data] if args.data else []) + args.keys + args.overrides
     data = [a for a in words if "=" not in a]
-    plain = [a for a in words if "=" in a]
+    overrides = [a for a in words if "=" in a]
     if len(data) > 1:
         raise UsageError(f"more than one DATA folder: {', '.join(data)}; options are key=value")
-    for override in plain:
+    for override in overrides:
         if override[0] in "+~":
             raise UsageError(f"'{override}': keys can be set (key=value), not added or removed")
-    flags = []
-    for flag, key in FLAGS.items():
-        value = getattr(args, flag.replace("-", "_"), None)
-        if value is not None:
-            flags.append(f"{key}={value if key in ('task', 'criterion') else quote(value)}")
+    flags = [
+        f"{key}={value if key in ('task', 'criterion') else quote(value)}"
+        for key, value in flag_values(args).items()
+    ]
     user_dir = [f"user_dir={quote(args.user_dir)}"] if args.user_dir else []
-    return flags + [f"data={quote(d)}" for d in data] + user_dir + plain
+    return flags + [f"data={quote(d)}" for d in data] + user_dir + overrides
 
 
 def run(args: argparse.Namespace) -> int:
