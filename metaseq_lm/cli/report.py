@@ -37,9 +37,9 @@ from metaseq_lm.reporting.plots import (
     require_logged,
 )
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import Setting, chosen_values, group, where
+from metaseq_lm.reporting.settings import chosen_values, group, where
 from metaseq_lm.reporting.significance import TESTS, compare
-from metaseq_lm.reporting.table import Table, choose_metric, pivot_table, setting_table
+from metaseq_lm.reporting.table import choose_metric, pivot_table, setting_table
 
 HELP = "compare runs: tables over seeds with significance, FLOPs and time, pictures"
 READABLE = 14  # series in one picture
@@ -56,10 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN_OR_FOLDER",
         help="a run folder, a folder of runs, e.g. of a sweep, or a file that --archive wrote",
     )
-    add(
-        "--metric",
-        help="final metric to compare (default: test.accuracy, or the one that chose the best checkpoint)",
-    )
+    metric = "(default: test.accuracy, or the one that chose the best checkpoint)"
+    add("--metric", help=f"final metric to compare {metric}")
     add(
         "--better",
         choices=("higher", "lower"),
@@ -87,11 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of means, or of medians with --spread range (default: %(default)s)",
     )
     add("--rows", metavar="KEY", help="config key down the table (default: one row a setting)")
-    add(
-        "--columns",
-        metavar="KEY",
-        help="config key across the table and over the panels of pictures (default: none)",
-    )
+    columns = "config key across the table and over the panels of pictures (default: none)"
+    add("--columns", metavar="KEY", help=columns)
     add(
         "--mean",
         action="store_true",
@@ -111,12 +106,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep the runs of this table in a file that report reads like their folders: settings, results, "
         "validation curves; no checkpoints, no curves of training",
     )
-    add_choices(parser)
-
-
-def add_choices(parser: argparse.ArgumentParser) -> None:
-    """Declare which runs are read and what is drawn of them."""
-    add = parser.add_argument
     add(
         "--where",
         nargs="+",
@@ -125,11 +114,8 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="only runs with this config value; two values of one key keep both (default: all)",
     )
-    add(
-        "--stage",
-        metavar="NAME",
-        help="runs of this stage of a sweep (default: the last, which ends in the score)",
-    )
+    stage = "runs of this stage of a sweep (default: the last, which ends in the score)"
+    add("--stage", metavar="NAME", help=stage)
     add(
         "--choose",
         metavar="KEY",
@@ -163,8 +149,9 @@ def formats(text: str) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and write the files."""
-    wanted = args.format or (list(FORMATS) if args.out else ["text"])
-    if args.out is None and (set(wanted) & set(DRAWN) or args.curve or args.x):
+    output_formats = args.format or (list(FORMATS) if args.out else ["text"])
+    draws = not {*DRAWN}.isdisjoint(output_formats)
+    if args.out is None and (draws or args.curve or args.x):
         raise UsageError("pictures and pages are files: say with --out DIR where to write them.")
     if args.baseline and (args.rows or args.columns):
         raise UsageError(
@@ -173,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
     runs, planned = pick_stage(read_runs(args.paths), find_plan(args.paths), args.paths, args.stage)
     if not runs:
         raise MetaseqError(" ".join(["no run to compare has started yet.", *planned]))
-    kept = runs = where(runs, args.where)
+    archived = runs = where(runs, args.where)
     if args.mean and not args.columns:
         raise UsageError("--mean is over the columns of a table: give --columns KEY as well.")
     if args.choose:
@@ -182,52 +169,48 @@ def run(args: argparse.Namespace) -> int:
     metric = choose_metric(runs, args.metric, args.better)
     curves = choose_curves(runs, args.curve, metric.name)
     settings = group(runs, [key for key in (args.x, args.columns, args.rows) if key])
-    table = make_table(args, settings, metric)
+    if args.rows or args.columns:
+        rows = args.rows or "label"
+        table = pivot_table(settings, metric, rows, args.columns, args.spread, args.mean)
+    else:
+        compared = None
+        if args.baseline:
+            compared = compare(settings, metric, args.baseline, args.test, args.spread)
+        table = setting_table(settings, metric, args.spread, compared)
     table = replace(table, notes=[*table.notes, *planned])
     if args.archive:
-        archive.write(args.archive, kept)
-    for name in ["text"] if args.out else wanted:
+        archive.write(args.archive, archived)
+    paths = [args.archive] if args.archive else []
+    for name in ["text"] if args.out else output_formats:
         print(WRITERS[name][1](table), end="")
     if args.out is None:
-        if args.archive and wanted == ["text"]:
-            print("\nwritten:", args.archive, sep="\n  ")
+        if paths and output_formats == ["text"]:
+            print("\nwritten:", *paths, sep="\n  ")
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
-    paths = [args.archive] if args.archive else []
-    for name in [name for name in wanted if name in WRITERS]:
+    for name in [name for name in output_formats if name in WRITERS]:
         file, write = WRITERS[name]
         paths.append(args.out / file)
         paths[-1].write_text(write(table), encoding="utf-8")
     samples = samples_of(settings)
-    if samples and "md" in wanted:
+    if samples and "md" in output_formats:
         paths.append(args.out / "samples.md")
         paths[-1].write_text(samples_markdown(samples), encoding="utf-8")
-    if set(wanted) & set(DRAWN):
+    if draws:
         pictures = Pictures(settings, args.spread, args.columns, args.x)
         with TemporaryDirectory() as spare:
-            place = args.out if "png" in wanted else Path(spare)
-            drawn, notes = draw(pictures, metric, curves, place)
+            folder = args.out if "png" in output_formats else Path(spare)
+            drawn, notes = draw(pictures, metric, curves, folder)
             page = to_html(table, settings, metric, drawn, notes, samples)
         if notes:
             print("", *notes, sep="\n")
-        if "png" in wanted:
+        if "png" in output_formats:
             paths += drawn
-        if "html" in wanted:
+        if "html" in output_formats:
             paths.append(args.out / "report.html")
             paths[-1].write_text(page, encoding="utf-8")
     print("\nwritten:", *paths, sep="\n  ")
     return 0
-
-
-def make_table(args: argparse.Namespace, settings: Sequence[Setting], metric: Metric) -> Table:
-    """Return the table that the options ask for."""
-    if args.rows or args.columns:
-        rows = args.rows or "label"
-        return pivot_table(settings, metric, rows, args.columns, args.spread, args.mean)
-    compared = None
-    if args.baseline:
-        compared = compare(settings, metric, args.baseline, args.test, args.spread)
-    return setting_table(settings, metric, args.spread, compared)
 
 
 def choose_curves(runs: Sequence[Run], names: Sequence[str], metric: str) -> list[str]:
@@ -237,8 +220,10 @@ def choose_curves(runs: Sequence[Run], names: Sequence[str], metric: str) -> lis
     """
     for name in names:
         require_logged(runs, name)
-    same = f"valid.{metric.partition('.')[2]}"
-    return list(dict.fromkeys(names)) or [same] * any(same in run.logged for run in runs)
+    if names:
+        return list(dict.fromkeys(names))
+    valid_metric = f"valid.{metric.partition('.')[2]}"
+    return [valid_metric] if any(valid_metric in run.logged for run in runs) else []
 
 
 def draw(
@@ -247,10 +232,10 @@ def draw(
     """Write the pictures into `out`; return their paths and notes on what they cannot show."""
     paths: list[Path] = []
     notes: list[str] = []
-    series = len(pictures.styles())
-    if series > READABLE:
+    count = len(pictures.styles())
+    if count > READABLE:
         notes.append(
-            f"{series} series in one picture are hard to tell apart; use --where, --columns."
+            f"{count} series in one picture are hard to tell apart; use --where, --columns."
         )
     for curve in curves:
         paths.append(out / file_name("curves", curve))

@@ -32,12 +32,13 @@ import argparse
 import os
 import shlex
 import socket
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from metaseq_lm.cli import NOT_OPTIONS
+from metaseq_lm.cli.score import split_overrides
 from metaseq_lm.cli.train import FLAGS, add_config_arguments, flag_values
 from metaseq_lm.core.errors import Interrupted, UsageError
 
@@ -114,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
     if not verb:
         return launch_sweep(args)
     from metaseq_lm.sweeps.folder import SweepFolder
+    from metaseq_lm.sweeps.states import lines, states, summary
+    from metaseq_lm.sweeps.submit import cancel
 
     allowed = {a.dest for a in verb_parser(verb)._actions}
     for name, value in vars(args).items():
@@ -123,12 +126,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"give one sweep folder: metaseq-lm sweep {verb} S")
     folder = SweepFolder(Path(args.words[1]))
     folder.read()
-    commands: dict[str, Callable[[Any, argparse.Namespace], int]] = {
-        "status": status,
-        "resubmit": resubmit,
-        "cancel": cancel,
-    }
-    return commands[verb](folder, args)
+    if verb == "resubmit":
+        return resubmit(folder, args)
+    if verb == "status":
+        rows = states(folder)
+        print("\n".join([*lines(rows), summary(rows)]))
+    else:
+        output = [f"cancelled {name}" for name in cancel(folder)]
+        print("\n".join(output or ["nothing was pending or running"]))
+    return 0
 
 
 def verb_parser(verb: str) -> argparse.ArgumentParser:
@@ -142,15 +148,6 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
 
 
 # ---------------------------------------------------------------- the verbs
-
-
-def status(folder: Any, args: argparse.Namespace) -> int:
-    """Print one line per run and a line of counts."""
-    from metaseq_lm.sweeps.states import lines, states, summary
-
-    rows = states(folder)
-    print("\n".join([*lines(rows), summary(rows)]))
-    return 0
 
 
 def resubmit(folder: Any, args: argparse.Namespace) -> int:
@@ -171,19 +168,7 @@ def resubmit(folder: Any, args: argparse.Namespace) -> int:
     runs = folder.runs()
     if args.new_code:
         check_configs(runs, content["definition"])
-    with folder.lock():
-        folder.adopt(content["definition"], runs, launch.non_default())
-        chosen = AGAIN + (("diverged",) if args.diverged else ())
-        return go(folder, runs, launch, chosen, args.new_code)
-
-
-def cancel(folder: Any, args: argparse.Namespace) -> int:
-    """Stop what is active and name it."""
-    from metaseq_lm.sweeps import submit
-
-    names = submit.cancel(folder)
-    print("\n".join([f"cancelled {name}" for name in names] or ["nothing was pending or running"]))
-    return 0
+    return go(folder, content["definition"], runs, launch, args, AGAIN)
 
 
 def launch_sweep(args: argparse.Namespace) -> int:
@@ -222,11 +207,7 @@ def launch_sweep(args: argparse.Namespace) -> int:
     if launch.executor == "slurm":
         need_slurm()
     out.mkdir(parents=True, exist_ok=True)
-    folder = SweepFolder(out)
-    with folder.lock():
-        folder.adopt(definition, runs, launch.non_default())
-        chosen = (*AGAIN, "waiting") + (("diverged",) if args.diverged else ())
-        return go(folder, runs, launch, chosen, args.new_code)
+    return go(SweepFolder(out), definition, runs, launch, args, (*AGAIN, "waiting"))
 
 
 # ---------------------------------------------------------------- its parts
@@ -237,8 +218,7 @@ def content_of(args: argparse.Namespace) -> dict[str, Any]:
     from metaseq_lm.core.config import quote
     from metaseq_lm.sweeps.definition import absolute, axis, mapping, plugin, read_file
 
-    words = args.words
-    places = [word for word in words if "=" not in word or Path(word).exists()]
+    places, overrides = split_overrides(args.words)
     files = [word for word in places if word.endswith((".yaml", ".yml"))]
     data = [word for word in places if word not in files]
     if len(files) > 1 or len(data) > 1:
@@ -262,10 +242,10 @@ def content_of(args: argparse.Namespace) -> dict[str, Any]:
         f"{key}={quote(absolute(value, here) if key == 'init_from' else value)}"
         for key, value in flag_values(args).items()
     ]
-    written = content.get("overrides", [])
-    if not isinstance(written, list):
-        raise UsageError(f"overrides: {written!r} is not a list, such as [trainer.max_update=10]")
-    content["overrides"] = [*flags, *written, *(w for w in words if w not in places)]
+    listed = content.get("overrides", [])
+    if not isinstance(listed, list):
+        raise UsageError(f"overrides: {listed!r} is not a list, such as [trainer.max_update=10]")
+    content["overrides"] = [*flags, *listed, *overrides]
     return content
 
 
@@ -313,27 +293,37 @@ def show_plan(runs: list[Any], definition: dict[str, Any]) -> None:
         print(f"... and {len(runs) - MANY} more")
 
 
-def go(folder: Any, runs: list[Any], launch: Any, chosen: tuple[str, ...], new_code: bool) -> int:
-    """Launch the runs whose state is one of `chosen`; with the local executor, wait for them."""
+def go(
+    folder: Any,
+    definition: dict[str, Any],
+    runs: list[Any],
+    launch: Any,
+    args: argparse.Namespace,
+    again: Sequence[str],
+) -> int:
+    """Launch the runs whose state is one of `again`; with the local executor, wait for them."""
     from metaseq_lm.sweeps.states import states, summary
     from metaseq_lm.sweeps.submit import submit_slurm
 
-    current = states(folder, runs)
-    wanted = {state.run for state in current if state.state in chosen}
-    todo = [run for run in runs if run.name in wanted]
-    folder.check_inside(todo)
-    print(summary(current))
-    if not todo:
-        print("nothing to launch")
-    if todo and launch.executor == "slurm":
-        jobs = submit_slurm(folder, todo, launch, take_code(folder, new_code))
+    again = [*again, "diverged"] if args.diverged else again
+    with folder.lock():
+        folder.adopt(definition, runs, launch.non_default())
+        current = states(folder, runs)
+        names = {state.run for state in current if state.state in again}
+        todo = [run for run in runs if run.name in names]
+        folder.check_inside(todo)
+        print(summary(current))
+        if not todo:
+            print("nothing to launch")
+            over = all(state.state == "finished" for state in current)
+            return 0 if over or launch.executor == "slurm" else 1
+        code = take_code(folder, args.new_code)
+        if launch.executor != "slurm":
+            return go_local(folder, todo, launch, code)
+        jobs = submit_slurm(folder, todo, launch, code)
         print("\n".join(f"submitted {run.name}  job {job}" for run, job in zip(todo, jobs)))
         print(f"follow it with: metaseq-lm sweep status {shlex.quote(str(folder.path))}")
         return 0
-    if todo:
-        return go_local(folder, todo, launch, take_code(folder, new_code))
-    over = all(state.state == "finished" for state in current)
-    return 0 if over or launch.executor == "slurm" else 1
 
 
 def go_local(folder: Any, todo: list[Any], launch: Any, code: Any) -> int:

@@ -22,6 +22,7 @@ from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
     Request,
+    find_packed,
     option_name,
     register_dataset_kind,
 )
@@ -94,9 +95,8 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
         return RowReader(file, _columns(benchmark, split, path), required, expand=expand)
 
     details: dict[str, Any] = {"doubled": doubled, "text_columns": list(benchmark.texts)}
-    details["as_text"] = options.as_text is not None
-    if options.as_text:
-        details["spans"] = options.as_text
+    details |= {"as_text": bool(options.as_text)}
+    details |= {"spans": options.as_text} if options.as_text else {}
     return LabelledPipeline(
         target,
         LabelledForm(labels or None, not labels, benchmark.form, name, details),
@@ -129,10 +129,8 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
     names = find_benchmark(name).files
     files: dict[str, list[Path]] = {}
     for split, file in names.items():
-        candidates = [source / f"{file}{suffix}" for suffix in ("", *OPENERS)]
-        present = next(filter(Path.is_file, candidates), None)
-        if present:
-            files[split] = [present]
+        if path := find_packed(source / file):
+            files[split] = [path]
         elif split not in OPTIONAL_SPLITS:
             print(f"{source}: no {file}, so there will be no {split} split", flush=True)
     if not files:

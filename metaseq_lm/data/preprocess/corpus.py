@@ -84,11 +84,8 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
             self.tokenizer = load_tokenizer(options.tokenizer_from)
         else:
             corpus = options.tokenizer_corpus or request.splits.get(TRAIN, ())
-            self.tokenizer = options.train(
-                list(map(request.text_file, corpus)),
-                options.min_frequency,
-                options.task_tokens,
-            )
+            files = list(map(request.text_file, corpus))
+            self.tokenizer = options.train(files, options.min_frequency, options.task_tokens)
         self.tokenizer.save(self.folder)  # for the worker processes
         return describe_tokenizer(self.tokenizer)
 

@@ -64,12 +64,8 @@ class LabelledOptions:
 class LabelledForm:
     """What a labelled set is, apart from its rows.
 
-    Attributes:
-        labels: The classes in order; None takes those of the train split, sorted.
-        regression: Whether labels are numbers.
-        form: One of labelled.sets.FORMS; "" for the plain one of the number of texts.
-        benchmark: The name of the benchmark that the set comes from, if any.
-        details: What else the manifest says.
+    `labels` are the classes in order, None for those of the train split, sorted. `form` is one of
+    labelled.sets.FORMS, "" for "single" or "pair" by the number of texts. `details` go into the manifest.
     """
 
     labels: list[str] | None = None
@@ -120,25 +116,10 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
     )
 
 
-@dataclass
-class _Labels:
-    """The labels of the rows of a split, and where each row stands."""
-
-    values: list[str | float | None] = field(default_factory=list)
-    places: list[tuple[Path, int]] = field(default_factory=list)
-
-    @property
-    def complete(self) -> bool:
-        """Whether the rows have labels; MetaseqError with the place if only some have."""
-        missing = [i for i, label in enumerate(self.values) if label is None]
-        if missing and len(missing) < len(self.values):
-            path, line = self.places[missing[0]]
-            raise MetaseqError(f"{path}:{line}: no label, but other rows of the split have one")
-        return not missing
-
-
-# Ids end to end and sizes of each text column of a batch of rows, and the spans of each row.
-EncodedRows = tuple[list[Row], list[tuple[np.ndarray, np.ndarray]], list[list[int]]]
+Label = tuple[Path, int, str | float | None]  # the file and line of a row, and its label
+# A batch of rows, ids end to end and sizes of each text column, and the spans of each row.
+EncodedTexts = tuple[np.ndarray, np.ndarray]
+EncodedRows = tuple[list[Row], list[EncodedTexts], list[list[int]]]
 
 
 class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
@@ -153,7 +134,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         self.form = form
         self.open_rows = open_rows
         self.tokenizer = tokenizer
-        self._labels: dict[str, _Labels] = {}
+        self._labels: dict[str, list[Label]] = {}
         self._classes = form.labels
 
     def prepare(self) -> dict[str, Any]:
@@ -164,7 +145,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         """Yield the rows to keep with their file, counting the others and noting labels."""
         counts = split.counts
         counts.update(dict.fromkeys(COUNTS, 0))
-        labels = self._labels[split.name] = _Labels()
+        labels = self._labels[split.name] = []
         columns = 0
         for path in split.sources:
             reader = self.open_rows(split.name, path)
@@ -178,8 +159,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                         f"split have {columns}; say which with --text-columns"
                     )
                 counts["rows"] += 1
-                labels.values.append(row.label)
-                labels.places.append((path, row.line))
+                labels.append((path, row.line, row.label))
                 yield path, row
             counts.update(reader.counts)
 
@@ -187,15 +167,17 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         for batch in batches(records, BATCH):
             rows = [row for _, row in batch]
             if self.form.form in WITH_PLACES:
-                yield self._encode_with_spans(batch)
+                yield rows, *self._encode_with_spans(batch)
                 continue
             texts = zip(*(row.texts for row in rows))
-            encoded = [encode_texts(self.tokenizer, column) for column in texts]
-            for _, sizes in encoded:
+            columns = [encode_texts(self.tokenizer, column) for column in texts]
+            for _, sizes in columns:
                 split.counts["no_tokens"] += int(np.count_nonzero(sizes == 0))
-            yield rows, encoded, []
+            yield rows, columns, []
 
-    def _encode_with_spans(self, batch: list[tuple[Path, Row]]) -> EncodedRows:
+    def _encode_with_spans(
+        self, batch: list[tuple[Path, Row]]
+    ) -> tuple[list[EncodedTexts], list[list[int]]]:
         ids: list[list[np.ndarray]] = [[] for _ in batch[0][1].texts]
         spans = []
         for path, row in batch:
@@ -215,7 +197,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             spans.append(places)
         sizes = [np.array(list(map(len, column)), np.int64) for column in ids]
         columns = [(np.concatenate(column), size) for column, size in zip(ids, sizes)]
-        return [row for _, row in batch], columns, spans
+        return columns, spans
 
     def write(self, split: Split, encoded: Iterator[EncodedRows]) -> None:
         with contextlib.ExitStack() as stack:
@@ -253,7 +235,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         n_columns = {split.name: len(split.counts["tokens"]) for split in splits}
         if not self.form.regression and self._classes is None:
-            self._classes = sorted_labels({str(label) for label in self._labels[TRAIN].values})
+            self._classes = sorted_labels({str(label) for _, _, label in self._labels[TRAIN]})
         if len(set(n_columns.values())) != 1:
             listed = ", ".join(f"{split} has {count}" for split, count in n_columns.items())
             raise MetaseqError(
@@ -271,37 +253,47 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             **self.form.details,
         }
 
+    def _complete_labels(self, split: Split) -> list[Label]:
+        """Return the labels of a split, or none; MetaseqError with the place if only some rows have one."""
+        labels = self._labels[split.name]
+        missing = [(path, line) for path, line, label in labels if label is None]
+        if missing and len(missing) < len(labels):
+            path, line = missing[0]
+            raise MetaseqError(f"{path}:{line}: no label, but other rows of the split have one")
+        return [] if missing else labels
+
     def _write_labels(self, split: Split) -> None:
-        labels, classes = self._labels[split.name], self._classes
-        if not labels.complete:
+        labels, classes = self._complete_labels(split), self._classes
+        if not labels:
             return
         if classes is None:
-            values = np.array(labels.values, np.float64)
+            values = np.array([label for _, _, label in labels], np.float64)
         else:
             numbers = {label: i for i, label in enumerate(classes)}
-            for (path, line), label in zip(labels.places, labels.values):
+            for path, line, label in labels:
                 if label not in numbers:
                     raise MetaseqError(
                         f"{path}:{line}: label {label!r} is not one of {', '.join(classes)}."
                         f"{nearest(str(label), classes)} The classes are those of the train split "
                         "unless --labels or --benchmark gives them."
                     )
-            values = np.array([numbers[str(label)] for label in labels.values], np.int32)
+            values = np.array([numbers[str(label)] for _, _, label in labels], np.int32)
         with contextlib.ExitStack() as stack:
             writer = self.open_writer(stack, split, f"{split.name}.label", values.dtype)
             writer.extend(values, np.ones(len(values), np.int64))
 
     def summary(self, split: Split) -> str:
-        counts, labels = split.counts, self._labels[split.name]
+        counts = split.counts
+        labels = [label for _, _, label in self._complete_labels(split)]
         tokens = " + ".join(f"{number:,}" for number in counts["tokens"])
         parts = [f"{counts['rows']:,} rows", f"{tokens} tokens"]
         text = f"{split.name}: {', '.join(parts + split.other_counts('rows', 'tokens'))}"
-        if not labels.complete:
+        if not labels:
             return f"{text}; no labels"
         if self._classes is None:
-            values = np.array(labels.values, np.float64)
+            values = np.array(labels, np.float64)
             return f"{text}; labels from {values.min():g} to {values.max():g}"
-        shares = [f"{label} {labels.values.count(label):,}" for label in self._classes]
+        shares = [f"{label} {labels.count(label):,}" for label in self._classes]
         return f"{text}; {', '.join(shares)}"
 
 

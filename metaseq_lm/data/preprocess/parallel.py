@@ -27,6 +27,7 @@ from metaseq_lm.data.preprocess.pipeline import (
     Request,
     Split,
     batches,
+    find_packed,
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
@@ -231,11 +232,10 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
 
 def find_side(prefix: Path, language: str) -> Path:
     """Return the file PREFIX.LANGUAGE, plain or packed; MetaseqError if there is none."""
-    names = [f"{prefix}.{language}{suffix}" for suffix in ("", *OPENERS)]
-    for name in names:
-        if Path(name).exists():
-            return Path(name)
+    name = f"{prefix}.{language}"
+    if path := find_packed(name):
+        return path
     raise MetaseqError(
-        f"{names[0]}: no such file (nor with {', '.join(OPENERS)} behind it); --trainpref and the like "
+        f"{name}: no such file (nor with {', '.join(OPENERS)} behind it); --trainpref and the like "
         "take what stands before .LANGUAGE"
     )

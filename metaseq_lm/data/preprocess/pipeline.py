@@ -25,7 +25,7 @@ from metaseq_lm.core.registry import Entry, Registry
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.storage.staging import publish, staging
-from metaseq_lm.data.storage.text_files import TextFile, check_text_file
+from metaseq_lm.data.storage.text_files import OPENERS, TextFile, check_text_file
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_KIND = "corpus"
@@ -56,15 +56,9 @@ Encoded = TypeVar("Encoded")
 
 @dataclass(frozen=True)
 class Request:
-    """What every kind of dataset needs to know.
+    """What every kind of dataset needs to know: the folder to fill, the files of each split, and so on.
 
-    Attributes:
-        destdir: The folder to fill.
-        splits: The files of each split.
-        on_bad_utf8: What becomes of lines with invalid UTF-8: "replace", "skip" or "fail".
-        workers: How many processes encode; only a corpus uses more than one.
-        overwrite: Whether a dataset that is already there is replaced.
-        command: The command line that the manifest records.
+    Only a corpus uses more than one of the `workers`; `command` is recorded in the manifest.
     """
 
     destdir: Path
@@ -249,6 +243,11 @@ def _text_file(path: Path) -> Iterator[Callable[[str], None]]:
                 file.flush()
 
         yield append
+
+
+def find_packed(path: str | Path) -> Path | None:
+    """Return a file, plain or packed with .gz, .xz or .bz2 behind its name, or None if there is none."""
+    return next(filter(Path.is_file, (Path(f"{path}{suffix}") for suffix in ("", *OPENERS))), None)
 
 
 def batches(records: Iterable[Record], size: int) -> Iterator[list[Record]]:

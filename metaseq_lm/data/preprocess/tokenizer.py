@@ -10,7 +10,6 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.text_files import TextFile, check_text_file, training_lines
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
-from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS
 
 
 @dataclass(frozen=True)
@@ -36,16 +35,16 @@ class TokenizerOptions:
         """Return the options that only one kind of tokenizer has; UsageError for another kind."""
         kind = self.tokenizer
         options: dict[str, Any] = {}
-        if self.word_pattern is not None:
-            if kind != "word":
-                raise UsageError(
-                    f"--word-pattern does not apply to --tokenizer {kind}, only to word"
-                )
-            options["pattern"] = self.word_pattern
-        if self.cased:
-            if kind != "wordpiece":
-                raise UsageError(f"--cased does not apply to --tokenizer {kind}, only to wordpiece")
-            options["cased"] = True
+        for option_name, argument, value, only_kind in (
+            ("--word-pattern", "pattern", self.word_pattern, "word"),
+            ("--cased", "cased", self.cased or None, "wordpiece"),
+        ):
+            if value is not None:
+                if kind != only_kind:
+                    raise UsageError(
+                        f"{option_name} does not apply to --tokenizer {kind}, only to {only_kind}"
+                    )
+                options[argument] = value
         if self.character_coverage is not None:
             if not kind.startswith("sentencepiece") or not 0 < self.character_coverage <= 1:
                 raise UsageError(
@@ -54,18 +53,11 @@ class TokenizerOptions:
             options["character_coverage"] = self.character_coverage
         return options
 
-    def train(
-        self,
-        files: Sequence[TextFile],
-        min_frequency: int = 1,
-        task_tokens: int = TASK_TOKENS,
-    ) -> Tokenizer:
-        """Train the tokenizer on text files.
+    def train(self, files: Sequence[TextFile], min_frequency: int, task_tokens: int) -> Tokenizer:
+        """Train the tokenizer on text files; UsageError if there are none.
 
-        Args:
-            files: The files; UsageError if there are none.
-            min_frequency: How often a pair, word or character must occur to get a symbol.
-            task_tokens: How many symbols [CLS0], [CLS1], ... there are.
+        A pair, word or character gets a symbol if it occurs `min_frequency` times; `task_tokens` is the
+        number of symbols [CLS0], [CLS1], ...
         """
         kind, options = tokenizer_class(self.tokenizer), self.special_options()
         if not files:
@@ -77,13 +69,8 @@ class TokenizerOptions:
             check_text_file(file.path)
         text = f"training {self.tokenizer} on {', '.join(map(str, files))}"
         print(text, file=sys.stderr, flush=True)
-        return kind.train(
-            training_lines(files),
-            self.vocab_size,
-            task_tokens,
-            min_frequency,
-            **options,
-        )
+        lines = training_lines(files)
+        return kind.train(lines, self.vocab_size, task_tokens, min_frequency, **options)
 
 
 def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -182,7 +182,7 @@ class WordSetPipeline(SentencePipeline[Sentence]):
         self.sentences[TRAIN] = [s for i, s in enumerate(train) if i not in chosen]
 
     def all_sentences(self) -> Iterator[Sentence]:
-        """Yield the sentences of all splits."""
+        """Return the sentences of all splits, one after the other."""
         return chain.from_iterable(self.sentences.values())
 
     def _take_labels(self, folder: Path) -> None:
@@ -219,15 +219,15 @@ class WordSetPipeline(SentencePipeline[Sentence]):
         about = {"labels": self.labels, "scheme": self.scheme, "unseen": self.unseen}
         return {**about, "spans": self.scheme != "none"}
 
-    def column_number(self, file: TextFile) -> int:
-        """Return the column of the labels of a file in columns."""
+    def column_reader(self, reader_class: type[ColumnReader], file: TextFile) -> ColumnReader:
+        """Return a reader of a file in columns."""
         column = self.options.tag_column or "-1"
         if not _is_number(column):
             raise UsageError(
                 f"{file}: --tag-column {column} is for .conllu files; give a number, from 0, or "
                 "negative from the right"
             )
-        return int(column)
+        return reader_class(file, word_column=self.word_column, label_column=int(column))
 
 
 @register_dataset_kind("tagged", TaggedOptions)
@@ -243,9 +243,7 @@ class TagsPipeline(WordSetPipeline):
     def open_file(self, path: Path) -> SentenceReader:
         file, tag_field = self.request.text_file(path), self.options.tag_column
         if not is_conllu(path):
-            return ColumnReader(
-                file, word_column=self.word_column, label_column=self.column_number(file)
-            )
+            return self.column_reader(ColumnReader, file)
         if not tag_field or _is_number(tag_field):
             raise UsageError(f"{file}: name the field of the tags, for example --tag-column upos")
         return ConlluReader(file, label=field_number(tag_field), trees=False)
@@ -305,9 +303,7 @@ class TreesPipeline(WordSetPipeline):
     def open_file(self, path: Path) -> SentenceReader:
         file = self.request.text_file(path)
         if not is_conllu(path):
-            return HeadColumnReader(
-                file, word_column=self.word_column, label_column=self.column_number(file)
-            )
+            return self.column_reader(HeadColumnReader, file)
         if self.options.tag_column:
             raise UsageError(
                 f"--tag-column {self.options.tag_column} does not apply to {file}: the relations of a "
