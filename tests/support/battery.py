@@ -194,15 +194,15 @@ CASES: dict[str, list[list[str]]] = {
     "tartan_mt": [
         TARTAN,
         [*TARTAN, "task.auxiliary=[train,tapt]", "criterion.weights=[1,2,3]"],
-        [*TARTAN, "task.auxiliary=[train,tapt]", "task.own_lm_heads=false"],
+        [*TARTAN, "task.auxiliary=[train,tapt]", "task.fidelity=authors"],
         IMAGES,
     ],
     "tartan_meta": [
         TARTAN,
         [*TARTAN, "task.auxiliary=[train,tapt]", "criterion.same_head=true"],
-        [*TARTAN, "criterion.meta_head_split=dev", "criterion.meta_head_reset=false"],
+        [*TARTAN, "criterion.meta_head_split=dev"],
         [*TARTAN, "criterion.similarity=dot", "criterion.similarity_over=body"],
-        [*TARTAN, "criterion.weight_update=before", "criterion.scale_heads=false"],
+        [*TARTAN, "criterion.algorithm_1=true"],
         [*IMAGES, "criterion.meta_head_split=dev"],
     ],
     "translation": [["task=translation", *TRANSLATION]],

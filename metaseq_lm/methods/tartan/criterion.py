@@ -1,4 +1,4 @@
-"""The losses of the tasks, their weights, and how alike two gradients are (paper section 3).
+"""The losses of the tasks, their weights, and the similarity of two gradients (paper section 3).
 
 Shapes: B rows, K classes, T tasks.
 """
@@ -20,7 +20,7 @@ from metaseq_lm.criterions.sentence_prediction import SentencePrediction, Senten
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.tartan.data import TaskBatch
-from metaseq_lm.methods.tartan.model import probabilities, scores_of
+from metaseq_lm.methods.tartan.model import scores_of
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
 CLASSES = SentencePrediction(SentencePredictionConfig(batch_sum=False))
@@ -28,54 +28,56 @@ CLASSES = SentencePrediction(SentencePredictionConfig(batch_sum=False))
 
 @dataclass
 class MultiTaskConfig:
-    """MT-TARTAN: the weights of the tasks stay as they are."""
+    """MT-TARTAN: fixed task weights."""
 
     weights: list[float] | None = option(
         None,
-        "weights of the auxiliaries and, last, of the end task, scaled to sum 1 (null = equal)",
+        "weights of the auxiliary tasks and, last, of the end task, scaled to sum to 1 (null = equal)",
     )
-    scale_heads: bool = option(
-        True, "heads get the gradient of the weighted loss; false: unweighted (algorithm 1)"
+    algorithm_1: bool = option(
+        False,
+        "follow algorithm 1 of the paper where its text and the authors' code differ: weights change "
+        "before the step, heads get unweighted gradients, the meta head is kept between updates",
     )
 
 
 @dataclass
 class MetaConfig(MultiTaskConfig):
-    """META-TARTAN: the weights, softmax of logits, follow the end task's development loss."""
+    """META-TARTAN: the task weights, a softmax of logits, follow the end task's development loss."""
 
-    weight_lr: float = option(1e-2, "rate of the logits of the weights (0 = MT-TARTAN)", at_least=0)
+    weight_lr: float = option(
+        1e-2, "learning rate of the logits of the weights (0 = MT-TARTAN)", at_least=0
+    )
     similarity: str = option(
         "cosine",
-        "of gradients: cosine (algorithm 1) or dot (equation 7)",
+        "similarity of two gradients: cosine (algorithm 1) or dot product (equation 7)",
         choices=("cosine", "dot"),
     )
     similarity_over: str = option(
         "encoder",
-        "parameters it is taken over: encoder, or body, with the LM heads (the code)",
+        "parameters it compares: encoder, or body, which adds the LM heads (the authors' code)",
         choices=("encoder", "body"),
     )
-    weight_update: str = option(
-        "after",
-        "weights move after the step (section 3.2, the code) or before it (algorithm 1)",
-        choices=("after", "before"),
+    same_head: bool = option(
+        False, "use the end task's head instead of a separate meta head (section 5.4)"
     )
-    same_head: bool = option(False, "no meta head: the end task's own instead (section 5.4)")
     meta_head_split: str = option(
-        "train", "rows it is fitted to: train (paper) or dev (the code)", choices=("train", "dev")
+        "train",
+        "rows that the meta head is trained on: train (paper) or dev (the authors' code)",
+        choices=("train", "dev"),
     )
-    meta_head_reset: bool = option(True, "drawn afresh in every update; false: carried over")
-    meta_head_steps: int = option(10, "steps it is fitted for at most", at_least=0)
+    meta_head_steps: int = option(10, "maximum training steps of the meta head", at_least=0)
     meta_head_tolerance: float = option(
-        0.0, "fitting ends when the loss changes by less (0 = never; the code: 1e-3)"
+        0.0, "stop when its loss changes by less (0 = never; the authors' code: 1e-3)"
     )
-    meta_head_lr: float = option(1e-3, "rate of the fitting", at_least=0)
-    meta_head_weight_decay: float = option(0.1, "weight decay of the fitting", at_least=0)
+    meta_head_lr: float = option(1e-3, "learning rate of the meta head", at_least=0)
+    meta_head_weight_decay: float = option(0.1, "weight decay of the meta head", at_least=0)
 
 
 def task_terms(model: nn.Module, batch: TaskBatch) -> Terms:
-    """Return the terms of a micro-batch: masked LM if it has positions, else classes.
+    """Return loss and accuracy of a micro-batch of any task.
 
-    Classes: mean cross-entropy over rows and accuracy.
+    Masked LM if the batch has positions; else classification, a mean over rows.
     """
     if not isinstance(batch, TokenBatch) or batch.positions is None:
         assert batch.targets is not None
@@ -88,12 +90,12 @@ def task_terms(model: nn.Module, batch: TaskBatch) -> Terms:
 
 
 def endtask_scored(model: nn.Module, batch: TaskBatch) -> tuple[Tensor, Terms]:
-    """Return the probabilities (B, K) of the end task's classes, and the terms of rows with labels."""
+    """Return the end task's probabilities (B, K) in float64, and the terms of rows with labels."""
     scores = scores_of(model, batch)
     terms: Terms = {}
     if batch.targets is not None:
         terms = CLASSES.terms(model, scores, batch.targets)
-    return probabilities(scores), terms
+    return scores.double().softmax(-1), terms
 
 
 @register_criterion("tartan_mt", dataclass=MultiTaskConfig)
@@ -106,14 +108,14 @@ class MultiTask(Criterion):
     def __call__(self, model: nn.Module, batch: TaskBatch) -> Terms:
         return task_terms(model, batch)
 
-    def start(self, tasks: int) -> Tensor:
-        """Return the logits (T,) that the weights start from: those of the options, or zeros."""
+    def initial_logits(self, n_tasks: int) -> Tensor:
+        """Return the initial logits (T,) of the task weights; UsageError for wrong weights."""
         weights = self.config.weights
         if weights is None:
-            return torch.zeros(tasks, dtype=torch.float64)
-        if len(weights) != tasks or min(weights) <= 0:
+            return torch.zeros(n_tasks, dtype=torch.float64)
+        if len(weights) != n_tasks or min(weights) <= 0:
             raise UsageError(
-                f"criterion.weights is {list(weights)}; it needs {tasks} positive numbers, one for each "
+                f"criterion.weights is {list(weights)}; it needs {n_tasks} positive numbers, one for each "
                 "of task.auxiliary and one for the end task"
             )
         return torch.tensor(list(weights), dtype=torch.float64).log()
@@ -126,12 +128,12 @@ class Meta(MultiTask):
     config: MetaConfig
 
     def similarity(self, a: Vector, b: Vector) -> Tensor:
-        """Return how alike two gradients are, flattened together; entries that are None count as 0.
+        """Return the similarity of two gradients, flattened; entries that are None count as 0.
 
-        The cosine with a gradient that vanishes is 0; with one that is not finite it is NaN.
+        The cosine with a zero gradient is 0; with one that is not finite it is NaN.
         """
         product = vectors.dot(a, b)
         if self.config.similarity == "dot":
             return product
-        length = vectors.norm(a) * vectors.norm(b)
-        return torch.where(length == 0, torch.zeros_like(product), product / length)
+        norms = vectors.norm(a) * vectors.norm(b)
+        return torch.where(norms == 0, torch.zeros_like(product), product / norms)

@@ -1,4 +1,4 @@
-"""The rows of the tasks: texts of the end task's own training set, drawn lines of a corpus, labels.
+"""The batches of the tasks: masked texts of the labelled set, masked lines of a corpus, labelled rows.
 
 Shapes: B rows, S length.
 """
@@ -6,6 +6,7 @@ Shapes: B rows, S length.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -21,28 +22,27 @@ from metaseq_lm.data.streams import Collate, draw_below
 
 @dataclass(kw_only=True)
 class HeadedImageBatch(ImageBatch):
-    """Images, and the name of the head that they are for."""
+    """Images, and the name of the head that classifies them."""
 
     head: str
 
 
 @dataclass(kw_only=True)
 class StateBatch(Batch):
-    """Rows or images whose states (B, S, D) or (B, D) in the body are known, for one head."""
+    """Encoder states of texts (B, S, D) or images (B, D), for one head."""
 
     states: Tensor
     targets: Tensor | None
     head: str | None
 
 
-# What a task's head is given: its rows or images, or their states.
 TaskBatch = TokenBatch | HeadedImageBatch | StateBatch
 
 
 class Drawn:
-    """Batches of different samples out of `count`, each drawn anew, as the authors' code does.
+    """An order of independent random batches of `count` samples, as in the authors' code.
 
-    With replacement where a batch is larger than the set.
+    The samples of a batch differ, unless it is larger than the set: then they are drawn with replacement.
     """
 
     def __init__(self, count: int, batch_size: int, seed: int, name: str) -> None:
@@ -60,26 +60,15 @@ class Drawn:
         return generator.choice(self.count, self.smallest, replace=False)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """What a stream needs of a source: the tokens of each sample's row, and its collater."""
+class Rows(NamedTuple):
+    """The lengths of the rows of a source in tokens, and its collater."""
 
     lengths: np.ndarray
     collate: Collate
 
 
-def with_head(collate: Collate, head: str, attend_to_padding: bool) -> Collate:
-    """Return a collater that names the head; `attend_to_padding` takes the mask of padding away."""
-
-    def headed(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
-        batch = collate(samples, keys, width).replace(head=head)
-        return batch.replace(padding=None) if attend_to_padding else batch
-
-    return headed
-
-
 def masked_texts(rows: SentenceRows, masking: Masking) -> Rows:
-    """Return the texts of a labelled set, one sample a row, masked; the labels are left out."""
+    """Return the texts of a labelled set, masked, without their labels."""
 
     def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenBatch:
         batch = rows.batch(samples, keys, width)
@@ -91,29 +80,28 @@ def masked_texts(rows: SentenceRows, masking: Masking) -> Rows:
 
 
 def masked_lines(corpus: Corpus, count: int, masking: Masking, seed: int, name: str) -> Rows:
-    """Return `count` lines of a corpus in break mode eos, drawn without replacement; 0 takes all.
-
-    A line is a row, and of one that is too long the rest is cut off. Raises UsageError if there
-    are fewer.
-    """
-    chosen = drawn_lines(corpus, count, seed, name)
+    """Return `count` lines of a corpus, masked: see `drawn_lines`. A line is a row, cut if too long."""
+    lines = drawn_lines(corpus, count, seed, name)
 
     def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenBatch:
-        return masked_batch(corpus, masking, chosen[samples], keys, width)
+        return masked_batch(corpus, masking, lines[samples], keys, width)
 
-    return Rows(corpus.row_lengths[chosen], collate)
+    return Rows(corpus.row_lengths[lines], collate)
 
 
 def drawn_lines(corpus: Corpus, count: int, seed: int, name: str) -> np.ndarray:
-    """Return which samples of the corpus are the beginnings of `count` of its lines, ascending."""
-    filled = corpus.data.starts[corpus.data.sizes > 0]
-    if count > len(filled):
+    """Return `count` random lines of a corpus in break mode eos (0 = all), by sample number, ascending.
+
+    They are drawn without replacement. Raises UsageError if there are fewer.
+    """
+    lines = corpus.data.starts[corpus.data.sizes > 0]
+    if count > len(lines):
         raise UsageError(
-            f"task.lines_per_example asks for {count:,} lines of '{name}', which has {len(filled):,}; "
+            f"task.lines_per_example asks for {count:,} lines of '{name}', which has {len(lines):,}; "
             "lower it, or 0 takes all"
         )
     if count:
-        drawn = random_streams.generator(seed, "lines", name).permutation(len(filled))[:count]
-        filled = filled[np.sort(drawn)]
-    # Longer lines are several windows; the first begins where the line does.
-    return np.searchsorted(corpus.starts, filled)
+        chosen = random_streams.generator(seed, "lines", name).permutation(len(lines))[:count]
+        lines = lines[np.sort(chosen)]
+    # A long line has several samples; the first begins where the line does.
+    return np.searchsorted(corpus.starts, lines)

@@ -1,8 +1,7 @@
-"""One update of end-task-aware training, straight down (paper algorithm 1; the authors' code).
+"""One update of end-task-aware training (paper algorithm 1, the authors' code), and its base task.
 
-Every gradient is that of a global batch: what the authors accumulate over micro-steps, taking the
-mean of their cosines, is one batch and one cosine here. First order: nothing is differentiated twice.
-Shapes: T tasks.
+Every gradient is that of a global batch. Where the authors accumulate micro-batches and average
+their cosines, here it is one batch and one cosine. All gradients are first order. Shapes: T tasks.
 """
 
 from __future__ import annotations
@@ -10,191 +9,123 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Logs
+from metaseq_lm.core.batch import Batch, Logs
+from metaseq_lm.data.streams import Order, Stream
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.tartan.criterion import Meta, MetaConfig, MultiTask, task_terms
-from metaseq_lm.methods.tartan.data import StateBatch, TaskBatch
+from metaseq_lm.methods.tartan.data import Drawn, Rows, StateBatch
 from metaseq_lm.methods.tartan.model import META, has_dropout, redraw, states_of
 from metaseq_lm.models.vision.wide_resnet import frozen_statistics
 from metaseq_lm.optim import Optimizer, build_optimizer
-from metaseq_lm.tasks import Batches
+from metaseq_lm.tasks import Batches, Task
 
-BODY, HEAD = "body", "head"  # optimizers
-ENDTASK, DEV, FIT = "endtask", "dev", "head"  # streams
-AUXILIARY = "auxiliary."  # beginning of the names of the others
-
-
-def label(stream: str) -> str:
-    """Return the name of a task in the log."""
-    return stream.removeprefix(AUXILIARY)
+BODY, HEAD = "body", "head"  # optimizers: encoder with the auxiliary heads; the end task's head
+ENDTASK, DEV, FIT = "endtask", "dev", "head"  # streams: end task, meta-objective, meta head
+AUXILIARY = "auxiliary."  # prefix of the other streams
 
 
-def build_own_optimizer(
-    net: nn.Module,
+class EndTaskAware(Task):
+    """Streams of labelled batches, optimizers and update that texts and images have in common.
+
+    Attributes:
+        members: Streams of the trained tasks, in the order of their logits.
+        endtask_head: Name of the end task's head.
+    """
+
+    fresh = ("heads.", "task_logits")
+    members: list[str]
+    endtask_head: ClassVar[str]
+
+    @property
+    def has_meta_head(self) -> bool:
+        """Whether there is a separate head for the meta-objective."""
+        return isinstance(self.criterion, Meta) and not self.criterion.config.same_head
+
+    def labelled_rows(self, split: str) -> Rows:
+        """Return the rows of a split of the end task's labelled set."""
+        raise NotImplementedError
+
+    def for_head(self, batch: Any, head: str) -> Batch:
+        """Return a batch that names its head."""
+        raise NotImplementedError
+
+    def stream(self, name: str, order: Order, rows: Rows, head: str) -> Stream:
+        """Return a stream of batches for one head."""
+        return Stream(
+            name,
+            order,
+            lambda *args: self.for_head(rows.collate(*args), head),
+            self.run_config.seed,
+            rows.lengths,
+        )
+
+    def drawn_batches(self) -> dict[str, tuple[str, int, str]]:
+        """Return split, batch size and head of each stream of randomly drawn labelled batches."""
+        options, criterion = self.config, self.criterion
+        batches = {}
+        if ENDTASK in self.members:
+            batches[ENDTASK] = ("train", options.batch_size, self.endtask_head)
+        if isinstance(criterion, Meta):
+            head = META if self.has_meta_head else self.endtask_head
+            batches[DEV] = ("valid", options.dev_batch_size or options.batch_size, head)
+            if self.has_meta_head:
+                split = "valid" if criterion.config.meta_head_split == "dev" else "train"
+                batches[FIT] = (split, options.meta_head_batch_size, META)
+        return batches
+
+    def drawn_streams(self) -> dict[str, Stream]:
+        """Return the streams of `drawn_batches`."""
+        streams = {}
+        for name, (split, batch_size, head) in self.drawn_batches().items():
+            rows = self.labelled_rows(split)
+            order = Drawn(len(rows.lengths), batch_size, self.run_config.seed, name)
+            streams[name] = self.stream(name, order, rows, head)
+        return streams
+
+    def build_optimizers(self, model: nn.Module) -> dict[str, Optimizer]:
+        config, options = self.run_config, self.config
+        separate = (f"heads.{self.endtask_head}.", f"heads.{META}.")
+        body = [(n, p) for n, p in model.named_parameters() if not n.startswith(separate)]
+        optimizers = {BODY: build_optimizer(body, config.optimizer, config.schedule)}
+        heads = dict(model.get_submodule("heads").named_children())
+        if self.endtask_head in heads:
+            lr = config.optimizer.lr if options.head_lr is None else options.head_lr
+            optimizers[HEAD] = build_head_optimizer(
+                heads[self.endtask_head],
+                config.optimizer,
+                config.schedule,
+                lr,
+                options.head_weight_decay,
+            )
+        return optimizers
+
+    def needs(self, number: int) -> dict[str, int]:
+        return dict.fromkeys([*self.members, *self.drawn_batches()], 1)
+
+    def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
+        optimizer = self.run_config.optimizer
+        return update(engine, model, batches, self.members, self.criterion, optimizer)
+
+
+def build_head_optimizer(
+    head: nn.Module,
     optimizer: Mapping[str, Any],
     schedule: Mapping[str, Any],
     lr: float,
     weight_decay: float,
 ) -> Optimizer:
-    """Return an optimizer of the run's kind for one head, with its own rate and decay of everything."""
+    """Return an optimizer of the run's kind for one head; weight decay applies to all its parameters."""
     options = {**optimizer, "lr": lr, "weight_decay": weight_decay}
     options |= {"decay_norms_and_biases": True, "layer_decay": 1.0}
-    return build_optimizer(net.named_parameters(), options, schedule)
-
-
-def weights_of(logits: Tensor) -> list[float]:
-    """Return the weights of the tasks: softmax of their logits (T,)."""
-    return logits.double().softmax(0).tolist()
-
-
-def task_gradients(
-    engine: Engine, model: nn.Module, batches: Batches, members: Sequence[str]
-) -> tuple[dict[str, Vector], Logs]:
-    """Return by task the gradient of its loss, over the body and for the end task its head behind.
-
-    Their losses and accuracies are in the logs.
-    """
-    found: dict[str, Vector] = {}
-    logs: Logs = {}
-    for name in members:
-        wrt = list(engine.parameters(BODY))
-        if name == ENDTASK:
-            wrt += engine.parameters(HEAD)
-        loss = partial(task_terms, model)
-        found[name], more = engine.gradients(loss, batches[name][0], wrt, rng_key=name)
-        logs[f"loss_{label(name)}"] = more["loss"]
-        logs[f"accuracy_{label(name)}"] = more["accuracy"]
-    return found, logs
-
-
-def encoder_part(engine: Engine, model: nn.Module) -> list[bool]:
-    """Return which parameters of the body are the encoder's; the others are heads."""
-    own = {id(p) for p in model.get_submodule("encoder").parameters()}
-    return [id(p) in own for p in engine.parameters(BODY)]
-
-
-def combined(
-    gradients: Mapping[str, Vector],
-    weights: Sequence[float],
-    shared: Sequence[bool],
-    scale_heads: bool,
-) -> Vector:
-    """Return the weighted sum of gradients of equal length; `shared` says what is the encoder's.
-
-    Without `scale_heads` what is not counts with weight 1.
-    """
-    total: Vector = [None] * len(shared)
-    for weight, gradient in zip(weights, gradients.values(), strict=True):
-        part = [
-            None if g is None else g * (weight if scale_heads or own else 1.0)
-            for g, own in zip(gradient, shared, strict=True)
-        ]
-        total = vectors.add(total, part)
-    return total
-
-
-@contextlib.contextmanager
-def fixed(net: nn.Module) -> Iterator[None]:
-    """Keep autograd from following the parameters of `net` inside the block: no graph, less memory."""
-    trained = [p for p in net.parameters() if p.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-
-
-def with_states(batch: TaskBatch, states: Tensor) -> StateBatch:
-    """Return the states of a batch in its place."""
-    about = {name: getattr(batch, name) for name in ("targets", "head", "sizes", "rows", "samples")}
-    return StateBatch(states=states, stream=batch.stream, **about)
-
-
-def fit_meta_head(
-    engine: Engine,
-    model: nn.Module,
-    batches: list[Any],
-    config: MetaConfig,
-    optimizer: Mapping[str, Any],
-) -> Logs:
-    """Fit the meta head to a batch, the body fixed: estimate_meta_head of algorithm 1.
-
-    The moments start anew each time, the weights too if they are reset: drawn from the seed and the
-    number of steps made so far.
-    """
-    head = model.get_submodule(f"heads.{META}")
-    if config.meta_head_reset:
-        steps = engine.optimizers[BODY].updates
-        redraw(head, random_streams.generator(engine.seed, "meta head", steps))
-    options = {**optimizer, "clip_norm": 0.0}
-    constant = {"_name": "constant", "warmup_updates": 0}
-    fitting = build_own_optimizer(
-        head, options, constant, config.meta_head_lr, config.meta_head_weight_decay
-    )
-    # The body is fixed: without dropout its states are the same in every step.
-    if config.meta_head_steps > 1 and not has_dropout(model.get_submodule("encoder")):
-        states = engine.map(partial(states_of, model), batches, rng_key="fit")
-        batches = [with_states(b, s) for b, s in zip(batches, states, strict=True)]
-    before, steps = float("inf"), 0
-    loss = float("nan")
-    for step in range(config.meta_head_steps):
-        terms = partial(task_terms, model)
-        grads, logs = engine.gradients(terms, batches, fitting.parameters, rng_key=f"fit {step}")
-        loss, steps = float(logs["loss"]), step + 1
-        for parameter, grad in zip(fitting.parameters, grads, strict=True):
-            parameter.grad = grad
-        fitting.step()
-        for parameter in fitting.parameters:
-            parameter.grad = None
-        if abs(loss - before) < config.meta_head_tolerance:
-            break
-        before = loss
-    return {"meta_head_loss": loss, "meta_head_steps": float(steps)} if steps else {}
-
-
-def similarities(
-    engine: Engine,
-    model: nn.Module,
-    batches: Batches,
-    gradients: Mapping[str, Vector],
-    criterion: Meta,
-    optimizer: Mapping[str, Any],
-) -> tuple[Tensor, Logs]:
-    """Return how alike each task's gradient and that of the meta-objective are (T,), and the logs.
-
-    The meta-objective is the end task's development loss through the meta head (equation 7), or
-    through its own (equation 6).
-    """
-    config = criterion.config
-    logs: Logs = {}
-    body = engine.parameters(BODY)
-    # These passes are not training: they leave no trace in the statistics of batch normalisation.
-    with frozen_statistics(model):
-        if not config.same_head:
-            with fixed(model.get_submodule("encoder")):
-                logs |= fit_meta_head(engine, model, batches[FIT][0], config, optimizer)
-        loss = partial(task_terms, model)
-        towards, more = engine.gradients(loss, batches[DEV][0], body, rng_key=DEV)
-    logs["loss_dev"] = more["loss"]
-    part = (
-        encoder_part(engine, model) if config.similarity_over == "encoder" else [True] * len(body)
-    )
-    found = []
-    for name, gradient in gradients.items():
-        pair = [[g for g, kept in zip(v, part) if kept] for v in (towards, gradient)]
-        found.append(criterion.similarity(*pair))
-        logs[f"{config.similarity}_{label(name)}"] = found[-1]
-    return torch.stack(found), logs
+    return build_optimizer(head.named_parameters(), options, schedule)
 
 
 def update(
@@ -209,28 +140,147 @@ def update(
 
     `optimizer` is the config that the meta head's optimizer follows.
     """
+    logs: Logs = {}
+    gradients: dict[str, Vector] = {}
+    body = list(engine.parameters(BODY))
+    for name in members:
+        wrt = [*body, *engine.parameters(HEAD)] if name == ENDTASK else body
+        gradients[name], task_logs = engine.gradients(
+            partial(task_terms, model), batches[name][0], wrt, rng_key=name
+        )
+        for key in ("loss", "accuracy"):
+            logs[f"{key}_{label(name)}"] = task_logs[key]
     logits = model.get_buffer("task_logits")
-    gradients, logs = task_gradients(engine, model, batches, members)
-    moved = logits
+    new_logits = logits
+    encoder_ids = {id(p) for p in model.get_submodule("encoder").parameters()}
+    in_encoder = [id(p) in encoder_ids for p in body]
     if isinstance(criterion, Meta):
-        alike, more = similarities(engine, model, batches, gradients, criterion, optimizer)
-        logs |= more
+        similarities, meta_logs = meta_similarities(
+            engine, model, batches, gradients, in_encoder, criterion, optimizer
+        )
+        logs |= meta_logs
         # A development gradient may not be finite although its loss is; no step uses it.
-        engine.require_finite(alike)
+        engine.require_finite(similarities)
         # Descent on the meta-objective: its derivative by a weight is -similarity (equation 7).
-        moved = logits + criterion.config.weight_lr * alike.to(logits)
-    early = isinstance(criterion, Meta) and criterion.config.weight_update == "before"
-    weights = weights_of(moved if early else logits)
-    scale_heads = criterion.config.scale_heads if isinstance(criterion, MultiTask) else True
-    shared = encoder_part(engine, model)
-    bodies = {name: gradient[: len(shared)] for name, gradient in gradients.items()}
-    engine.step(BODY, combined(bodies, weights, shared, scale_heads))
+        new_logits = logits + criterion.config.weight_lr * similarities.to(logits)
+    algorithm_1 = isinstance(criterion, MultiTask) and criterion.config.algorithm_1
+    weights = (new_logits if algorithm_1 else logits).double().softmax(0).tolist()
+    total: Vector = [None] * len(body)
+    for weight, gradient in zip(weights, gradients.values(), strict=True):
+        factors = [1.0 if algorithm_1 and not encoder else weight for encoder in in_encoder]
+        # The end task's gradient goes on with that of its head, which has a step of its own.
+        weighted = [None if g is None else g * factor for g, factor in zip(gradient, factors)]
+        total = vectors.add(total, weighted)
+    engine.step(BODY, total)
     if ENDTASK in gradients:
-        own = gradients[ENDTASK][len(shared) :]
-        engine.step(HEAD, vectors.scale(own, weights[-1] if scale_heads else 1.0))
+        head_gradient = gradients[ENDTASK][len(body) :]
+        engine.step(HEAD, vectors.scale(head_gradient, 1.0 if algorithm_1 else weights[-1]))
     if not engine.nonfinite:
-        logits.copy_(moved)
-    for name, weight in zip(members, weights):
-        logs[f"alpha_{label(name)}"] = weight
+        logits.copy_(new_logits)
+    logs |= {f"alpha_{label(name)}": weight for name, weight in zip(members, weights)}
     logs["loss"] = sum(w * logs[f"loss_{label(n)}"] for n, w in zip(members, weights))
+    return logs
+
+
+def label(stream: str) -> str:
+    """Return the name of a task in the log."""
+    return stream.removeprefix(AUXILIARY)
+
+
+def meta_similarities(
+    engine: Engine,
+    model: nn.Module,
+    batches: Batches,
+    gradients: Mapping[str, Vector],
+    in_encoder: Sequence[bool],
+    criterion: Meta,
+    optimizer: Mapping[str, Any],
+) -> tuple[Tensor, Logs]:
+    """Return the similarity (T,) of each task's gradient to that of the meta-objective, and logs.
+
+    The meta-objective is the end task's development loss through the meta head (equation 7), or with
+    same_head through the end task's head (equation 6).
+    """
+    config = criterion.config
+    logs: Logs = {}
+    # These passes are not training, so batch normalisation must not update its statistics.
+    with frozen_statistics(model):
+        if not config.same_head:
+            with frozen_parameters(model.get_submodule("encoder")):
+                logs |= fit_meta_head(engine, model, batches[FIT][0], config, optimizer)
+        dev_gradient, dev_logs = engine.gradients(
+            partial(task_terms, model), batches[DEV][0], engine.parameters(BODY), rng_key=DEV
+        )
+    logs["loss_dev"] = dev_logs["loss"]
+
+    def compared(gradient: Vector) -> Vector:
+        over_body = config.similarity_over == "body"
+        return [g for g, encoder in zip(gradient, in_encoder) if encoder or over_body]
+
+    similarities = []
+    for name, gradient in gradients.items():
+        similarities.append(criterion.similarity(compared(dev_gradient), compared(gradient)))
+        logs[f"{config.similarity}_{label(name)}"] = similarities[-1]
+    return torch.stack(similarities), logs
+
+
+@contextlib.contextmanager
+def frozen_parameters(net: nn.Module) -> Iterator[None]:
+    """Build no graph for the parameters of `net` inside the block, which saves memory."""
+    trained = [p for p in net.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+def fit_meta_head(
+    engine: Engine,
+    model: nn.Module,
+    batches: list[Any],
+    config: MetaConfig,
+    optimizer: Mapping[str, Any],
+) -> Logs:
+    """Train the meta head on one batch with a fixed encoder: estimate_meta_head of algorithm 1.
+
+    The optimizer's moments start at zero in every update. The weights are initialised anew, from the
+    seed and the number of updates, unless algorithm 1 keeps them.
+    """
+    head = model.get_submodule(f"heads.{META}")
+    if not config.algorithm_1:
+        updates = engine.optimizers[BODY].updates
+        redraw(head, random_streams.generator(engine.seed, "meta head", updates))
+    options = {**optimizer, "clip_norm": 0.0}
+    constant = {"_name": "constant", "warmup_updates": 0}
+    head_optimizer = build_head_optimizer(
+        head, options, constant, config.meta_head_lr, config.meta_head_weight_decay
+    )
+    parameters = head_optimizer.parameters
+    # Without dropout the states of the fixed encoder are the same in every step.
+    if config.meta_head_steps > 1 and not has_dropout(model.get_submodule("encoder")):
+        states = engine.map(partial(states_of, model), batches, rng_key="fit")
+        shared = ("targets", "head", "sizes", "rows", "samples", "stream")
+        batches = [
+            StateBatch(states=s, **{field: getattr(batch, field) for field in shared})
+            for batch, s in zip(batches, states, strict=True)
+        ]
+    previous = float("inf")
+    logs: Logs = {}
+    for step in range(config.meta_head_steps):
+        gradient, step_logs = engine.gradients(
+            partial(task_terms, model), batches, parameters, rng_key=f"fit {step}"
+        )
+        for parameter, grad in zip(parameters, gradient, strict=True):
+            parameter.grad = grad
+        head_optimizer.step()
+        for parameter in parameters:
+            parameter.grad = None
+        loss = float(step_logs["loss"])
+        logs = {"meta_head_loss": loss, "meta_head_steps": float(step + 1)}
+        if abs(loss - previous) < config.meta_head_tolerance:
+            break
+        previous = loss
     return logs

@@ -48,7 +48,7 @@ def test_tartan_learns_an_easy_task(criterion: str, topics: Path, tmp_path: Path
 
 def test_checkpoints_hold_the_weights_of_the_tasks(topics: Path, tmp_path: Path) -> None:
     """A resumed run goes on with them, to the last bit."""
-    more = ["criterion.weight_lr=0.5", "criterion.meta_head_reset=false"]
+    more = ["criterion.weight_lr=0.5", "criterion.algorithm_1=true"]
     ends = []
     for name, stops in (("straight", [6]), ("cut", [3, 6])):
         for stop in stops:
@@ -69,7 +69,7 @@ def test_dapt_then_tapt_then_the_end_task(topics: Path, tmp_path: Path) -> None:
     tapt = build(topics, tmp_path / "tapt", "masked_lm", start)
     assert same(weights(dapt), weights(tapt))
     assert not any("sentence" in n or "meta" in n for n in weights(tapt))
-    one = build(topics, tmp_path / "one", "tartan_mt", start, "task.own_lm_heads=false")
+    one = build(topics, tmp_path / "one", "tartan_mt", start, "task.fidelity=authors")
     assert "heads.lm1.bias" not in weights(one)
     tapt.train()
     tuned = fine_tuning(topics, tmp_path / "tuned", tmp_path / "tapt", "task.keep_head=false")

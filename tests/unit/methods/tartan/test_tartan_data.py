@@ -135,11 +135,11 @@ def test_where_the_meta_head_and_the_meta_objective_get_their_rows(
 
 def test_padding_is_hidden_or_not(topics: Path, tmp_path: Path) -> None:
     """The authors' code gives no mask for padding (sheet B1): then scores follow the width."""
-    for name in ("false", "true"):
-        run = build(topics, tmp_path / name, "tartan_mt", f"task.attend_to_padding={name}", *EXACT)
+    for name in ("paper", "authors"):
+        run = build(topics, tmp_path / name, "tartan_mt", f"task.fidelity={name}", *EXACT)
         batches = batches_of(run)
         for parts in batches.values():
-            assert (parts[0][0].padding is None) == (name == "true")
+            assert (parts[0][0].padding is None) == (name == "authors")
         ((rows,),) = batches["endtask"]
         wider_rows = rows.replace(
             tokens=F.pad(rows.tokens, (0, 1), value=run.task.vocabulary.pad),
@@ -149,4 +149,4 @@ def test_padding_is_hidden_or_not(topics: Path, tmp_path: Path) -> None:
         with torch.no_grad():
             wider, scores = scores_of(run.model, wider_rows), scores_of(run.model, rows)
         difference = (wider - scores).abs().amax(1)
-        assert (difference > 1e-6).all() if name == "true" else (difference < 1e-12).all()
+        assert (difference > 1e-6).all() if name == "authors" else (difference < 1e-12).all()

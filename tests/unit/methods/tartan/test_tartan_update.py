@@ -80,7 +80,7 @@ def linear(monkeypatch: pytest.MonkeyPatch):
             if "dev" in gradients
             else MultiTask(MultiTaskConfig(**options))
         )
-        model.task_logits.copy_(criterion.start(len(members)))
+        model.task_logits.copy_(criterion.initial_logits(len(members)))
         before = model.encoder.weight[0].detach().clone()
         engine.begin(0)
         logs = updates.update(engine, model, batches, members, criterion, NODE)
@@ -119,7 +119,7 @@ def test_logits_move_by_twice_the_rate(linear) -> None:
 
 def test_weights_can_move_before_the_step(linear) -> None:
     """Algorithm 1: the step is taken with the new weights."""
-    _, step, logs = linear(OPPOSED, weight_lr=0.3, weight_update="before")
+    _, step, logs = linear(OPPOSED, weight_lr=0.3, algorithm_1=True)
     new = 1 / (1 + math.exp(-0.6))
     assert logs["alpha_a"] == pytest.approx(new)
     assert step[0].item() == pytest.approx(new * 1.0 - (1 - new) * 2.0)
@@ -153,7 +153,7 @@ def test_heads_are_scaled_or_not(linear, scaled: bool) -> None:
     torch.manual_seed(0)
     start = Line(2)
     torch.manual_seed(0)
-    model, step, _ = linear(gradients, heads=8.0, weights=[1, 3], scale_heads=scaled)
+    model, step, _ = linear(gradients, heads=8.0, weights=[1, 3], algorithm_1=not scaled)
     moved = {n: (start.heads[n].weight - model.heads[n].weight).item() for n in ("lm", "sentence")}
     assert moved["lm"] == pytest.approx(2.0 if scaled else 8.0)
     assert moved["sentence"] == pytest.approx(6.0 if scaled else 8.0)
@@ -166,13 +166,13 @@ def test_an_update_that_is_not_finite_leaves_the_weights(linear) -> None:
     assert model.task_logits.tolist() == [0, 0] and not step.any()
 
 
-@pytest.mark.parametrize("weight_update", ["after", "before"])
+@pytest.mark.parametrize("algorithm_1", [False, True])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_a_development_gradient_that_is_not_finite(
-    linear, similarity: str, weight_update: str
+    linear, similarity: str, algorithm_1: bool
 ) -> None:
     """Its loss is finite, and no step uses it, but the weights would: nothing moves."""
-    how = {"similarity": similarity, "weight_update": weight_update, "weight_lr": 0.3}
+    how = {"similarity": similarity, "algorithm_1": algorithm_1, "weight_lr": 0.3}
     model, step, logs = linear(OPPOSED, spoilt="dev", **how)
     assert math.isfinite(logs["loss_dev"]) and math.isnan(logs[f"{similarity}_a"])
     assert model.task_logits.tolist() == [0, 0] and not step.any()
@@ -292,7 +292,7 @@ def test_the_meta_head_is_fitted_by_adam_with_its_own_decay(
     decay: float, topics: Path, tmp_path: Path
 ) -> None:
     """Without decay it is the paper's Adam, with it the code's AdamW: torch's own, step by step (B8.9)."""
-    more = [f"criterion.meta_head_weight_decay={decay}", "criterion.meta_head_reset=false"]
+    more = [f"criterion.meta_head_weight_decay={decay}", "criterion.algorithm_1=true"]
     still = ["model.dropout=0", "model.attention_dropout=0", "criterion.meta_head_tolerance=0"]
     run = build(topics, tmp_path, "tartan_meta", *EXACT, *more, *still)
     engine, how = run.engine, run.task.criterion.config
@@ -323,7 +323,7 @@ def test_the_meta_head_is_reset_or_carried(topics: Path, tmp_path: Path) -> None
         topics,
         tmp_path / "b",
         "tartan_meta",
-        *("criterion.meta_head_steps=0", "criterion.meta_head_reset=false"),
+        *("criterion.meta_head_steps=0", "criterion.algorithm_1=true"),
     )
     name = "heads.meta.out.weight"
     seen = [weights(reset)[name]]
@@ -340,7 +340,7 @@ def test_the_meta_head_is_reset_or_carried(topics: Path, tmp_path: Path) -> None
 def test_a_carried_meta_head_is_fitted_further(topics: Path, tmp_path: Path) -> None:
     """The fit of update 2 starts where that of update 1 ended; reset, it starts from a draw (B8.3)."""
     for reset in (False, True):
-        how = ["criterion.meta_head_steps=3", f"criterion.meta_head_reset={reset}"]
+        how = ["criterion.meta_head_steps=3", f"criterion.algorithm_1={not reset}"]
         run = build(topics, tmp_path / str(reset), "tartan_meta", *how)
         name, seen = "heads.meta.out.weight", []
         run.model.heads["meta"].register_forward_pre_hook(
@@ -367,7 +367,7 @@ def test_gradient_is_that_of_the_weighted_loss(
     """One SGD step equals autograd's on sum alpha_k L_k, in float64; one head learns from both tasks."""
     sgd = ["optimizer=sgd", "optimizer.lr=1", "optimizer.clip_norm=0"]
     sgd += ["task.head_lr=1", "task.head_weight_decay=0"]
-    sgd += ["criterion.weights=[1,2,5]", f"task.own_lm_heads={own}"]
+    sgd += ["criterion.weights=[1,2,5]", f"task.fidelity={'paper' if own else 'authors'}"]
     run = build(topics, tmp_path, criterion, TWO, *EXACT, *sgd)
     before = weights(run)
     lm_heads = {name.split(".")[1] for name in before if name.startswith("heads.lm")}

@@ -11,7 +11,7 @@ from tartan_bench import logged, one_update, same, weights
 
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.methods.tartan.vision import cut, only
+from metaseq_lm.methods.tartan.vision import select_classes, split_target
 from metaseq_lm.training.run import TrainingRun
 
 TINY = [
@@ -46,15 +46,18 @@ def options(**values: float) -> DictConfig:
 
 def test_target_images_are_split_once() -> None:
     """A fifth for development, at most 65; of the others at most 200; no image in both (B7)."""
-    images = only(image_data.make(400, 3), [1, 3])
+    images = select_classes(image_data.make(400, 3), [1, 3])
     assert len(images) == 800 and set(images.labels) == {0, 1} and images.names == ("b", "d")
-    train, dev = cut(images, options())
+    train, dev = split_target(images, options())
     assert (len(train), len(dev)) == (200, 65)
     every = np.concatenate([train.images, dev.images]).reshape(265, -1)
     assert len(np.unique(every, axis=0)) == 265
-    whole = cut(images, options(dev_limit=0, train_limit=0))
+    whole = split_target(images, options(dev_limit=0, train_limit=0))
     assert sum(map(len, whole)) == 800 and abs(len(whole[1]) - 160) < 50
-    again, other = cut(images, options())[0], cut(images, options(split_seed=2))[0]
+    again, other = (
+        split_target(images, options())[0],
+        split_target(images, options(split_seed=2))[0],
+    )
     assert (again.images == train.images).all() and not (other.images == train.images).all()
 
 
