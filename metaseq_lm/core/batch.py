@@ -1,4 +1,4 @@
-"""Typed batches, and the terms that a criterion makes of one.
+"""Typed batches, and the terms that a criterion computes from one.
 
 Shapes: B rows, S positions of the longest row, M chosen positions, C copies.
 """
@@ -23,18 +23,19 @@ C = TypeVar("C", bound="CopiesBatch")
 
 @dataclass(kw_only=True)
 class Batch:
-    """A micro-batch: what a stream gives and a criterion takes.
+    """A micro-batch, which a stream yields and a criterion takes.
 
-    A kind of batch is a subclass whose fields are tensors, numbers or names; None where a batch lacks
-    one. Arrays become tensors, but for `rows` and `samples`, which stay on the host.
+    Each kind of batch is a subclass whose fields are tensors, numbers or names, or None. Arrays
+    become tensors, except `rows` and `samples`, which stay on the host.
 
     Attributes:
         sizes: Denominators of the terms by name, such as {"targets": 97, "rows": 16}; a number, or a
             tensor (C,) with one for each of C independent copies.
-        rows: Identity of each row for the random numbers (B,), unsigned, or (C, B); a stream fills
-            it in unless the batch has its own.
-        samples: Number of each row's sample (B,); a stream fills it in unless the batch has its own.
-        stream: Name of the stream that the batch is of.
+        rows: Number of each row, (B,) or (C, B), unsigned: the row's dropout masks and samples are
+            drawn from it. The stream sets it if the collate function has not.
+        samples: Index of each row's sample in the data set (B,); the stream sets it if the collate
+            function has not.
+        stream: Name of the stream that yielded the batch.
     """
 
     sizes: dict[str, Any] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class Batch:
         self._map_tensors(lambda tensor: tensor)
 
     def to(self: B, device: torch.device | str, dtype: torch.dtype | None = None) -> B:
-        """Return a copy with its tensors on a device, and those of floating point as `dtype`."""
+        """Return a copy with its tensors on a device, those of floating point as `dtype`."""
 
         def place(tensor: Tensor) -> Tensor:
             kind = dtype if tensor.is_floating_point() else None
@@ -77,7 +78,7 @@ def as_tensor(array: np.ndarray) -> Tensor: ...
 @overload
 def as_tensor(array: np.ndarray | None) -> Tensor | None: ...
 def as_tensor(array: np.ndarray | None) -> Tensor | None:
-    """Return a tensor that shares the memory of `array`; None of None, a field that a batch lacks."""
+    """Return a tensor that shares the memory of `array`; None for None."""
     return None if array is None else torch.from_numpy(array)
 
 
@@ -87,12 +88,12 @@ class TokenBatch(Batch):
 
     Attributes:
         tokens: Token ids (B, S), with the masks of a masked objective in place.
-        padding: Where rows are padding, boolean (B, S); None where nowhere.
+        padding: True at padding, boolean (B, S); None if there is none.
         segments: Segment of each token, 0 or 1, (B, S); None for one segment.
         positions: Chosen positions (B, M), padded with 0.
-        targets: What is to be predicted: tokens at the chosen positions (B, M) or at every position
-            (B, S), -1 where none; or the class or real value of each row (B,).
-        head: Name of the head that the batch is for, where a model has several.
+        targets: The targets: tokens at the chosen positions (B, M) or at every position (B, S), -1
+            where there is none; or the class or real value of each row (B,).
+        head: Name of the head that the batch is for, if the model has several.
     """
 
     tokens: Tensor
@@ -105,12 +106,12 @@ class TokenBatch(Batch):
 
 @dataclass(kw_only=True)
 class ScoredBatch(TokenBatch):
-    """Rows of tokens, none of them hidden, whose probabilities a criterion is asked for.
+    """Unmasked rows of tokens whose probabilities a criterion computes.
 
     Attributes:
         scored: The positions to score, boolean (B, S).
         mask_id: Id of [MASK].
-        batch_tokens: About how many tokens a forward pass may take.
+        batch_tokens: Approximate number of tokens in a forward pass.
     """
 
     scored: Tensor
@@ -125,8 +126,7 @@ class CopiesBatch(TokenBatch):
     All tensors, `rows` and `samples` have a leading axis C, and each size is a tensor (C,).
 
     Attributes:
-        copies: How many copies there are in all, of which the batch may hold a part; 0 if it holds
-            all of them.
+        copies: Number of all copies, if the batch holds only some of them; else 0.
     """
 
     copies: int = 0
@@ -160,14 +160,14 @@ class WordBatch(Batch):
 
     Attributes:
         tokens: Word ids (B, S).
-        padding: Where rows are padding, boolean (B, S).
-        scored: Where words stand, boolean (B, S).
-        lengths: Words of each sentence (B,).
-        characters: Character ids (B, S, M); None where no model reads them.
-        labels: Label of each word (B, S), -1 where no word stands; None without labels.
-        heads: Position of each word's head (B, S), 0 for the root, -1 where no word stands; None
-            unless the labels are those of trees.
-        set_name: Name of the labelled set that the sentences are of.
+        padding: True at padding, boolean (B, S).
+        scored: True at words, boolean (B, S).
+        lengths: Number of words of each sentence (B,).
+        characters: Character ids (B, S, M); None if the model does not read them.
+        labels: Label of each word (B, S), -1 where there is no word; None without labels.
+        heads: Position of each word's head (B, S), 0 for the root, -1 where there is no word;
+            None unless the labels are those of trees.
+        set_name: Name of the labelled set of the sentences.
         learners: Names of the sets whose heads learn from unlabelled sentences.
         layers: States (B, S, X) of each layer of a frozen language model; None until computed.
     """
@@ -186,13 +186,13 @@ class WordBatch(Batch):
 
 @dataclass
 class Term:
-    """A summand of a loss.
+    """One term of a loss.
 
     Attributes:
         sum: The sum over items: a scalar, or (C,) for C independent copies, each with a size of its own.
         per: Name of the denominator in `Batch.sizes`, which the engine sums over all micro-batches and
             replicas; None for a sum over the global batch.
-        weight: A number or (C,); 0 means logged only.
+        weight: A number or (C,); 0 for a term that is logged only.
     """
 
     sum: Tensor
@@ -208,12 +208,12 @@ class Term:
 Terms = dict[str, Term]
 
 
-def number_of(which: Tensor) -> Tensor:
-    """Return how many items of a boolean tensor are true, for a term that is logged: a float64 scalar.
+def number_of(mask: Tensor) -> Tensor:
+    """Return the number of true items of a boolean tensor as a float64 scalar.
 
-    Not in the precision of logits: under autocast that is bfloat16, which keeps 8 bits.
+    Not in the precision of the logits: bfloat16, under autocast, cannot count beyond 256.
     """
-    return which.sum().double()
+    return mask.sum().double()
 
 
 Logs = dict[str, Any]
@@ -253,20 +253,19 @@ def to_python(value: Any) -> Any:
 
 def means(replicas: list[Any]) -> Logs:
     """Return the means of the terms that the replicas' `evaluate` summed, and the weighted "loss"."""
-    sums: dict[str, Any] = {}
+    terms: Terms = {}
     sizes: dict[str, Any] = {}
-    how: dict[str, tuple[str | None, Any]] = {}
     for parts, counts in replicas:
         for name, (total, per, weight) in parts.items():
-            sums[name] = sums.get(name, 0.0) + torch.tensor(total, dtype=torch.float64)
-            how[name] = (per, torch.tensor(weight, dtype=torch.float64))
+            total = torch.tensor(total, dtype=torch.float64)
+            if name in terms:
+                total = terms[name].sum + total
+            if isinstance(weight, list):
+                weight = torch.tensor(weight, dtype=torch.float64)
+            terms[name] = Term(total, per, weight)
         for name, count in counts.items():
             sizes[name] = sizes.get(name, 0.0) + torch.tensor(count, dtype=torch.float64)
     logs: Logs = {}
-    loss = torch.zeros((), dtype=torch.float64)
-    for name, total in sums.items():
-        per, weight = how[name]
-        mean = total if per is None else total / sizes[per].clamp(min=1)
-        logs[name] = mean.mean().item()
-        loss = loss + (mean * weight).sum()
-    return logs | {"loss": loss.item()} if logs else {}
+    if terms:
+        weighted_loss(terms, sizes, logs)
+    return {name: value.item() for name, value in logs.items()}

@@ -1,7 +1,7 @@
-"""The arithmetic of an update: every number that must be exact under accumulation, precision and replicas.
+"""The arithmetic of an update, exact under gradient accumulation and over replicas.
 
 The Engine is final: nothing subclasses it. A batch is a list of micro-batches, the part of the global
-batch that this replica holds. Each verb divides a term by its size summed over all micro-batches and
+batch that this replica holds. Each method divides a term by its size summed over all micro-batches and
 replicas, so that any way to cut the batch gives the same result, up to the order of summation.
 """
 
@@ -56,9 +56,9 @@ class Engine:
     """Gradients, second derivatives, evaluation and steps.
 
     Args:
-        optimizers: What `step`, `parameters`, `move` and `restoring` call by name.
+        optimizers: Optimizers by name.
         seed: Seed of all random numbers inside passes.
-        device: Where batches are placed.
+        device: Device that batches are moved to.
         precision: fp32, bf16 (autocast) or fp64.
         shard_optimizer: Keep a share of the optimizers' state in each replica (ZeRO stage 1).
     """
@@ -85,25 +85,25 @@ class Engine:
         self._update = 0
         self._calls = 0
         self._saved: dict[str, dict[str, Any] | None] = {}
-        self._losses: Any = 0.0  # of this update, and what must be finite too: then their sum is
-        self._ahead = 0  # random words the last pass took
+        self._losses: Any = 0.0  # sum of all that must be finite in this update
+        self._ahead = 0  # number of random words that the last forward pass used
 
     def begin(self, update: int) -> None:
-        """Start an update; its random numbers depend on the seed and on its number only."""
+        """Start an update; its random numbers depend only on the seed and the number of the update."""
         self._update, self._calls, self._losses = update, 0, 0.0
         self.nonfinite = []
 
     @contextlib.contextmanager
     def outside_updates(self) -> Iterator[None]:
-        """Make the random numbers inside follow from the seed alone: validation, prediction."""
-        kept = self._update, self._calls
+        """Make random numbers inside depend on the seed alone, for validation and prediction."""
+        saved = self._update, self._calls
         self._update, self._calls = -1, 0
         try:
             yield
         finally:
-            self._update, self._calls = kept
+            self._update, self._calls = saved
 
-    # ---------------------------------------------------------------- verbs on batches
+    # ---------------------------------------------------------------- batches
 
     def gradients(
         self,
@@ -119,13 +119,13 @@ class Engine:
             loss_fn: Returns the terms of a micro-batch.
             batches: This replica's micro-batches of the global batch.
             wrt: The leaves to differentiate with respect to.
-            rng_key: Passes with equal keys in an update see the same dropout masks and samples; each
-                call without a key draws afresh.
-            full_precision: Leave autocast out, for a gradient that is differentiated again.
+            rng_key: Calls with equal keys in one update use the same dropout masks and samples; each
+                call without a key uses new ones.
+            full_precision: Do not autocast, for a gradient that is differentiated again.
 
         Returns:
-            The gradient in the order of `wrt`, None for leaves that no replica's loss reaches; and the
-            means of the terms with their weighted sum, "loss".
+            The gradient in the order of `wrt`, None for leaves that no replica's loss depends on; and
+            the means of the terms with their weighted sum, "loss".
         """
         rng_key = self._rng_key(rng_key)
         totals = self._totals(batches)
@@ -133,7 +133,7 @@ class Engine:
         reduction = Reduction(wrt) if self.replicas > 1 else None
         for number, batch in enumerate(batches):
             with self._pass(batch, rng_key, full_precision=full_precision):
-                loss = weighted_loss(self._noted(loss_fn(batch)), totals, logs)
+                loss = weighted_loss(self._record_losses(loss_fn(batch)), totals, logs)
             if loss.requires_grad:
                 last = number == len(batches) - 1
                 with reduction if reduction and last else contextlib.nullcontext():
@@ -148,10 +148,10 @@ class Engine:
         rng_key: int | str | None = None,
         replay: bool = False,
     ) -> InnerGradient:
-        """Return a gradient, as `gradients` does, in a form that `hypergradients` can differentiate.
+        """Return a gradient as `gradients` does, in a form that `hypergradients` can differentiate.
 
-        The graph of one micro-batch is kept. With more of them, or with `replay`, each graph is built
-        again when it is needed, so that memory stays that of one.
+        The graph of a single micro-batch is stored. With several, or with `replay`, each graph is
+        built again when it is needed, so that memory is that of one graph.
         """
         rng_key = self._rng_key(rng_key)
         batches = list(batches)
@@ -172,9 +172,9 @@ class Engine:
 
         Args:
             inner: The inner gradient.
-            vector: What it is multiplied by, in the order of `inner.wrt`.
+            vector: The vector, in the order of `inner.wrt`.
             wrt: The leaves to differentiate with respect to.
-            step: 0 for exact second derivatives; above, central finite differences of first derivatives
+            step: 0 for exact second derivatives; else central finite differences of first derivatives,
                 with a displacement of `step` times the norm of the inner parameters.
         """
         if step:
@@ -196,16 +196,16 @@ class Engine:
     def evaluate(
         self, loss_fn: LossFn, batches: Iterable[Batch], rng_key: int | str | None = None
     ) -> Logs:
-        """Return the logs of the mean loss over all batches of all replicas, as numbers.
+        """Return the means of all terms over all batches of all replicas, as numbers.
 
-        Unlike in an update the batches may come from an iterator, and a replica may have none.
+        The batches may come from an iterator, and a replica may have none.
         """
         rng_key = self._rng_key(rng_key)
         parts: dict[str, list[Any]] = {}  # term: [sum, name of its size or None, weight]
         sizes: dict[str, Any] = {}
         for batch in batches:
             with self._pass(batch, rng_key):
-                terms = self._noted(loss_fn(batch))
+                terms = self._record_losses(loss_fn(batch))
             for name, size in batch.sizes.items():
                 sizes[name] = sizes.get(name, 0) + size
             for name, term in terms.items():
@@ -229,13 +229,13 @@ class Engine:
         return results
 
     def require_finite(self, values: Tensor) -> None:
-        """Refuse the steps left in this update unless all `values`, equal on all replicas, are finite.
+        """Let `step` refuse the rest of this update's steps unless all `values` are finite.
 
-        For numbers that an update keeps besides its steps: like losses they are looked at by `step`.
+        `values` must be equal on all replicas.
         """
         self._losses = self._losses + values.detach().double().sum()
 
-    # ---------------------------------------------------------------- verbs on parameters
+    # ---------------------------------------------------------------- parameters
 
     def parameters(self, name: str) -> Sequence[Tensor]:
         """Return the parameters of one optimizer, in its order."""
@@ -244,8 +244,8 @@ class Engine:
     def step(self, name: str, grads: Vector) -> bool:
         """Clip the global gradient, in place, and take one scheduled step.
 
-        Returns False, and changes nothing, if the gradient, a loss of this update or what
-        `require_finite` was given is not finite.
+        Returns False, and changes nothing, if the gradient, a loss of this update or a value passed to
+        `require_finite` is not finite.
         """
         optimizer = self.optimizers[name]
         if self._saved.get(name, False) is None:
@@ -269,7 +269,7 @@ class Engine:
 
     @torch.no_grad()
     def move(self, name: str, vector: Vector, scale: float) -> None:
-        """Add scale * vector to the parameters, inside `restoring` only: a virtual gradient step."""
+        """Add scale * vector to the parameters, a virtual step; only inside `restoring`."""
         assert name in self._saved, (
             "move changes parameters for a while; use it inside restoring(name)"
         )
@@ -280,7 +280,7 @@ class Engine:
 
     @contextlib.contextmanager
     def restoring(self, name: str) -> Iterator[None]:
-        """Undo on exit whatever is done inside to an optimizer's parameters, moments and schedule."""
+        """Restore an optimizer's parameters, moments and schedule on exit."""
         optimizer = self.optimizers[name]
         before = [p.detach().clone() for p in optimizer.parameters]
         assert name not in self._saved, f"restoring('{name}') does not nest"
@@ -294,18 +294,18 @@ class Engine:
             if state is not None:
                 optimizer.load_state_dict(state)
 
-    # ---------------------------------------------------------------- parts
+    # ---------------------------------------------------------------- helpers
 
     def to_device(self, batches: Sequence[B]) -> list[B]:
         """Return the micro-batches with their tensors on the engine's device, floats in its precision."""
         return [batch.to(self.device, PRECISIONS[self.precision]) for batch in batches]
 
-    def _noted(self, terms: Terms) -> Terms:
+    def _record_losses(self, terms: Terms) -> Terms:
         self.loss_terms.update(name for name, term in terms.items() if term.is_loss)
         return terms
 
     def _rng_key(self, rng_key: int | str | None) -> int | str:
-        # Counted only where nothing is given: a verb that calls another must not shift later draws.
+        # Counted only without a key: a method that calls another must not shift later draws.
         if rng_key is not None:
             return rng_key
         self._calls += 1
@@ -323,12 +323,9 @@ class Engine:
         noise = None if batch.rows is None else layers.Noise(root, batch.rows, self.device)
         # Second derivatives and differences of gradients drown in bfloat16's rounding.
         low = self.precision == "bf16" and not (double_backward or full_precision)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(
-                layers.use_context(layers.ForwardContext(noise, double_backward, self._ahead))
-            )
-            if low:
-                stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
+        context = layers.ForwardContext(noise, double_backward, self._ahead)
+        autocast = torch.autocast(self.device.type, torch.bfloat16)
+        with layers.use_context(context), autocast if low else contextlib.nullcontext():
             yield
         if noise is not None and noise.position:
             self._ahead = noise.position
@@ -357,21 +354,21 @@ class Engine:
         logs: Logs,
     ) -> list[Tensor | None]:
         with self._pass(batch, rng_key, double_backward=True):
-            loss = weighted_loss(self._noted(loss_fn(batch)), totals, logs)
+            loss = weighted_loss(self._record_losses(loss_fn(batch)), totals, logs)
         return list(torch.autograd.grad(loss, list(wrt), create_graph=True, allow_unused=True))
 
     def _differences(
         self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float
     ) -> Vector:
         inner.graph = None
-        reach = vectors.norm(vector)
-        if reach == 0:
+        vector_norm = vectors.norm(vector)
+        if vector_norm == 0:
             return [None] * len(wrt)
-        length = vectors.norm([p.detach() for p in inner.wrt])
-        size = (step * length / reach).item()
+        parameter_norm = vectors.norm([p.detach() for p in inner.wrt])
+        size = (step * parameter_norm / vector_norm).item()
         sides = []
         for sign in (1, -1):
-            kept = [p.detach().clone() for p in inner.wrt]
+            saved = [p.detach().clone() for p in inner.wrt]
             with torch.no_grad():
                 for p, v in zip(inner.wrt, vector, strict=True):
                     if v is not None:
@@ -381,13 +378,13 @@ class Engine:
             )
             sides.append(side)
             with torch.no_grad():
-                torch._foreach_copy_(list(inner.wrt), kept)
+                torch._foreach_copy_(list(inner.wrt), saved)
         return vectors.scale(vectors.add(sides[0], sides[1], -1.0), 0.5 / size)
 
     def _collect(
         self, wrt: Sequence[Tensor], logs: Logs, reduction: Reduction | None = None
     ) -> Vector:
-        """Take the gradients of `wrt`, summed over replicas like the logs."""
+        """Return the gradients of `wrt` and reset them; sum them and the logs over replicas."""
         if self.replicas > 1:
             grads = (reduction or Reduction(wrt)).finish(logs)
         else:

@@ -129,11 +129,11 @@ def finish(real: Callable) -> Callable:
     return wrapped
 
 
-@replaces(Trainer, "evaluate")
-def evaluate(real: Callable) -> Callable:
-    def wrapped(self: Trainer, split: str) -> Any:
+@replaces(Trainer, "_validate")
+def validate(real: Callable) -> Callable:
+    def wrapped(self: Trainer) -> Any:
         act(due("validate", self.update))
-        return real(self, split)
+        return real(self)
 
     return wrapped
 
