@@ -4,8 +4,8 @@ Stages of a training batch:
 1. an order gives the sample numbers of global batch i (shuffled epochs, uniform draws, or one
 pass);
 2. a shard takes the rows of this replica and cuts them into micro-batches;
-3. a collater gathers those samples, in one vectorised read, into a Batch.
-The only position to save is i. Masks are keyed by (seed, stream, i, row), so neither the number of
+3. a collate function gathers those samples, in one vectorised read, into a Batch.
+A checkpoint saves only i. Masks are keyed by (seed, stream, i, row), so neither the number of
 workers nor of replicas nor the micro-batch size changes what a row holds.
 """
 
@@ -20,7 +20,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.errors import UsageError
 
-SAMPLED = 200  # batches of a stream by which the size of one is estimated
+SAMPLED = 200  # batches of a stream from which the mean size is estimated
 POOL = 50  # batches whose samples are sorted by length together
 
 
@@ -134,12 +134,18 @@ Collate = Callable[[np.ndarray, np.ndarray, int], Batch]
 
 @dataclass(eq=False)
 class Stream:
-    """An order and a collater under a name.
+    """A named source of batches: an order of samples and a collate function.
 
-    The collater gets sample numbers (rows,), a uint64 key per row and the width to pad to. The stream
-    fills in `stream`, and `rows` and `samples` unless the collater knows better. `lengths` (samples,)
-    are the samples' tokens: all parts of a global batch are padded to its longest row, because what a
-    row's random numbers fall on follows from the width.
+    Args:
+        name: Name of the stream.
+        order: Returns the sample numbers of each global batch.
+        collate: Makes a micro-batch from sample numbers (rows,), a uint64 key per row, from which its
+            random numbers are computed, and the width to pad to. If the batch does not set `rows` or
+            `samples`, the stream does.
+        seed: Seed of the keys.
+        lengths: Number of tokens of each sample (samples,). All micro-batches of a global batch are
+            padded to its longest row: the positions that a row masks depend on the width, and must
+            not depend on how the batch is cut.
     """
 
     name: str
@@ -170,7 +176,7 @@ class Stream:
         return self.order.smallest
 
     def places(self, number: int) -> int:
-        """Return the rows times the width of global batch `number`, padding included."""
+        """Return the number of positions of global batch `number`: rows times width, with padding."""
         samples = self.order.batch(number)
         return len(samples) * int(self.lengths[samples].max())
 
@@ -195,8 +201,8 @@ def sorted_pass(
 ) -> Stream:
     """Return one pass over `samples` (rows,) by length, so that little time goes into padding.
 
-    `lengths` are those of all samples, which `collate` takes by the same numbers. `samples` of a
-    batch are those numbers too, not places in the pass, unless the collater has the last word.
+    `lengths` are those of all samples of the data set; `collate` takes numbers of these samples. If it
+    does not set a batch's `samples`, they are these numbers, not positions in the pass.
     """
     order = samples[np.argsort(lengths[samples], kind="stable")]
 
@@ -210,10 +216,11 @@ def sorted_pass(
 
 
 def mean_over_first(streams: Mapping[str, Any], needs: Mapping[str, int]) -> float:
-    """Return how much larger the batches of a kind of update are, on average, than its first ones.
+    """Return the mean size of the batches of a kind of update, divided by the size of its first ones.
 
-    `needs` says how many batches of each stream such an update takes; size is rows times width, and
-    the average is over SAMPLED of them. Streams of batches that are all alike need no `places`.
+    `needs` is the number of batches that the update takes from each stream. The size of a batch is
+    rows times width; the mean is over SAMPLED batches. A stream without the method `places` has
+    batches of one size.
     """
     ragged = {n: c for n, c in needs.items() if c and hasattr(streams[n], "places")}
     first = sum(streams[n].places(i) for n, c in ragged.items() for i in range(c))
@@ -222,5 +229,5 @@ def mean_over_first(streams: Mapping[str, Any], needs: Mapping[str, int]) -> flo
 
 
 def noise_rows(name: str, rows: np.ndarray) -> np.ndarray:
-    """Return row identities for `models.layers.Noise` that differ between streams."""
+    """Return numbers of rows for `models.layers.Noise` that differ between streams."""
     return rows.astype(np.uint64) + np.uint64(random_streams.key("rows", name) & ~0xFFFFFFFF)
