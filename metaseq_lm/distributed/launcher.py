@@ -1,4 +1,4 @@
-"""`train --nproc N`: N replicas of one command on this machine, watched until all have ended."""
+"""`train --nproc N`: starts N replicas of a command on this machine and waits for them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from metaseq_lm.core.errors import Interrupted, MetaseqError
 from metaseq_lm.distributed.signals import PARENT_DIES, handled, received
 
 HOST = "127.0.0.1"
-PATIENCE = 15.0  # seconds for the others to end by themselves when one has failed
+PATIENCE = 15.0  # seconds for the other replicas to end by themselves after one failed
 
 
 def environment_of(rank: int, count: int, port: int) -> dict[str, str]:
-    """Return the environment of a replica: torchrun's variables, and its share of the cores."""
+    """Return the environment of a replica: the variables of torchrun, and its share of the cores."""
     cores = max(1, usable_cores() // count)
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     variables |= {"MASTER_PORT": port, PARENT_DIES: os.getpid()}
     # The launcher holds the store, as torchrun's agent does, so that it outlives every replica.
     variables |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
-    # The store's own log repeats as stack traces what our messages say.
+    # The log of the store would repeat our messages as stack traces.
     defaults = {"OMP_NUM_THREADS": str(cores), "TORCH_CPP_LOG_LEVEL": "FATAL"}
     numbers = {name: str(value) for name, value in variables.items()}
     return {**defaults, **os.environ, **numbers, "MASTER_ADDR": HOST}
@@ -50,7 +50,7 @@ def run(count: int, arguments: Sequence[str]) -> int:
         signals.append(number)
         send(children, number)
 
-    before = {number: signal.signal(number, forward) for number in handled()}
+    handlers = {number: signal.signal(number, forward) for number in handled()}
     signals += filter(None, [received()])  # while this process read its configuration
     from torch.distributed import TCPStore  # the wrapper of a job starts without torch
 
@@ -59,12 +59,12 @@ def run(count: int, arguments: Sequence[str]) -> int:
         for rank in range(count):
             environment = environment_of(rank, count, store.port)
             children.append(subprocess.Popen([*program(), *arguments], env=environment))
-        for number in signals:  # one may have come before all were there
+        for number in signals:  # one may have come before all replicas were started
             send(children, number)
         return watch(children, signals)
     finally:
         send(children, signal.SIGKILL)
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -77,7 +77,7 @@ def send(children: Sequence[subprocess.Popen[bytes]], number: int) -> None:
 
 
 def watch(children: Sequence[subprocess.Popen[bytes]], signals: Sequence[int]) -> int:
-    """Wait for all; when one fails the others get some time, then they are killed.
+    """Wait for all replicas; PATIENCE seconds after one fails, kill the others.
 
     Returns 0, or the exit code of the first that failed.
     """
@@ -95,8 +95,8 @@ def watch(children: Sequence[subprocess.Popen[bytes]], signals: Sequence[int]) -
     if first is None:
         return 0
     code = children[first].returncode
-    early = code == 130 and signal.SIGINT in signals
-    if early or -code in signals:  # it came before the replica could listen
+    # The signal came before the replica could handle it.
+    if -code in signals or (code == 130 and signal.SIGINT in signals):
         return Interrupted.exit_code
     if code >= 0:
         return code
@@ -107,7 +107,7 @@ def watch(children: Sequence[subprocess.Popen[bytes]], signals: Sequence[int]) -
 
 
 def failed(children: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Return the first replica that failed, a killed one first: it explains the others."""
+    """Return the number of a failed replica, preferably a killed one: others fail because of it."""
     ended = [r for r, child in enumerate(children) if child.returncode]
     return min(ended, key=lambda r: children[r].returncode > 0, default=None)
 
@@ -118,10 +118,10 @@ def program(root: Path | None = None) -> list[str]:
     The default is the package that runs now. Not `-m metaseq_lm`: that takes the package of the
     working directory first.
     """
-    place = str((root or Path(__file__).parents[2]).resolve())
-    return python(place, "from metaseq_lm.cli import program; program()")
+    folder = str((root or Path(__file__).parents[2]).resolve())
+    return python(folder, "from metaseq_lm.cli import program; program()")
 
 
-def python(place: str, code: str) -> list[str]:
-    """Return the start of a command line that runs Python `code` with `place` first on the path."""
-    return [sys.executable, "-u", "-c", f"import sys; sys.path[0] = {place!r}; {code}"]
+def python(folder: str, code: str) -> list[str]:
+    """Return the start of a command line that runs Python `code` with `folder` first on the path."""
+    return [sys.executable, "-u", "-c", f"import sys; sys.path[0] = {folder!r}; {code}"]

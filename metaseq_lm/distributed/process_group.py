@@ -72,10 +72,10 @@ def initialise(device: str, timeout_seconds: float = 600.0) -> None:
 
 
 def choose_gpu(environment: Any, count: int) -> int:
-    """Return which of `count` GPUs this process takes; UsageError if there are too few."""
+    """Return the number of the GPU for this process, of `count`; UsageError if there are too few."""
     number = int(environment.get("LOCAL_RANK", "0"))
     if count == 1 and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        return 0  # srun --gpus-per-task=1 shows each task its own alone
+        return 0  # with srun --gpus-per-task=1 a task sees only its own GPU
     if number >= count:
         raise UsageError(
             f"process {number} of this machine has no GPU, there are {count}; start at most {count} "
@@ -109,7 +109,7 @@ def slurm_environment(environment: Any) -> dict[str, str]:
 
 
 def finish() -> None:
-    """Leave the process group together. Only after a clean run: after an error it would hang."""
+    """Leave the process group; only after a successful run, because it waits for all replicas."""
     faulthandler.cancel_dump_traceback_later()
     if dist.is_initialized():
         with _together():
@@ -121,7 +121,7 @@ def fail(error: MetaseqError) -> None:
     """Tell the other replicas why this one stops; sets `error.is_printed` if another has printed it."""
     if world_size() == 1 or isinstance(error, ReplicaLost):
         return
-    with contextlib.suppress(RuntimeError):  # the store went with the replica that held it
+    with contextlib.suppress(RuntimeError):  # the replica that held the store is gone
         assert _store is not None
         error.is_printed = _store.add(f"said/{error}", 1) > 1
         _store.set(f"failed/{rank()}", str(error))
@@ -159,8 +159,8 @@ def _together() -> Iterator[None]:
 
 
 def _who_is_missing(reason: str) -> ReplicaLost:
-    """Ask the store which replicas failed, and which neither failed nor wait for the others."""
-    faulthandler.cancel_dump_traceback_later()  # it is not this one that hangs
+    """Return an error that names the replicas that failed, hang or are gone."""
+    faulthandler.cancel_dump_traceback_later()  # this replica does not hang
     others = [r for r in range(world_size()) if r != rank()]
     again = "start the run again, it resumes from the last checkpoint"
     words = {
@@ -179,14 +179,14 @@ def _who_is_missing(reason: str) -> ReplicaLost:
         _wait(lambda: all(map(reported, others)), GRACE)
         waiting = [r for r in others if store.check([f"waiting/{r}"])]
         failed = [r for r in others if store.check([f"failed/{r}"])]
-        # One that waits no longer looks gone to those who waited a little later.
+        # A replica that timed out first looks gone to the others.
         ending = "hung" if any(store.get(f"waiting/{r}") == b"hung" for r in waiting) else ending
         parts = [f"replica {r} failed: {store.get(f'failed/{r}').decode()}" for r in failed]
     except RuntimeError:
         return ReplicaLost(f"replica 0 {words[ending]}; {again}")
     parts += [f"replica {r} {words[ending]}" for r in others if r not in waiting + failed]
     lost = ReplicaLost(f"{'; '.join(parts) or f'a collective failed ({reason})'}; {again}")
-    # One replica speaks for all that wait; one that failed speaks for itself.
+    # Of the waiting replicas the first prints the message; a failed one prints its own.
     lost.is_printed = any(r < rank() for r in waiting) or len(failed) == len(parts) > 0
     return lost
 
@@ -220,7 +220,7 @@ def sum_(tensors: Sequence[Tensor]) -> None:
 
 
 def share(tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
-    """Give every replica each tensor as its owner has it, in place, in one collective per owner."""
+    """Copy each tensor from its owner to all replicas, in place, in one collective per owner."""
     for owner in sorted(set(owners)):
         owned = [t for t, o in zip(tensors, owners, strict=True) if o == owner]
         flat = torch.cat([t.reshape(-1) for t in owned])

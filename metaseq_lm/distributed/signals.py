@@ -16,7 +16,7 @@ from metaseq_lm.core.errors import Interrupted
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 # scancel sends TERM alone; a preemption sends TERM and then submitit's signal, some seconds later.
 SECOND_SIGNAL = 5.0
-# Environment variable with the id of the parent process, which this process must not outlive.
+# Environment variable with the id of the parent process, with which this process must end.
 PARENT_DIES = "METASEQ_LM_PARENT_DIES"
 
 _received: list[int] = []
@@ -30,8 +30,7 @@ def received() -> int:
 
 def votes() -> list[float]:
     """Return 1.0 for the last signal received and 0.0 for the others, to be summed over replicas."""
-    last = received()
-    return [float(last == number) for number in SIGNALS]
+    return [float(received() == number) for number in SIGNALS]
 
 
 def elected(votes: Sequence[float]) -> int:
@@ -39,21 +38,21 @@ def elected(votes: Sequence[float]) -> int:
     return max((number for number, count in zip(SIGNALS, votes, strict=True) if count), default=0)
 
 
-def interruption(number: int, where: str) -> Interrupted:
-    """Return the error that ends a run for a signal; `where` says how far it has come."""
+def interruption(number: int, progress: str) -> Interrupted:
+    """Return the error that ends a run for a signal; `progress` says how far it has come."""
     error = Interrupted(
-        f"stopped by {signal.Signals(number).name} {where}, start the same command again to go on"
+        f"stopped by {signal.Signals(number).name} {progress}, start the same command again to go on"
     )
     error.signal = number
     return error
 
 
 def handled() -> list[signal.Signals]:
-    """Return the stop signals of this process; not HUP under nohup, which ignores it."""
+    """Return the stop signals that this process handles; not HUP if it is ignored (nohup)."""
     return [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
 
-def _remember(number: int, frame: FrameType | None) -> None:
+def _record(number: int, frame: FrameType | None) -> None:
     if not _received and sys.stderr.isatty():
         # Not print: the signal may have come in the middle of one.
         with contextlib.suppress(OSError):  # the terminal may be what hung up
@@ -63,15 +62,15 @@ def _remember(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Record stop signals inside the block; a nested block, or one in a thread, changes nothing.
+    """Record stop signals inside the block; has no effect when nested or in another thread.
 
-    The handler only records, so a second signal, even during a save, is as harmless as the first.
+    The handler only records, so that a second signal does no harm, even during a save.
     """
     global _listening
     if _listening or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _remember) for number in handled()}
+    before = {number: signal.signal(number, _record) for number in handled()}
     _listening = True
     try:
         yield

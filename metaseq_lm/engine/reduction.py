@@ -1,4 +1,4 @@
-"""Sums of gradients over replicas, in buckets that travel while the backward pass still runs."""
+"""Sums of gradients over replicas, in buckets that are sent during the backward pass."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from metaseq_lm.core.batch import Logs
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.vectors import Vector
 
-BUCKET_BYTES = 25 << 20  # of one message; the gradients of a smaller model are one, sent at the end
+BUCKET_BYTES = 25 << 20  # of one message; a smaller model has a single one, sent at the end
 
 
 class Reduction:
     """Sums the gradients of `leaves` over the replicas.
 
-    Inside the with block, which holds the last backward pass, a bucket is sent as soon as all its
-    gradients are there. Buckets are filled from the last leaf to the first, the order in which
-    gradients come, and are sent in that order on every replica.
+    The last backward pass runs inside the with block, and each bucket is sent as soon as its gradients
+    are computed. Buckets are filled from the last leaf to the first, the order of the backward pass,
+    and are sent in that order on every replica.
     """
 
     def __init__(self, leaves: Sequence[Tensor]) -> None:
@@ -35,7 +35,7 @@ class Reduction:
         # The last bucket waits for the end: it carries the logs too.
         for number, bucket in enumerate(self.buckets[:-1]):
             for at in bucket:
-                hook = self._counted(number)
+                hook = self._count_down(number)
                 self.hooks.append(self.leaves[at].register_post_accumulate_grad_hook(hook))
         return self
 
@@ -43,7 +43,7 @@ class Reduction:
         for hook in self.hooks:
             hook.remove()
 
-    def _counted(self, number: int) -> Callable[[Tensor], None]:
+    def _count_down(self, number: int) -> Callable[[Tensor], None]:
         def hook(leaf: Tensor) -> None:
             self.missing[number] -= 1
             while not self.missing[len(self.sent)] and len(self.sent) < len(self.buckets) - 1:
@@ -52,7 +52,7 @@ class Reduction:
         return hook
 
     def _send(self, numbers: Sequence[Tensor] = ()) -> None:
-        """Start the sum of the next bucket, with some numbers behind it."""
+        """Start the sum of the next bucket, with `numbers` appended."""
         parts = []
         for at in self.buckets[len(self.sent)]:
             leaf = self.leaves[at]
@@ -64,7 +64,7 @@ class Reduction:
         self.sent.append((flat, process_group.start_sum(flat)))
 
     def finish(self, logs: Logs) -> Vector:
-        """Return the summed gradients and sum the logs; None stays where it is None on all replicas."""
+        """Return the summed gradients and sum the logs; a gradient that is None on all replicas stays None."""
         while len(self.sent) < len(self.buckets) - 1:
             self._send()
         for at in self.buckets[-1]:

@@ -1,4 +1,4 @@
-"""Arithmetic on parameter vectors: lists of tensors in which None means "no gradient, not touched"."""
+"""Arithmetic on vectors of parameters: lists of tensors, where None means that there is no gradient."""
 
 from collections.abc import Sequence
 

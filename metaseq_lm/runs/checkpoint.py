@@ -56,22 +56,15 @@ def save(
 ) -> Path:
     """Write checkpoint `update` under `folder` and return its path.
 
-    Args:
-        folder: folder of all checkpoints of the run.
-        update: number of updates made.
-        weights: the state_dict of the model.
-        state: everything else that resuming needs, as plain data and tensors.
-        description: entries for the manifest.
-
-    Raises:
-        CheckpointError: it cannot be written; the message gives the bytes needed and free. Earlier
-            checkpoints are untouched.
+    `state` is all that resuming needs besides the weights, as plain data and tensors; `description`
+    holds entries for the manifest. If the checkpoint cannot be written, CheckpointError tells the bytes
+    needed and free, and earlier checkpoints are untouched.
     """
     stream = io.BytesIO()
     torch.save(state, stream)
     try:
         check_archive(stream.getvalue())
-    except ValueError as error:  # better now than when it is to be loaded
+    except ValueError as error:  # better now than when it is loaded
         raise CheckpointError(f"the state of the run cannot be saved: {error}") from error
     description = {"state": structure(state), **description}
     weights = without_shared_memory(
@@ -96,7 +89,7 @@ def save(
         for name, data in files.items():
             _write(temporary / name, data)
         sync_folder(temporary)
-        # Written again, with the validation that it lacked, or after a fallback from a damaged one.
+        # It may exist: without its validation, or damaged.
         old = folder / f"{REPLACED}{final.name}"
         if os.path.lexists(final):
             os.rename(final, old)
@@ -135,9 +128,9 @@ def folder_of(folder: Path, update: int) -> Path:
 
 
 def structure(state: Any, limit: float = math.inf) -> str:
-    """Return a hash of the keys and shapes in nested containers, so that a missing part is noticed.
+    """Return a hash of the keys and shapes in nested containers, to detect a missing part.
 
-    Raises ValueError for more than `limit` values: containers nested many times over.
+    Raises ValueError for more than `limit` values, as in containers that contain each other.
     """
     count = 0
 
@@ -156,7 +149,7 @@ def structure(state: Any, limit: float = math.inf) -> str:
 
 
 def nonfinite(weights: dict[str, Tensor]) -> list[str]:
-    """Return the names of the weights that hold NaN or infinity."""
+    """Return the names of the weights that contain NaN or infinity."""
     return [n for n, w in weights.items() if w.is_floating_point() and not w.isfinite().all()]
 
 
@@ -169,9 +162,9 @@ def link(folder: Path, name: str, target: Path) -> None:
 
 
 def relink(folder: Path, newest: Path, best: int | None) -> None:
-    """Point "last" and "best" at the right checkpoints after a kill between a save and its links.
+    """Point "last" and "best" at the right checkpoints, after a kill between a save and its links.
 
-    `best` is the update of the best one, None if there is none.
+    `best` is the update of the best checkpoint, None if there is none.
     """
     link(folder, "last", newest)
     if best is None:
@@ -249,9 +242,9 @@ def labels_of(facts: Any, source: object) -> dict[str, list[str]]:
 def check_classes(source: object, name: str, then: Sequence[str], now: Sequence[str]) -> None:
     """Raise UsageError if `source` was trained on other classes of a set, or in another order."""
     if list(then) != list(now):
-        was, is_now = (", ".join(labels) or "real values" for labels in (then, now))
+        trained, current = (", ".join(labels) or "real values" for labels in (then, now))
         raise UsageError(
-            f"{source} was trained on {name} with the classes {was}, but DATA has {is_now}; their order is "
+            f"{source} was trained on {name} with the classes {trained}, but DATA has {current}; their order is "
             "that of the outputs. Preprocess the set again with --labels-from the set of then, or with "
             "--labels in its order"
         )
@@ -262,8 +255,8 @@ def check_heads(
 ) -> None:
     """Raise UsageError if the classes of a set of `now` are not those that its head was trained on.
 
-    `then` are the classes of the sets that `source` was trained on; where that is one, its head is
-    that of a set of another name, too.
+    `then` are the classes of the sets that `source` was trained on. If that is a single set, its head
+    is compared with every set of `now`.
     """
     for name, labels in now.items():
         only = next(iter(then.values())) if len(then) == 1 else labels
@@ -295,8 +288,8 @@ def newest(
 ) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest checkpoint that verifies and passes `check`, and why newer ones were skipped.
 
-    Remains of an interrupted save are removed. Raises CheckpointError if there are checkpoints but
-    none can be used: starting anew would lose the run silently.
+    Removes what an interrupted save left. Raises CheckpointError if there are checkpoints but none can
+    be used: starting again would lose the run silently.
     """
     skipped: list[str] = []
     for old in folder.glob(f"{REPLACED}*") if folder.is_dir() else ():
@@ -323,24 +316,22 @@ def newest(
 
 
 def prune(folder: Path, keep_last: int, update: int) -> None:
-    """Remove checkpoints up to `update` but for the `keep_last` newest (at least one) and the best.
+    """Remove checkpoints up to `update` except the `keep_last` newest (at least one) and the best.
 
-    Later ones stay: they were damaged when the run was resumed from an earlier one, and will be
-    written again.
+    Later ones stay: the run resumed before them because they are damaged, and will write them again.
     """
     latest = folder_of(folder, update).name
     known = [path for path in all_updates(folder) if path.name <= latest]
-    kept = {path.name for path in known[-max(keep_last, 1) :]}
+    retained = {path.name for path in known[-max(keep_last, 1) :]}
     best = folder / "best"
     if best.is_symlink():
-        kept.add(os.readlink(best))
+        retained.add(os.readlink(best))
     for path in known:
-        if path.name not in kept:
-            # Renamed first: a kill in the middle must not leave a folder that looks like a
-            # checkpoint.
-            doomed = path.with_name(f"{TEMPORARY}{path.name}")
-            os.rename(path, doomed)
-            _remove(doomed)
+        if path.name not in retained:
+            # Renamed first: a kill meanwhile must not leave a folder that looks like a checkpoint.
+            obsolete = path.with_name(f"{TEMPORARY}{path.name}")
+            os.rename(path, obsolete)
+            _remove(obsolete)
 
 
 def resolve(path: str, prefer: str = "last") -> Path:
@@ -366,7 +357,7 @@ def load_into(module: torch.nn.Module, weights: dict[str, Tensor], source: objec
 
 
 def check_fit(module: torch.nn.Module, weights: dict[str, Tensor], source: object) -> None:
-    """Raise CheckpointError that names the weights that are missing, extra or misshapen."""
+    """Raise CheckpointError naming weights that are missing, unexpected or of another shape."""
     expected = module.state_dict()
     missing = sorted(expected.keys() - weights.keys())
     extra = sorted(weights.keys() - expected.keys())

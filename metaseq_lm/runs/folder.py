@@ -132,8 +132,10 @@ def read_config(file: Path) -> DictConfig:
         if not file.is_file() or size > LARGEST_CONFIG:
             raise ValueError(f"not a file of at most {LARGEST_CONFIG:,} bytes ({size:,})")
         text = file.read_text(encoding="utf-8")
-        if re.search(r"(?<!\S)\*\w|[\[{,]\*\w", text) and has_alias(text):
-            raise ValueError("it has aliases (*name)")
+        if re.search(r"(?<!\S)\*\w|[\[{,]\*\w", text):
+            events = yaml.parse(text, yaml.SafeLoader)
+            if any(isinstance(event, yaml.AliasEvent) for event in events):
+                raise ValueError("it has aliases (*name)")
         # OmegaConf's reader, because plain YAML 1.1 takes 1e-3 for a string.
         config = OmegaConf.load(io.StringIO(text))
         if not isinstance(config, DictConfig):
@@ -173,11 +175,6 @@ def read_sources(folder: Path) -> dict[str, str]:
             f"{file} is damaged ({error}); start the run again, it writes it anew"
         ) from error
     return common_sources() | sources
-
-
-def has_alias(text: str) -> bool:
-    """Return whether a YAML text refers to a part of itself."""
-    return any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
 
 
 def read_results(path: Path) -> dict[str, Any] | None:

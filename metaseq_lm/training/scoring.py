@@ -1,8 +1,7 @@
 """Pseudo-log-likelihoods of sentences: the sum over a sentence's tokens of log p(token | the others).
 
-The tokens are the tokenizer's, without [CLS] and [SEP] (Salazar et al. 2020). A sentence is a row
-`[CLSn] x [SEP]`; what the sum costs is up to the criterion: one pass a token for a masked LM, one a
-sentence for Electric.
+The sum is over the tokens without [CLS] and [SEP] (Salazar et al. 2020). A sentence is a row
+`[CLSn] x [SEP]`. A masked LM needs one forward pass per token, Electric one per sentence.
 """
 
 import time
@@ -61,10 +60,12 @@ class Cost:
 
 
 class SentenceScorer:
-    """Scores sentences with an opened run; `batch_tokens` bounds what a pass takes, not the result.
+    """Scores sentences with a restored run.
 
-    `too_long` decides about sentences longer than the rows of the run: fail, skip, or cut to the
-    first tokens. `cost` accumulates over calls.
+    Args:
+        run: The run.
+        batch_tokens: Largest number of tokens in a forward pass; does not change the scores.
+        too_long: What to do with sentences longer than the rows of the run: fail, skip, or cut them.
     """
 
     def __init__(
@@ -96,26 +97,23 @@ class SentenceScorer:
         values, sizes = encode_texts(self.tokenizer, texts)
         ids = np.split(values.astype(np.int64), np.cumsum(sizes)[:-1]) if texts else []
         rows = [self._fit(tokens, first[text]) for tokens, text in zip(ids, texts)]
-        # Equal rows are scored once: in another batch a tie could differ by a rounding error. A
-        # sentence without tokens needs no pass.
+        # Equal rows are scored once, so that their scores cannot differ by a rounding error. A sentence
+        # without tokens needs no pass.
         unique = {row.tobytes(): Score(row, np.zeros(len(row))) for row in rows if row is not None}
         nonempty = [score for score in unique.values() if len(score.tokens)]
         lengths = np.array([len(score.tokens) + 2 for score in nonempty], dtype=np.int64)
-        self._counted(lengths)
-        with tqdm(total=len(nonempty), unit="sent", desc="scoring", disable=None) as bar:
-            for chosen in batches_by_length(lengths, self.batch_tokens):
-                log_probs = self._log_probs([nonempty[i].tokens for i in chosen], lengths[chosen])
-                for i, row in zip(chosen, log_probs):
-                    nonempty[i].log_probs[:] = row[1 : lengths[i] - 1]
-                bar.update(len(chosen))
-        self.cost.seconds += time.perf_counter() - started
-        by_text = {t: None if r is None else unique[r.tobytes()] for t, r in zip(texts, rows)}
-        return [by_text[sentence.text] for sentence in sentences]
-
-    def _counted(self, lengths: np.ndarray) -> None:
         self.cost.sentences += len(lengths)
         self.cost.row_tokens += int(lengths.sum())
         self.cost.tokens += int(lengths.sum()) - 2 * len(lengths)
+        with tqdm(total=len(nonempty), unit="sent", desc="scoring", disable=None) as bar:
+            for indices in batches_by_length(lengths, self.batch_tokens):
+                log_probs = self._log_probs([nonempty[i].tokens for i in indices], lengths[indices])
+                for i, row in zip(indices, log_probs):
+                    nonempty[i].log_probs[:] = row[1 : lengths[i] - 1]
+                bar.update(len(indices))
+        self.cost.seconds += time.perf_counter() - started
+        by_text = {t: None if r is None else unique[r.tobytes()] for t, r in zip(texts, rows)}
+        return [by_text[sentence.text] for sentence in sentences]
 
     def _fit(self, tokens: np.ndarray, sentence: Sentence) -> np.ndarray | None:
         """Return the tokens that are scored, None for a sentence to skip."""
@@ -172,7 +170,7 @@ class SentenceScorer:
 def batches_by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
     """Yield the row numbers of each batch, rows of similar length together.
 
-    The longest come first, so that a lack of memory shows at once. A batch has at most
+    The longest rows come first, so that a run out of memory fails at once. A batch has at most
     `batch_tokens` tokens with padding, but at least one row.
     """
     order = np.argsort(-lengths, kind="stable")
