@@ -18,7 +18,7 @@ from metaseq_lm.distributed import process_group
 
 
 def signature(value: Any) -> Any:
-    """Return the shapes of all tensors in nested containers; equal signatures cost equal FLOPs."""
+    """Return the shapes of all tensors in nested containers, which determine the FLOPs."""
     if isinstance(value, Tensor):
         return tuple(value.shape)
     if isinstance(value, dict):
@@ -57,12 +57,12 @@ LSTMS = {
 class Counter(TorchDispatchMode):
     """Adds up the FLOPs of operations by the rules of torch's FlopCounterMode.
 
-    FlopCounterMode tries to decompose every operation and tracks the module that it is for, which takes a fifth of
-    the time of a small model whose batches differ in length, so that many shapes are new.
+    FlopCounterMode itself would take a fifth of the time of a small model with batches of many lengths,
+    because it tracks modules and tries to decompose every operation.
     """
 
     supports_higher_order_operators = True
-    whole: ClassVar[set[Any]] = set()  # operations that do not decompose
+    indivisible: ClassVar[set[Any]] = set()  # operations that do not decompose
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -77,12 +77,12 @@ class Counter(TorchDispatchMode):
                 result = func(*args, **kwargs)
             self.total += counter.get_total_flops()
             return result
-        if func not in self.whole:
+        if func not in self.indivisible:
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-            self.whole.add(func)
+            self.indivisible.add(func)
         result = func(*args, **kwargs)
         rule = self.rules.get(func.overloadpacket)
         if rule is not None:
@@ -99,7 +99,7 @@ class FlopMeter:
 
     @contextlib.contextmanager
     def count(self, work: Any) -> Iterator[None]:
-        """Add the FLOPs of the with block, whose cost depends only on the shapes in `work`."""
+        """Add the FLOPs of the with block, which must depend only on the shapes in `work`."""
         name = f"{key(repr(signature(work))):016x}"
         if name not in self.known:
             with Counter() as counter:
@@ -110,13 +110,11 @@ class FlopMeter:
         self.total += self.known[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the total and the table of shapes, so that a resumed run does not count them again."""
-        return {"total": self.total, "known": dict(self.known)}
+        """Return the total over all replicas and the table of shapes; a call of all replicas."""
+        total = sum(process_group.gather_objects(self.total))
+        return {"total": total, "known": dict(self.known)}
 
-    def of_all(self) -> dict[str, Any]:
-        """Return the total over all replicas and this one's table; a call of all replicas."""
-        return {**self.state_dict(), "total": sum(process_group.gather_objects(self.total))}
-
-    def load_state_dict(self, state: dict[str, Any], share: bool = True) -> None:
-        """Load a saved table, and its total if this replica is to `share` in it."""
-        self.total, self.known = state["total"] * share, dict(state["known"])
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the table, and on the first replica the total: there may be more or fewer now."""
+        self.total = state["total"] if process_group.rank() == 0 else 0.0
+        self.known = dict(state["known"])

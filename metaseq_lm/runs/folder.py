@@ -90,10 +90,6 @@ class RunFolder:
         except MetaseqError:  # damaged
             return False
 
-    def forget_results(self) -> None:
-        """Remove results.json, which no longer holds once the run goes on."""
-        (self.path / "results.json").unlink(missing_ok=True)
-
 
 def begun(folder: Path) -> bool:
     """Return whether a run folder has a checkpoint or logged values."""

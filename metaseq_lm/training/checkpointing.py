@@ -27,11 +27,11 @@ class Checkpointer:
     def __init__(self, parts: Parts, folder: Path) -> None:
         self.parts, self.folder = parts, folder
         self.options = parts.config.trainer
-        self.saved_at = -1  # the update of a checkpoint that lacks nothing
+        self.saved_at = -1  # the update of the last complete checkpoint
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """What every checkpoint says of its run and its data, as they were at the start."""
+        """Entries of every manifest: configuration, data, tokenizer and facts at the start of the run."""
         config = self.parts.config
         return {
             "config": OmegaConf.to_container(config),
@@ -44,7 +44,7 @@ class Checkpointer:
         """Raise DivergedError if a weight is not finite, MetaseqError if the replicas disagree."""
         process_group.alive()
         weights = self.parts.model.state_dict()
-        # A weight that is spoilt on one replica only must stop them all.
+        # A weight that is not finite on one replica must stop all.
         every = process_group.gather_objects(checkpoint.nonfinite(weights))
         bad = [*dict.fromkeys(name for names in every for name in names)]
         if bad:
@@ -62,15 +62,11 @@ class Checkpointer:
         is_best: bool,
         required: bool,
     ) -> str:
-        """Write a checkpoint from the first replica, link it, drop old ones; return what went wrong.
+        """Write a checkpoint on the first replica, remove old ones; return an error message or "".
 
-        Args:
-            update: number of updates made.
-            state: all that is saved besides the weights.
-            valid: metrics of the last validation, for the manifest.
-            is_best: whether "best" is to point at it.
-            required: raise CheckpointError if it cannot be written, whatever
-                trainer.on_save_error says.
+        `valid` are the metrics of the last validation; `is_best` makes "best" point at the checkpoint.
+        An error is raised instead, as CheckpointError, if the checkpoint is `required` or
+        trainer.on_save_error is stop.
         """
         trouble = ""
         if process_group.rank() == 0:
@@ -112,7 +108,7 @@ class Checkpointer:
         return stored, messages
 
     def resumed(self, stored: Checkpoint, update: int, best: int | None) -> None:
-        """Note that the run went on from a checkpoint, and make the links true again."""
+        """Record that the run was resumed from a checkpoint, and correct the links."""
         self.saved_at = update
         if process_group.rank() == 0:
             checkpoint.relink(self.folder, stored.path, best)
@@ -135,7 +131,7 @@ class Checkpointer:
 
 
 class BestCheckpoint:
-    """The best value of trainer.best_checkpoint_metric, its update, and the validations since."""
+    """The best value of trainer.best_checkpoint_metric, its update, and the number of validations since."""
 
     def __init__(self, options: DictConfig) -> None:
         self.metric: str = options.best_checkpoint_metric
@@ -166,12 +162,12 @@ class BestCheckpoint:
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return value, update and waiting, and the metric that they belong to."""
+        """Return the value, its update, the validations since, and the metric."""
         names = ("metric", "maximize", "value", "update", "waited")
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Load a saved state; return False for one of another metric, which cannot be compared."""
+        """Load a saved state; return False, and ignore it, if it is of another metric."""
         if (state["metric"], state["maximize"]) != (self.metric, self.maximize):
             return False
         self.value, self.update, self.waited = (state[n] for n in ("value", "update", "waited"))
@@ -179,10 +175,7 @@ class BestCheckpoint:
 
 
 def check_room(folder: Path, model: nn.Module) -> None:
-    """Raise MetaseqError if the disk has no room for two checkpoints, before any work is done.
-
-    A checkpoint is taken as the weights and two moments of each.
-    """
+    """Raise MetaseqError if the disk has no room for two checkpoints with two moments per weight."""
     size = 3 * sum(w.numel() * w.element_size() for w in model.state_dict().values())
     needed, free = int(2.2 * size), free_bytes(folder)
     if free < needed:

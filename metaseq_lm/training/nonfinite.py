@@ -1,4 +1,4 @@
-"""What becomes of an update whose loss or gradient is not finite: stop, skip it, or roll back."""
+"""Updates whose loss or gradient is not finite: stop, skip the update, or roll back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from metaseq_lm.engine.engine import Engine, copied
 
 
 class NonfinitePolicy:
-    """Counts refused updates and undoes what one may have changed.
+    """Counts refused updates and undoes their changes.
 
     The engine refuses a step whose gradient is not finite (`engine.nonfinite` then names its
     optimizer). `trainer.on_nonfinite` says what follows: "stop" raises, "skip" undoes the update
@@ -29,28 +29,28 @@ class NonfinitePolicy:
         self.refusals = 0
 
     def snapshot(self) -> dict[str, Any] | None:
-        """Return a copy of what the next update may change, None where nothing would be undone."""
+        """Return a copy of what the next update may change; None if the policy never undoes one."""
         return copied(self._changeable()) if self.policy == "skip" else None
 
     def _changeable(self) -> dict[str, Any]:
-        """Return what an update may have changed before a step of it was refused.
+        """Return the state that a refused update may have changed.
 
-        With several optimizers an earlier one may have stepped. With one, its step is refused or
-        done; what no optimizer moves is left: running statistics, averages, frozen nets.
+        With several optimizers an earlier one may have stepped. With one, its step was refused, but
+        tensors outside it may have changed: running statistics, averages.
         """
         optimizers = self.engine.optimizers
         if len(optimizers) > 1:
             states = {name: o.local_state() for name, o in optimizers.items()}
             return {"weights": self.model.state_dict(), "optimizers": states}
         weights = self.model.state_dict(keep_vars=True)
-        moved = {id(p) for o in optimizers.values() for p in o.parameters}
+        trained = {id(p) for o in optimizers.values() for p in o.parameters}
         return {
-            "weights": {n: w.detach() for n, w in weights.items() if id(w) not in moved},
+            "weights": {n: w.detach() for n, w in weights.items() if id(w) not in trained},
             "optimizers": {},
         }
 
     def undo(self, snapshot: dict[str, Any] | None) -> None:
-        """Put back what a snapshot holds."""
+        """Restore a snapshot."""
         if snapshot is None:
             return
         self.model.load_state_dict(snapshot["weights"], strict=False)
@@ -58,12 +58,12 @@ class NonfinitePolicy:
             self.engine.optimizers[name].load_state_dict(state)
 
     def accept(self) -> None:
-        """Note a finite update. With "rollback" only a save resets the count."""
+        """Reset the count after a finite update; with "rollback" only a save does."""
         if self.policy != "rollback":
             self.refusals = 0
 
     def saved(self) -> None:
-        """Note a checkpoint: a rollback can no longer come back to the one before."""
+        """Reset the count after a save: a rollback now returns to a later checkpoint."""
         if not self.engine.nonfinite:
             self.refusals = 0
 

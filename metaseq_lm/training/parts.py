@@ -1,4 +1,4 @@
-"""What every use of a run needs: the task, its nets and the engine, built from a configuration."""
+"""The task, the networks and the engine of a run, built from its configuration, and their evaluation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from metaseq_lm.tasks.protocols import HasSamples, Prepares
 
 @dataclass
 class Parts:
-    """The task, the nets and the engine of a run, on the device that its configuration asks for."""
+    """The task, the networks and the engine of a run, on the configured device."""
 
     config: DictConfig
     task: Task
@@ -74,7 +74,7 @@ class Parts:
 
 
 def prepare_config(config: DictConfig) -> DictConfig:
-    """Return the configuration as init_from and the task complete it; the data must be there."""
+    """Return the configuration, completed by init_from and the task; the data folder must exist."""
     check_data_folder(config)
     config = inherited(config)
     task_class = TASKS.entry(config.task._name).value
@@ -84,7 +84,7 @@ def prepare_config(config: DictConfig) -> DictConfig:
 def build_parts(config: DictConfig, dry_run: bool = False) -> Parts:
     """Join the process group and build task, nets, optimizers and engine.
 
-    In a `dry_run` the task must write nothing, not even what it would compute only once.
+    In a `dry_run` the task must not write any file.
     """
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
@@ -106,28 +106,28 @@ def build_parts(config: DictConfig, dry_run: bool = False) -> Parts:
 
 
 def build_task(config: DictConfig) -> Task:
-    """Build the configured task; the data folder must be there."""
+    """Build the configured task; the data folder must exist."""
     check_data_folder(config)
     task: Task = build("task", config.task, config)
     return task
 
 
 def build_model(task: Task, config: DictConfig, device: str) -> nn.Module:
-    """Build the task's nets from the seed and move them to `device`."""
+    """Build the task's networks, initialised by the seed, and move them to `device`."""
     torch.manual_seed(config.seed)
     model = task.build_model()
     return model.to(device=device, dtype=PRECISIONS[config.engine.precision])
 
 
 def choose_device(name: str) -> str:
-    """Return cpu or cuda for engine.device; UsageError for a device that is not there."""
+    """Return "cpu" or "cuda" for engine.device; UsageError if there is no such device."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("engine.device is cuda but torch finds no GPU; use engine.device=cpu")
     return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def retain_heap() -> None:
-    """Tell glibc to keep freed memory: faulting it in again costs a CPU step up to a quarter."""
+    """Tell glibc to keep freed memory, which can save a quarter of the time of an update on a CPU."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
@@ -135,13 +135,13 @@ def retain_heap() -> None:
 
 
 def check_data_folder(config: DictConfig) -> None:
-    """Raise UsageError if the data folder is not there."""
+    """Raise UsageError if the data folder does not exist."""
     if not Path(config.data).is_dir():
         raise UsageError(f"{config.data}: there is no such data folder; make it with 'preprocess'")
 
 
 def check_splits(parts: Parts) -> None:
-    """Open every split that will be scored, so that a missing one costs no training."""
+    """Open every split that will be scored, so that a missing one is noticed before training."""
     options = parts.config.trainer
     for split in sorted({options.valid_split, *options.final_splits} - {""}):
         check_scored(split)
@@ -149,7 +149,7 @@ def check_splits(parts: Parts) -> None:
 
 
 def check_scored(split: str) -> None:
-    """Raise UsageError for the split of training, which no task can score."""
+    """Raise UsageError for the training split, which cannot be scored."""
     if split == "train":
         raise UsageError(
             "the stream of 'train' is endless and cannot be scored; binarise its text as a further split "
@@ -168,7 +168,7 @@ def evaluate_split(parts: Parts, split: str) -> Scored:
 
 
 def sample_texts(parts: Parts) -> list[str]:
-    """Return the task's texts that show what the model does, in evaluation mode; often none."""
+    """Return the task's examples of the model's output; most tasks have none."""
     if not isinstance(parts.task, HasSamples):
         return []
     with parts.evaluation_mode():
@@ -176,7 +176,7 @@ def sample_texts(parts: Parts) -> list[str]:
 
 
 def batches_of(parts: Parts, split: str) -> Passes:
-    """Return this replica's batches of a split, by stream, read as they are asked for."""
+    """Return iterators over this replica's batches of a split, by stream."""
     shard = parts.shard
 
     def read(stream: Any) -> Any:

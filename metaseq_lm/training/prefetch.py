@@ -1,4 +1,4 @@
-"""Batches of update after update, prepared ahead by threads."""
+"""Preparation of the batches of the next updates by threads."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ Plan = list[tuple[str, int]]  # stream and number of each global batch of an upd
 
 
 class Prefetcher:
-    """Prepares the batches of update after update, ahead of time by threads if `workers` > 0.
+    """Prepares the batches of consecutive updates, ahead of time by threads if `workers` > 0.
 
-    `positions` counts the global batches that each stream has given; it is all there is to save.
+    `positions`, the number of global batches that each stream has yielded, is its whole state.
 
     Args:
         needs: returns how many global batches an update takes from each stream.
-        streams: the sources by name.
+        streams: the streams by name.
         positions: where to start in each stream.
         shard: this replica's share of each batch.
         workers: number of threads.
-        timeout: seconds after which a batch that is not ready is a MetaseqError that says where
-            its thread hangs.
+        timeout: seconds after which an unfinished batch is a MetaseqError with the stack of its thread.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Prefetcher:
         return batches
 
     def updates(self, start: int, stop: int) -> Iterator[tuple[int, Batches]]:
-        """Yield (update, batches); `positions` counts what has been yielded."""
+        """Yield (update, batches) and advance `positions`."""
         if not self.workers:
             for update in range(start, stop):
                 yield update, self._prepare(update, self._plan(update, self.positions))

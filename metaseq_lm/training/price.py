@@ -1,4 +1,4 @@
-"""What an update costs in FLOPs, found by a dry run, and how many a budget pays for."""
+"""The FLOPs of an update, measured by a dry run, and the number of updates for a budget."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class PriceEstimate:
 
     Attributes:
         flops: FLOPs of an update of all replicas, the mean over its kinds and their batches.
-        first_updates: FLOPs of the update of each kind that was made, in the task's order.
-        logs: means of what the updates logged.
-        parts: what the dry run has built.
+        first_updates: FLOPs of the measured update of each kind, in the task's order.
+        logs: means of the logs of these updates.
+        parts: task, networks and engine of the dry run.
     """
 
     flops: float
@@ -47,10 +47,9 @@ class PriceEstimate:
 
 
 def estimate_price(config: DictConfig) -> PriceEstimate:
-    """Make one update of each kind of the task, whatever the limits are, and write nothing.
+    """Make one update of each kind of the task and return its cost; write nothing.
 
-    A call of all replicas. The price of each kind is scaled by how large its batches are on
-    average.
+    A call of all replicas. The cost of each kind is scaled to the mean size of its batches.
     """
     config = config.copy() if config.trainer.max_update else with_updates(config, 1)
     parts = build_parts(config, dry_run=True)
@@ -84,7 +83,7 @@ def estimate_price(config: DictConfig) -> PriceEstimate:
 
 
 def dry_run(config: DictConfig) -> None:
-    """Make one update of each kind and a validation, say what they gave and cost, write nothing."""
+    """Make one update of each kind and a validation, print results and cost; write nothing."""
     config = prepare_config(config)
     estimate = estimate_price(config)
     parts, updates = estimate.parts, len(estimate.first_updates)
@@ -102,11 +101,10 @@ def dry_run(config: DictConfig) -> None:
 
 
 def resolve_flops_budget(config: DictConfig) -> DictConfig:
-    """Return the configuration with as many updates as trainer.max_flops pays for.
+    """Return the configuration, with trainer.max_update=0 replaced by the updates for max_flops.
 
-    Only trainer.max_update=0 asks for it. The price is that of a dry run, unless the folder of the
-    run has the number already: the price depends a little on engine.*, which may change. A call of
-    all replicas.
+    A dry run measures the cost of an update. A resumed run reads the number of updates from its
+    folder, because the cost depends a little on engine.*, which may change. A call of all replicas.
     """
     options = config.trainer
     if options.max_update:
@@ -129,7 +127,7 @@ def resolve_flops_budget(config: DictConfig) -> DictConfig:
 
 
 def read_cached_budget(folder: Path, max_flops: float) -> int:
-    """Return how many updates the run in a folder makes under such a limit, 0 if it does not say."""
+    """Return the number of updates of the run in a folder if it has the same limit, else 0."""
     file = folder / "config.yaml"
     config = read_config(file) if begun(folder) and file.is_file() else OmegaConf.create()
     if OmegaConf.select(config, "trainer.max_flops") != max_flops:

@@ -18,7 +18,7 @@ from metaseq_lm.runs.checkpoint import Checkpoint, CheckpointError
 from metaseq_lm.tasks.protocols import ChecksSource
 from metaseq_lm.training.parts import Parts, build_parts
 
-# Options that change the hidden states of the same weights without a trace in their shapes.
+# Options that change what the weights compute but not their shapes.
 SHAPELESS = ("encoder_attention_heads", "encoder_normalize_before", "norm_eps")
 
 
@@ -44,7 +44,7 @@ def open_run(
     stored = checkpoint.load(place)
     config = stored_config(stored)
     if config.user_dir and not user_dir:
-        # Code is run only when the person in front of the screen names it, not because a file does.
+        # Code is run only if the command line names it.
         raise UsageError(
             f"this run used a plug-in; give --user-dir with its path from here, which was {config.user_dir}"
         )
@@ -60,7 +60,7 @@ def open_run(
 
 
 def check_labels(stored: Checkpoint, parts: Parts, place: Path) -> None:
-    """Raise an error unless the data have the classes that the heads of a checkpoint are for."""
+    """Raise an error unless the data have the classes of the heads of a checkpoint."""
     facts = stored.manifest.get("facts") or {}
     if "labels" not in facts:
         return
@@ -71,7 +71,7 @@ def check_labels(stored: Checkpoint, parts: Parts, place: Path) -> None:
 
 
 def stored_config(stored: Checkpoint) -> DictConfig:
-    """Return the configuration that a checkpoint was trained with; CheckpointError if it is none."""
+    """Return the configuration of a checkpoint; CheckpointError if it is invalid."""
     try:
         with without_environment():
             config: DictConfig = OmegaConf.structured(RunConfig)
@@ -86,17 +86,17 @@ def stored_config(stored: Checkpoint) -> DictConfig:
 
 @dataclass(frozen=True)
 class Initialisation:
-    """What a run started from: a sentence for its log, and the cost of its ancestors."""
+    """The start of a run from another one: a message for its log, and the cost of its ancestors."""
 
     message: str = ""
     costs: lineage_cost.Costs = field(default_factory=dict)
 
 
 def initialise_from(parts: Parts, source: str) -> Initialisation:
-    """Load the weights that the task takes from the run or checkpoint `source`.
+    """Load the weights that the task uses from the run or checkpoint `source`.
 
-    Raises CheckpointError if there are none or they do not fit, UsageError if tokenizer or layers
-    differ from those that the weights were trained with.
+    Raises CheckpointError if there are none or they do not fit, UsageError if the tokenizer or the
+    layers differ from those of `source`.
     """
     stored = checkpoint.load(checkpoint.resolve(source))
     check_source(stored, parts.config)
@@ -134,7 +134,7 @@ def check_source(stored: Checkpoint, config: DictConfig) -> None:
 
 
 def check_tokenizer(stored: Checkpoint, data: str) -> None:
-    """Raise UsageError if a checkpoint was trained on the tokens of another tokenizer than `data`'s."""
+    """Raise UsageError if a checkpoint was trained with another tokenizer than that of `data`."""
     trained_with, current = stored.manifest.get("tokenizer"), tokenizer_hash(data)
     if trained_with and current and trained_with != current:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""A training run: trains into its folder, goes on from where it left off, writes its results."""
+"""A training run: trains, resumes, writes its results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TrainingRun:
         self.trainer = Trainer(self.parts, self.checkpointer, self.log)
 
     def train(self) -> None:
-        """Make the updates that are left, score the final splits, write the results."""
+        """Make the remaining updates, score the final splits, write the results."""
         trainer, options = self.trainer, self.config.trainer
         _ = self.parts.data_fingerprint  # damaged data show now, not at the first save
         check_splits(self.parts)
@@ -66,7 +66,7 @@ class TrainingRun:
         self.log.start(options.max_update, trainer.update)
         if self.folder is not None:
             check_room(folder, self.model)
-            self.folder.forget_results()
+            (folder / "results.json").unlink(missing_ok=True)
         for message in messages:
             self.log.event(trainer.update, trainer.seconds, message)
         try:
@@ -91,7 +91,7 @@ class TrainingRun:
         self.record("finished", metrics=metrics)
 
     def _load_best(self, metrics: dict[str, Any]) -> None:
-        """Take the validation of the best checkpoint, if one is kept, and its weights if needed."""
+        """Add the metrics of the best checkpoint, if there is one, and load its weights if needed."""
         best = self.checkpointer.folder / "best"
         if not best.exists():
             return
@@ -114,7 +114,7 @@ class TrainingRun:
         if self.folder is None:
             return
         if status == "failed" and self.folder.is_finished():
-            return  # before it went on: what it has reached stays on record
+            return  # it was finished before this attempt: keep its results
         self.folder.write_results(
             {
                 "status": status,
@@ -142,11 +142,11 @@ class TrainingRun:
 
 
 def is_complete(results: dict[str, Any], options: DictConfig) -> bool:
-    """Return whether results.json says that nothing is left to do under the limits of `options`."""
+    """Return whether, by results.json, a run is finished under the limits of `options`."""
     if results["status"] != "finished":
         return False
     if set(options.final_splits) - set(results.get("metrics") or {}):
-        return False  # trained, perhaps, but not scored on all that is asked for now
+        return False  # it may be trained, but not all splits are scored
     spent = [(results["flops"], options.max_flops), (results["seconds"], options.max_seconds)]
     reached = any(0 < limit <= amount for amount, limit in spent)
     out_of_patience = results["stopped_by"] == "patience" and 0 < options.patience <= results.get(

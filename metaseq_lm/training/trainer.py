@@ -1,4 +1,4 @@
-"""The calendar of a run: fetch, update, log, validate, save, stop."""
+"""The training loop: fetch, update, log, validate, save, stop."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Trainer:
     # ---------------------------------------------------------------- the loop
 
     def train(self) -> None:
-        """Make the updates that are left; raises DivergedError or Interrupted."""
-        _ = self.checkpointer.description  # a fault in it shows now, not at the first save
+        """Make the remaining updates; raises DivergedError or Interrupted."""
+        _ = self.checkpointer.description  # damaged data show now, not at the first save
         streams = self.task.build_streams("train")
         self._started = time.monotonic() - self.seconds
         shard, engine = self.parts.shard, self.config.engine
@@ -50,8 +50,8 @@ class Trainer:
             self.save(False)
         self.model.train()
         with signals.listening():
-            # A signal may have come before, or the last process left without a validation for one.
-            self._between_updates(self.agree())
+            # A signal may have come already, or stopped an earlier process before a validation.
+            self._between_updates(self.poll_limits())
             while not self.stopped_by:
                 prefetcher = Prefetcher(
                     self.task.needs, streams, self.positions, shard, engine.workers, engine.timeout
@@ -70,7 +70,7 @@ class Trainer:
             self.update = update + 1
             self.seconds = time.monotonic() - self._started
             self.log.step()
-            signal = self.agree()
+            signal = self.poll_limits()
             if self.stopped_by or self._is_due(self.options.log_interval):
                 values = self.window.means() | engine_values(self.engine)
                 self.log.values("train", self.update, self.seconds, values)
@@ -80,7 +80,7 @@ class Trainer:
                 return
 
     def _update(self, update: int, batches: Batches) -> None:
-        """Make one update; of one that is not finite nothing stays."""
+        """Make one update; one that is not finite is undone."""
         snapshot = self.nonfinite.snapshot()
         self.engine.begin(update)
         with self.flops.count(batches):
@@ -92,22 +92,22 @@ class Trainer:
             self.window.add(logs)
 
     def _refuse(self, batches: Batches) -> bool:
-        """Deal with an update that is not finite; return whether the run was rolled back."""
+        """Apply trainer.on_nonfinite to an update; return whether the run was rolled back."""
         message = describe_refusal(self.update + 1, self.engine.nonfinite)
         samples = process_group.gather_objects(sample_numbers(batches))
         self._event(message, samples=samples)
         self.nonfinite.refuse(message)
         if self.nonfinite.policy == "skip":
             return False
-        # The data that led here is left behind, and what was spent on it stays spent.
-        spent, positions = self.flops.state_dict(), self.positions
+        # The run does not repeat the data that led here, and its FLOPs stay counted.
+        spent, positions = self.flops.total, self.positions
         for message in self.resume():
             self._event(message)
-        self.flops.load_state_dict(spent)
+        self.flops.total = spent
         self.positions = positions
         return True
 
-    def agree(self) -> int:
+    def poll_limits(self) -> int:
         """Decide with all replicas whether a limit is reached; return a received signal, or 0."""
         first = process_group.rank() == 0
         numbers = [self.flops.total, self.seconds * first, *signals.votes()]
@@ -137,7 +137,7 @@ class Trainer:
         improved = False
         if options.valid_split and due and self._validated_at != self.update:
             if self._is_due(options.save_interval_updates):
-                self.save(False)  # a job may have less time left than a validation takes
+                self.save(False)  # a job may have too little time left for the validation
             improved = self._validate()
         waited = self.best.waited if options.valid_split else 0
         if 0 < options.patience <= waited and not self.stopped_by:
@@ -148,7 +148,7 @@ class Trainer:
             self.save(improved, required=bool(self.stopped_by))
 
     def progress_text(self) -> str:
-        """Return where the run was stopped, for the message of an interruption."""
+        """Return how far the run came, for the message of an interruption."""
         if not self.update:
             return "before the first update"
         return f"after update {self.update}; a checkpoint is saved"
@@ -168,7 +168,7 @@ class Trainer:
             return self.best.improves(self.last_valid, self.update)
         except UsageError:
             self._validated_at = -1
-            self.save(False, required=True)  # a wrong name must not cost the updates
+            self.save(False, required=True)  # a wrong name of the metric must not lose the updates
             raise
 
     def _event(self, message: str, **details: Any) -> None:
@@ -177,7 +177,7 @@ class Trainer:
     # ---------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a checkpoint needs besides the weights."""
+        """Return the state that a checkpoint holds besides the weights; a call of all replicas."""
         return {
             "update": self.update,
             "positions": dict(self.positions),
@@ -185,7 +185,7 @@ class Trainer:
             "seconds": self.seconds,
             "validated_at": self._validated_at,
             "window": self.window.state_dict(),
-            "flops": self.flops.of_all(),
+            "flops": self.flops.state_dict(),
             "optimizers": {name: o.state_dict() for name, o in self.engine.optimizers.items()},
         }
 
@@ -193,8 +193,7 @@ class Trainer:
         """Load a saved state; raises KeyError if a part is missing, ValueError if one does not fit."""
         for name, optimizer in self.engine.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
-        # The total is that of all replicas, which may have been more or fewer: the first takes it.
-        self.flops.load_state_dict(state["flops"], share=process_group.rank() == 0)
+        self.flops.load_state_dict(state["flops"])
         self.window.load_state_dict(state["window"], self.engine.device)
         self.update, self.seconds = state["update"], state["seconds"]
         self._validated_at = state["validated_at"]
