@@ -17,7 +17,7 @@ from metaseq_lm.cli import main
 from metaseq_lm.cli.train import train as command
 from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.data.storage.manifest import fingerprint, fingerprint_of_run
-from metaseq_lm.distributed import signals
+from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.engine.engine import copied
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.flops import FlopMeter
