@@ -20,7 +20,7 @@ from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.tagging import TaggingConfig, WordLabels
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.data.words.vocabulary import REMOVED
-from metaseq_lm.methods.cvt.model import PARSING, TAGGING, auxiliaries
+from metaseq_lm.methods.cvt.model import PARSING, TAGGING, auxiliaries, student_dropout
 from metaseq_lm.methods.cvt.perturbation import adversarial_direction, gaussian, unit
 from metaseq_lm.models.layers import current_context, full_precision
 from metaseq_lm.models.words.prediction_modules import (
@@ -44,12 +44,7 @@ class UnlabelledConfig(TaggingConfig):
     )
     # Not 0.2 where the primary module is the student: it then recognises text by its lower dropout,
     # and collapses to one class for every word of text, as does the teacher.
-    unlabelled_dropout: float | None = option(
-        None,
-        "dropout of the student on unlabelled sentences (null = model.dropout)",
-        at_least=0,
-        below=1,
-    )
+    unlabelled_dropout: float | None = student_dropout(None)
     mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
     hard_targets: bool = option(
         False, "targets are the teacher's best class, not its probabilities"
@@ -141,12 +136,7 @@ def soft_cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
 class CrossViewConfig(UnlabelledConfig):
     """Cross-View Training, and its ablations."""
 
-    unlabelled_dropout: float | None = option(
-        0.2,
-        "dropout of the student on unlabelled sentences (null = model.dropout)",
-        at_least=0,
-        below=1,
-    )
+    unlabelled_dropout: float | None = student_dropout(0.2)
     tagging_auxiliaries: list[str] = option(
         list(TAGGING),
         "auxiliary modules of tagged sets",

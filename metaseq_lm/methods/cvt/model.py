@@ -6,10 +6,12 @@ The modules themselves are in metaseq_lm/models/words/prediction_modules.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.models.layers import RAW, AveragedWeights
@@ -39,6 +41,25 @@ PARSING: dict[str, dict[str, Any]] = {
 def auxiliaries(form: str) -> dict[str, dict[str, Any]]:
     """Return the options of all auxiliary modules for sets of a form, tags or trees."""
     return PARSING if form == TREES else TAGGING
+
+
+def student_dropout(default: float | None) -> Any:
+    """Return the option for the student's dropout; the teacher has none."""
+    about = "dropout of the student on unlabelled batches (null = model.dropout)"
+    return option(default, about, at_least=0, below=1)
+
+
+@dataclass
+class AveragingConfig:
+    """Averaged weights."""
+
+    average_decay: float = option(
+        0.998,
+        "decay of the averaged weights, which are scored (0 = no averaging)",
+        at_least=0,
+        below=1,
+    )
+    score_raw: bool = option(False, "score the weights without averaging too, as raw_*")
 
 
 def check_teacher(mean_teacher: bool, decay: float) -> None:

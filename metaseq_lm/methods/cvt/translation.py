@@ -27,7 +27,7 @@ from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.methods.cvt.model import AveragedNet
+from metaseq_lm.methods.cvt.model import AveragedNet, AveragingConfig, student_dropout
 from metaseq_lm.models.layers import current_context
 from metaseq_lm.models.seq2seq.lstm_encoder_decoder import PRIMARY, LSTMEncoderDecoder
 from metaseq_lm.models.words.word_model import dropout_at
@@ -44,12 +44,7 @@ class SemiSupervisedConfig:
     """Dropout and label smoothing."""
 
     # Not 0.2 where the primary head is the student: see the criterions on words.
-    unlabelled_dropout: float | None = option(
-        None,
-        "dropout of encoder and decoder on unlabelled batches (null = model.dropout)",
-        at_least=0,
-        below=1,
-    )
+    unlabelled_dropout: float | None = student_dropout(None)
     label_smoothing: float = option(
         0.1, "label smoothing of the teacher's translations", at_least=0, below=1
     )
@@ -62,12 +57,7 @@ class SemiSupervisedConfig:
 class CrossViewConfig(SemiSupervisedConfig):
     """Auxiliary heads."""
 
-    unlabelled_dropout: float | None = option(
-        0.2,
-        "dropout of encoder and decoder on unlabelled batches (null = model.dropout)",
-        at_least=0,
-        below=1,
-    )
+    unlabelled_dropout: float | None = student_dropout(0.2)
     auxiliary: list[str] = option(
         [ATTENTION, FUTURE],
         "auxiliary heads: attention, future, full (sees everything, with dropout)",
@@ -168,7 +158,7 @@ class WordDropoutTranslation(SemiSupervisedTranslation):
 
 
 @dataclass
-class CVTTranslationConfig(TranslationConfig):
+class CVTTranslationConfig(AveragingConfig, TranslationConfig):
     """Unlabelled source text, and averaged weights."""
 
     unlabelled: str = option(
@@ -183,13 +173,6 @@ class CVTTranslationConfig(TranslationConfig):
         "updates before the first unlabelled one; an untrained teacher finds useless translations",
         at_least=0,
     )
-    average_decay: float = option(
-        0.998,
-        "decay of the averaged weights, which are scored (0 = no averaging)",
-        at_least=0,
-        below=1,
-    )
-    score_raw: bool = option(False, "score the weights without averaging too, as raw_*")
 
 
 @register_task("cvt_translation", dataclass=CVTTranslationConfig)

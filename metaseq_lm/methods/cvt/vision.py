@@ -33,7 +33,12 @@ from metaseq_lm.data.images import (
 )
 from metaseq_lm.data.streams import Sequential, Shuffled, Stream
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.methods.cvt.model import AveragedNet, check_teacher
+from metaseq_lm.methods.cvt.model import (
+    AveragedNet,
+    AveragingConfig,
+    check_teacher,
+    student_dropout,
+)
 from metaseq_lm.methods.cvt.perturbation import adversarial_direction, gaussian, unit
 from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.vision.conv_large import POSITIONAL, ConvLarge, places
@@ -65,12 +70,7 @@ class ConsistencyConfig:
         0.1, "norm of the step at which the adversarial direction is computed", above=0
     )
     weight: float = option(1.0, "weight of the consistency loss")
-    unlabelled_dropout: float | None = option(
-        None,
-        "dropout of the student on unlabelled images (null = model.dropout)",
-        at_least=0,
-        below=1,
-    )
+    unlabelled_dropout: float | None = student_dropout(None)
     mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
 
 
@@ -181,7 +181,7 @@ class PlaceHeads(nn.Module):
 
 
 @dataclass
-class CVTVisionTaskConfig:
+class CVTVisionTaskConfig(AveragingConfig):
     """Labelled images, batches, augmentation (sizes of VAT: from memory), averaged weights."""
 
     labelled: int = option(
@@ -212,13 +212,6 @@ class CVTVisionTaskConfig:
     sd: list[float] = option(
         [0.2023, 0.1994, 0.2010], "standard deviation of each channel", above=0
     )
-    average_decay: float = option(
-        0.998,
-        "decay of the averaged weights, which are scored (0 = no averaging)",
-        at_least=0,
-        below=1,
-    )
-    score_raw: bool = option(False, "score the weights without averaging too, as raw_*")
 
 
 def balanced(labels: np.ndarray, seed: int) -> np.ndarray:

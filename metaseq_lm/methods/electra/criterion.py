@@ -216,8 +216,8 @@ class ReplacedTokenDetection(Corrupting):
         hidden = model.hidden(noised.tokens, batch)
         logits = model.heads["rtd"](hidden)  # (B, S)
         fake = noised.fake(batch)
-        judged, size = self.judged(batch, noised.chosen)
-        losses = binary_losses(logits, fake) * judged
+        included, size = self.included(batch, noised.chosen)
+        losses = binary_losses(logits, fake) * included
         terms = noised.terms | {
             "discriminator": Term(losses.sum(), size, self.config.discriminator_weight)
         }
@@ -227,7 +227,7 @@ class ReplacedTokenDetection(Corrupting):
             terms["contrast"] = Term(loss, "rows", self.config.contrast_weight)
         return terms | detection_terms(logits, fake, real_tokens(batch))
 
-    def judged(self, batch: ElectraBatch, chosen: Tensor) -> tuple[Tensor, str]:
+    def included(self, batch: ElectraBatch, chosen: Tensor) -> tuple[Tensor, str]:
         """Return the positions of the detection loss, (B, S), and the name of their number."""
         if self.config.disc_positions == "masked":
             return chosen, "targets"
@@ -284,8 +284,8 @@ class ReplaceMLM(Corrupting):
         logits = model.heads["lm"](states, model.token_table())  # (B, M, V)
         losses = cross_entropy(logits, batch.targets)
         with torch.no_grad():
-            right = number_of(logits.argmax(-1) == batch.targets)
-        terms = {"mlm": Term(losses.sum(), "targets"), "accuracy": Term(right, "targets", 0.0)}
+            correct = number_of(logits.argmax(-1) == batch.targets)
+        terms = {"mlm": Term(losses.sum(), "targets"), "accuracy": Term(correct, "targets", 0.0)}
         return noised.terms | terms
 
 
