@@ -226,11 +226,7 @@ def distribution(labels: np.ndarray | None, names: Sequence[str]) -> str:
 
 
 def unseen_labels(
-    name: str,
-    labels: np.ndarray | None,
-    names: Sequence[str],
-    train: np.ndarray | None,
-    noun: str = "labels",
+    name: str, labels: np.ndarray | None, names: Sequence[str], train: np.ndarray | None
 ) -> Iterator[Finding]:
     """Yield a warning for classes of a split, called `name`, that the labels of train lack."""
     if not names or labels is None or train is None:
@@ -240,7 +236,7 @@ def unseen_labels(
         missing, text = set(range(len(names))) - present, "has no example of"
     else:
         missing = present - set(train.tolist())
-        text = f"has {noun} that train {'has no example of' if noun == 'labels' else 'lacks'}:"
+        text = "has labels that train has no example of:"
     if missing:
         yield Finding(WARNING, f"{name} {text} {', '.join(names[i] for i in sorted(missing))}")
 
@@ -278,22 +274,18 @@ def parallel_set(subject: Subject) -> Iterator[Finding]:
     hashes: dict[str, np.ndarray] = {}
     for split, data in sets.items():
         texts = [data.source] if data.target is None else [data.source, data.target]
-        yield Finding(OK, f"{folder}: {split} has {mean_lengths(texts, languages)}")
+        means = [f"{len(text.tokens) / max(len(data), 1):.1f}" for text in texts]
+        if len(texts) == 1:
+            text = f"sentences of {languages[0]} alone, on average {means[0]} tokens"
+        else:
+            text = "pairs, on average {} tokens of {} and {} of {}"
+            text = text.format(means[0], languages[0], means[1], languages[1])
+        yield Finding(OK, f"{folder}: {split} has {len(data):,} {text}")
         for side, column in zip(SIDES, texts):
             yield from text_faults(column, tokenizers.get(side))
         if data.target is not None and all(column.dtype.kind in "iu" for column in texts):
             hashes[split] = row_hashes(texts)
     yield from overlaps(folder, hashes, "pairs")
-
-
-def mean_lengths(texts: Sequence[IndexedDataset], languages: Sequence[str]) -> str:
-    """Return in words how many rows parallel text has, and how long its sides (one or two) are."""
-    count = len(texts[0])
-    means = [len(text.tokens) / max(count, 1) for text in texts]
-    if len(texts) == 1:
-        return f"{count:,} sentences of {languages[0]} alone, on average {means[0]:.1f} tokens"
-    sides = f"{means[0]:.1f} tokens of {languages[0]} and {means[1]:.1f} of {languages[1]}"
-    return f"{count:,} pairs, on average {sides}"
 
 
 # -------------------------------------------------------------------- images
@@ -395,7 +387,7 @@ def word_labels(data: WordSet, train: WordSet | None) -> Iterator[Finding]:
     yield Finding(OK, f"{data.folder}: {data.split} has {text}")
     if train is not None and train is not data and train.labels is not None:
         seen, name = np.asarray(train.labels.tokens), f"{data.folder}: {data.split}"
-        yield from unseen_labels(name, labels, names, seen, data.form)
+        yield from unseen_labels(name, labels, names, seen)
 
 
 CHECKS: dict[str, Callable[[Subject], Iterator[Finding]]] = {

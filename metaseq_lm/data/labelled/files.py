@@ -33,12 +33,9 @@ class Columns:
     Attributes:
         names: The columns of a TSV file without header row.
         texts: The text columns; None is `text`, or `text_a` and `text_b`, whichever the file has.
-        label: The column of the label.
-        regression: Whether labels are numbers.
-        index: The column from which each row gets an {"idx": number}; the number of the row if the
+        index: The column from which each row gets an {"idx": number}, or the number of the row if the
             file lacks the column; None gives no index.
-        skip_malformed: Whether rows with a wrong number of fields are counted and left out, the first
-            ones named, instead of an error.
+        skip_malformed: Count and leave out rows with a wrong number of fields.
     """
 
     names: tuple[str, ...] | None = None
@@ -57,13 +54,8 @@ class Columns:
 class Row:
     """One example of a file.
 
-    Attributes:
-        line: Its line in the file.
-        texts: Its texts.
-        label: Its label; None in a file without labels.
-        bad: Whether invalid UTF-8 was replaced in it.
-        spans: (text, first character, character after the last) of each span.
-        facts: What is kept of it for scorers and leaderboard files.
+    `label` is None in a file without labels. `bad` says that invalid UTF-8 was replaced. A span is
+    (text, first character, character after the last). `facts` are for scorers and leaderboard files.
     """
 
     line: int

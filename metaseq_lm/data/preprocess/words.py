@@ -28,7 +28,6 @@ from metaseq_lm.data.words.columns import SentenceReader, is_conllu
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap, words_reader
 from metaseq_lm.data.words.running_text import SPLITTING, TextReader
 from metaseq_lm.data.words.sets import part_name
-from metaseq_lm.data.words.vectors import read_vectors, vector_table
 from metaseq_lm.data.words.vocabulary import (
     SPECIAL_WORDS,
     UNKNOWN,
@@ -36,6 +35,8 @@ from metaseq_lm.data.words.vocabulary import (
     characters_of,
     count_words,
     frequent_words,
+    read_vectors,
+    vector_table,
 )
 
 BATCH = 8192  # sentences

@@ -1,15 +1,14 @@
 """Orders of training batches whose sentences are about equally long.
 
 As in the code of Clark et al. 2018: sentences are taken in pieces, each piece in buckets by length,
-and a batch is filled to a constant sum of the square roots of its lengths, so that long sentences do
-not make larger batches. There the pieces follow the file, here each is drawn from the whole of it:
-of several texts one after another a run that ends early would see the first only.
+and a batch is filled to a constant sum of the square roots of its lengths. There the pieces follow
+the file. Here each is a sample of the whole file, so that a run that ends early sees all of its texts.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -37,10 +36,9 @@ class BucketsConfig:
 class Bucketed:
     """Epochs of batches of sentences of about equal length.
 
-    A batch is a pure function of seed, name and its number. With `chunk` one permutation, the same in
-    all epochs, spreads the sentences over pieces; the pieces come one after another, each put into
-    buckets and shuffled by itself, so that memory holds the plan of one piece and a number for each
-    sentence. A bucket of less than FEW batches joins a neighbour.
+    A batch is a pure function of seed, name and its number. With `chunk` a permutation, the same in
+    all epochs, spreads the sentences over pieces, each put into buckets and shuffled by itself. So
+    memory holds the plan of one piece only. A bucket of less than FEW batches joins a neighbour.
 
     Args:
         lengths: The words of each sentence (sentences,).
@@ -73,7 +71,7 @@ class Bucketed:
                 f"task.buckets must be lengths that grow, from 1 on; got {list(buckets)}"
             )
         chosen = np.arange(len(lengths)) if samples is None else np.asarray(samples)
-        # As narrow as can be: there may be tens of millions of them.
+        # The narrowest type: there may be tens of millions of them.
         chosen = chosen.astype(np.min_scalar_type(max(len(lengths) - 1, 0)))
         chosen = chosen[lengths[chosen] > 0]
         if longest:
@@ -91,9 +89,12 @@ class Bucketed:
         counts = [sum(n for _, n in buckets) for buckets in self._buckets]
         self._ends = np.cumsum(counts)
         self.per_epoch = int(self._ends[-1])
-        self.smallest = min(
-            self._fewest(members, n) for buckets in self._buckets for members, n in buckets
-        )
+        # A number of sentences that no batch falls below in any epoch.
+        self.smallest = self.count
+        for members, n in chain.from_iterable(self._buckets):
+            weights = self._weights(members)
+            fewest = int(weights.sum() / n / weights.max() - 1e-9)
+            self.smallest = min(self.smallest, max(1, fewest))
         # A cached method would keep the object alive; a cached closure does not.
         self._batches = lru_cache(maxsize=2)(
             lambda epoch, piece: self._plan(
@@ -123,11 +124,6 @@ class Bucketed:
             buckets[-2:] = [np.concatenate(buckets[-2:])]
         counts = [max(1, round(float(self._weights(m).sum()) / per_batch)) for m in buckets]
         return [(members, min(n, len(members))) for members, n in zip(buckets, counts)]
-
-    def _fewest(self, members: np.ndarray, batches: int) -> int:
-        """Return a number of sentences that no batch of a bucket falls below in any epoch."""
-        weights = self._weights(members)
-        return max(1, int(weights.sum() / batches / weights.max() - 1e-9))
 
     def _plan(
         self, buckets: list[tuple[np.ndarray, int]], generator: np.random.Generator

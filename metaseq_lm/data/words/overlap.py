@@ -1,11 +1,12 @@
 """Training sentences that occur in an evaluation split of another set (Clark et al. 2018, 4.3.1).
 
-Two sentences are the same if their letters and digits are, run together: in lower case, every digit
-a 0, without blanks and signs. So neither tokenisation nor quotation marks hide one. A sentence of
-signs alone has the signs as they stand.
+Two sentences are the same if their letters and digits are: in lower case, every digit a 0, without
+blanks and signs, so that tokenisation does not matter. Sentences of signs alone are compared as they
+stand.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ CHUNK = 4096
 
 
 class Overlap:
-    """A set of sentences, lists of words; two sentences are the same if their letters are."""
+    """A set of sentences, lists of words."""
 
     def __init__(self, sentences: Iterable[Sequence[str]]) -> None:
         self._letters: dict[str, str] = {}
@@ -46,11 +47,11 @@ def evaluation_overlap(
 ) -> Overlap:
     """Return the sentences to keep out of training.
 
-    Each name is a set of the data folder (DATA/NAME), another folder of a set, whose splits except
-    train count, or a file in CoNLL columns or CoNLL-U. UsageError for anything else, and for a set
-    without such a split. `open_file` returns the reader of a file.
+    Each name is a set of the data folder (DATA/NAME) or another folder of a set, whose splits except
+    train count, or a file in CoNLL columns or CoNLL-U, which `open_file` reads. UsageError for
+    anything else.
     """
-    return Overlap(s for name in names for s in _sentences(name, data, open_file))
+    return Overlap(chain.from_iterable(_sentences(name, data, open_file) for name in names))
 
 
 def _sentences(
@@ -79,8 +80,7 @@ def _sentences(
             f"--drop-overlap-with {name}: neither a set in {data}, nor a folder of one, nor a file in "
             "CoNLL columns or CoNLL-U"
         )
-    for sentence in open_file(Path(name)):
-        yield sentence.words
+    yield from (sentence.words for sentence in open_file(Path(name)))
 
 
 def dropped_sentences(dropped: int) -> str:

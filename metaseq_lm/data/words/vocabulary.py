@@ -9,13 +9,15 @@ import functools
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import write_atomic
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.tokenizers.vocabulary import load_symbols, save_symbols
 
 WORDS_FILE, CHARACTERS_FILE = "words.txt", "characters.txt"
@@ -103,10 +105,24 @@ class WordVocabulary:
 
     @property
     def vectors(self) -> np.ndarray | None:
-        """The word vectors, read when first asked for; MetaseqError if their file is damaged."""
-        if self._vectors is None and self._folder is not None:
-            self._vectors = _load_vectors(self._folder / VECTORS_FILE, len(self))
-        return self._vectors
+        """The word vectors, read at first use; MetaseqError if their file is damaged."""
+        if self._vectors is not None or self._folder is None:
+            return self._vectors
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        path = self._folder / VECTORS_FILE
+        try:
+            vectors = load_file(path)[VECTORS_NAME]
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise MetaseqError(f"{path}: damaged: {error}; preprocess again") from error
+        if vectors.ndim != 2 or len(vectors) != len(self) or vectors.dtype != np.float32:
+            raise MetaseqError(
+                f"{path}: {vectors.dtype} {vectors.shape}, but the vocabulary has {len(self)} words; "
+                "the files do not belong together, preprocess again"
+            )
+        self._vectors = vectors
+        return vectors
 
     @functools.cached_property
     def hash(self) -> str:
@@ -148,22 +164,6 @@ class WordVocabulary:
         return vocabulary
 
 
-def _load_vectors(path: Path, count: int) -> np.ndarray:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        vectors = load_file(path)[VECTORS_NAME]
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise MetaseqError(f"{path}: damaged: {error}; preprocess again") from error
-    if vectors.ndim != 2 or len(vectors) != count or vectors.dtype != np.float32:
-        raise MetaseqError(
-            f"{path}: {vectors.dtype} {vectors.shape}, but the vocabulary has {count} words; "
-            "the files do not belong together, preprocess again"
-        )
-    return vectors
-
-
 def count_words(forms: Mapping[str, int]) -> Counter[str]:
     """Return how often each normalised word occurs, given how often each form of a text does."""
     counts: Counter[str] = Counter()
@@ -194,3 +194,86 @@ PUNCTUATION = frozenset("! ... `` { } ( ) [ ] -- - , . '' ` ; : ?".split())
 def is_punctuation(word: str) -> bool:
     """Return whether scores of trees leave out a word, as it stands in the text."""
     return normalise(word) in PUNCTUATION
+
+
+# -------------------------------------------------------------------- word vectors
+
+
+def read_vectors(file: TextFile, words: Container[str] | None) -> dict[str, np.ndarray]:
+    """Return the vectors, float32 (width,), of the normalised words of a file, in its order.
+
+    The file is of GloVe's format: a word and its numbers per line, single blanks between. Only
+    vectors of `words` are kept, or all if it is None. Of words that are the same once normalised
+    (1990 and 1991) the one that stands in the file in its normalised form counts, else the first. A
+    first line "COUNT WIDTH", as word2vec writes it, is passed over. MetaseqError with file and line
+    for a row that has another number of fields or something that is no finite number.
+    """
+    vectors: dict[str, np.ndarray] = {}
+    exact: set[str] = set()
+    width = rows = 0
+    for number, text, bad in file.lines():
+        # Some files end their rows with a blank.
+        fields = text.rstrip().split(" ")
+        if number == 1 and len(fields) == 2 and fields[0].isdecimal() and fields[1].isdecimal():
+            width = int(fields[1])
+            continue
+        if (bad and file.skips_bad) or not text.strip():
+            continue
+        width = width or len(fields) - 1
+        form = " ".join(fields[: len(fields) - width])
+        good = width >= 1 and len(fields) > width and bool(form)
+        if not good or _is_number(form.rpartition(" ")[2], form):
+            raise MetaseqError(
+                f"{file}:{number}: {len(fields)} fields, but the rows before are a word and {width} "
+                f"numbers with single blanks between them: {text[:40]!r}"
+            )
+        rows += 1
+        word = normalise(form)
+        if word in vectors and (word in exact or word != form):
+            continue
+        if words is None or word in words:
+            vectors[word] = _numbers(fields[len(fields) - width :], f"{file}:{number}")
+            if word == form:
+                exact.add(word)
+    if not rows:
+        raise MetaseqError(f"{file}: holds no word vectors")
+    for special in SPECIAL_WORDS:
+        vectors.pop(special, None)
+    return vectors
+
+
+def _is_number(text: str, whole: str) -> bool:
+    """Return whether the end of a word is a number too many; GloVe 840B has words such as ". . ."."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text != whole
+
+
+def _numbers(fields: list[str], where: str) -> np.ndarray:
+    try:
+        values = np.array(fields, np.float32)
+    except ValueError as error:
+        raise MetaseqError(f"{where}: {error}; expected numbers after the word") from error
+    if not np.isfinite(values).all():
+        raise MetaseqError(f"{where}: a number that is not finite")
+    return values
+
+
+def vector_table(words: list[str], known: dict[str, np.ndarray], seed: int = 0) -> np.ndarray:
+    """Return float32 (words, width): the vectors of `known`, 0 for padding and <unk>.
+
+    Other words, and <start>, <end> and <removed>, get random numbers of the same mean square, which
+    depend on the seed and the place only. MetaseqError if no word is known.
+    """
+    places = [i for i, word in enumerate(words) if word in known]
+    if not places:
+        raise MetaseqError("none of the words has a vector; is it a file of another language?")
+    vectors = np.stack([known[words[i]] for i in places])
+    scale = float(np.sqrt(np.mean(vectors.astype(np.float64) ** 2)))
+    random = random_streams.generator(seed, "word vectors")
+    table = (random.standard_normal((len(words), vectors.shape[1])) * scale).astype(np.float32)
+    table[places] = vectors
+    table[: UNKNOWN + 1] = 0
+    return table

@@ -306,7 +306,7 @@ def test_doctor_names_labels_that_train_lacks(run, words, tmp_path, capsys):
     (tmp_path / "test.txt").write_text("a N\nb S\n")
     assert run("a N\nb V\n", "--tagged", "lacks", "--testpref", f"{tmp_path}/test.txt")[0] == 0
     shown = doctor(words / "lacks", capsys)[1]
-    assert "test has tags that train lacks: S\n" in shown
+    assert "test has labels that train has no example of: S\n" in shown
 
 
 def doctor(folder, capsys, *options):

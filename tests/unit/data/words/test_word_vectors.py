@@ -5,8 +5,12 @@ import pytest
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.text_files import TextFile
-from metaseq_lm.data.words.vectors import read_vectors, vector_table
-from metaseq_lm.data.words.vocabulary import SPECIAL_WORDS, WordVocabulary
+from metaseq_lm.data.words.vocabulary import (
+    SPECIAL_WORDS,
+    WordVocabulary,
+    read_vectors,
+    vector_table,
+)
 
 
 def read(tmp_path, content, wanted=None):
