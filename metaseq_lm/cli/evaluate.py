@@ -151,7 +151,7 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
             raise UsageError(
                 f"{path} has no validation metric '{name}' to choose by; it has {known}"
             )
-    values = [float(of_one[name]) for of_one in valid]
+    values = [float(metrics[name]) for metrics in valid]
     trainer = manifests[0]["config"]["trainer"]
     direction = "higher" if trainer["maximize_best_checkpoint_metric"] else "lower"
     known_direction = direction if trainer["best_checkpoint_metric"] == name else None

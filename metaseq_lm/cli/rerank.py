@@ -70,16 +70,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Lists:
-    """The lists of one set, the file they come from, and the text that is scored for each."""
+    """The lists of one set, the file they come from, and what is appended to each text."""
 
     path: Path
     lists: "list[NBest]"
     append: str
 
     @property
-    def texts(self) -> list[str]:
-        """Every text to score, as often as it occurs."""
-        return [text + self.append for nbest in self.lists for text in nbest.texts]
+    def texts(self) -> dict[str, str]:
+        """Every text to score, with an utterance that has it."""
+        return {
+            text + self.append: f"{self.path}: utterance {nbest.utterance!r}"
+            for nbest in self.lists
+            for text in nbest.texts
+        }
 
 
 def run(args: argparse.Namespace) -> int:
@@ -143,14 +147,9 @@ def score_run(
 
     opened = open_run(source, args.data, args.user_dir, options)
     scorer = SentenceScorer(opened, args.batch_tokens, args.too_long)
-    sentences: dict[str, Sentence] = {}
-    for part in sets.values():
-        for nbest in part.lists:
-            source_line = f"{part.path}: utterance {nbest.utterance!r}"
-            for text in (candidate + part.append for candidate in nbest.texts):
-                sentences.setdefault(text, Sentence(text, source_line))
-    all_scores = zip(sentences, scorer.score(list(sentences.values())))
-    scores = {text: score for text, score in all_scores if score}
+    texts = sets["dev"].texts | sets["test"].texts
+    sentences = [Sentence(text, utterance) for text, utterance in texts.items()]
+    scores = {text: score for text, score in zip(texts, scorer.score(sentences)) if score}
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         rows = ((score.pll, len(score.tokens), text) for text, score in scores.items())

@@ -100,10 +100,10 @@ def run(args: argparse.Namespace) -> int:
         sentences = [sentence for lines, _ in files.values() for sentence in lines]
         output, skipped = score_sentences(scorer, sentences, args.tokens)
     write_output(output, args.out)
-    bad = sum(count for _, count in files.values())
-    for count, why in ((bad, "invalid UTF-8"), (skipped, "too long")):
+    invalid = sum(count for _, count in files.values())
+    for count, reason in ((invalid, "invalid UTF-8"), (skipped, "too long")):
         if count:
-            print(f"skipped for {why}: {count:,}", file=sys.stderr)
+            print(f"skipped for {reason}: {count:,}", file=sys.stderr)
     print(scorer.cost, file=sys.stderr)
     return 0
 
@@ -172,8 +172,7 @@ def score_pairs(
 
 def accuracy(pairs: Sequence[tuple["Score | None", "Score | None"]]) -> dict[str, Any]:
     """Return number, ties and accuracy of scored pairs (good, bad), None where none was scored."""
-    both = [(good.pll, bad.pll) for good, bad in pairs if good is not None and bad is not None]
-    right = sum(good > bad for good, bad in both)
-    ties = sum(good == bad for good, bad in both)
-    share = right / len(both) if both else None
-    return {"accuracy": share, "pairs": len(both), "ties": ties}
+    plls = [(good.pll, bad.pll) for good, bad in pairs if good is not None and bad is not None]
+    correct = sum(good > bad for good, bad in plls)
+    ties = sum(good == bad for good, bad in plls)
+    return {"accuracy": correct / len(plls) if plls else None, "pairs": len(plls), "ties": ties}

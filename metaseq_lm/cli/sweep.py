@@ -51,7 +51,7 @@ VERBS = {
     "cancel": "Stop every run that is pending or running. Local runs save and are waited for.",
 }
 NOT_SWEPT = ("save-dir", "seed")
-MANY = 200  # more runs than this are not listed by --dry-run
+MAX_LISTED = 200  # --dry-run lists at most this many runs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,9 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_definition(parser: argparse.ArgumentParser) -> None:
     """Declare what defines a sweep."""
-    group = parser.add_argument_group("definition")
-    add = group.add_argument
-    add("--out", metavar="S", help="folder of the sweep; an existing one is gone on with")
+    add = parser.add_argument_group("definition").add_argument
+    add("--out", metavar="S", help="folder of the sweep; an existing sweep is continued")
     add("--grid", action="append", metavar="KEY=A,B", help="values to combine; can be repeated")
     add("--seeds", metavar="1,2,3", help="seeds of every setting (default: 1)")
     stages = "only these stages, and what they start from; A* is possible"
@@ -86,8 +85,7 @@ def add_definition(parser: argparse.ArgumentParser) -> None:
 
 def add_resubmit(parser: argparse.ArgumentParser) -> None:
     """Declare what chooses runs to launch again."""
-    group = parser.add_argument_group("launching again")
-    add = group.add_argument
+    add = parser.add_argument_group("launching again").add_argument
     add("--failed", action="store_true", help="resubmit: what did not end well (required)")
     add("--diverged", action="store_true", help="diverged runs too; they will diverge again")
     add("--new-code", action="store_true", help="take a new snapshot of the code")
@@ -147,9 +145,6 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
     return parser
 
 
-# ---------------------------------------------------------------- the verbs
-
-
 def resubmit(folder: Any, args: argparse.Namespace) -> int:
     """Launch again what did not end well, with the stored definition and launch options."""
     from metaseq_lm.sweeps.options import check_out, launch_from
@@ -161,14 +156,14 @@ def resubmit(folder: Any, args: argparse.Namespace) -> int:
     content = folder.read()
     if content["out"] != str(folder.path):
         raise UsageError(f"this sweep was moved from {content['out']}; move it back to go on")
-    launch = launch_from(content["launch"], launch_given(args))
+    launch = launch_from(content["launch"], launch_options(args))
     check_out(folder.path, launch.executor)
     if launch.executor == "slurm":
         need_slurm()
     runs = folder.runs()
     if args.new_code:
         check_configs(runs, content["definition"])
-    return go(folder, content["definition"], runs, launch, args, AGAIN)
+    return launch_runs(folder, content["definition"], runs, launch, args, AGAIN)
 
 
 def launch_sweep(args: argparse.Namespace) -> int:
@@ -185,7 +180,7 @@ def launch_sweep(args: argparse.Namespace) -> int:
         raise UsageError("--failed goes with 'metaseq-lm sweep resubmit'")
     content = content_of(args)
     stored = mapping(content.pop("launch", {}), "launch")
-    launch = launch_from(stored, launch_given(args))
+    launch = launch_from(stored, launch_options(args))
     if not args.out:
         raise UsageError("no --out given; it is the folder of the sweep")
     check_out(Path(os.path.abspath(args.out)), launch.executor)
@@ -207,10 +202,7 @@ def launch_sweep(args: argparse.Namespace) -> int:
     if launch.executor == "slurm":
         need_slurm()
     out.mkdir(parents=True, exist_ok=True)
-    return go(SweepFolder(out), definition, runs, launch, args, (*AGAIN, "waiting"))
-
-
-# ---------------------------------------------------------------- its parts
+    return launch_runs(SweepFolder(out), definition, runs, launch, args, (*AGAIN, "waiting"))
 
 
 def content_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -218,11 +210,11 @@ def content_of(args: argparse.Namespace) -> dict[str, Any]:
     from metaseq_lm.core.config import quote
     from metaseq_lm.sweeps.definition import absolute, axis, mapping, plugin, read_file
 
-    places, overrides = split_overrides(args.words)
-    files = [word for word in places if word.endswith((".yaml", ".yml"))]
-    data = [word for word in places if word not in files]
+    paths, overrides = split_overrides(args.words)
+    files = [path for path in paths if path.endswith((".yaml", ".yml"))]
+    data = [path for path in paths if path not in files]
     if len(files) > 1 or len(data) > 1:
-        raise UsageError(f"give one SWEEP.yaml and one DATA at most, got {' '.join(places)}")
+        raise UsageError(f"give one SWEEP.yaml and one DATA at most, got {' '.join(paths)}")
     content = read_file(Path(files[0])) if files else {}
     here = Path.cwd()
     if data:
@@ -249,7 +241,7 @@ def content_of(args: argparse.Namespace) -> dict[str, Any]:
     return content
 
 
-def launch_given(args: argparse.Namespace) -> dict[str, Any]:
+def launch_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the launch options of the command line."""
     from metaseq_lm.sweeps.options import Launch
 
@@ -284,16 +276,16 @@ def show_plan(runs: list[Any], definition: dict[str, Any]) -> None:
     from metaseq_lm.sweeps.job import Code
 
     code = Code(Path(), definition["user_dir"], definition["config_dir"])
-    for run in runs[:MANY]:
+    for run in runs[:MAX_LISTED]:
         print(run.name)
         for stage in run.stages:
             command = ["metaseq-lm", "train", *stage.arguments, *code.arguments()]
             print(f"  {shlex.join(command)}")
-    if len(runs) > MANY:
-        print(f"... and {len(runs) - MANY} more")
+    if len(runs) > MAX_LISTED:
+        print(f"... and {len(runs) - MAX_LISTED} more")
 
 
-def go(
+def launch_runs(
     folder: Any,
     definition: dict[str, Any],
     runs: list[Any],
@@ -319,14 +311,14 @@ def go(
             return 0 if over or launch.executor == "slurm" else 1
         code = take_code(folder, args.new_code)
         if launch.executor != "slurm":
-            return go_local(folder, todo, launch, code)
+            return run_locally(folder, todo, launch, code)
         jobs = submit_slurm(folder, todo, launch, code)
         print("\n".join(f"submitted {run.name}  job {job}" for run, job in zip(todo, jobs)))
         print(f"follow it with: metaseq-lm sweep status {shlex.quote(str(folder.path))}")
         return 0
 
 
-def go_local(folder: Any, todo: list[Any], launch: Any, code: Any) -> int:
+def run_locally(folder: Any, todo: list[Any], launch: Any, code: Any) -> int:
     """Run on this machine, with a line per change; returns the exit code, raises Interrupted."""
     from metaseq_lm.sweeps.folder import process_start
     from metaseq_lm.sweeps.states import lines, states, summary
@@ -353,14 +345,14 @@ def take_code(folder: Any, new: bool) -> Any:
     from metaseq_lm.sweeps.job import Snapshot, code_at
 
     definition = folder.read()["definition"]
-    places = definition["user_dir"], definition["config_dir"]
+    folders = definition["user_dir"], definition["config_dir"]
     last = folder.last_code()
     if last is None or new:
-        return Snapshot(folder.path, *places).take()
+        return Snapshot(folder.path, *folders).take()
     try:
-        same = Snapshot(folder.path, *places).hash == last
+        same = Snapshot(folder.path, *folders).hash == last
     except (OSError, UsageError):  # a plug-in or config that is gone
         same = False
     if not same:
         print(f"the code has changed since; the runs go on with code/{last} (see --new-code)")
-    return code_at(folder.path / "code" / last, *places)
+    return code_at(folder.path / "code" / last, *folders)

@@ -22,7 +22,7 @@ from metaseq_lm.data.preprocess.pipeline import (
 )
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
 from metaseq_lm.data.storage.indexed import IndexedWriter
-from metaseq_lm.data.storage.manifest import CORPUS, Manifest
+from metaseq_lm.data.storage.manifest import CORPUS
 from metaseq_lm.data.storage.text_files import Block, blocks
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
@@ -145,12 +145,9 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
             words.append(f"{counts['no_tokens']:,} without any token")
         return ", ".join(words)
 
-    def report(self, manifest: Manifest) -> str:
-        about = manifest.tokenizer
-        return (
-            f"{self.request.destdir}: {about['name']} with {about['vocab_size']:,} symbols, "
-            f"{about['hash']}"
-        )
+    def report(self) -> str:
+        symbols = f"{self.tokenizer.name} with {len(self.tokenizer.vocabulary):,} symbols"
+        return f"{self.request.destdir}: {symbols}, {self.tokenizer.fingerprint}"
 
 
 class Progress:

@@ -74,16 +74,6 @@ class LabelledForm:
     benchmark: str = ""
     details: dict[str, Any] = field(default_factory=dict)
 
-    def check(self, splits: dict[str, list[Path]]) -> None:
-        """Raise UsageError if the labels cannot be used with these splits."""
-        labels = self.labels
-        if self.regression and labels is not None:
-            raise UsageError("--regression and --labels exclude each other")
-        if labels is not None and (len(set(labels)) != len(labels) or "" in labels):
-            raise UsageError(f"--labels {','.join(labels)}: labels must be different and not empty")
-        if labels is None and not self.regression and TRAIN not in splits:
-            raise UsageError("without --trainpref the classes must be given with --labels a,b,...")
-
 
 OpenRows = Callable[[str, Path], Rows]  # of a split and a file
 
@@ -138,7 +128,13 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         self._classes = form.labels
 
     def prepare(self) -> dict[str, Any]:
-        self.form.check(self.request.splits)
+        labels, regression = self.form.labels, self.form.regression
+        if regression and labels is not None:
+            raise UsageError("--regression and --labels exclude each other")
+        if labels is not None and (len(set(labels)) != len(labels) or "" in labels):
+            raise UsageError(f"--labels {','.join(labels)}: labels must be different and not empty")
+        if labels is None and not regression and TRAIN not in self.request.splits:
+            raise UsageError("without --trainpref the classes must be given with --labels a,b,...")
         return describe_tokenizer(self.tokenizer)
 
     def read(self, split: Split) -> Iterator[tuple[Path, Row]]:

@@ -31,7 +31,6 @@ from metaseq_lm.data.preprocess.pipeline import (
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
-from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.storage.text_files import OPENERS
 from metaseq_lm.data.tokenizers.base import Tokenizer
 
@@ -223,10 +222,10 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
             parts.append(f"{count} (the first at {first})" if first else count)
         return f"{split.name}: {counts['rows']:,} sentences, {', '.join(parts)}"
 
-    def report(self, manifest: Manifest) -> str:
+    def report(self) -> str:
         return "\n".join(
-            f"{self.request.destdir}: {side}: {about['name']} with {about['vocab_size']:,} symbols"
-            for side, about in manifest.details["tokenizers"].items()
+            f"{self.request.destdir}: {side}: {t.name} with {len(t.vocabulary):,} symbols"
+            for side, t in self.tokenizers.items()
         )
 
 

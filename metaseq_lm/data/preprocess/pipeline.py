@@ -179,7 +179,7 @@ class Pipeline(Generic[Record, Encoded]):
         """Return the line of a split for the end of the run."""
         raise NotImplementedError
 
-    def report(self, manifest: Manifest) -> str:
+    def report(self) -> str:
         """Return what is printed at the end, if anything."""
         return ""
 
@@ -214,7 +214,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
             print(pipeline.summary(split), flush=True)
         manifest.add_files(folder, pipeline.shared_files)
         publish(folder, request.destdir, manifest)
-    if text := pipeline.report(manifest):
+    if text := pipeline.report():
         print(text, flush=True)
     return manifest
 

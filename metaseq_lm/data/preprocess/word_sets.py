@@ -12,7 +12,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.preprocess.pipeline import TRAIN, Request, Split, register_dataset_kind
-from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline, check_word_column
+from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline
 from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.storage.manifest import Manifest, classes_of
 from metaseq_lm.data.storage.text_files import TextFile
@@ -60,17 +60,6 @@ class WordSetOptions:
     drop_overlap_with: tuple[str, ...] = option((), "")
     labels_from: Path | None = option(None, "")
 
-    def check(self, splits: dict[str, list[Path]]) -> None:
-        """Raise UsageError for options that cannot be used with these splits."""
-        if self.hold_out_seed is not None and not self.hold_out:
-            raise UsageError("--hold-out-seed needs --hold-out N, whose sentences it draws")
-        if self.hold_out and (VALID in splits or TRAIN not in splits):
-            raise UsageError(
-                "--hold-out takes sentences of --trainpref for the missing --validpref"
-            )
-        files = [path for paths in splits.values() for path in paths]
-        check_word_column(self.word_column, [*files, *self.drop_overlap_with])
-
 
 @dataclass(frozen=True)
 class TaggedOptions(WordSetOptions):
@@ -96,14 +85,6 @@ class TaggedOptions(WordSetOptions):
         choices=("own", "one"),
     )
 
-    def check(self, splits: dict[str, list[Path]]) -> None:
-        """Raise UsageError for options that cannot be used with these splits."""
-        super().check(splits)
-        if self.unseen_tags != "own" and self.labels_from:
-            raise UsageError("--labels-from says what --unseen-tags asks; leave that out")
-        if self.unseen_tags == "one" and TRAIN not in splits:
-            raise UsageError("--unseen-tags one needs --trainpref to know which tags are seen")
-
 
 @dataclass(frozen=True)
 class TreebankOptions(WordSetOptions):
@@ -121,8 +102,16 @@ class WordSetPipeline(SentencePipeline[Sentence]):
     """
 
     def __init__(self, name: str, options: WordSetOptions, request: Request) -> None:
-        super().__init__(request.inside(name), options.word_column)
-        options.check(request.splits)
+        splits = request.splits
+        files = [path for paths in splits.values() for path in paths]
+        labelled_files = [*files, *map(Path, options.drop_overlap_with)]
+        super().__init__(request.inside(name), options.word_column, labelled_files)
+        if options.hold_out_seed is not None and not options.hold_out:
+            raise UsageError("--hold-out-seed needs --hold-out N, whose sentences it draws")
+        if options.hold_out and (VALID in splits or TRAIN not in splits):
+            raise UsageError(
+                "--hold-out takes sentences of --trainpref for the missing --validpref"
+            )
         self.options = options
         self.data_folder = request.destdir
         self.vocabulary = WordVocabulary.load(self.data_folder)
@@ -216,8 +205,8 @@ class WordSetPipeline(SentencePipeline[Sentence]):
         return super().column_types() | {"labels": smallest_dtype(len(self.labels))}
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
-        about = {"labels": self.labels, "scheme": self.scheme, "unseen": self.unseen}
-        return {**about, "spans": self.scheme != "none"}
+        labels = {"labels": self.labels, "scheme": self.scheme, "unseen": self.unseen}
+        return {**labels, "spans": self.scheme != "none"}
 
     def column_reader(self, reader_class: type[ColumnReader], file: TextFile) -> ColumnReader:
         """Return a reader of a file in columns."""
@@ -239,6 +228,10 @@ class TagsPipeline(WordSetPipeline):
 
     def __init__(self, options: TaggedOptions, request: Request) -> None:
         super().__init__(options.tagged, options, request)
+        if options.unseen_tags != "own" and options.labels_from:
+            raise UsageError("--labels-from says what --unseen-tags asks; leave that out")
+        if options.unseen_tags == "one" and TRAIN not in request.splits:
+            raise UsageError("--unseen-tags one needs --trainpref to know which tags are seen")
 
     def open_file(self, path: Path) -> SentenceReader:
         file, tag_field = self.request.text_file(path), self.options.tag_column
@@ -282,7 +275,7 @@ class TagsPipeline(WordSetPipeline):
             ) from error
         return replace(sentence, labels=bioes_tags(spans, len(sentence.words)))
 
-    def report(self, manifest: Manifest) -> str:
+    def report(self) -> str:
         if self.scheme == "none":
             return f"{len(self.labels)} tags of words: {', '.join(self.labels)}"
         types = [label[2:] for label in self.labels[1::4]]
@@ -338,7 +331,7 @@ class TreesPipeline(WordSetPipeline):
     def column_types(self) -> dict[str, np.dtype]:
         return super().column_types() | {"heads": np.dtype("<i4")}
 
-    def report(self, manifest: Manifest) -> str:
+    def report(self) -> str:
         return f"{len(self.labels)} relations: {', '.join(self.labels)}"
 
 

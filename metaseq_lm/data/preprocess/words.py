@@ -23,7 +23,6 @@ from metaseq_lm.data.preprocess.pipeline import (
     register_dataset_kind,
 )
 from metaseq_lm.data.storage.indexed import smallest_dtype
-from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.words.columns import SentenceReader, is_conllu
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap, words_reader
 from metaseq_lm.data.words.running_text import SPLITTING, TextReader
@@ -101,23 +100,6 @@ class WordsOptions:
     tokenizer_from: Path | None = option(None, "")
     documents: str = option("lines", "")
 
-    def check(self) -> None:
-        """Raise UsageError for options that cannot be used together."""
-        if self.word_places != "text" and self.word_vectors is None:
-            raise UsageError(f"--word-places {self.word_places} needs --word-vectors FILE")
-        if self.documents == "blank" and self.split_text == "lines":
-            raise UsageError(
-                "--documents blank joins lines of running text; with --words it needs --split-text "
-                "sentences or raw"
-            )
-        check_word_column(self.word_column, [*self.labelled_corpus, *self.drop_overlap_with])
-
-
-def check_word_column(column: int | None, files: Iterable[str | Path]) -> None:
-    """Raise UsageError if a column is chosen, but every file is CoNLL-U, which has fields."""
-    if column is not None and all(is_conllu(Path(file)) for file in files):
-        raise UsageError("--word-column is that of files in CoNLL columns, and none is given")
-
 
 # Columns of numbers, end to end, each stored as a pair of files; and the size of each sentence.
 EncodedSentences = tuple[dict[str, np.ndarray], np.ndarray]
@@ -141,14 +123,21 @@ class WordForms(dict[str, int]):
 
 
 class SentencePipeline(Pipeline[Record, EncodedSentences]):
-    """Numbers words by the vocabulary and by their form; for unlabelled text, tags and trees."""
+    """Numbers words by the vocabulary and by their form; for unlabelled text, tags and trees.
+
+    `word_column` is that of the words in `labelled_files`.
+    """
 
     unit = "sentences"
     vocabulary: WordVocabulary
     forms: WordForms
 
-    def __init__(self, request: Request, word_column: int | None) -> None:
+    def __init__(
+        self, request: Request, word_column: int | None, labelled_files: Iterable[Path]
+    ) -> None:
         super().__init__(request)
+        if word_column is not None and all(map(is_conllu, labelled_files)):
+            raise UsageError("--word-column is that of files in CoNLL columns, and none is given")
         self.word_column = word_column or 0
 
     def labelled_reader(self, path: Path) -> SentenceReader:
@@ -218,8 +207,15 @@ class WordsPipeline(SentencePipeline[list[str]]):
     kind = WORDS
 
     def __init__(self, options: WordsOptions, request: Request) -> None:
-        super().__init__(request, options.word_column)
-        options.check()
+        labelled_files = [*options.labelled_corpus, *map(Path, options.drop_overlap_with)]
+        super().__init__(request, options.word_column, labelled_files)
+        if options.word_places != "text" and options.word_vectors is None:
+            raise UsageError(f"--word-places {options.word_places} needs --word-vectors FILE")
+        if options.documents == "blank" and options.split_text == "lines":
+            raise UsageError(
+                "--documents blank joins lines of running text; with --words it needs --split-text "
+                "sentences or raw"
+            )
         self.options = options
 
     def input_files(self) -> Iterable[Path]:
@@ -306,6 +302,5 @@ class WordsPipeline(SentencePipeline[list[str]]):
         self.shared_files = self.vocabulary.save(self.folder)
         return {"least": self.options.min_frequency, "places": self.options.word_places}
 
-    def report(self, manifest: Manifest) -> str:
-        about = manifest.tokenizer
-        return f"{self.request.destdir}: {about['vocab_size']:,} words, {about['hash']}"
+    def report(self) -> str:
+        return f"{self.request.destdir}: {len(self.vocabulary):,} words, {self.vocabulary.hash}"
