@@ -114,11 +114,11 @@ def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
             counts.blank += 1
             breaks.append(len(documents))
     values, sizes = encode_documents(tokenizer, documents)
-    kept = sizes > 0
-    counts.no_tokens = len(kept) - int(np.count_nonzero(kept))
-    sizes = sizes[kept]
+    filled = sizes > 0
+    counts.no_tokens = len(sizes) - int(np.count_nonzero(filled))
+    sizes = sizes[filled]
     counts.sequences, counts.tokens = len(sizes), len(values)
-    before = np.concatenate([[0], np.cumsum(kept)])[breaks]
+    before = np.concatenate([[0], np.cumsum(filled)])[breaks]
     return Encoded(values, sizes, block.read, counts, breaks=before)
 
 

@@ -13,7 +13,14 @@ import numpy as np
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.corpus.rows import Corpus, Samples, open_tokens
+from metaseq_lm.data.corpus.rows import (
+    Corpus,
+    Samples,
+    blank_rows,
+    fill,
+    open_tokens,
+    segments_of,
+)
 from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
@@ -211,37 +218,6 @@ class Packed(Samples):
 
     def segments(self, samples: np.ndarray, width: int) -> np.ndarray | None:
         return segments_of(self.firsts[samples], self.lengths[samples], width)
-
-
-def blank_rows(
-    vocabulary: Vocabulary, cls: int, firsts: np.ndarray, lengths: np.ndarray, width: int
-) -> np.ndarray:
-    """Return rows (B, S) that hold their special tokens only; A has `firsts` (B,) tokens."""
-    rows = np.full((len(lengths), max(width, int(lengths.max()))), vocabulary.pad, np.int64)
-    at = np.arange(len(lengths))
-    rows[:, 0] = vocabulary.cls(cls)
-    rows[at, firsts + 1] = rows[at, lengths - 1] = vocabulary.sep
-    return rows
-
-
-def fill(
-    rows: np.ndarray,
-    data: IndexedDataset,
-    places: tuple[np.ndarray, np.ndarray],
-    runs: tuple[np.ndarray, np.ndarray],
-) -> None:
-    """Copy runs (start, length) of the token stream to places (row, column); all (pieces,)."""
-    (row, column), (start, length) = places, runs
-    # The rows lie end to end in memory, so a run is one there too.
-    rows.reshape(-1)[ranges(row * rows.shape[1] + column, length)] = np.asarray(data.tokens)[
-        ranges(start, length)
-    ]
-
-
-def segments_of(firsts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
-    """Return 1 for B and its [SEP] in rows whose A has `firsts` (B,) tokens; int64 (B, width)."""
-    at = np.arange(width)
-    return ((at >= firsts[:, None] + 2) & (at < lengths[:, None])).astype(np.int64)
 
 
 def open_corpus(

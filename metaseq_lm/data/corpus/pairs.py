@@ -13,15 +13,15 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.masking import Masking
-from metaseq_lm.data.corpus.packing import (
-    SHORTEST,
-    Targets,
-    assign_corpus,
+from metaseq_lm.data.corpus.packing import SHORTEST, Targets, assign_corpus
+from metaseq_lm.data.corpus.rows import (
     blank_rows,
+    cut_pair,
     fill,
+    masked_rows,
+    open_tokens,
     segments_of,
 )
-from metaseq_lm.data.corpus.rows import cut_pair, masked_rows, open_tokens
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 IS_NEXT, NOT_NEXT = 0, 1

@@ -11,7 +11,7 @@ import numpy as np
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
-from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
 from metaseq_lm.data.storage.manifest import FILE_NAME, MANIFEST_FILE, Manifest
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
@@ -78,15 +78,13 @@ class Corpus(Samples):
     def rows(
         self, samples: np.ndarray, cls: int = 0, width: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
+        # Twice as fast as `fill`, because each row is one run.
         lengths = self.lengths[samples]
-        room = max(width - 2, int(lengths.max()))
-        at = np.arange(room)
+        rows = blank_rows(self.vocabulary, cls, lengths, lengths + 2, width)
+        at = np.arange(rows.shape[1] - 2)
         inside = at < lengths[:, None]
         offsets = np.where(inside, self.starts[samples][:, None] + at, 0)
-        rows = np.full((len(samples), room + 2), self.vocabulary.pad, dtype=np.int64)
-        rows[:, 1:-1] = np.where(inside, self.data.tokens[offsets], self.vocabulary.pad)
-        rows[:, 0] = self.vocabulary.cls(cls)
-        rows[np.arange(len(samples)), lengths + 1] = self.vocabulary.sep
+        np.copyto(rows[:, 1:-1], self.data.tokens[offsets], where=inside)
         return rows, lengths + 2
 
 
@@ -151,6 +149,37 @@ def cut_pair(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarr
     """
     first_kept = np.minimum(first, np.maximum(-(-room // 2), room - second))
     return first_kept, np.minimum(second, np.maximum(room // 2, room - first))
+
+
+def blank_rows(
+    vocabulary: Vocabulary, cls: int, firsts: np.ndarray, lengths: np.ndarray, width: int
+) -> np.ndarray:
+    """Return rows (B, S) that hold their special tokens only; A has `firsts` (B,) tokens."""
+    rows = np.full((len(lengths), max(width, int(lengths.max()))), vocabulary.pad, np.int64)
+    at = np.arange(len(lengths))
+    rows[:, 0] = vocabulary.cls(cls)
+    rows[at, firsts + 1] = rows[at, lengths - 1] = vocabulary.sep
+    return rows
+
+
+def fill(
+    rows: np.ndarray,
+    data: IndexedDataset,
+    places: tuple[np.ndarray, np.ndarray],
+    runs: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Copy runs (start, length) of the token stream to places (row, column); all (pieces,)."""
+    (row, column), (start, length) = places, runs
+    # The rows lie end to end in memory, so a run is one there too.
+    rows.reshape(-1)[ranges(row * rows.shape[1] + column, length)] = np.asarray(data.tokens)[
+        ranges(start, length)
+    ]
+
+
+def segments_of(firsts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
+    """Return 1 for B and its [SEP] in rows whose A has `firsts` (B,) tokens; int64 (B, width)."""
+    at = np.arange(width)
+    return ((at >= firsts[:, None] + 2) & (at < lengths[:, None])).astype(np.int64)
 
 
 def padding_of(lengths: np.ndarray, width: int) -> np.ndarray | None:

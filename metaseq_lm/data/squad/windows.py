@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.corpus.rows import check_ids, padding_of
+from metaseq_lm.data.corpus.rows import blank_rows, check_ids, fill, padding_of, segments_of
 from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
@@ -45,15 +45,6 @@ class WindowOptions:
     question: int = 64
     stride: int = 128
 
-    def check(self, query: int) -> None:
-        """Raise UsageError if a question of `query` tokens leaves no room for a context."""
-        if self.longest <= query + SPECIALS:
-            raise UsageError(
-                f"task.tokens_per_sample is {self.longest} and task.max_query_length {self.question}: "
-                f"a row needs room for a question (of {query} tokens), {SPECIALS} special tokens and "
-                "some of the context"
-            )
-
 
 class SquadWindows:
     """The windows of one split: which rows there are, and batches of them.
@@ -73,13 +64,16 @@ class SquadWindows:
             check_ids(tokens, vocabulary, first=None)
         self.data, self.vocabulary = data, vocabulary
         self.query = np.minimum(data.questions.sizes, options.question)
-        options.check(int(self.query.max(initial=0)))
-        chosen = np.arange(len(data))
-        lost = (data.first < 0) & ~data.impossible
-        self.skipped = int(lost.sum()) if training else 0
-        if training:
-            chosen = chosen[~lost]
-        self._cut(chosen, options)
+        query = int(self.query.max(initial=0))
+        if options.longest <= query + SPECIALS:
+            raise UsageError(
+                f"task.tokens_per_sample is {options.longest} and task.max_query_length "
+                f"{options.question}: a row needs room for a question (of {query} tokens), {SPECIALS} "
+                "special tokens and some of the context"
+            )
+        usable = (data.first >= 0) | data.impossible | (not training)
+        self.skipped = int((~usable).sum())
+        self._cut(np.flatnonzero(usable), options)
         if not len(self):
             raise MetaseqError(
                 f"{data.folder}: '{data.split}' has no window to train on or to score "
@@ -98,10 +92,10 @@ class SquadWindows:
         self.start = number * stride[at]
         self.length = np.minimum(room[at], sizes[at] - self.start)
         first, last = data.first[self.question], data.last[self.question]
-        held = (first >= self.start) & (last < self.start + self.length)
+        inside = (first >= self.start) & (last < self.start + self.length)
         shift = self.query[self.question] + 2 - self.start
         places = np.stack([first + shift, last + shift], axis=1)
-        self.targets = np.where(held[:, None], places, 0)
+        self.targets = np.where(inside[:, None], places, 0)
 
     def __len__(self) -> int:
         return len(self.question)
@@ -138,27 +132,19 @@ class SquadWindows:
 
         `keys` are not used.
         """
-        data, vocabulary = self.data, self.vocabulary
-        questions = self.question[samples]
-        query, length = self.query[questions][:, None], self.length[samples][:, None]
-        lengths = self.lengths[samples]
-        at = np.arange(max(width, int(lengths.max())))
-        tokens = np.full((len(samples), len(at)), vocabulary.pad, np.int64)
-        tokens[:, 0] = vocabulary.cls(0)
-        in_query = (at >= 1) & (at <= query)
-        starts = data.questions.starts[questions][:, None]
-        tokens[in_query] = data.questions.tokens[(starts + at - 1)[in_query]]
-        begin = query + 2
-        in_context = (at >= begin) & (at < begin + length)
+        data, questions, lengths = self.data, self.question[samples], self.lengths[samples]
+        query, row = self.query[questions], np.arange(len(samples))
+        tokens = blank_rows(self.vocabulary, 0, query, lengths, width)
+        runs = data.questions.starts[questions], query
+        fill(tokens, data.questions, (row, np.ones_like(row)), runs)
         starts = data.contexts.starts[data.paragraph[questions]] + self.start[samples]
-        tokens[in_context] = data.contexts.tokens[(starts[:, None] + at - begin)[in_context]]
-        tokens[(at == query + 1) | (at == begin + length)] = vocabulary.sep
-        segments = (at >= begin) & (at <= begin + length)
+        fill(tokens, data.contexts, (row, query + 2), (starts, self.length[samples]))
+        segments = segments_of(query, lengths, tokens.shape[1])
         return AnswerBatch(
             tokens=as_tensor(tokens),
-            padding=as_tensor(padding_of(lengths, len(at))),
-            segments=segments.astype(np.int64),
-            answer_mask=segments | (at == 0),
+            padding=as_tensor(padding_of(lengths, tokens.shape[1])),
+            segments=as_tensor(segments),
+            answer_mask=(segments == 1) | (np.arange(tokens.shape[1]) == 0),
             starts=self.targets[samples, 0],
             ends=self.targets[samples, 1],
             impossible=data.impossible[questions].astype(np.float64),

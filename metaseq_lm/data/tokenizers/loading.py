@@ -39,25 +39,21 @@ def tokenizer_class(name: str) -> type[Tokenizer]:
     return kind
 
 
-def _read_options(path: Path) -> dict[str, Any]:
-    try:
-        options = read_json(path)
-        known = options["version"] == OPTIONS_VERSION and isinstance(options["tokenizer"], str)
-    except (ValueError, KeyError) as error:
-        raise MetaseqError(f"{path}: damaged ({error}); preprocess again") from error
-    if not known:
-        raise MetaseqError(f"{path}: made by another version; preprocess again")
-    return options
-
-
 def _saved_source(folder: Path, prefix: str) -> Source:
     """Return what the options file of a folder and the model file it asks for hold."""
-    options = _read_options(folder / (prefix + OPTIONS_FILE))
-    name = tokenizer_class(options["tokenizer"]).model_file
+    path = folder / (prefix + OPTIONS_FILE)
+    try:
+        options = read_json(path)
+        version, kind = options["version"], options["tokenizer"]
+    except (ValueError, KeyError) as error:
+        raise MetaseqError(f"{path}: damaged ({error}); preprocess again") from error
+    if version != OPTIONS_VERSION or not isinstance(kind, str):
+        raise MetaseqError(f"{path}: made by another version; preprocess again")
+    name = tokenizer_class(kind).model_file
     path = folder / (prefix + (name or DICT_FILE))
     if not path.is_file():
-        raise MetaseqError(f"{path}: no such file, but {options['tokenizer']} needs it")
-    return Source(options["tokenizer"], path, path.read_bytes() if name else b"", options)
+        raise MetaseqError(f"{path}: no such file, but {kind} needs it")
+    return Source(kind, path, path.read_bytes() if name else b"", options)
 
 
 def load_tokenizer(folder: str | Path, prefix: str = "") -> Tokenizer:

@@ -3,7 +3,7 @@
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import regex
@@ -28,12 +28,12 @@ class PlainTokenizer(Tokenizer):
         self._ids = {s: i for i, s in enumerate(vocabulary.symbols) if i not in specials}
 
     @abstractmethod
-    def units(self, line: str) -> Iterable[str]:
-        """Return the words or characters of a line."""
+    def spans(self, line: str) -> Iterable[tuple[int, int]]:
+        """Return where each word or character of a line starts and ends."""
 
     @abstractmethod
-    def spans(self, line: str) -> Iterable[tuple[int, int]]:
-        """Return where each of the `units` of a line starts and ends."""
+    def units(self, line: str) -> Iterable[str]:
+        """Return the words or characters of a line."""
 
     def encode_with_offsets(self, text: str) -> Offsets:
         """Return ids and character offsets."""
@@ -95,17 +95,21 @@ class WordTokenizer(PlainTokenizer):
     def __init__(self, vocabulary: Vocabulary, pattern: str | None = None) -> None:
         super().__init__(vocabulary)
         self.pattern = pattern
-        self._split = word_splitter(pattern)
-
-    def units(self, line: str) -> Iterable[str]:
-        """Return the words of a line."""
-        return self._split(line)
+        # \S of re, not of regex, is what str.split leaves.
+        try:
+            self._word = re.compile(r"\S+") if pattern is None else regex.compile(pattern)
+        except regex.error as error:
+            raise UsageError(f"--word-pattern {pattern!r}: {error}") from error
 
     def spans(self, line: str) -> Iterable[tuple[int, int]]:
         """Return where the words of a line stand."""
-        if self.pattern is None:  # \S of re, not of regex, is what str.split leaves
-            return (match.span() for match in re.finditer(r"\S+", line))
-        return (match.span() for match in regex.finditer(self.pattern, line) if match.group())
+        return (match.span() for match in self._word.finditer(line) if match.group())
+
+    def units(self, line: str) -> Iterable[str]:
+        """Return the words of a line."""
+        if self.pattern is None:
+            return line.split()
+        return [match.group() for match in self._word.finditer(line) if match.group()]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -121,17 +125,6 @@ class WordTokenizer(PlainTokenizer):
         if not isinstance(pattern, (str, type(None))):
             raise ValueError(f"its pattern is {str(pattern)[:20]!r}, not a text")
         return cls(vocabulary, pattern)
-
-
-def word_splitter(pattern: str | None) -> Callable[[str], list[str]]:
-    """Return the function that cuts a line into words; a bad pattern is a UsageError."""
-    if pattern is None:
-        return str.split
-    try:
-        compiled = regex.compile(pattern)
-    except regex.error as error:
-        raise UsageError(f"--word-pattern {pattern!r}: {error}") from error
-    return lambda line: [match.group() for match in compiled.finditer(line) if match.group()]
 
 
 @register_tokenizer("char")
