@@ -1,5 +1,7 @@
 """Masked language modelling: cross-entropy of the original tokens at the chosen positions.
 
+And BERT's objective: masked LM and next-sentence prediction (Devlin et al. 2019).
+
 Shapes: B batch, S length, M chosen positions (padded with target -1), V vocabulary; C copies may
 lead.
 """
@@ -9,11 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
+from metaseq_lm.data.corpus.pairs import NextSentenceBatch
 from metaseq_lm.models.layers import full_precision
+from metaseq_lm.models.transformer.encoder import TransformerLM
 
 IGNORE = -1
+LM, NEXT_SENTENCE = "lm", "next_sentence"
 TOKENS_PER_PASS = 8192
 
 
@@ -39,14 +45,11 @@ def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0)
 
 @torch.no_grad()
 def row_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return each row's share of correct positions, 1 for a row without targets; (..., M) -> (...).
-
-    In float64 whatever the logits are in, as `number_of` counts.
-    """
+    """Return each row's share of correct positions, 1 for a row without targets; float64 (...)."""
     counted = targets != IGNORE
     hits = ((logits.argmax(-1) == targets) & counted).sum(-1)
-    wanted = counted.sum(-1)
-    return torch.where(wanted > 0, hits.double() / wanted.clamp(min=1), 1.0)
+    n_targets = counted.sum(-1)
+    return torch.where(n_targets > 0, hits.double() / n_targets.clamp(min=1), 1.0)
 
 
 def labelled_terms(logits: Tensor, batch: TokenBatch) -> Terms:
@@ -90,3 +93,30 @@ class MaskedLM(Criterion):
             parts.append(-cross_entropy(logits, targets).squeeze(1))
         log_probs = torch.cat(parts)
         return log_probs.new_zeros(tokens.shape).masked_scatter(batch.scored, log_probs)
+
+
+@register_criterion("bert_pretraining")
+class BertPretraining(Criterion):
+    """The masked-LM loss, a mean over targets, plus the next-sentence loss, a mean over rows.
+
+    The model is a TransformerLM with heads "lm" and "next_sentence", the batch a NextSentenceBatch,
+    as task sentence_pairs has them; others are a UsageError.
+    """
+
+    def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
+        if not isinstance(batch, NextSentenceBatch) or not isinstance(model, TransformerLM):
+            raise UsageError("criterion bert_pretraining is for task sentence_pairs only")
+        x = model.encoder(batch.tokens, batch.padding, batch.segments)  # (B, S, D)
+        tokens = model.predict(x, batch.positions, LM)  # (B, M, V)
+        # One target per row, so that the accuracy of a row is 0 or 1.
+        labels = batch.next_sentence.unsqueeze(-1)  # (B, 1)
+        scores = model.heads[NEXT_SENTENCE](x).unsqueeze(-2)  # (B, 1, 2)
+        return {
+            **labelled_terms(tokens, batch),
+            "next_sentence": Term(cross_entropy(scores, labels).sum(), "rows"),
+            "next_sentence_accuracy": Term(row_accuracy(scores, labels).sum(), "rows", weight=0.0),
+        }
+
+    def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
+        """Return what masked_lm does: the head "lm" knows the sentence as a first segment."""
+        return MaskedLM().token_log_probs(model, batch)

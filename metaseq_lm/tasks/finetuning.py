@@ -1,4 +1,4 @@
-"""What fine-tuning tasks share: the encoder of whatever was pre-trained; scores of labelled sets.
+"""What fine-tuning tasks share: loading a pre-trained encoder, and scoring labelled sets.
 
 Shapes: N samples, K classes or candidates.
 """
@@ -30,7 +30,7 @@ from metaseq_lm.tasks.masked_lm import check_rows
 
 ENCODER = "encoder."
 POSITIONS = "encoder.embeddings.positions.weight"
-# What is known of some samples: (sample, its outputs).
+# (number of a sample, its outputs) for each of some samples.
 Outputs = list[tuple[int, list[float]]]
 T = TypeVar("T")
 
@@ -42,19 +42,16 @@ def encoder_sizes(config: DictConfig) -> TransformerConfig:
     """
     check_rows(config)
     names = [field.name for field in fields(TransformerConfig)]
-    lacking = [name for name in names if name not in config.model]
-    if lacking:
+    missing = [name for name in names if name not in config.model]
+    if missing:
         raise UsageError(
-            f"model '{config.model._name}' has no {lacking[0]}; this task needs a Transformer encoder"
+            f"model '{config.model._name}' has no {missing[0]}; this task needs a Transformer encoder"
         )
     return TransformerConfig(**{name: config.model[name] for name in names})
 
 
 def row_encoder_sizes(config: DictConfig) -> TransformerConfig | BiLSTMConfig:
-    """Return the sizes of the encoder for a task that needs states of rows only.
-
-    That is a Transformer's, as `encoder_sizes` has it, or those of model bilstm_lm.
-    """
+    """Return the sizes of the encoder as `encoder_sizes`, or those of model bilstm_lm."""
     if MODELS.entry(config.model._name).dataclass is BiLSTMConfig:
         sizes: TransformerConfig | BiLSTMConfig = typed_options("model", config.model)
         return sizes
@@ -62,37 +59,30 @@ def row_encoder_sizes(config: DictConfig) -> TransformerConfig | BiLSTMConfig:
 
 
 def encoder_weights(weights: dict[str, Any], config: DictConfig) -> dict[str, Any]:
-    """Choose the weights of the main encoder, as every pre-training task calls it.
+    """Return the weights of the encoder, which has the same name in every pre-training task.
 
-    The table of positions is made as long as the model's: what no row reaches may differ. Raises
-    UsageError if it has fewer positions than the task's rows need.
+    The position table (P, E) is cut, or filled up with zeros, to model.max_positions rows. Raises
+    UsageError if it has fewer than task.tokens_per_sample.
     """
-    chosen = {name: weight for name, weight in weights.items() if name.startswith(ENCODER)}
-    if POSITIONS in chosen:
-        needed, room = config.task.tokens_per_sample, config.model.max_positions
-        chosen[POSITIONS] = with_positions(chosen[POSITIONS], needed, room)
-    return chosen
-
-
-def with_positions(table: Tensor, needed: int, room: int) -> Tensor:
-    """Return a position table (P, E) cut, or filled up with zeros, to `room` rows.
-
-    Raises UsageError if it has fewer than the `needed` rows that are used.
-    """
-    if len(table) < needed:
-        raise UsageError(
-            f"init_from was trained with {len(table)} positions but task.tokens_per_sample is "
-            f"{needed}; make it at most {len(table)} (longer contexts become windows)"
-        )
-    missing = table.new_zeros(max(room - len(table), 0), table.shape[1])
-    return torch.cat([table[:room], missing])
+    encoder = {name: weight for name, weight in weights.items() if name.startswith(ENCODER)}
+    if POSITIONS in encoder:
+        table, n_positions = encoder[POSITIONS], config.model.max_positions
+        if len(table) < config.task.tokens_per_sample:
+            raise UsageError(
+                f"init_from was trained with {len(table)} positions but task.tokens_per_sample is "
+                f"{config.task.tokens_per_sample}; make it at most {len(table)} (longer contexts "
+                "become windows)"
+            )
+        zeros = table.new_zeros(max(n_positions - len(table), 0), table.shape[1])
+        encoder[POSITIONS] = torch.cat([table[:n_positions], zeros])
+    return encoder
 
 
 # ------------------------------------------------------------------------ labelled sets
 
 
 class Labels(Protocol):
-    """What scores need of a labelled set: LabelledSet, or another with the same facts."""
+    """The properties of a labelled set that scoring needs: a LabelledSet, or a set of images."""
 
     @property
     def regression(self) -> bool:
@@ -112,7 +102,7 @@ class Labels(Protocol):
 
     @property
     def rows(self) -> list[dict[str, Any]] | None:
-        """What scorers need of each row, or None."""
+        """The rows of the benchmark's file, or None."""
 
 
 def labelled_folder(config: DictConfig) -> Path:
@@ -154,24 +144,24 @@ def label_range(folder: Path) -> tuple[float, float]:
 def judged(
     engine: Engine, batches: Iterable[list[Batch]], judge: Callable[[Any], tuple[Terms, list[T]]]
 ) -> tuple[Logs, list[T]]:
-    """Return the mean loss over all `batches` of a split, and what `judge` finds, of all replicas.
+    """Return the mean loss over all `batches` of a split, and the results of all replicas.
 
-    `judge` returns the terms of a micro-batch and a list, which goes into the whole one.
+    `judge` returns the terms of a micro-batch and the list of its results.
     """
-    found: list[T] = []
+    results: list[T] = []
 
     def loss(batch: Batch) -> Terms:
-        terms, more = judge(batch)
-        found.extend(more)
+        terms, batch_results = judge(batch)
+        results.extend(batch_results)
         return terms
 
-    everything = (micro for batch in batches for micro in batch)
-    logs = engine.evaluate(loss, everything, rng_key="validate")
-    return logs, [item for part in process_group.gather_objects(found) for item in part]
+    micro_batches = (micro for batch in batches for micro in batch)
+    logs = engine.evaluate(loss, micro_batches, rng_key="validate")
+    return logs, [item for part in process_group.gather_objects(results) for item in part]
 
 
 def chosen_rows(data: Labels, samples: Sequence[int]) -> list[dict[str, Any]] | None:
-    """Return what scorers need of some rows, None if the set has nothing of the kind."""
+    """Return the rows of a benchmark's file for `samples`, None if the set has none."""
     return None if data.rows is None else [data.rows[sample] for sample in samples]
 
 
@@ -180,23 +170,23 @@ def listed(samples: Any, outputs: Tensor) -> Outputs:
     return list(zip(samples.tolist(), outputs.tolist()))
 
 
-def labelled_split(data: Labels, found: Outputs, logs: Logs) -> Scored:
-    """Return the metrics of a split of which all outputs are known, then the rest of `logs`, and its rows.
+def labelled_split(data: Labels, outputs: Outputs, logs: Logs) -> Scored:
+    """Return the metrics of a split from the outputs of all samples, then the other `logs`, and its rows.
 
     Without labels there are only the `prediction_rows`.
     """
     metrics: Logs = {}
     if data.labels is not None:
-        samples = np.array([sample for sample, _ in sorted(found)])
-        metrics = labelled_metrics(data, samples, np.array([scores for _, scores in sorted(found)]))
+        samples, scores = zip(*sorted(outputs))
+        metrics = labelled_metrics(data, np.array(samples), np.array(scores))
         metrics |= {name: value for name, value in logs.items() if name not in metrics}
-    return Scored(metrics, lambda: prediction_rows(data, found))
+    return Scored(metrics, lambda: prediction_rows(data, outputs))
 
 
 def labelled_metrics(data: Labels, samples: np.ndarray, scores: np.ndarray) -> Logs:
-    """Return the metrics of samples (N,) with scores (N, K), the main one first and as "score".
+    """Return the metrics of samples (N,) with scores (N, K), the main one first and as "score" too.
 
-    So that one report can hold sets whose main metrics differ.
+    "score" lets one report hold sets whose main metrics differ.
     """
     assert data.labels is not None
     gold = data.labels[samples]
@@ -204,11 +194,11 @@ def labelled_metrics(data: Labels, samples: np.ndarray, scores: np.ndarray) -> L
     if data.benchmark:
         from metaseq_lm.evaluation.benchmarks import metrics
 
-        about = chosen_rows(data, samples.tolist())
-        found = metrics(data.benchmark, gold, scores, about, data.label_names)
+        rows = chosen_rows(data, samples.tolist())
+        values = metrics(data.benchmark, gold, scores, rows, data.label_names)
     else:
-        found = plain_metrics(gold, scores, 0 if data.regression else scores.shape[1])
-    return {"score": next(iter(found.values())), **found}
+        values = plain_metrics(gold, scores, 0 if data.regression else scores.shape[1])
+    return {"score": next(iter(values.values())), **values}
 
 
 def plain_metrics(gold: np.ndarray, scores: np.ndarray, classes: int) -> Logs:
@@ -232,28 +222,27 @@ def labelled_scores(
     batches: Iterable[list[Batch]],
     scored: Callable[[Any], tuple[Tensor, Terms]],
 ) -> Scored:
-    """Return the `labelled_split` of what `scored` finds: the main metric first, then the terms.
+    """Return the `labelled_split` of a whole split. All replicas call it together.
 
-    `scored` returns the outputs (B, K) of a micro-batch and its terms, none if it has no targets. A
-    call of all replicas.
+    `scored` returns the outputs (B, K) of a micro-batch and its terms, none if it has no targets.
     """
 
     def judge(batch: Batch) -> tuple[Terms, Outputs]:
         outputs, terms = scored(batch)
         return terms, listed(batch.samples, outputs)
 
-    logs, found = judged(engine, batches, judge)
-    return labelled_split(data, found, logs)
+    logs, results = judged(engine, batches, judge)
+    return labelled_split(data, results, logs)
 
 
-def prediction_rows(data: Labels, found: Outputs) -> list[dict[str, Any]]:
+def prediction_rows(data: Labels, outputs: Outputs) -> list[dict[str, Any]]:
     """Return "index", "gold", "predicted" and "scores" of samples with their outputs.
 
     Labels are names, "gold" None where the split has none; scores are the probabilities of the
     classes or candidates, or the one real value.
     """
     rows = []
-    for sample, row in found:
+    for sample, row in outputs:
         gold: Any = None if data.labels is None else data.labels[sample].item()
         predicted: Any = row[0] if data.regression else int(np.argmax(row))
         if not data.regression:
@@ -276,8 +265,8 @@ def leaderboard_files(data: Labels, split: str, rows: Sequence[dict[str, Any]]) 
     scores = np.array([row["scores"] for row in ordered])
     if data.regression:
         scores = scores[:, 0]
-    about = chosen_rows(data, [row["index"] for row in ordered])
-    name, text = submission(data.benchmark, split, scores, about, data.label_names)
+    set_rows = chosen_rows(data, [row["index"] for row in ordered])
+    name, text = submission(data.benchmark, split, scores, set_rows, data.label_names)
     return {name: text}
 
 

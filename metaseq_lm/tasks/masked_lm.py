@@ -12,7 +12,7 @@ from torch import nn
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import MODELS, register_task
-from metaseq_lm.criterions.bert_pretraining import NEXT_SENTENCE
+from metaseq_lm.criterions.masked_lm import NEXT_SENTENCE
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import SEGMENTS, open_corpus
 from metaseq_lm.data.corpus.pairs import Pairs, pair_batch

@@ -43,20 +43,20 @@ def beam_search(
 ) -> tuple[Tensor, Tensor]:
     """Return the best hypothesis of each row, int64 (B, L) padded behind its end, and its score (B,).
 
-    `limits` (B,) are the most tokens of each row's hypotheses, its end included: at the limit only
-    the end may follow. In each step the 2K best continuations of a row are looked at: those of the
+    `limits` (B,) are the largest numbers of tokens of a row's hypotheses, with the end: at the limit
+    only the end may follow. In each step the 2K best continuations of a row are looked at: those of the
     first K that end compete for the best, the K best that do not end go on. A row is done when nothing
     that goes on can become better; that depends on no other row. K = 1 without a length penalty is
     greedy search.
     """
     rows, size, device = len(limits), beam.size, limits.device
-    most = int(limits.max())
-    tokens = torch.full((rows, size, most), beam.pad, dtype=torch.long, device=device)
+    max_length = int(limits.max())
+    tokens = torch.full((rows, size, max_length), beam.pad, dtype=torch.long, device=device)
     last = torch.full((rows, size), beam.start, dtype=torch.long, device=device)
     alive: Tensor | None = None  # log-probabilities (B, K); at first there is one hypothesis
-    best = torch.full((rows, most), beam.pad, dtype=torch.long, device=device)
+    best = torch.full((rows, max_length), beam.pad, dtype=torch.long, device=device)
     best_score = torch.full((rows,), float("-inf"), device=device)
-    for at in range(most):
+    for at in range(max_length):
         log_probs, state = step(last, state)
         log_probs = restricted(log_probs, limits == at + 1, beam)
         if alive is None:
@@ -73,7 +73,9 @@ def beam_search(
         worth = beam.worth(scores, length).masked_fill(~ended, float("-inf"))[:, :size]
         top, place = worth.max(1)
         better = top > best_score
-        ending = tokens.gather(1, origin.gather(1, place[:, None])[..., None].expand(-1, 1, most))
+        ending = tokens.gather(
+            1, origin.gather(1, place[:, None])[..., None].expand(-1, 1, max_length)
+        )
         ending = ending.squeeze(1).clone()
         ending[:, at] = beam.end
         best = torch.where(better[:, None], ending, best)
@@ -82,7 +84,7 @@ def beam_search(
         order = ended.to(torch.int8).argsort(dim=1, stable=True)[:, :size]
         alive = scores.masked_fill(ended, float("-inf")).gather(1, order)
         origin, last = origin.gather(1, order), words.gather(1, order)
-        tokens = tokens.gather(1, origin[..., None].expand(-1, -1, most))
+        tokens = tokens.gather(1, origin[..., None].expand(-1, -1, max_length))
         tokens[:, :, at] = last
         if done(alive, best_score, limits, beam):
             break

@@ -25,8 +25,8 @@ def set_of(weight: str, folder: str) -> str:
 
     The inverse of `module_name`; sets have no dots in their names.
     """
-    own, _, _ = weight.removeprefix(folder).partition(".")
-    return own.removeprefix(module_name("")) if weight.startswith(folder) else ""
+    module = weight.removeprefix(folder).partition(".")[0]
+    return module.removeprefix(module_name("")) if weight.startswith(folder) else ""
 
 
 class SetHeads(nn.Module):
@@ -50,8 +50,8 @@ class SetHeads(nn.Module):
         if self.pooler is not None:
             first = torch.tanh(self.pooler(first))
         first = self.dropout(first)
-        wanted = self.names if names is None else names
-        return {name: self.sets[module_name(name)](first) for name in wanted}
+        chosen = self.names if names is None else names
+        return {name: self.sets[module_name(name)](first) for name in chosen}
 
 
 class LabelledSetsModel(nn.Module):

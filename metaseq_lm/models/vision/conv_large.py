@@ -27,7 +27,7 @@ class ConvLargeConfig:
     dropout: float = option(0.5, "after each pooling", at_least=0, below=1)
     norm: str = option(
         POSITIONAL,
-        "positional: over the channels of each place; batch: needs whole batches in one process",
+        "positional: over the channels of each place; batch: batch norm, which needs whole batches in one process",
         choices=(POSITIONAL, BATCH),
     )
 
@@ -43,20 +43,16 @@ class PositionalNorm(LayerNorm):
         return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
-def norm_of(norm: str, channels: int) -> nn.Module:
-    """Return the normalisation of a layer."""
-    return PositionalNorm(channels) if norm == POSITIONAL else BatchNorm(channels)
-
-
 class Convolution(nn.Sequential):
     """Convolution, normalisation, leaky ReLU."""
 
     def __init__(
         self, config: ConvLargeConfig, inputs: int, outputs: int, size: int, padding: int
     ) -> None:
+        norm = PositionalNorm if config.norm == POSITIONAL else BatchNorm
         super().__init__(
             nn.Conv2d(inputs, outputs, size, padding=padding, bias=False),
-            norm_of(config.norm, outputs),
+            norm(outputs),
             nn.LeakyReLU(SLOPE),
         )
 
@@ -76,8 +72,7 @@ class ConvLarge(nn.Module):
         small, middle, large = (max(8, round(c * config.width) // 8 * 8) for c in (128, 256, 512))
 
         def three(inputs: int, outputs: int) -> list[nn.Module]:
-            sizes = [(inputs, outputs), (outputs, outputs), (outputs, outputs)]
-            return [Convolution(config, i, o, 3, 1) for i, o in sizes]
+            return [Convolution(config, n, outputs, 3, 1) for n in (inputs, outputs, outputs)]
 
         self.features = nn.Sequential(
             *three(config.channels, small),

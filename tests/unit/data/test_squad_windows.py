@@ -134,15 +134,11 @@ def test_a_batch_is_rows_of_the_whole(data: SquadSet, tokenizer: Tokenizer) -> N
         assert np.array_equal(getattr(part, name), getattr(whole, name)[chosen]), name
 
 
-def test_windows_without_the_answer_can_go(data: SquadSet, tokenizer: Tokenizer) -> None:
-    """By default they stay, labelled answerable, and point at the first position."""
-    kept = SquadWindows(data, tokenizer.vocabulary, WindowOptions(12, 64, 3), True)
-    left = SquadWindows(data, tokenizer.vocabulary, WindowOptions(12, 64, 3, True), True)
-    whole = kept.batch(np.arange(len(kept)))
-    lacking = (whole.starts == 0) & (whole.impossible == 0)
-    assert lacking.sum() > 20 and len(left) == len(kept) - lacking.sum()
-    again = left.batch(np.arange(len(left)))
-    assert ((again.starts > 0) | (again.impossible == 1)).all()
+def test_windows_without_the_answer_stay(data: SquadSet, tokenizer: Tokenizer) -> None:
+    """They are labelled answerable and point at the first position."""
+    windows = SquadWindows(data, tokenizer.vocabulary, WindowOptions(12, 64, 3), True)
+    whole = windows.batch(np.arange(len(windows)))
+    assert ((whole.starts == 0) & (whole.impossible == 0)).sum() > 20
 
 
 def test_windows_refuse_unusable_questions(
