@@ -1,9 +1,9 @@
 """WNLI as coreference: which candidate, put in place of the pronoun, looks least like a fake.
 
-Clark 2021, section 5.2.4: the candidates are extracted by rules and the discriminator is trained so
-that the tokens of the right one look real, those of the others fake. Its head is the pre-trained
-one. Aggregation and loss are not given; here the score of a candidate is the mean of minus the
-logit of P(fake) over its tokens, and the loss is cross-entropy over candidates.
+Clark 2021, section 5.2.4: rules extract the candidates, and the discriminator, with its pre-trained
+head, learns that the tokens of the right one are real and those of the others fake. The source gives
+neither score nor loss. Here a candidate's score is the mean of minus the logit of P(fake) over its
+tokens, and the loss is cross-entropy over candidates.
 
 Shapes: B samples, K candidates (the query first), R rows of the model, S length.
 """
@@ -30,6 +30,7 @@ from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.electra.wnli_rows import CandidateBatch, CandidateRows
+from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.transformer.encoder import BinaryHead, Encoder, TransformerConfig, initialise
 from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
 from metaseq_lm.tasks.finetuning import (
@@ -48,10 +49,10 @@ HEAD = "heads.rtd."
 
 
 class Discriminator(nn.Module):
-    """ELECTRA's encoder and detection head, under the names that pre-training gives their weights.
+    """ELECTRA's encoder and detection head, with the names of weights of pre-training.
 
-    `prior` (2,) are the shares of the labels in the training set, for rows without a choice; it is
-    a buffer, so that it comes with the weights.
+    `prior` (2,) are the shares of the labels in the training set, the prediction for samples without
+    candidates; it is a buffer, so it is saved with the weights.
     """
 
     prior: Tensor
@@ -76,20 +77,16 @@ class Discriminator(nn.Module):
 
 @dataclass
 class WnliConfig:
-    """How the losses of a batch are put together."""
+    """Reduction of the losses of a batch."""
 
     batch_sum: bool = option(
-        True, "sum of the batch's losses, which clipping sees; false takes their mean"
+        True, "sum the losses of a batch (this affects clipping); false: take their mean"
     )
 
 
 @register_criterion("wnli", dataclass=WnliConfig)
 class Wnli(Criterion):
-    """Minus the log-probability that one of the positive candidates is chosen.
-
-    For an entailment that is the query; otherwise the antecedent that another row of the same
-    sentence tells, or, where none does, any but the query: minus log (1 - p(query)).
-    """
+    """Minus the log-probability of the positive candidates (see CandidateRows)."""
 
     tasks = ("wnli",)
 
@@ -99,9 +96,8 @@ class Wnli(Criterion):
         return self.terms(model, self.scores(model, batch), batch)
 
     def scores(self, model: nn.Module, batch: CandidateBatch) -> Tensor:
-        """Return the scores (B, K) of the candidates in full precision; -inf for what is not there."""
-        logits = model(batch.tokens, batch.padding, batch.segments)
-        logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+        """Return the scores (B, K) of the candidates in full precision, -inf where there is none."""
+        logits = full_precision(model(batch.tokens, batch.padding, batch.segments))
         inside = batch.candidate.to(logits.dtype)
         means = -(logits * inside).sum(-1) / inside.sum(-1)
         table = torch.full_like(batch.present, -torch.inf, dtype=means.dtype)
@@ -111,8 +107,8 @@ class Wnli(Criterion):
         """Return the terms of scores (B, K)."""
         per = None if self.config.batch_sum and model.training else "rows"
         assert batch.positive is not None and batch.targets is not None
-        right = scores.masked_fill(~batch.positive, -torch.inf)
-        losses = scores.logsumexp(-1) - right.logsumexp(-1)
+        positive = scores.masked_fill(~batch.positive, -torch.inf)
+        losses = scores.logsumexp(-1) - positive.logsumexp(-1)
         with torch.no_grad():
             hits = ((query_margin(scores) > 0) == batch.targets.bool()).sum()
         return {
@@ -122,15 +118,15 @@ class Wnli(Criterion):
 
 
 def query_margin(scores: Tensor) -> Tensor:
-    """Return by how much the query's score exceeds the best other, (B,), of scores (B, K)."""
+    """Return the query's score less the best other one, (B,), of scores (B, K)."""
     return scores[:, 0] - scores[:, 1:].amax(-1)
 
 
 def label_probabilities(scores: Tensor) -> Tensor:
-    """Return probabilities of "0" and "1" (entailment), (B, 2), of scores (B, K), as float64.
+    """Return probabilities of "0" and "1" (entailment), (B, 2) in float64, of scores (B, K).
 
-    Those of the query against the best other candidate alone, so that entailment is the likelier
-    label exactly if the query scores best.
+    They compare the query with the best other candidate only, so that entailment is the likelier label
+    exactly if the query scores best.
     """
     entailed = query_margin(scores.double()).sigmoid()
     return torch.stack([1 - entailed, entailed], -1)
@@ -141,19 +137,21 @@ def label_probabilities(scores: Tensor) -> Tensor:
 
 @dataclass
 class WnliTaskConfig:
-    """Which labelled set, and how it is batched (defaults: Clark et al. 2020)."""
+    """Labelled set and batches (defaults: Clark et al. 2020)."""
 
-    labelled: str = option("", "set in DATA, made by preprocess --benchmark glue/WNLI")
-    batch_size: int = option(32, "samples of a batch, each of about ten rows", at_least=1)
+    labelled: str = option("", "labelled set in DATA, made by preprocess --benchmark glue/WNLI")
+    batch_size: int = option(32, "samples of a batch; each has about ten rows", at_least=1)
     epochs: float = option(
-        0.0, "sets trainer.max_update from the training set (0 = it is given)", at_least=0
+        0.0, "epochs to train; sets trainer.max_update (0 = use trainer.max_update)", at_least=0
     )
-    tokens_per_sample: int = option(128, "longest row, with its special tokens; others are cut")
+    tokens_per_sample: int = option(
+        128, "longest row, with its special tokens; longer ones are cut"
+    )
 
 
 @register_task("wnli", dataclass=WnliTaskConfig)
 class WnliTask(Task):
-    """A pre-trained discriminator on WNLI; what it cannot choose for gets the commoner label."""
+    """A pre-trained discriminator on WNLI; samples without candidates get the more frequent label."""
 
     criterion: Wnli
     fresh = ("prior",)
@@ -192,14 +190,12 @@ class WnliTask(Task):
     def build_model(self) -> nn.Module:
         sizes, vocabulary = encoder_sizes(self.run_config), load_tokenizer(self.data).vocabulary
         folder = labelled_folder(self.run_config)
-        # A folder without a training split is only good for evaluation, where the weights bring
-        # the prior along.
-        labels = None
+        # A folder without a training split serves evaluation, where the prior is in the weights.
+        prior = [0.5, 0.5]
         if "train" in Manifest.load(folder).splits:
             labels = LabelledSet(folder, "train").labels
-        prior = [0.5, 0.5]
-        if labels is not None:
-            prior = (np.bincount(labels, minlength=2) / len(labels)).tolist()
+            if labels is not None:
+                prior = (np.bincount(labels, minlength=2) / len(labels)).tolist()
         return Discriminator(sizes, len(vocabulary), vocabulary.pad, prior)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
@@ -215,7 +211,7 @@ class WnliTask(Task):
     # ---------------------------------------------------------------- scores
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
-        """Return accuracy over all rows, then the loss of those with a choice: see `labelled_split`."""
+        """Return accuracy over all samples, and the loss of those with candidates."""
         ((split, batches),) = passes.items()
         data = self.rows(split).data
 
@@ -226,16 +222,14 @@ class WnliTask(Task):
             return terms, outputs
 
         logs, outputs = judged(engine, batches, judge)
-        return labelled_split(data, outputs + self._without_choice(split, model), logs)
-
-    def _without_choice(self, split: str, model: nn.Module) -> Outputs:
-        """Return the rows that no batch holds, with the prior."""
+        # Samples that no batch has are predicted by the prior.
         assert isinstance(model.prior, Tensor)
         prior = model.prior.tolist()
-        return [(sample, prior) for sample in self.rows(split).unusable.tolist()]
+        outputs += [(sample, prior) for sample in self.rows(split).unusable.tolist()]
+        return labelled_split(data, outputs, logs)
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-        """Return WNLI.tsv as GLUE's leaderboard wants it, for a test split."""
+        """Return WNLI.tsv in the format of GLUE's leaderboard, for a test split."""
         return leaderboard_files(self.rows(split).data, split, rows)
 
     def ensemble(

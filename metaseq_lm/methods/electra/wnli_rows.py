@@ -1,4 +1,4 @@
-"""WNLI as rows for a discriminator: the sentence once with each candidate in place of the pronoun.
+"""WNLI as rows for a discriminator: the sentence with each candidate in place of the pronoun.
 
 Shapes: N samples of the set, B of them in a batch, K candidates, R rows of a batch (all candidates
 of its samples), S the longest row.
@@ -32,8 +32,8 @@ class CandidateBatch(TokenBatch):
     Attributes:
         targets: 1 for entailment, else 0, (B,); None without labels.
         candidate: The tokens of the candidate in each row, boolean (R, S).
-        slots: Place of each row in a table (B, K), counted row by row, (R,).
-        present: Which places of the table are taken, boolean (B, K).
+        slots: Flat index of each row in a table (B, K), (R,).
+        present: Which entries of the table have a row, boolean (B, K).
         positive: Which candidates may be right, boolean (B, K); None without labels.
     """
 
@@ -45,10 +45,9 @@ class CandidateBatch(TokenBatch):
 
 @dataclass(frozen=True)
 class Choice:
-    """One sample: `tokens` of each row without special ones, where the candidate stands in it.
+    """One sample: `tokens` of each row without special ones, and the span of the candidate in it.
 
-    The query is the first. `positive` (K,) are the candidates that may be right, None without a
-    label.
+    The query is the first candidate. `positive` (K,) says which may be right; None without a label.
     """
 
     tokens: list[np.ndarray]
@@ -59,12 +58,15 @@ class Choice:
 class CandidateRows:
     """One split of WNLI, each sample the rows of its candidates.
 
-    A sample is `usable` if its pronoun was found and there is a candidate beside the query. Which
-    candidates are positive: of an entailment the query; otherwise the query of an entailment about
-    the same pronoun, for WNLI asks about a pronoun more than once, or, where the split has none,
-    all but the query. With `training` that query is made a candidate, and what overlaps it is none;
-    else labels decide nothing but `positive`. Raises UsageError for another set, MetaseqError for
-    a damaged one.
+    A sample is `usable` if its pronoun was found and there is a candidate beside the query. For an
+    entailment the query is positive. Otherwise it is the query of an entailment about the same
+    pronoun, since WNLI asks about a pronoun more than once; where the split has none, it is all
+    candidates but the query. With `training` that other query becomes a candidate, and candidates that
+    overlap it are removed; else labels decide nothing but `positive`.
+
+    Raises:
+        UsageError: The set is not WNLI, or tokens_per_sample is too small.
+        MetaseqError: The set is damaged.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class CandidateRows:
             )
         self.data = data
         self.tokenizer = tokenizer
-        self.room = tokens_per_sample - 2
+        self.max_tokens = tokens_per_sample - 2
         self.entailed = None if data.labels is None else data.labels == 1
         facts = self._checked()
         known = self._known_queries(facts)
@@ -101,7 +103,7 @@ class CandidateRows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The tokens of each usable sample's longest row with its special ones, int64 (N,)."""
+        """The length of the longest row of each usable sample with its special tokens, int64 (N,)."""
         longest = [max(map(len, choice.tokens)) + 2 for choice in self.choices.values()]
         return np.array(longest, np.int64)
 
@@ -111,12 +113,12 @@ class CandidateRows:
         if facts is None:
             raise MetaseqError(f"{where}: missing; {REMEDY}")
         for number, row in enumerate(facts, 1):
-            if not _is_sound(row):
+            if not _is_valid(row):
                 raise MetaseqError(f"{where}:{number}: no sentence with a pronoun; {REMEDY}")
         return facts
 
     def _known_queries(self, facts: Sequence[dict[str, Any]]) -> dict[Any, list[str]]:
-        """Return the right antecedents by sentence and pronoun, as far as labels say."""
+        """Return the antecedents by sentence and pronoun, as far as labels give them."""
         known: dict[Any, list[str]] = defaultdict(list)
         for sample, row in enumerate(facts):
             if row["pronoun"] and self.entailed is not None and self.entailed[sample]:
@@ -130,46 +132,48 @@ class CandidateRows:
             return None
         query, others = phrase_key(row["query"]), list(row["candidates"])
         entailed = self.entailed is not None and self.entailed[sample]
-        found = known.get((row["sentence"], *row["pronoun"]), []) if not entailed else []
-        right = {phrase_key(text): text for text in found if phrase_key(text) != query}
+        antecedents = [] if entailed else known.get((row["sentence"], *row["pronoun"]), [])
+        right = {phrase_key(text): text for text in antecedents if phrase_key(text) != query}
         if training and right:
             others = [t for t in others if not any(overlap(phrase_key(t), r) for r in right)]
             others += right.values()
-        made = [self._row(row, text) for text in (row["query"], *others)]
-        kept = [number for number, tokens in enumerate(made) if tokens is not None]
-        if kept[:1] != [0] or len(kept) < 2:
+        encoded = {
+            number: (text, tokens)
+            for number, text in enumerate((row["query"], *others))
+            if (tokens := self._encode(row, text)) is not None
+        }
+        if 0 not in encoded or len(encoded) < 2:
             return None
-        rows = [tokens for tokens in made if tokens is not None]
         positive = None
         if self.entailed is not None:
-            texts = (row["query"], *others)
-            positive = np.array([phrase_key(texts[number]) in right for number in kept])
+            positive = np.array([phrase_key(text) in right for text, _ in encoded.values()])
             if entailed:
                 positive[0] = True
             elif not positive.any():
                 positive[1:] = True
-        return Choice([tokens for tokens, _ in rows], [span for _, span in rows], positive)
+        tokens, spans = zip(*(tokens for _, tokens in encoded.values()))
+        return Choice(list(tokens), list(spans), positive)
 
-    def _row(self, row: dict[str, Any], text: str) -> tuple[np.ndarray, tuple[int, int]] | None:
-        """Return the tokens with `text` for the pronoun and where it stands; None if it has none.
+    def _encode(self, row: dict[str, Any], text: str) -> tuple[np.ndarray, tuple[int, int]] | None:
+        """Return the tokens with `text` in place of the pronoun and its span; None if it has no token.
 
-        Of a long sentence the tokens around it are kept.
+        A long sentence is cut to the tokens around it.
         """
         start, end = row["pronoun"]
-        whole = row["sentence"][:start] + text + row["sentence"][end:]
-        ids, starts, ends = self.tokenizer.encode_with_offsets(whole)
+        sentence = row["sentence"][:start] + text + row["sentence"][end:]
+        ids, starts, ends = self.tokenizer.encode_with_offsets(sentence)
         first, last = token_span(np.array(starts), np.array(ends), start, start + len(text))
         if first == last:
             return None
-        spare = max(len(ids) - self.room, 0)
-        cut = min(max((first + last - self.room) // 2, 0), spare)
-        tokens = np.array(ids[cut : cut + self.room], np.int64)
-        return tokens, (max(first - cut, 0), min(last - cut, self.room))
+        spare = max(len(ids) - self.max_tokens, 0)
+        cut = min(max((first + last - self.max_tokens) // 2, 0), spare)
+        tokens = np.array(ids[cut : cut + self.max_tokens], np.int64)
+        return tokens, (max(first - cut, 0), min(last - cut, self.max_tokens))
 
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> CandidateBatch:
-        """Return the candidates of the usable samples `samples` (B,); the size "rows" counts samples."""
-        vocabulary, chosen = self.tokenizer.vocabulary, self.usable[samples]
-        choices = [self.choices[sample] for sample in chosen.tolist()]
+        """Return all candidates of the usable samples `samples` (B,); the size "rows" counts samples."""
+        vocabulary, numbers = self.tokenizer.vocabulary, self.usable[samples]
+        choices = [self.choices[number] for number in numbers.tolist()]
         counts = np.array([len(choice.tokens) for choice in choices])
         present = np.arange(counts.max()) < counts[:, None]
         rows = [tokens for choice in choices for tokens in choice.tokens]
@@ -181,7 +185,7 @@ class CandidateRows:
         for row, values in enumerate(rows):
             tokens[row, 1 : len(values) + 1] = values
         spans = 1 + np.array([span for choice in choices for span in choice.spans])
-        at = np.arange(width)
+        positions = np.arange(width)
         positive = None
         if self.entailed is not None:
             positive = np.zeros_like(present)
@@ -192,26 +196,26 @@ class CandidateRows:
             tokens=as_tensor(tokens),
             padding=as_tensor(padding_of(lengths, width)),
             segments=as_tensor(np.zeros_like(tokens)),
-            candidate=as_tensor((at >= spans[:, :1]) & (at < spans[:, 1:])),
+            candidate=as_tensor((positions >= spans[:, :1]) & (positions < spans[:, 1:])),
             slots=as_tensor(np.flatnonzero(present)),
             present=as_tensor(present),
             positive=as_tensor(positive),
-            targets=None if self.entailed is None else self.entailed[chosen].astype(np.int64),
+            targets=None if self.entailed is None else self.entailed[numbers].astype(np.int64),
             # The model sees more rows than samples: each has random numbers of its own.
             rows=words(keys, 0, present.shape[1])[present],
-            samples=chosen,
+            samples=numbers,
             sizes={"rows": len(samples)},
         )
 
 
-def _is_sound(row: dict[str, Any]) -> bool:
-    """Return whether a row has what `data.benchmarks.wnli.facts_of` gives."""
+def _is_valid(row: dict[str, Any]) -> bool:
+    """Return whether a row has the facts that `data.benchmarks.wnli.facts_of` returns."""
     sentence, pronoun = row.get("sentence"), row.get("pronoun", 0)
     if pronoun is None or not isinstance(sentence, str):
         return isinstance(sentence, str)
     texts = row.get("candidates")
     if not isinstance(texts, list) or not isinstance(pronoun, list):
         return False
-    good = all(isinstance(text, str) and text for text in (row.get("query"), *texts))
-    good = good and len(pronoun) == 2 and all(type(place) is int for place in pronoun)
-    return good and 0 <= pronoun[0] < pronoun[1] <= len(sentence)
+    valid = all(isinstance(text, str) and text for text in (row.get("query"), *texts))
+    valid = valid and len(pronoun) == 2 and all(type(place) is int for place in pronoun)
+    return valid and 0 <= pronoun[0] < pronoun[1] <= len(sentence)
