@@ -48,9 +48,13 @@ from metaseq_lm.core import plugins
 from metaseq_lm.core.batch import Term, Terms, TokenBatch
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.methods.electra.criterion import cloze_term, noise_log_probs
+from metaseq_lm.methods.electra.criterion import (
+    Electric,
+    ElectricConfig,
+    cloze_term,
+    noise_log_probs,
+)
 from metaseq_lm.methods.electra.data import ElectraBatch
-from metaseq_lm.methods.electra.electric import Electric, ElectricConfig
 from metaseq_lm.methods.electra.model import TwoTowers, sample
 from metaseq_lm.models.transformer.encoder import select
 from metaseq_lm.training.run import TrainingRun

@@ -20,8 +20,15 @@ from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions.tagging import TaggingConfig, WordLabels
 from metaseq_lm.data.words.sets import TREES
 from metaseq_lm.data.words.vocabulary import REMOVED
-from metaseq_lm.methods.cvt.model import PARSING, TAGGING, auxiliaries, student_dropout
-from metaseq_lm.methods.cvt.perturbation import adversarial_direction, gaussian, unit
+from metaseq_lm.methods.cvt.model import (
+    PARSING,
+    TAGGING,
+    adversarial_direction,
+    auxiliaries,
+    gaussian,
+    student_dropout,
+    unit,
+)
 from metaseq_lm.models.layers import current_context, full_precision
 from metaseq_lm.models.words.prediction_modules import (
     PRIMARY,
@@ -34,14 +41,8 @@ from metaseq_lm.models.words.word_model import WordModel, WordNet, dropout_at
 
 @dataclass
 class UnlabelledConfig(TaggingConfig):
-    """Options of all these criterions: gold targets, teacher, the student's dropout."""
+    """Options of all these criterions: the teacher, and the student's dropout."""
 
-    label_smoothing: float = option(
-        0.1,
-        "label smoothing of gold tags in training, not of trees or teachers",
-        at_least=0,
-        below=1,
-    )
     # Not 0.2 where the primary module is the student: it then recognises text by its lower dropout,
     # and collapses to one class for every word of text, as does the teacher.
     unlabelled_dropout: float | None = student_dropout(None)

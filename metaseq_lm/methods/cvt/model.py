@@ -1,20 +1,24 @@
-"""What the auxiliary modules on words see (Clark et al. 2018, code), and averaged weights.
+"""What the methods on words, translation and images share.
 
-The modules themselves are in metaseq_lm/models/words/prediction_modules.py.
+That is: what each auxiliary module on words sees (Clark et al. 2018, code; the modules are in
+metaseq_lm/models/words/prediction_modules.py), averaged weights, and perturbations of the student's
+input (Miyato et al. 2017).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.words.sets import TREES
-from metaseq_lm.models.layers import RAW, AveragedWeights
+from metaseq_lm.models.layers import RAW, AveragedWeights, current_context
 from metaseq_lm.models.words.prediction_modules import AHEAD, BACK, FULL
 from metaseq_lm.tasks import Passes, Scored
 
@@ -103,3 +107,33 @@ class AveragedNet(nn.Module):
         metrics, rows = evaluate(self.averaged, batches)
         raw = evaluate(self.net, batches).metrics
         return Scored(metrics | {RAW + name: value for name, value in raw.items()}, rows)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return x (B, ...) with rows scaled to norm 1; a row of zeros stays."""
+    # In fp32 the squares of tiny entries would be 0.
+    norms = x.flatten(1).double().norm(dim=1)
+    norms = torch.where(norms > 0, norms, 1.0)
+    return (x.double() / norms.view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
+
+
+def gaussian(like: Tensor) -> Tensor:
+    """Return normal numbers shaped as `like` (B, ...), drawn by row (see models.layers.Noise)."""
+    noise = current_context().noise
+    if noise is None:
+        return torch.randn_like(like)
+    # Box and Muller 1958; 1 - u is never 0.
+    radius, angle = (noise.uniform(like.shape, like.dtype) for _ in range(2))
+    return (-2 * torch.log1p(-radius)).sqrt() * torch.cos(2 * math.pi * angle)
+
+
+def adversarial_direction(start: Tensor, xi: float, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the gradient (B, ...) of a loss, a sum over rows, at a step of norm `xi` towards `start`.
+
+    From a random `start` this is one step of power iteration for the direction that raises the loss
+    most. Parameters get no gradient.
+    """
+    step = (xi * unit(start)).requires_grad_(True)
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(loss(step), step)
+    return gradient

@@ -36,10 +36,12 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.cvt.model import (
     AveragedNet,
     AveragingConfig,
+    adversarial_direction,
     check_teacher,
+    gaussian,
     student_dropout,
+    unit,
 )
-from metaseq_lm.methods.cvt.perturbation import adversarial_direction, gaussian, unit
 from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.vision.conv_large import POSITIONAL, ConvLarge, places
 from metaseq_lm.models.vision.wide_resnet import check_whole_batches, frozen_statistics

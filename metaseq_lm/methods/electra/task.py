@@ -17,9 +17,8 @@ from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.methods.electra.criterion import Corrupting
+from metaseq_lm.methods.electra.criterion import Corrupting, TwoTowerCloze
 from metaseq_lm.methods.electra.data import ElectraRows
-from metaseq_lm.methods.electra.electric import TwoTowerCloze
 from metaseq_lm.methods.electra.model import check_noise
 from metaseq_lm.models.transformer import flops_rules
 from metaseq_lm.tasks import Passes, Scored, Task
