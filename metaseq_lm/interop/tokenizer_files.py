@@ -5,6 +5,7 @@ from typing import Any
 
 import sentencepiece
 import tokenizers
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from metaseq_lm.core.errors import MetaseqError
@@ -98,6 +99,8 @@ def library_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 def _sentencepiece(tokenizer: SentencePiece) -> tokenizers.Tokenizer:
     processor = sentencepiece.SentencePieceProcessor()
     processor.LoadFromSerializedProto(tokenizer.model_bytes())
+    parse = sentencepiece_model_pb2.ModelProto.FromString  # type: ignore[attr-defined]
+    proto = parse(tokenizer.model_bytes())
     symbols = tokenizer.vocabulary.symbols
     scores = [processor.get_score(i) for i in range(len(symbols))]
     unk = processor.unk_id()
@@ -112,7 +115,7 @@ def _sentencepiece(tokenizer: SentencePiece) -> tokenizers.Tokenizer:
     library = tokenizers.Tokenizer(model)
     library.normalizer = normalizers.Sequence(
         [
-            normalizers.Precompiled(_charsmap(tokenizer.model_bytes())),
+            normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap),
             normalizers.Strip(),
             normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
         ]
@@ -131,38 +134,3 @@ def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
         if piece[:at] in scores and piece[at:] in scores
     ]
     return [(left, right) for _, _, left, right in sorted(pairs)]
-
-
-def _charsmap(model: bytes) -> bytes:
-    """Return normalizer_spec.precompiled_charsmap (fields 3 and 2) of a sentencepiece model.
-
-    Read from the wire format of protocol buffers, so that its library is not needed.
-    """
-    return _field(_field(model, 3), 2)
-
-
-def _field(message: bytes, tag: int) -> bytes:
-    """Return the last field `tag` of a message if it is a string of bytes, else b""."""
-    content, at = b"", 0
-
-    def varint() -> int:
-        nonlocal at
-        end = at
-        while message[end] & 0x80:
-            end += 1
-        digits = message[at : end + 1]
-        at = end + 1
-        return sum((byte & 0x7F) << (7 * i) for i, byte in enumerate(digits))
-
-    while at < len(message):
-        number, kind = divmod(varint(), 8)
-        if kind == 2:
-            size = varint()
-            if number == tag:
-                content = message[at : at + size]
-            at += size
-        elif kind == 0:
-            varint()
-        else:
-            at += {1: 8, 5: 4}[kind]
-    return content

@@ -8,15 +8,8 @@ from collections.abc import Callable
 
 from metaseq_lm.reporting.table import Cell, Table
 
-TEX = {
+TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "%": r"\%",
-    "#": r"\#",
-    "_": r"\_",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",

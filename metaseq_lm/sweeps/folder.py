@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import json
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -48,6 +49,16 @@ class Submission:
     host: str = ""
     start: int = 0
     cancelled: bool = False
+
+    def is_alive(self) -> bool:
+        """Return whether the process of a local submission still runs on this machine."""
+        here = self.host == socket.gethostname()
+        return here and bool(self.start) and process_start(int(self.job)) == self.start
+
+    def send(self, number: int) -> None:
+        """Send a signal to a local job, unless it is over."""
+        if self.is_alive():
+            os.kill(int(self.job), number)
 
 
 class SweepFolder:

@@ -15,7 +15,7 @@ from typing import Any
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.runs.folder import read_config
 from metaseq_lm.sweeps.expansion import Run, StageRun
-from metaseq_lm.sweeps.folder import Submission, SweepFolder, process_start
+from metaseq_lm.sweeps.folder import Submission, SweepFolder
 from metaseq_lm.sweeps.job import START, ending, outcome_file, read_json_if_valid
 
 GOOD = ("finished", "running", "pending", "waiting")
@@ -198,8 +198,7 @@ def active(last: Submission, slurm: Slurm) -> str:
     if last.executor == "local":
         if last.host != socket.gethostname():
             return "unknown"
-        alive = process_start(int(last.job)) == last.start and last.start
-        return "running" if alive else ""
+        return "running" if last.is_alive() else ""
     state = slurm.states.get(last.job)
     if state is None:
         return "unknown" if slurm.problem else ""

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,7 @@ SAVING = 600.0  # seconds that `cancel` waits for runs to save
 
 def job_of(folder: SweepFolder, run: Run, launch: Launch, code: Code) -> Job:
     """Return the job that submitit calls for a run."""
-    several = ["--nproc", str(launch.nproc)] if launch.nproc > 1 else []
-    common = [*code.arguments(), *several]
+    common = code.arguments() + (["--nproc", str(launch.nproc)] if launch.nproc > 1 else [])
     stages = state_module.unfinished(folder, run)
     todo = [(s.name, str(folder.path / s.folder), [*s.arguments, *common]) for s in stages]
     lock = str(folder.lock_file) if launch.executor == "local" else None
@@ -70,17 +70,19 @@ def record(
     folder: SweepFolder, run: Run, launch: Launch, code: Code, place: Path, job: str, start: int = 0
 ) -> Submission:
     """Append a submission to jobs.jsonl."""
-    values: dict[str, Any] = {
-        "run": run.name,
-        "executor": launch.executor,
-        "job": job,
-        "folder": str(place.relative_to(folder.path)),
-        "code": code.folder.name,
-        "host": socket.gethostname() if launch.executor == "local" else "",
-        "start": start,
-    }
+    entry = Submission(
+        run=run.name,
+        executor=launch.executor,
+        job=job,
+        folder=str(place.relative_to(folder.path)),
+        code=code.folder.name,
+        host=socket.gethostname() if launch.executor == "local" else "",
+        start=start,
+    )
+    values = asdict(entry)
+    del values["cancelled"]
     folder.append("submit", **values)
-    return Submission(**values)
+    return entry
 
 
 # ---------------------------------------------------------------- on this machine
@@ -113,15 +115,17 @@ class LocalRuns:
                     run = waiting.pop(0)
                     self._start(run)
                     report(run)
-                for name in [n for n, entry in self.running.items() if over(entry[2], entry[1])]:
-                    run, _, _, slot = self.running.pop(name)
-                    self.slots.append(slot)
-                    report(run)
+                for name, (run, job, entry, slot) in list(self.running.items()):
+                    job.done()  # submitit reaps the process
+                    if not entry.is_alive():
+                        del self.running[name]
+                        self.slots.append(slot)
+                        report(run)
                 if self.stop and time.monotonic() - last_signal > 1:
                     # Repeatedly, because a job that is just starting may miss a signal.
                     last_signal = time.monotonic()
                     for _, _, entry, _ in self.running.values():
-                        send(entry, signal.SIGTERM)
+                        entry.send(signal.SIGTERM)
                 time.sleep(0.1)
         finally:
             for number, handler in before.items():
@@ -157,24 +161,6 @@ def terminal_signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-def over(entry: Submission, job: Any) -> bool:
-    """Return whether a local job is over; asking submitit reaps the process."""
-    job.done()
-    return not alive(entry)
-
-
-def alive(entry: Submission) -> bool:
-    """Return whether the process of a local submission still runs on this machine."""
-    here = entry.host == socket.gethostname()
-    return here and bool(entry.start) and process_start(int(entry.job)) == entry.start
-
-
-def send(entry: Submission, number: int) -> None:
-    """Send a signal to a local job, unless it is over."""
-    if alive(entry):
-        os.kill(int(entry.job), number)
 
 
 def visible_gpus() -> list[int]:
@@ -213,12 +199,12 @@ def cancel(folder: SweepFolder) -> list[str]:
     ]
     # The waiting command first: it would start the next run in place of a stopped one.
     for entry in commands:
-        send(entry, signal.SIGTERM)
+        entry.send(signal.SIGTERM)
     deadline = time.monotonic() + SAVING
-    while remaining := [entry for entry in (*commands, *local) if alive(entry)]:
+    while remaining := [entry for entry in (*commands, *local) if entry.is_alive()]:
         for entry in remaining:
             if entry not in commands:
-                send(entry, signal.SIGTERM)
+                entry.send(signal.SIGTERM)
         if time.monotonic() > deadline:
             raise MetaseqError(f"process {remaining[0].job} does not end; it may hang")
         time.sleep(0.5)
