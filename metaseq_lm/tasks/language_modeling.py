@@ -16,7 +16,8 @@ from metaseq_lm.criterions.language_modeling import LanguageModeling
 from metaseq_lm.data.corpus.rows import Corpus, padding_of
 from metaseq_lm.data.streams import Stream, sorted_pass
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed, BucketsConfig
-from metaseq_lm.data.words.sets import WordSet, token_rows
+from metaseq_lm.data.words.collate import token_rows
+from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import PAD, SPECIAL_WORDS, UNKNOWN, WordVocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.bilstm import BiLSTMLM

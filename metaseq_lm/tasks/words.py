@@ -23,7 +23,8 @@ from metaseq_lm.criterions.tagging import Parsing, Tagging, WordLabels
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.streams import Order, Stream, sorted_pass
 from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
-from metaseq_lm.data.words.sets import TAGS, TREES, WordSet, word_rows
+from metaseq_lm.data.words.collate import word_rows
+from metaseq_lm.data.words.sets import TAGS, TREES, WordSet
 from metaseq_lm.data.words.vocabulary import WordVocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.layers import RAW

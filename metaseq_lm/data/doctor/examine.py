@@ -22,13 +22,11 @@ from metaseq_lm.data.doctor.findings import (
     Subject,
     document_hashes,
     duplicates,
-    files,
     overlaps,
     same_tokenizer,
     token_file,
     token_files,
     token_offsets,
-    train_first,
 )
 from metaseq_lm.data.images import IMAGES, load_images
 from metaseq_lm.data.labelled.sets import LabelledSet
@@ -41,6 +39,7 @@ from metaseq_lm.data.storage.manifest import (
     MANIFEST_FILE,
     Manifest,
     check_sizes,
+    verify,
 )
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
@@ -85,9 +84,15 @@ def examine_set(subject: Subject) -> Iterator[Finding]:
     except MetaseqError as error:
         yield Finding(ERROR, str(error))
         return
-    yield from files(subject.folder, subject.full)
+    wrong_sizes = check_sizes(subject.folder)
+    faults = verify(subject.folder) if subject.full else wrong_sizes
+    for fault in faults:
+        yield Finding(ERROR, f"{fault}; copy the folder again or preprocess again")
+    if not faults:
+        checked = "every checksum" if subject.full else "file sizes (--verify reads the checksums)"
+        yield Finding(OK, f"{subject.folder}: {MANIFEST_FILE} agrees with {checked}")
     # Without its files, every reader of a set would say so again.
-    if manifest.kind in CHECKS and (manifest.kind == CORPUS or not check_sizes(subject.folder)):
+    if manifest.kind in CHECKS and (manifest.kind == CORPUS or not wrong_sizes):
         yield from CHECKS[manifest.kind](subject)
 
 
@@ -97,7 +102,7 @@ def open_splits(
     """Yield an error for each split that cannot be read; return the others by name, train first."""
     sets: dict[str, T] = {}
     messages: list[str] = []
-    for name in train_first(names):
+    for name in sorted(names, key=lambda name: (name != "train", name)):
         try:
             sets[name] = load(name)
         except MetaseqError as error:

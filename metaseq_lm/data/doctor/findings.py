@@ -3,16 +3,15 @@
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import free_bytes, human_bytes
 from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
-from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest, check_sizes, verify
+from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.tokenizers.base import DICT_FILE, Tokenizer
 from metaseq_lm.data.words.vocabulary import WordVocabulary
 
@@ -48,8 +47,8 @@ class Subject:
 
     @property
     def splits(self) -> list[str]:
-        """The splits of the manifest in the order of the report."""
-        return train_first(self.manifest.splits) if self.manifest is not None else []
+        """The splits of the manifest."""
+        return list(self.manifest.splits) if self.manifest is not None else []
 
 
 def machine(folder: Path) -> Iterator[Finding]:
@@ -106,20 +105,6 @@ def token_offsets(data: IndexedDataset, documents: np.ndarray | None = None) -> 
     return offsets if documents is None else offsets[documents]
 
 
-def files(folder: Path, full: bool) -> Iterator[Finding]:
-    """Yield the comparison of the files with the manifest: sizes, or (`full`) every block."""
-    try:
-        faults = verify(folder) if full else check_sizes(folder)
-    except MetaseqError as error:
-        yield Finding(ERROR, str(error))
-        return
-    for fault in faults:
-        yield Finding(ERROR, f"{fault}; copy the folder again or preprocess again")
-    if not faults:
-        checked = "every checksum" if full else "file sizes (--verify reads the checksums)"
-        yield Finding(OK, f"{folder}: {MANIFEST_FILE} agrees with {checked}")
-
-
 def same_tokenizer(
     folder: Path, tokenizer: Tokenizer, expected: str | None, side: str = ""
 ) -> Finding:
@@ -133,11 +118,6 @@ def same_tokenizer(
     text = f"{tokenizer.name}, {len(tokenizer.vocabulary):,} symbols as in"
     place = f"{folder}: {side} text: {text} {side}." if side else f"{folder}: {text} "
     return Finding(OK, f"{place}{DICT_FILE}")
-
-
-def train_first(splits: Iterable[str]) -> list[str]:
-    """Return the names of splits in the order of the report."""
-    return sorted(splits, key=lambda name: (name != "train", name))
 
 
 def token_files(folder: Path) -> set[str]:

@@ -200,7 +200,9 @@ class RowReader:
             has_pair = not {"text_a", "text_b"}.isdisjoint(names) and "text" not in names
             texts = self.columns.texts or (("text_a", "text_b") if has_pair else ("text",))
             label = self.columns.label
-            self.labelled = label in names or self.required or _misspelt(label, names)
+            # "labl" is a mistake to point out, not a file without labels.
+            misspelt = difflib.get_close_matches(label, names, n=1, cutoff=0.8)
+            self.labelled = label in names or self.required or bool(misspelt)
             for name in (*texts, *([label] if self.labelled else [])):
                 if name not in names:
                     remedy = (
@@ -254,11 +256,6 @@ class RowReader:
         if not math.isfinite(label):
             raise MetaseqError(f"{where}: label {value!r} is not finite")
         return label
-
-
-def _misspelt(label: str, names: tuple[str, ...]) -> bool:
-    # "labl" is a mistake to point out, not a file without labels.
-    return bool(difflib.get_close_matches(label, names, n=1, cutoff=0.8))
 
 
 # -------------------------------------------------------------------- sentences to score

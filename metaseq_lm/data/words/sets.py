@@ -5,8 +5,6 @@ labelled set. Each split is pairs of files: SPLIT (ids of the words of each sent
 (each different word as it stands in the text, as code points), SPLIT.surface (the number of the form
 of each word), SPLIT.labels (class of each word, or relation to its head) and SPLIT.heads (place of
 the head, 1 for the first word, 0 for the root).
-
-Shapes: B sentences, S positions of a row (words, start and end), M characters of a word.
 """
 
 import functools
@@ -15,19 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import WordBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
 from metaseq_lm.data.words.vocabulary import (
     BRACKETS,
-    CHARACTERS,
-    END,
     LONGEST_WORD,
     PAD,
-    START,
-    WORD_END,
-    WORD_START,
     WordVocabulary,
     is_punctuation,
 )
@@ -199,60 +191,3 @@ class WordSet:
         """
         order = random_streams.generator(seed, "fraction of the labels").permutation(len(self))
         return np.sort(order[: max(1, round(share * len(self)))])
-
-
-def token_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatch:
-    """Return `sentences` (B,) as rows `<start> words <end>` of at least `width` words, S = width + 2.
-
-    Sizes: "rows" and "words".
-    """
-    rows = np.asarray(sentences, np.int64)
-    lengths = data.lengths[rows]
-    at = np.arange(max(width, int(lengths.max(initial=0))) + 2)
-    # A word i, from 1, stands at position i, so heads need no shift.
-    scored = (at >= 1) & (at <= lengths[:, None])
-    tokens = _spread(scored, data.flat(data.words, rows), PAD)
-    tokens[:, 0] = START
-    tokens[np.arange(len(rows)), lengths + 1] = END
-    return WordBatch(
-        tokens=as_tensor(tokens),
-        padding=as_tensor(at > lengths[:, None] + 1),
-        scored=as_tensor(scored),
-        lengths=as_tensor(lengths),
-        sizes={"rows": len(rows), "words": int(lengths.sum())},
-    )
-
-
-def word_rows(data: WordSet, sentences: np.ndarray, width: int = 0) -> WordBatch:
-    """Return the `token_rows` of `sentences` (B,) with characters (B, S, M) and labels, if any.
-
-    A word's characters are padding, word start, its first 20 characters, word end, padding. Start and
-    end of a row have no characters, padding is all padding.
-    """
-    rows = np.asarray(sentences, np.int64)
-    batch = token_rows(data, rows, width)
-    scored, lengths = batch.scored.numpy(), batch.lengths.numpy()
-    forms, form_of_word = np.unique(data.form_numbers(rows), return_inverse=True)
-    ids, counts = data.characters(forms)
-    of_forms = np.zeros((len(forms), CHARACTERS), np.int64)
-    of_forms[:, 2:-2] = ids
-    of_forms[:, 1] = WORD_START
-    of_forms[np.arange(len(forms)), counts + 2] = WORD_END
-    characters = np.zeros((*scored.shape, CHARACTERS), np.int64)
-    characters[scored] = of_forms[form_of_word.ravel()]
-    characters[:, 0, 1:3] = characters[np.arange(len(rows)), lengths + 1, 1:3] = [
-        WORD_START,
-        WORD_END,
-    ]
-    labels, heads = (
-        None if column is None else _spread(scored, data.flat(column, rows), -1)
-        for column in (data.labels, data.heads)
-    )
-    return batch.replace(characters=characters, labels=labels, heads=heads)
-
-
-def _spread(scored: np.ndarray, values: np.ndarray, fill: int) -> np.ndarray:
-    """Return the values of words, end to end, at their positions (B, S)."""
-    table = np.full(scored.shape, fill, np.int64)
-    table[scored] = values
-    return table

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import Shard, Stream
 from metaseq_lm.data.words.buckets import Bucketed, cuts
-from metaseq_lm.data.words.sets import WordSet, word_rows
+from metaseq_lm.data.words.collate import word_rows
+from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import CHARACTERS, END, PAD, START, UNKNOWN
 
 
