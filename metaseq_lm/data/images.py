@@ -169,10 +169,8 @@ def moved(images: np.ndarray, shifts: np.ndarray, flips: np.ndarray) -> np.ndarr
     down = reflected(np.arange(height) - shifts[:, :1], height)  # (B, H)
     right = reflected(np.arange(width) - shifts[:, 1:], width)
     right = np.where(flips[:, None], right[:, ::-1], right)
-    shifted: np.ndarray = images[
-        np.arange(count)[:, None, None], down[:, :, None], right[:, None, :]
-    ]
-    return shifted
+    image = np.arange(count)[:, None, None]
+    return np.asarray(images[image, down[:, :, None], right[:, None, :]])
 
 
 def reflected(places: np.ndarray, size: int) -> np.ndarray:

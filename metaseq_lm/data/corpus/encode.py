@@ -94,11 +94,11 @@ def encode_block(tokenizer: Tokenizer, block: Block) -> Encoded:
     """Encode a block; invalid UTF-8 is treated as the file says."""
     if block.piece:
         return _encode_piece(tokenizer, block)
-    lines = block.data.removesuffix(b"\n").split(b"\n")
+    lines = _decoded(block)
     counts = Counts(lines=len(lines))
     documents: list[list[str]] = []
     breaks = _file_start(block)
-    for number, line in enumerate(_decoded(block, lines), block.line):
+    for number, line in enumerate(lines, block.line):
         if isinstance(line, bytes):
             decoded = [block.file.decode(p, number) for p in pieces(line)]
             parts, bad = [text for text, _ in decoded], any(bad for _, bad in decoded)
@@ -127,8 +127,9 @@ def _file_start(block: Block) -> list[int]:
     return [0] if block.line == 1 else []
 
 
-def _decoded(block: Block, lines: list[bytes]) -> Iterable[str | bytes]:
+def _decoded(block: Block) -> Sequence[str | bytes]:
     """Return the lines as text if that is as simple as it nearly always is, or else as bytes."""
+    lines = block.data.removesuffix(b"\n").split(b"\n")
     if max(map(len, lines)) <= PIECE:
         try:
             text = block.data.decode("utf-8").removesuffix("\n").split("\n")
@@ -146,11 +147,15 @@ def _encode_piece(tokenizer: Tokenizer, block: Block) -> Encoded:
     decoded = [block.file.decode(part, block.line) for part in pieces(line)]
     texts = [text for text, _ in decoded]
     values, sizes = tokenizer.encode_packed(texts)
-    has_text = any(text and not text.isspace() for text in texts)
-    bad = any(bad for _, bad in decoded)
-    breaks = _file_start(block)
     return Encoded(
-        values, sizes, block.read, Counts(), True, block.continues, has_text, bad, breaks=breaks
+        values,
+        sizes,
+        block.read,
+        piece=True,
+        continues=block.continues,
+        text=any(text and not text.isspace() for text in texts),
+        bad=any(bad for _, bad in decoded),
+        breaks=_file_start(block),
     )
 
 

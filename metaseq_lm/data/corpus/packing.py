@@ -67,21 +67,11 @@ class Draws:
 def assign_sentences(
     sizes: np.ndarray, last: np.ndarray, targets: Targets, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Assign sentences to examples and segments, one after the other.
+    """Assign sentences of `sizes` (N,), at least 1, to examples and segments, one after the other.
 
-    An example ends with the sentence that brings it to its target length, or with its document.
-    The target of the next one is drawn at its end and kept across documents; that of the first
-    is the longest.
-
-    Args:
-        sizes: The tokens of each sentence, at least 1 (N,).
-        last: Whether each sentence ends its document (N,).
-        targets: How the target lengths are drawn.
-        generator: Of the random numbers.
-
-    Returns:
-        Whether each sentence begins an example, whether it is in the second segment, boolean (N,),
-        and the target length of each example, int64 (examples,).
+    An example ends with the sentence that brings it to its target length, or with its document
+    (`last`, boolean (N,)). The target of the next one is drawn at its end and holds across documents;
+    that of the first is the longest. Returns `begins`, `second` and `targets` of an Assignment.
     """
     codes, lengths = bytearray(len(sizes)), []
     target = following = targets.longest

@@ -73,15 +73,7 @@ class SquadWindows:
             )
         usable = (data.first >= 0) | data.impossible | (not training)
         self.skipped = int((~usable).sum())
-        self._cut(np.flatnonzero(usable), options)
-        if not len(self):
-            raise MetaseqError(
-                f"{data.folder}: '{data.split}' has no window to train on or to score "
-                f"({self.skipped} questions skipped because their answer was not found)"
-            )
-
-    def _cut(self, chosen: np.ndarray, options: WindowOptions) -> None:
-        data = self.data
+        chosen = np.flatnonzero(usable)
         sizes = data.contexts.sizes[data.paragraph[chosen]]
         room = options.longest - SPECIALS - self.query[chosen]
         stride = np.minimum(options.stride, room)
@@ -96,6 +88,11 @@ class SquadWindows:
         shift = self.query[self.question] + 2 - self.start
         places = np.stack([first + shift, last + shift], axis=1)
         self.targets = np.where(inside[:, None], places, 0)
+        if not len(self):
+            raise MetaseqError(
+                f"{data.folder}: '{data.split}' has no window to train on or to score "
+                f"({self.skipped} questions skipped because their answer was not found)"
+            )
 
     def __len__(self) -> int:
         return len(self.question)

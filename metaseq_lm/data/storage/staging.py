@@ -62,7 +62,10 @@ def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
     for name in names:
         sync_file(folder / name)
     manifest.save(folder)
-    old = [*_old_files(dest), *names]
+    try:
+        old = [*Manifest.load(dest).files, *names]
+    except MetaseqError:  # there is none, or a damaged one; files of the same names go all the same
+        old = names
     (dest / MANIFEST_FILE).unlink(missing_ok=True)
     sync_folder(dest)  # after a power cut, too, it does not stand beside new files
     for name in sorted(old, key=lambda name: not name.endswith(".idx")):
@@ -73,12 +76,3 @@ def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
     sync_folder(dest)
     os.replace(folder / MANIFEST_FILE, dest / MANIFEST_FILE)
     sync_folder(dest)
-
-
-def _old_files(dest: Path) -> list[str]:
-    """Return the names of the files of the data set that is being replaced."""
-    try:
-        return [*Manifest.load(dest).files]
-    except MetaseqError:
-        # There is none, or a damaged one; files of the names of new ones go all the same.
-        return []

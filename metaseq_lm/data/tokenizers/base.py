@@ -129,26 +129,18 @@ class Tokenizer(ABC):
         folder = Path(folder)
         options = {"tokenizer": self.name, "version": OPTIONS_VERSION, **self.options}
         text = json.dumps(options, indent=2, sort_keys=True) + "\n"
-        names = [prefix + OPTIONS_FILE, prefix + DICT_FILE]
+        names = [prefix + name for name in (OPTIONS_FILE, DICT_FILE, self.model_file) if name]
         write_atomic(folder / names[0], text.encode("utf-8"))
         self.vocabulary.save(folder / names[1])
-        if self.model_file is None:
-            return names
-        names.append(prefix + self.model_file)
-        write_atomic(folder / names[2], self.model_bytes())
+        if self.model_file:
+            write_atomic(folder / names[2], self.model_bytes())
         return names
 
 
 def token_span(starts: np.ndarray, ends: np.ndarray, first: int, end: int) -> tuple[int, int]:
     """Return (first token, token after the last) that share a character with [first, end).
 
-    (0, 0) if there is none.
-
-    Args:
-        starts: The first character of each token (tokens,).
-        ends: The character after the last of each token (tokens,).
-        first: The first character of the span.
-        end: The character after its last.
+    `starts` and `ends` (tokens,) are those of `encode_with_offsets`. (0, 0) if there is none.
     """
     inside = np.flatnonzero((starts < end) & (ends > first) & (starts < ends))
     return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
