@@ -88,9 +88,7 @@ class TrainerConfig:
     )
     maximize_best_checkpoint_metric: bool = option(False, "whether a larger metric is better")
     ties: str = option(
-        "first",
-        "which of equally good validations is the best: first or latest",
-        choices=("first", "latest"),
+        "first", "the best of equal validations: first or latest", choices=("first", "latest")
     )
     validate_first: bool = option(
         False, "validate before the first update, so that the initial weights can be the best"
@@ -104,14 +102,10 @@ class TrainerConfig:
         choices=("stop", "skip", "rollback"),
     )
     max_nonfinite: int = option(
-        5,
-        "non-finite updates in a row (or rollbacks to one checkpoint) before stopping",
-        at_least=0,
+        5, "non-finite updates in a row (or rollbacks to one checkpoint) allowed", at_least=0
     )
     on_save_error: str = option(
-        "stop",
-        "if a checkpoint cannot be written: stop or continue",
-        choices=("stop", "continue"),
+        "stop", "if a checkpoint cannot be written: stop or continue", choices=("stop", "continue")
     )
     valid_split: str = option("valid", "split used for validation ('' = none)")
     final_splits: list[str] = option([], "splits scored at the end with the best checkpoint")
@@ -329,12 +323,14 @@ def without_environment() -> Iterator[None]:
 def check_values(config: DictConfig) -> None:
     """Raise UsageError for a name that is not registered, or a value outside its option's range."""
     check_names(config)
-    check_options(RunConfig, config)
-    check_options(TrainerConfig, config.trainer, "trainer.")
-    check_options(EngineConfig, config.engine, "engine.")
-    for group in GROUPS:
-        dataclass = ALL[group].entry(config[group]._name).dataclass
-        check_options(dataclass, config[group], f"{group}.")
+    for prefix, schema in sections(config).items():
+        check_options(schema, config[prefix[:-1]] if prefix else config, prefix)
+
+
+def sections(config: DictConfig) -> dict[str, type]:
+    """Return the dataclass of each section of a run's configuration by its prefix, such as "task."."""
+    chosen = {f"{g}.": ALL[g].entry(config[g]._name).dataclass for g in GROUPS}
+    return {"": RunConfig, "trainer.": TrainerConfig, "engine.": EngineConfig, **chosen}
 
 
 def check_options(
@@ -350,12 +346,11 @@ def check_options(
     """
     for item in fields(dataclass):
         value = getattr(values, item.name, None)
+        name = name_option(item.name) if name_option is not None else prefix + item.name
+        entries = [] if value is None else [value]
         if isinstance(value, (list, tuple, ListConfig)):
             entries = list(value)
-        else:
-            entries = [] if value is None else [value]
         for entry in entries:
-            name = name_option(item.name) if name_option is not None else prefix + item.name
             _check_entry(name, entry, value, item.metadata)
 
 
@@ -417,16 +412,16 @@ def explain(
         return without_base(file)
     # Hydra names the config whose own lines are wrong; of key=value it says nothing.
     wrong = re.match(r"In '([^']+)': \w+ raised while composing config:\s*", str(error))
-    place = f"{folder / wrong[1]}.yaml: " if wrong else ""
+    location = f"{folder / wrong[1]}.yaml: " if wrong else ""
     if missing:
-        return place + unknown_option(key, known_keys(overrides, folder, name))
+        return location + unknown_option(key, known_keys(overrides, folder, name))
     text = str(error)[wrong.end() :] if wrong else str(error.__cause__ or "") or str(error)
     text = text.split("\n")[0].removeprefix("UsageError raised while resolving interpolation: ")
     if "is not a ListConfig" in text:
         text = f"give a list, such as '{key}=[A,B]', or '[A]' for one"
     if "is not a subclass of" in text:
         text += "; give keys of it (a task and the like are chosen in defaults)"
-    return place + (f"{key}: {text}" if key else text)
+    return location + (f"{key}: {text}" if key else text)
 
 
 def without_base(file: Path) -> str:
@@ -480,12 +475,9 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
 def describe(config: DictConfig) -> str:
     """Return one line per key of a configuration: key=value as it can be given, and the key's help."""
     helps = dict.fromkeys(GROUPS, "'metaseq-lm list' shows all")
-    for prefix, schema in (("", RunConfig), ("trainer.", TrainerConfig), ("engine.", EngineConfig)):
+    for prefix, schema in sections(config).items():
         for item in fields(schema):
             helps.setdefault(prefix + item.name, item.metadata.get("help", ""))
-    for group in GROUPS:
-        for item in fields(ALL[group].entry(config[group]._name).dataclass):
-            helps[f"{group}.{item.name}"] = item.metadata.get("help", "")
     lines = []
     for key in sorted(dotted(config), key=lambda key: not key.endswith("._name")):  # choices first
         value, name = OmegaConf.select(config, key), key.removesuffix("._name")

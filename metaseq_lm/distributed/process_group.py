@@ -162,7 +162,7 @@ def _who_is_missing(reason: str) -> ReplicaLost:
     """Return an error that names the replicas that failed, hang or are gone."""
     faulthandler.cancel_dump_traceback_later()  # this replica does not hang
     others = [r for r in range(world_size()) if r != rank()]
-    again = "start the run again, it resumes from the last checkpoint"
+    remedy = "start the run again, it resumes from the last checkpoint"
     words = {
         "hung": f"hangs (nothing heard of it for {_timeout:.0f} s)",
         "gone": "is gone (killed, or crashed)",
@@ -183,9 +183,9 @@ def _who_is_missing(reason: str) -> ReplicaLost:
         ending = "hung" if any(store.get(f"waiting/{r}") == b"hung" for r in waiting) else ending
         parts = [f"replica {r} failed: {store.get(f'failed/{r}').decode()}" for r in failed]
     except RuntimeError:
-        return ReplicaLost(f"replica 0 {words[ending]}; {again}")
+        return ReplicaLost(f"replica 0 {words[ending]}; {remedy}")
     parts += [f"replica {r} {words[ending]}" for r in others if r not in waiting + failed]
-    lost = ReplicaLost(f"{'; '.join(parts) or f'a collective failed ({reason})'}; {again}")
+    lost = ReplicaLost(f"{'; '.join(parts) or f'a collective failed ({reason})'}; {remedy}")
     # Of the waiting replicas the first prints the message; a failed one prints its own.
     lost.is_printed = any(r < rank() for r in waiting) or len(failed) == len(parts) > 0
     return lost
@@ -206,29 +206,29 @@ def start_sum(flat: Tensor) -> Callable[[], None]:
     return wait
 
 
+@contextlib.contextmanager
+def _flattened(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield all entries of some tensors as one vector for a collective, then copy it back to them."""
+    flat = torch.cat([t.reshape(-1) for t in tensors])
+    with _together():
+        yield flat
+    for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors])):
+        tensor.copy_(piece.view_as(tensor))
+
+
 def sum_(tensors: Sequence[Tensor]) -> None:
     """Sum each tensor over the replicas, in place, in one collective per dtype."""
-    if world_size() == 1 or not tensors:
-        return
-    for dtype in dict.fromkeys(t.dtype for t in tensors):
-        same = [t for t in tensors if t.dtype == dtype]
-        flat = torch.cat([t.reshape(-1) for t in same])
-        with _together():
-            dist.all_reduce(flat)
-        for tensor, piece in zip(same, flat.split([t.numel() for t in same])):
-            tensor.copy_(piece.view_as(tensor))
+    if world_size() > 1:
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            with _flattened([t for t in tensors if t.dtype == dtype]) as flat:
+                dist.all_reduce(flat)
 
 
 def share(tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
     """Copy each tensor from its owner to all replicas, in place, in one collective per owner."""
     for owner in sorted(set(owners)):
-        owned = [t for t, o in zip(tensors, owners, strict=True) if o == owner]
-        flat = torch.cat([t.reshape(-1) for t in owned])
-        with _together():
+        with _flattened([t for t, o in zip(tensors, owners, strict=True) if o == owner]) as flat:
             dist.broadcast(flat, owner)
-        if owner != rank():
-            for tensor, piece in zip(owned, flat.split([t.numel() for t in owned])):
-                tensor.copy_(piece.view_as(tensor))
 
 
 def gather_objects(value: T) -> list[T]:

@@ -70,14 +70,14 @@ def listening() -> Iterator[None]:
     if _listening or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _record) for number in handled()}
+    handlers = {number: signal.signal(number, _record) for number in handled()}
     _listening = True
     try:
         yield
     finally:
         _listening = False
         _received.clear()
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 

@@ -282,7 +282,7 @@ class Engine:
     def restoring(self, name: str) -> Iterator[None]:
         """Restore an optimizer's parameters, moments and schedule on exit."""
         optimizer = self.optimizers[name]
-        before = [p.detach().clone() for p in optimizer.parameters]
+        saved = [p.detach().clone() for p in optimizer.parameters]
         assert name not in self._saved, f"restoring('{name}') does not nest"
         self._saved[name] = None  # the moments are copied only if a step is taken
         try:
@@ -290,7 +290,7 @@ class Engine:
         finally:
             state = self._saved.pop(name)
             with torch.no_grad():
-                torch._foreach_copy_(list(optimizer.parameters), before)
+                torch._foreach_copy_(list(optimizer.parameters), saved)
             if state is not None:
                 optimizer.load_state_dict(state)
 

@@ -116,9 +116,9 @@ def without_shared_memory(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     seen: set[int] = set()
     for name, tensor in weights.items():
         copy = tensor.contiguous()
-        place = copy.untyped_storage().data_ptr()
-        weights[name] = copy.clone() if place in seen else copy
-        seen.add(place)
+        address = copy.untyped_storage().data_ptr()
+        weights[name] = copy.clone() if address in seen else copy
+        seen.add(address)
     return weights
 
 
@@ -336,12 +336,12 @@ def prune(folder: Path, keep_last: int, update: int) -> None:
 
 def resolve(path: str, prefer: str = "last") -> Path:
     """Return a checkpoint folder: `path` itself, or the `prefer`red checkpoint of a run folder."""
-    place = Path(path)
-    if not place.exists():
+    root = Path(path)
+    if not root.exists():
         raise CheckpointError(f"{path}: there is no such checkpoint or run folder")
-    if (place / "manifest.json").is_file():
-        return place.resolve()
-    for folder in (place / "checkpoints", place):
+    if (root / "manifest.json").is_file():
+        return root.resolve()
+    for folder in (root / "checkpoints", root):
         for name in (prefer, "last"):
             if (folder / name / "manifest.json").is_file():
                 return (folder / name).resolve()

@@ -208,7 +208,7 @@ def check_same(old: Any, new: DictConfig, path: Path) -> None:
 
     An option that did not exist when the old one was written counts as its default.
     """
-    before, after = flatten(OmegaConf.to_container(old)), flatten(OmegaConf.to_container(new))
+    before, after = (flatten(OmegaConf.to_container(config)) for config in (old, new))
     before |= {key: default_of(new, key) for key in after.keys() - before.keys()}
     movable = options_with("movable", new)
     keys = [
@@ -217,13 +217,13 @@ def check_same(old: Any, new: DictConfig, path: Path) -> None:
         if before.get(key) != after.get(key) and not key.startswith(FREE) and key not in movable
     ]
     if keys:
-        shown = [f"{k} is {before.get(k)!r} there, {after.get(k)!r} here" for k in keys[:5]]
+        differences = [f"{k} is {before.get(k)!r} there, {after.get(k)!r} here" for k in keys[:5]]
         longer = (
             f". What ends with the run (total_updates) follows trainer.max_update; a new run that goes on "
             f"from its weights is init_from={path}"
         )
         raise UsageError(
-            f"{path} holds another run ({'; '.join(shown)}); choose another --save-dir, or the same options "
+            f"{path} holds another run ({'; '.join(differences)}); choose another --save-dir, or the same options "
             f"to resume it{longer if any(k.endswith('.total_updates') for k in keys) else ''}"
         )
 

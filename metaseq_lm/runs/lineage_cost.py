@@ -20,8 +20,8 @@ Costs = dict[str, dict[str, float]] | None
 
 def ancestors(source: str, prefer: str = "last") -> Costs:
     """Return the cost of the run `source` (a checkpoint or run folder) and of all its ancestors."""
-    place = checkpoint.resolve(source, prefer)
-    folder = place.parent.parent
+    path = checkpoint.resolve(source, prefer)
+    folder = path.parent.parent
     results = read_results(folder)
     if results is None:
         return None
@@ -32,12 +32,12 @@ def ancestors(source: str, prefer: str = "last") -> Costs:
 
 def union(parts: Iterable[Costs]) -> Costs:
     """Return all costs, those of one folder once; None if one of the parts is not known."""
-    every: dict[str, dict[str, float]] = {}
+    merged: dict[str, dict[str, float]] = {}
     for part in parts:
         if part is None:
             return None
-        every |= part
-    return every
+        merged |= part
+    return merged
 
 
 def checked(costs: Any) -> Costs:

@@ -49,6 +49,6 @@ def check_archive(data: bytes) -> None:
         for name in (name for name in names if name.lower().endswith(".pkl")):
             for operation, value, _ in pickletools.genops(archive.read(name)):
                 if operation.name == "GLOBAL":
-                    wanted = str(value).replace(" ", ".", 1)
-                    if not HARMLESS.fullmatch(wanted):
-                        raise ValueError(f"{name} asks for {wanted}, which is not plain data")
+                    imported = str(value).replace(" ", ".", 1)
+                    if not HARMLESS.fullmatch(imported):
+                        raise ValueError(f"{name} asks for {imported}, which is not plain data")

@@ -45,8 +45,8 @@ class Checkpointer:
         process_group.alive()
         weights = self.parts.model.state_dict()
         # A weight that is not finite on one replica must stop all.
-        every = process_group.gather_objects(checkpoint.nonfinite(weights))
-        bad = [*dict.fromkeys(name for names in every for name in names)]
+        by_replica = process_group.gather_objects(checkpoint.nonfinite(weights))
+        bad = [*dict.fromkeys(name for names in by_replica for name in names)]
         if bad:
             raise DivergedError(
                 f"after update {update} {', '.join(bad[:4])} is not finite, so "

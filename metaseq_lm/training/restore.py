@@ -40,8 +40,8 @@ def open_run(
         UsageError: an override is wrong, or the run needs a plug-in that `user_dir` does not name.
     """
     plugins.load_all(user_dir)
-    place = checkpoint.resolve(path, prefer="best")
-    stored = checkpoint.load(place)
+    folder = checkpoint.resolve(path, prefer="best")
+    stored = checkpoint.load(folder)
     config = stored_config(stored)
     if config.user_dir and not user_dir:
         # Code is run only if the command line names it.
@@ -54,19 +54,19 @@ def open_run(
     config.init_from = None
     check_tokenizer(stored, config.data)
     parts = build_parts(config, dry_run=True)
-    check_labels(stored, parts, place)
-    checkpoint.load_into(parts.model, stored.weights, place)
+    check_labels(stored, parts, folder)
+    checkpoint.load_into(parts.model, stored.weights, folder)
     return parts
 
 
-def check_labels(stored: Checkpoint, parts: Parts, place: Path) -> None:
+def check_labels(stored: Checkpoint, parts: Parts, folder: Path) -> None:
     """Raise an error unless the data have the classes of the heads of a checkpoint."""
     facts = stored.manifest.get("facts") or {}
     if "labels" not in facts:
         return
     names = [HERE, *sets_named(parts.config.data, vars(parts.task.config))]
     checkpoint.check_heads(
-        place, checkpoint.labels_of(facts, place), labels_in(parts.config.data, names)
+        folder, checkpoint.labels_of(facts, folder), labels_in(parts.config.data, names)
     )
 
 

@@ -107,10 +107,10 @@ class TrainingRun:
         """
         trainer, config = self.trainer, self.config
         spent = (trainer.flops.total, peak_memory(self.engine.device))
-        every = process_group.gather_objects(spent) if status != "failed" else [spent]
+        by_replica = process_group.gather_objects(spent) if status != "failed" else [spent]
         by_rule = self.task.flops_by_rule() if isinstance(self.task, PricedByRule) else None
-        others = self.task.further_costs() if isinstance(self.task, UsesOtherRuns) else {}
-        ancestors = lineage_cost.union([self.initialisation.costs, others])
+        further = self.task.further_costs() if isinstance(self.task, UsesOtherRuns) else {}
+        ancestors = lineage_cost.union([self.initialisation.costs, further])
         if self.folder is None:
             return
         if status == "failed" and self.folder.is_finished():
@@ -127,9 +127,9 @@ class TrainingRun:
                 "max_update": config.trainer.max_update,
                 "patience": config.trainer.patience,
                 "seconds": trainer.seconds,
-                "flops": sum(flops for flops, _ in every),
+                "flops": sum(flops for flops, _ in by_replica),
                 "flops_by_rule": None if by_rule is None else by_rule * trainer.update,
-                "peak_memory": max(memory for _, memory in every),
+                "peak_memory": max(memory for _, memory in by_replica),
                 "parameters": count_parameters(self.model),
                 "metrics": metrics or {},
                 "losses": sorted(self.engine.loss_terms),
