@@ -189,7 +189,7 @@ class Term:
     """One term of a loss.
 
     Attributes:
-        sum: The sum over items: a scalar, or (C,) for C independent copies, each with a size of its own.
+        sum: The sum over items: a scalar, or (C,) for C independent copies, each with its own size.
         per: Name of the denominator in `Batch.sizes`, which the engine sums over all micro-batches and
             replicas; None for a sum over the global batch.
         weight: A number or (C,); 0 for a term that is logged only.

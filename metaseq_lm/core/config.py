@@ -40,8 +40,8 @@ def option(
 ) -> Any:
     """Declare an option: a dataclass field with its default, its line of help and its range.
 
-    `check_options` reads the range. Nothing else says what values an option may have, except where
-    that depends on other options or on the data.
+    `check_options` checks the range. Only conditions on other options or on the data are checked
+    elsewhere.
 
     Args:
         default: The default value; of a list, each config gets a copy.
@@ -182,7 +182,7 @@ def options_with(key: str, config: DictConfig | None = None) -> dict[str, Any]:
     Args:
         key: "source" for options that name other runs, whose value is what reports call those;
             "movable" for options that may change when a run is resumed.
-        config: a run's configuration, to look at its own classes only; all registered ones without.
+        config: a run's configuration, for the options of its classes; None for all registered ones.
     """
     schemas: list[tuple[str, type]] = [("", RunConfig)]
     for group in GROUPS:
@@ -198,7 +198,7 @@ def options_with(key: str, config: DictConfig | None = None) -> dict[str, Any]:
 
 
 def typed_options(group: str, node: Mapping[str, Any]) -> Any:
-    """Return a group's node as an instance of the dataclass of what it names.
+    """Return a group of the configuration as an instance of the dataclass of its options.
 
     Raises UsageError for a name that is not registered, or a value out of range.
     """
@@ -212,13 +212,13 @@ def typed_options(group: str, node: Mapping[str, Any]) -> Any:
 
 
 def build(group: str, node: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Build what a group's node names from its options and further arguments."""
+    """Build the class named in a group of the configuration from its options and further arguments."""
     return ALL[group].build(node["_name"], typed_options(group, node), *args, **kwargs)
 
 
 @cache
 def named(base: type, name: str) -> type:
-    """Return dataclass `base` with a field `_name` that says what it configures."""
+    """Return dataclass `base` with a field `_name`, the registered name."""
     return make_dataclass(base.__name__, [("_name", str, name)], bases=(base,))
 
 
@@ -340,8 +340,8 @@ def check_options(
 
     Args:
         dataclass: The class whose fields are options.
-        values: An instance of it, or a config node with its keys; what it lacks is not checked.
-        prefix: What stands before an option's name in messages, such as "task.".
+        values: An instance of it, or a config node; missing keys are not checked.
+        prefix: Prefix of an option's name in messages, such as "task.".
         name_option: Returns the name of a field's option in messages, in place of `prefix`.
     """
     for item in fields(dataclass):
@@ -410,7 +410,7 @@ def explain(
     key = full[1] if full else missing[1] if missing else ""
     if (missing and key in TOP) or (unmatched and unmatched[1] in GROUPS):
         return without_base(file)
-    # Hydra names the config whose own lines are wrong; of key=value it says nothing.
+    # Hydra names the config file with the wrong line, but not a wrong key=value.
     wrong = re.match(r"In '([^']+)': \w+ raised while composing config:\s*", str(error))
     location = f"{folder / wrong[1]}.yaml: " if wrong else ""
     if missing:
@@ -438,10 +438,10 @@ def unknown_option(key: str, known: list[str]) -> str:
 
 
 def known_keys(overrides: Sequence[str], folder: Path, name: str) -> list[str]:
-    """Return the dotted keys of a run, with those of the tasks and so on that are chosen for it.
+    """Return the dotted keys of a run, including those of the chosen task, criterion and so on.
 
-    `folder/name.yaml` and the groups in `overrides` choose; their values, one of which is wrong, are
-    not looked at.
+    They are chosen by `folder/name.yaml` and the groups in `overrides`. Other overrides, one of which
+    is wrong, are ignored.
     """
     choices = [o for o in overrides if o.split("=")[0] in (*GROUPS, "hydra.searchpath")]
     GlobalHydra.instance().clear()
@@ -473,7 +473,7 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def describe(config: DictConfig) -> str:
-    """Return one line per key of a configuration: key=value as it can be given, and the key's help."""
+    """Return one line per key of a configuration: key=value, as on the command line, and its help."""
     helps = dict.fromkeys(GROUPS, "'metaseq-lm list' shows all")
     for prefix, schema in sections(config).items():
         for item in fields(schema):

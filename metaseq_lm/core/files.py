@@ -19,7 +19,7 @@ LARGEST_JSON = 12 << 20
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file that anybody may have written; ValueError if there is none."""
+    """Return the JSON object in an untrusted file; ValueError if there is none."""
     size = path.stat().st_size
     if not path.is_file() or size > LARGEST_JSON:
         raise ValueError(f"not a file of at most {LARGEST_JSON:,} bytes ({size:,})")

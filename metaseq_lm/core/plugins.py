@@ -33,7 +33,7 @@ def load(name_or_path: str) -> None:
             importlib.import_module(name_or_path)
     except UsageError:
         raise
-    except Exception as error:  # whatever a user's module raises while it is imported
+    except Exception as error:  # a user's module may raise anything
         raise UsageError(
             f"plug-in {name_or_path} failed to import: {_where(error)}{type(error).__name__}: {error}"
         ) from error
@@ -71,7 +71,7 @@ def load_installed(user_dir: str | None = None) -> None:
 def check_named(config: DictConfig, user_dir: str | None) -> None:
     """Raise UsageError if a configuration names another plug-in than --user-dir did.
 
-    Code is run only when the person in front of the screen names it, not because a file does.
+    Code is run only if the command line names it, never because a file does.
     """
     if config.user_dir != user_dir:
         raise UsageError(

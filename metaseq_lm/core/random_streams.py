@@ -17,7 +17,7 @@ SHIFTS = (30, 27, 31)
 
 
 def key(*parts: int | str) -> int:
-    """Return a 64-bit number that stands for the tuple `parts`, the same on every machine."""
+    """Return a 64-bit hash of the tuple `parts`, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
@@ -32,13 +32,13 @@ def mix(words: np.ndarray) -> np.ndarray:
 
 
 def row_keys(root: int, rows: np.ndarray) -> np.ndarray:
-    """Return one uint64 key per row number, given the `key` of the draw."""
+    """Return one uint64 key per row number; `root` is the `key` of the draw."""
     with np.errstate(over="ignore"):
         return mix(np.uint64(root) + mix(np.asarray(rows).astype(np.uint64) + np.uint64(GOLDEN)))
 
 
 def subkeys(keys: np.ndarray, purpose: str) -> np.ndarray:
-    """Return other keys (rows,) for one `purpose`, whose numbers have nothing to do with those of `keys`."""
+    """Return keys (rows,) for one `purpose`, whose numbers are independent of those of `keys`."""
     return mix(keys ^ np.uint64(key("subkeys", purpose)))
 
 
@@ -59,5 +59,5 @@ def uniforms(keys: np.ndarray, start: int, count: int) -> np.ndarray:
 
 
 def generator(*parts: int | str) -> np.random.Generator:
-    """Return a numpy generator for draws that concern no single row (permutations, task choices)."""
+    """Return a numpy generator for draws that do not belong to a row, such as permutations."""
     return np.random.Generator(np.random.Philox(key=key(*parts)))

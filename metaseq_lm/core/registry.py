@@ -44,7 +44,7 @@ class Registry(Generic[T]):
         Args:
             name: The name that a command line or config gives.
             dataclass: The class of its options, fields made by `config.option`; an instance of it is
-                the first argument of what is decorated.
+                the first argument of the class or function.
 
         Raises:
             UsageError: Another module has registered the name.

@@ -264,7 +264,7 @@ def from_first(value: T) -> T:
 def stop_if_signalled(progress: str) -> None:
     """Raise Interrupted if any replica received a stop signal; a call of all replicas.
 
-    `progress` says in the message how far the work has come.
+    `progress` is the state of the work, for the message.
     """
     votes = gather_objects(signals.votes())
     if number := signals.elected([sum(column) for column in zip(*votes)]):

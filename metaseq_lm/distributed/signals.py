@@ -39,7 +39,7 @@ def elected(votes: Sequence[float]) -> int:
 
 
 def interruption(number: int, progress: str) -> Interrupted:
-    """Return the error that ends a run for a signal; `progress` says how far it has come."""
+    """Return the error that ends a run for a signal; `progress` is the state of the run."""
     error = Interrupted(
         f"stopped by {signal.Signals(number).name} {progress}, start the same command again to go on"
     )

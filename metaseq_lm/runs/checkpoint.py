@@ -194,7 +194,7 @@ def load(path: Path) -> Checkpoint:
         check_archive(contents["state.pt"])
         state = torch.load(io.BytesIO(contents["state.pt"]), weights_only=True, map_location="cpu")
         outline = structure(state, limit=len(contents["state.pt"]))
-    except Exception as error:  # whatever the two libraries raise for a file that is not theirs
+    except Exception as error:  # the two libraries may raise anything for a damaged file
         reason = str(error).split("\n")[0]
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {reason}") from error
     if not isinstance(state, dict) or outline != manifest.get("state"):
@@ -375,7 +375,7 @@ def check_fit(module: torch.nn.Module, weights: dict[str, Tensor], source: objec
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, a file or a link; never what a link points at."""
+    """Remove a folder, a file or a link, but not the target of a link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -70,7 +70,7 @@ class Counter(TorchDispatchMode):
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, or what it decomposes into, and count its FLOPs."""
+        """Run an operation, or the operations that it decomposes into, and count the FLOPs."""
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             with FlopCounterMode(display=False, custom_mapping=LSTMS) as counter:

@@ -204,7 +204,7 @@ def cut_torn_line(file: Path) -> None:
 
 
 def check_same(old: Any, new: DictConfig, path: Path) -> None:
-    """Raise UsageError naming the keys in which two configs ask for different results.
+    """Raise UsageError naming the keys in which the configs of two runs differ.
 
     An option that did not exist when the old one was written counts as its default.
     """

@@ -7,8 +7,8 @@ import re
 import zipfile
 from typing import Any
 
-# All that a pickle of plain data and tensors names. torch allows more, some of which turns few bytes
-# into much memory.
+# Names that a pickle of plain data and tensors imports. torch allows more, some of which need much
+# memory for a small file.
 HARMLESS = re.compile(
     r"torch\._utils\._rebuild_(tensor_v[23]|parameter)|torch\.(storage\.)?\w*Storage|torch\.Size|"
     r"torch\.u?(float|bfloat|int|complex|bool)\w*|collections\.OrderedDict|_codecs\.encode|"
@@ -31,7 +31,7 @@ def check_archive(data: bytes) -> None:
     """Raise ValueError unless `data` is a zip as torch.save writes it for plain data and tensors.
 
     Each member must be stored uncompressed and only once, with nothing else in the file, because
-    torch unpacks members and looks names up in its own way. Pickles may name HARMLESS things only.
+    torch has its own reader of zip files. Pickles may import HARMLESS names only.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()

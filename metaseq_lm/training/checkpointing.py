@@ -114,7 +114,7 @@ class Checkpointer:
             checkpoint.relink(self.folder, stored.path, best)
 
     def _check_fit(self, stored: Checkpoint) -> None:
-        """Raise CheckpointError if the run cannot go on from a checkpoint."""
+        """Raise CheckpointError if the run cannot resume from a checkpoint."""
         trained_on, current = stored.manifest.get("data"), self.parts.data_fingerprint
         if trained_on != current:
             raise CheckpointError(

@@ -17,8 +17,8 @@ class NonfinitePolicy:
     """Counts refused updates and undoes their changes.
 
     The engine refuses a step whose gradient is not finite (`engine.nonfinite` then names its
-    optimizer). `trainer.on_nonfinite` says what follows: "stop" raises, "skip" undoes the update
-    and goes on, "rollback" returns to the last checkpoint. `trainer.max_nonfinite` limits the
+    optimizer). By `trainer.on_nonfinite`, "stop" raises, "skip" undoes the update
+    and continues, "rollback" returns to the last checkpoint. `trainer.max_nonfinite` limits the
     updates skipped in a row, or the rollbacks to one checkpoint.
     """
 

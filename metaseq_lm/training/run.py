@@ -103,7 +103,7 @@ class TrainingRun:
     def record(self, status: str, error: MetaseqError | None = None, metrics: Any = None) -> None:
         """Write results.json from the first replica.
 
-        A call of all replicas, unless the run "failed": then the others may be gone.
+        A call of all replicas, unless the run "failed" and the others may be gone.
         """
         trainer, config = self.trainer, self.config
         spent = (trainer.flops.total, peak_memory(self.engine.device))

@@ -20,10 +20,10 @@ from metaseq_lm.runs.folder import RunFolder
 
 
 class RunLog:
-    """Writes events and values to all places.
+    """Writes events and values to the screen, log.jsonl and TensorBoard.
 
-    Only the first replica shows anything; `folder` is None where nothing is to be written. A terminal
-    has a progress bar, anything else gets lines.
+    Only the first replica prints: a progress bar on a terminal, else lines. No files are written if
+    `folder` is None.
     """
 
     def __init__(self, name: str, folder: RunFolder | None, tensorboard: bool = True) -> None:
@@ -157,7 +157,7 @@ class Window:
             self.counts[name] = self.counts.get(name, 0) + 1
 
     def means(self) -> dict[str, float]:
-        """Return the mean of each name over the updates that had it, and start anew."""
+        """Return the mean of each name over the updates that had it, and reset."""
         means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
         self.sums, self.counts = {}, {}
         return means
