@@ -10,17 +10,18 @@ from metaseq_lm.core.batch import Terms
 
 
 class Criterion:
-    """Turn the outputs of a model on one batch into terms, without optimizer, collective or memory.
+    """Compute the terms of a loss from a model and one batch; it keeps no state between calls.
 
-    One that gives probabilities of tokens has `token_log_probs`, see tasks.protocols.ScoresTokens.
+    A criterion that gives probabilities of tokens has `token_log_probs`, see
+    tasks.protocols.ScoresTokens.
 
     Args:
         config: An instance of the dataclass that it is registered with.
 
     Attributes:
-        tasks: Names of the tasks whose batches and models it needs; empty if it names none.
-        general: Whether any task can use it. If not, only a task whose `criterions` has its class,
-            or a base class of it, which is how a task says that its batches and models fit.
+        tasks: Names of the tasks that can use it; empty for no restriction by name.
+        general: Whether any task can use it; otherwise only a task that names its class, or a base
+            class of it, in `Task.criterions`.
     """
 
     tasks: tuple[str, ...] = ()
@@ -30,5 +31,5 @@ class Criterion:
         self.config = config
 
     def __call__(self, model: nn.Module, batch: Any) -> Terms:
-        """Return the terms of one micro-batch, a Batch of the kind that it needs, by name."""
+        """Return the terms of one micro-batch by name."""
         raise NotImplementedError(f"{type(self).__name__} must define __call__(model, batch)")

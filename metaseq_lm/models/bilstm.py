@@ -29,10 +29,10 @@ class BiLSTMConfig:
         512, "width of embeddings and states of each direction", at_least=1
     )
     encoder_hidden_dim: int = option(
-        4096, "cells of each LSTM, which are projected to encoder_embed_dim", at_least=1
+        4096, "cells of each LSTM, whose outputs are projected to encoder_embed_dim", at_least=1
     )
     dropout: float = option(
-        0.1, "of what goes into each LSTM and into the heads", at_least=0, below=1
+        0.1, "dropout of the input of each LSTM and of the heads", at_least=0, below=1
     )
 
     @property

@@ -63,7 +63,7 @@ class Task:
         self.config = config
         self.run_config = run_config
         self.data = Path(run_config.data)
-        self.criterion = self.build_criterion()
+        self.criterion: Criterion = build("criterion", run_config.criterion)
         self._check_criterion()
 
     def _check_criterion(self) -> None:
@@ -94,11 +94,6 @@ class Task:
     def build_model(self) -> nn.Module:
         """Return every net, trained and frozen; several are one ModuleDict."""
         raise NotImplementedError(f"task '{self.run_config.task._name}' must define build_model")
-
-    def build_criterion(self) -> Criterion:
-        """Return the criterion that the config names, given its options as keyword arguments."""
-        criterion: Criterion = build("criterion", self.run_config.criterion)
-        return criterion
 
     def build_optimizers(self, model: nn.Module) -> dict[str, Optimizer]:
         """Return the optimizers by name; the default is one, "main", of all trained parameters."""

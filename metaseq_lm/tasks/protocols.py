@@ -1,7 +1,7 @@
-"""What a task (or criterion) may offer beyond the seven methods of `Task`; the core looks for each.
+"""Optional abilities of a task (or criterion) beyond the methods of `Task`.
 
-A class offers a protocol by defining its methods; it need not derive from it. The functions below
-ask for one, with the answer for a task that has none.
+A class has an ability if it defines the methods of the protocol; it need not derive from it. The
+functions at the end use an ability, or return the default for a task without it.
 """
 
 from __future__ import annotations
@@ -22,36 +22,33 @@ from metaseq_lm.runs.lineage_cost import Costs
 if TYPE_CHECKING:
     from metaseq_lm.tasks import Task
 
-# The kinds of updates: the share of each in all updates, and what it takes, as `Task.needs` says it.
+# For each kind of update: its share of all updates, and the batches that it takes (see `Task.needs`).
 Kinds = list[tuple[float, dict[str, int]]]
 
 
 @runtime_checkable
 class Prepares(Protocol):
-    """Completes the configuration of a training run with what only the data can tell."""
+    """Completes the configuration of a training run from its data, such as the number of updates."""
 
     @classmethod
     def prepare(cls, run_config: DictConfig) -> DictConfig:
-        """Return the configuration that config.yaml records; nothing is built yet.
-
-        A resumed run must come to the same configuration.
-        """
+        """Return the configuration for config.yaml; a resumed run must get the same one."""
 
 
 @runtime_checkable
 class HasKinds(Protocol):
-    """Makes updates of several kinds, which differ in cost."""
+    """Makes several kinds of updates, which differ in cost."""
 
     def kinds(self) -> Kinds:
-        """Return the kinds of updates in the long run; a dry run makes one update of each."""
+        """Return the kinds of updates; a dry run makes one update of each."""
 
 
 @runtime_checkable
 class HasSamples(Protocol):
-    """Shows what the model does as texts in the log, after each validation."""
+    """Logs example outputs of the model as texts after each validation."""
 
     def samples(self, engine: Engine, model: nn.Module) -> list[str]:
-        """Return the texts; a call of all replicas in evaluation mode, the first one's are logged."""
+        """Return the texts. All replicas call it, in evaluation mode; those of the first are logged."""
 
 
 @runtime_checkable
@@ -67,7 +64,7 @@ class Submits(Protocol):
     """Writes the files that a leaderboard takes."""
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-        """Return the files, name to text, made of the predictions of a whole split."""
+        """Return {file name: text} for the predictions of a whole split."""
 
 
 @runtime_checkable
@@ -77,17 +74,17 @@ class Ensembles(Protocol):
     def ensemble(
         self, split: str, members: Sequence[Sequence[dict[str, Any]]]
     ) -> tuple[Logs, Sequence[dict[str, Any]]]:
-        """Return metrics and predictions of the runs together, given the predictions of each."""
+        """Return metrics and predictions of the ensemble, given the predictions of each run."""
 
 
 @runtime_checkable
 class LoadsFrozen(Protocol):
-    """Has frozen nets, whose weights come from another run."""
+    """Has frozen networks whose weights come from another run."""
 
     def load_frozen(self, model: nn.Module) -> None:
-        """Fill in the frozen weights, before those of init_from.
+        """Load the frozen weights, before those of init_from.
 
-        Not called where all weights come from a checkpoint of this task, as for evaluation.
+        Not called if all weights come from a checkpoint of this task, as in evaluation.
         """
 
 
@@ -96,38 +93,38 @@ class UsesOtherRuns(Protocol):
     """Uses runs besides the one of init_from, such as teachers or a frozen language model."""
 
     def further_costs(self) -> Costs:
-        """Return what those runs have cost, see runs.lineage_cost."""
+        """Return the costs of those runs, see runs.lineage_cost."""
 
 
 @runtime_checkable
 class HasFacts(Protocol):
-    """Has facts of its own that a checkpoint keeps besides the configuration."""
+    """Stores facts in a checkpoint besides the configuration."""
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts, for JSON; a run that is resumed must have the same.
+        """Return the facts, for JSON; a resumed run must have the same.
 
-        "labels" are the classes of each set, without which a head's outputs mean nothing.
+        "labels" are the classes of each labelled set in the order of the outputs of its head.
         """
 
 
 @runtime_checkable
 class ChecksSource(Protocol):
-    """Restricts which runs it can start from."""
+    """Checks the run that it starts from."""
 
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
-        """Raise UsageError if a run cannot start from the weights of `source`, which has these facts."""
+        """Raise UsageError if a run cannot start from `source`, a checkpoint with these facts."""
 
 
 @runtime_checkable
 class ScoresTokens(Protocol):
-    """Gives (pseudo-)log-probabilities of tokens: a criterion, or a task that knows which net to ask."""
+    """Gives (pseudo-)log-probabilities of tokens: a criterion, or a task of several networks."""
 
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return the log-probability of each token given the others, in nats.
 
         Args:
             model: The task's model, in evaluation mode.
-            batch: Rows (B, S) in which nothing is hidden, and which positions to score.
+            batch: Unmasked rows (B, S), and the positions to score.
 
         Returns:
             A tensor (B, S), 0 where a position is not scored.
@@ -135,7 +132,7 @@ class ScoresTokens(Protocol):
 
 
 def kinds_of(task: Task) -> Kinds:
-    """Return the kinds of updates of a task, by default one."""
+    """Return the kinds of updates of a task; the default is one kind."""
     return task.kinds() if isinstance(task, HasKinds) else [(1.0, task.needs(0))]
 
 

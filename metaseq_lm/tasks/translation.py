@@ -32,7 +32,7 @@ from metaseq_lm.tasks.finetuning import judged
 from metaseq_lm.tasks.masked_lm import scored_rows
 
 Translated = list[tuple[int, str]]  # sentence, its translation
-LONGER = 10  # tokens that a translation of an empty source might have
+LONGER = 10  # added to the limit of a translation's length
 
 
 @dataclass
@@ -40,27 +40,30 @@ class TranslationConfig(BucketsConfig):
     """Batches, how much of the labels is used, and how translations are searched and scored."""
 
     batch_size: int = option(
-        64, "sentence pairs of a batch, on average: fewer if they are long", at_least=1
+        64, "sentence pairs of a batch on average; batches of long sentences have fewer", at_least=1
     )
     max_length: int = option(
-        100, "longest sentence of training, in tokens of either side (0 = any)", at_least=0
+        100, "longest training sentence, in tokens of source or target (0 = no limit)", at_least=0
     )
-    labelled_share: float = option(
-        1.0, "share of the training pairs that is used", above=0, at_most=1
+    labelled_share: float = option(1.0, "share of the training pairs to use", above=0, at_most=1)
+    share_seed: int = option(
+        1, "seed that chooses this share; a smaller share is a subset of a larger one"
     )
-    share_seed: int = option(1, "seed of that share; a smaller share is a part of a larger one")
-    beam_size: int = option(10, "hypotheses of beam search; 1 is greedy", at_least=1)
+    beam_size: int = option(10, "width of the beam; 1 is greedy search", at_least=1)
     length_penalty: float = option(
-        0.0, "a: a hypothesis scores log p / ((5 + length) / 6)^a; 0 is log p alone", at_least=0
+        0.0,
+        "exponent a in the score log p / ((5 + length) / 6)^a of a hypothesis (0 = log p)",
+        at_least=0,
     )
     length_factor: float = option(
-        2.0, "longest translation: this many times the source's tokens, and 10 more", at_least=0
+        2.0,
+        "limit of the length of a translation: this factor times the length of the source, plus 10",
+        at_least=0,
     )
-    bleu: bool = option(
-        True, "translate whenever a split is scored, and score BLEU; needs sacrebleu"
-    )
+    bleu: bool = option(True, "translate each scored split and compute BLEU; needs sacrebleu")
     bleu_tokenizer: str = option(
-        "none", "sacrebleu's: none for text that is tokenised already, 13a, intl, char"
+        "none",
+        "tokenizer of sacrebleu: none (for text that is tokenised already), 13a, intl or char",
     )
     valid_size: int = option(
         0, "sentences of the validation split that are used (0 = all)", at_least=0
@@ -123,7 +126,7 @@ class TranslationTask(Task):
     # ---------------------------------------------------------------- translations
 
     def beam(self, size: int = 0) -> Beam:
-        """Return how translations are searched; special tokens but [UNK] are never said."""
+        """Return the settings of beam search; special tokens other than [UNK] are not generated."""
         vocabulary = self.tokenizers[1].vocabulary
         banned = vocabulary.unwritten - {vocabulary.sep}
         return Beam(

@@ -17,7 +17,7 @@ from metaseq_lm.evaluation.chunks import conlleval_report, conlleval_spans
 from metaseq_lm.evaluation.words import score_tags, score_trees, tag_names
 from metaseq_lm.models.words.prediction_modules import heads_of
 
-# A sentence, and what is predicted of its words: classes, or relations and heads.
+# Number of a sentence, and the predictions for its words: classes, or relations and heads.
 Predicted = tuple[int, list[list[int]]]
 
 
@@ -85,28 +85,26 @@ def prediction_rows(
 def prediction_files(name: str, data: WordSet, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the predictions of a split as one file: CoNLL columns word, gold, predicted, or CoNLL-U.
 
-    Tags of spans are in BIO, the scheme that every version of conlleval reads, and stand for the spans
-    that it sees in the classes: its F1 of the file is "conlleval_f1". Beside it NAME.SPLIT.conlleval.txt
-    is what it prints of the file.
+    Tags of spans are written in BIO, which every version of conlleval reads, so that its F1 of the file
+    is "conlleval_f1". NAME.SPLIT.conlleval.txt has the output of conlleval for the file.
     """
-    chosen = sorted((row for row in rows if row["set"] == name), key=lambda row: row["index"])
+    sentences = sorted((row for row in rows if row["set"] == name), key=lambda row: row["index"])
     if data.form == TREES:
-        trees = (conllu_text(r["words"], r["predicted_heads"], r["predicted"]) for r in chosen)
+        trees = (conllu_text(r["words"], r["predicted_heads"], r["predicted"]) for r in sentences)
         return {f"{name}.{data.split}.conllu": "".join(trees)}
     lines: list[str] = []
-    every: list[list[list[str]]] = []
-    for row in chosen:
+    gold_tags, predicted_tags = [], []
+    for row in sentences:
         words = ["_".join(word.split()) for word in row["words"]]  # CoNLL-U has words with blanks
         tags = [row["gold"], row["predicted"]]
         if data.spans:
             tags = [bio_tags(conlleval_spans(column), len(column)) for column in tags]
         lines += ["\t".join(part) for part in zip(words, *tags)]
         lines.append("")
-        every.append(tags)
+        gold_tags.append(tags[0])
+        predicted_tags.append(tags[1])
     files = {f"{name}.{data.split}.conll": "".join(line + "\n" for line in lines)}
     if data.spans:
-        report = conlleval_report(
-            [gold for gold, _ in every], [predicted for _, predicted in every]
-        )
+        report = conlleval_report(gold_tags, predicted_tags)
         files[f"{name}.{data.split}.conlleval.txt"] = report
     return files

@@ -136,8 +136,9 @@ class TokenLabelsTask(TextTask):
         if split == "train":
             if data.labels is None:
                 raise MetaseqError(f"{data.data.folder}: '{split}' has no labels to train on")
-            kind = Shuffled if options.shuffle else Cyclic
-            order: Order = kind(len(data), options.batch_size, seed, "train")
+            order: Order = Cyclic(len(data), options.batch_size)
+            if options.shuffle:
+                order = Shuffled(len(data), options.batch_size, seed, "train")
 
             def training(samples: np.ndarray, keys: np.ndarray, width: int) -> TokenLabelBatch:
                 return data.batch(data.random_windows(samples, keys), keys, width)
@@ -221,20 +222,16 @@ class TokenLabelsTask(TextTask):
         return ensemble_of(data.data, members)
 
 
-class Cyclic:
+class Cyclic(Sequential):
     """The same order in every epoch."""
 
-    def __init__(self, count: int, batch_size: int, seed: int, name: str) -> None:
-        self.once = Sequential(count, batch_size)
-        self.smallest = self.once.smallest
-
     def batch(self, number: int) -> np.ndarray:
-        return self.once.batch(number % len(self.once))
+        return super().batch(number % len(self))
 
 
 # ------------------------------------------------------------------------ answers
 
-# Of one window: its sample, its number, and (class scores), or (log-probability, tokens of a run).
+# Sample and number of a window, and its class scores or (log-probability, tokens of the answer).
 WindowAnswer = tuple[int, int, tuple[Any, ...]]
 
 
@@ -251,10 +248,10 @@ def class_scores(logits: Tensor, batch: TokenLabelBatch) -> Tensor:
 
 
 def best_runs(logits: Tensor, batch: TokenLabelBatch) -> list[tuple[float, list[int]]]:
-    """Return (log-probability, predicted tokens) of the surest answer in each row.
+    """Return (log-probability, predicted tokens) of the most probable answer in each row.
 
     Each position predicts its likeliest token. Answers are the longest runs of tokens other than
-    [SEP] (class 0), outside padding; the surest is the one with the greatest single
+    [SEP] (class 0), outside padding; the best is the one with the greatest single
     log-probability, the first of equals. A row without any has minus infinity and no tokens.
     """
     best, predicted = logits.log_softmax(-1).max(-1)  # (B, S)
@@ -278,7 +275,7 @@ def best_runs(logits: Tensor, batch: TokenLabelBatch) -> list[tuple[float, list[
 
 
 def window_answers(logits: Tensor, batch: TokenLabelBatch) -> list[WindowAnswer]:
-    """Return what each window of a batch answers."""
+    """Return the answers of the windows of a batch."""
     answers: Iterable[tuple[Any, ...]]
     if batch.token_level:
         answers = best_runs(logits, batch)
@@ -297,19 +294,13 @@ def by_sample(answers: Iterable[WindowAnswer]) -> dict[int, list[tuple[Any, ...]
     return samples
 
 
-# ------------------------------------------------------------------------ classes
-
-
 def mean_scores(answers: Iterable[WindowAnswer]) -> list[tuple[int, list[float]]]:
     """Return (sample, its class scores): the mean over its windows."""
     return [(s, np.mean(windows, 0).tolist()) for s, windows in by_sample(answers).items()]
 
 
-# ------------------------------------------------------------------------ stretches of text
-
-
 def best_answers(answers: Iterable[WindowAnswer], tokenizer: Tokenizer) -> dict[int, str]:
-    """Return the text of the surest answer over all windows of each sample, "" if there is none."""
+    """Return the text of the most probable answer over all windows of each sample, "" if there is none."""
     texts = {}
     for sample, windows in by_sample(answers).items():
         _, tokens = max(windows, key=lambda answer: answer[0])
@@ -324,15 +315,15 @@ def answer_split(data: LabelledSet, texts: dict[int, str], logs: Logs) -> Scored
     """
     from metaseq_lm.evaluation.benchmarks import answer_scores
 
-    about = chosen_rows(data, list(texts))
+    set_rows = chosen_rows(data, list(texts))
     metrics: Logs = {}
     if data.labels is not None:
-        scores = answer_scores(list(texts.values()), about)
+        scores = answer_scores(list(texts.values()), set_rows)
         metrics = {"score": next(iter(scores.values())), **scores}
         metrics |= {name: value for name, value in logs.items() if name not in metrics}
     rows = [
         {"index": sample, "gold": row.get("answers"), "predicted": text}
-        for (sample, text), row in zip(texts.items(), about or [{}] * len(texts))
+        for (sample, text), row in zip(texts.items(), set_rows or [{}] * len(texts))
     ]
     return Scored(metrics, lambda: rows)
 

@@ -18,11 +18,11 @@ Reorder = Callable[[Any, Tensor], Any]
 
 @dataclass(frozen=True)
 class Beam:
-    """How wide the search is, its special tokens, and what length is worth.
+    """The settings of beam search.
 
     A hypothesis of n tokens, its end included, scores its log-probability divided by
     ((5 + n) / 6) ** length_penalty (Wu et al. 2016, equation 14); 0 takes the log-probability.
-    `banned` tokens are never said.
+    `banned` tokens are not generated.
     """
 
     size: int

@@ -34,10 +34,10 @@ class EncoderDecoderConfig:
         1024, "cells of a decoder layer; each encoder direction has half", at_least=2
     )
     output_dim: int = option(
-        512, "what they are projected to; each encoder direction has half", at_least=2
+        512, "width of the projected states; each encoder direction has half", at_least=2
     )
     dropout: float = option(
-        0.5, "of embeddings and of the output of every LSTM", at_least=0, below=1
+        0.5, "dropout of embeddings and of the output of every LSTM", at_least=0, below=1
     )
 
     def check(self) -> None:

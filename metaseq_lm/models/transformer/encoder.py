@@ -25,19 +25,26 @@ class TransformerConfig:
     encoder_embed_dim: int = option(256, "width of the hidden states", at_least=1)
     encoder_ffn_embed_dim: int = option(1024, "width inside the feed-forward networks", at_least=1)
     encoder_attention_heads: int = option(4, "attention heads", at_least=1)
-    encoder_normalize_before: bool = option(True, "pre-LN; false is BERT's post-LN")
+    encoder_normalize_before: bool = option(
+        True,
+        "layer norms before attention and feed-forward networks (pre-LN); false: after them, as BERT",
+    )
     token_embed_dim: int = option(0, "width of the embeddings (0 = encoder_embed_dim)", at_least=0)
-    segments: int = option(0, "kinds of segments that have an embedding", at_least=0)
+    segments: int = option(0, "number of segment embeddings", at_least=0)
     max_positions: int = option(128, "longest row", at_least=1)
     dropout: float = option(
-        0.1, "after embeddings, attention and feed-forward networks", at_least=0, below=1
+        0.1, "dropout after embeddings, attention and feed-forward networks", at_least=0, below=1
     )
-    attention_dropout: float = option(0.1, "of attention probabilities", at_least=0, below=1)
-    activation_dropout: float = option(0.0, "inside the feed-forward networks", at_least=0, below=1)
+    attention_dropout: float = option(
+        0.1, "dropout of attention probabilities", at_least=0, below=1
+    )
+    activation_dropout: float = option(
+        0.0, "dropout inside the feed-forward networks", at_least=0, below=1
+    )
     norm_eps: float = option(1e-5, "epsilon of the layer norms", above=0)
     init: str = option(
         "xavier_attention",
-        "or truncated_normal (BERT, ELECTRA); see initialise",
+        "initial weights: xavier_attention (normal; attention Xavier uniform) or truncated_normal (BERT, ELECTRA)",
         choices=INITS,
     )
 
