@@ -22,11 +22,17 @@ FILE = "images.npz"
 
 @dataclass(frozen=True)
 class Images:
-    """Images uint8 (N, H, W, C) and their labels int64 (N,), numbers of `names`."""
+    """Images uint8 (N, H, W, C) and their labels int64 (N,), numbers of `names`.
+
+    What the scorers of labelled sets need stands beside them.
+    """
 
     images: np.ndarray
     labels: np.ndarray
     names: tuple[str, ...]
+    regression = False
+    benchmark = ""
+    rows = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -55,25 +61,10 @@ class Images:
                 f"{len(self.names)} names of classes"
             )
 
-
-@dataclass(frozen=True)
-class ClassifiedImages:
-    """Images as the scorers of labelled sets want them, and as batches."""
-
-    images: Images
-    regression = False
-    benchmark = ""
-    rows = None
-
-    @property
-    def labels(self) -> np.ndarray:
-        """The classes (N,)."""
-        return self.images.labels
-
     @property
     def label_names(self) -> list[str]:
         """The names of the classes."""
-        return list(self.images.names)
+        return list(self.names)
 
     def batch(
         self,
@@ -85,7 +76,7 @@ class ClassifiedImages:
     ) -> ImageBatch:
         """Return images (B, C, H, W), normalised, and targets (B,); the size is "rows"."""
         return ImageBatch(
-            images=as_tensor(normalised(self.images.images[samples], mean, sd)),
+            images=as_tensor(normalised(self.images[samples], mean, sd)),
             targets=self.labels[samples],
             samples=samples,
             sizes={"rows": len(samples)},

@@ -66,12 +66,7 @@ class Shuffled:
     """
 
     def __init__(
-        self,
-        count: int,
-        batch_size: int,
-        seed: int,
-        name: str,
-        lengths: np.ndarray | None = None,
+        self, count: int, batch_size: int, seed: int, name: str, lengths: np.ndarray | None = None
     ) -> None:
         self.count = count
         self.batch_size = batch_size

@@ -13,14 +13,7 @@ import numpy as np
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.corpus.rows import (
-    Corpus,
-    Samples,
-    blank_rows,
-    fill,
-    open_tokens,
-    segments_of,
-)
+from metaseq_lm.data.corpus.rows import Corpus, Samples, blank_rows, fill, open_tokens, segments_of
 from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 

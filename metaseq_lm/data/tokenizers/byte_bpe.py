@@ -16,12 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from metaseq_lm.core.registry import register_tokenizer
-from metaseq_lm.data.tokenizers.base import (
-    Offsets,
-    Tokenizer,
-    after_space,
-    characters_of_bytes,
-)
+from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer, after_space, characters_of_bytes
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 # The pre-tokenisation of GPT-2 for ASCII text, words first because most pieces are words; what

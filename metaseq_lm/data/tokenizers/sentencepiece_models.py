@@ -9,12 +9,7 @@ import sentencepiece
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_tokenizer
-from metaseq_lm.data.tokenizers.base import (
-    Offsets,
-    Tokenizer,
-    after_space,
-    characters_of_bytes,
-)
+from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer, after_space, characters_of_bytes
 from metaseq_lm.data.tokenizers.vocabulary import PAD, UNK, Vocabulary
 
 # A fixed number: the sums of unigram training depend on how the text is shared among threads.

@@ -14,11 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from metaseq_lm.core.registry import register_tokenizer
 from metaseq_lm.data.tokenizers.base import Offsets
-from metaseq_lm.data.tokenizers.byte_bpe import (
-    Cache,
-    PackedTokenizer,
-    symbols_in_order,
-)
+from metaseq_lm.data.tokenizers.byte_bpe import Cache, PackedTokenizer, symbols_in_order
 from metaseq_lm.data.tokenizers.vocabulary import UNK
 
 INSIDE = "##"

@@ -24,7 +24,6 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions.image_classification import ImageClassification, class_terms
 from metaseq_lm.data.images import (
-    ClassifiedImages,
     Images,
     load_images,
     moved,
@@ -270,11 +269,11 @@ class CVTVisionTask(Task):
         names = ("valid", "train", UNLABELLED)
         return {name: images[np.sort(chosen)] for name, chosen in zip(names, cuts)}
 
-    def labelled(self, split: str) -> ClassifiedImages:
+    def labelled(self, split: str) -> Images:
         """Return the labelled images of a split."""
         if split == "train" or (split == "valid" and self.config.valid_count):
-            return ClassifiedImages(self.parts[split])
-        return ClassifiedImages(load_images(self.data, split))
+            return self.parts[split]
+        return load_images(self.data, split)
 
     def training_batch(
         self, part: Images, size: str, samples: np.ndarray, keys: np.ndarray, width: int
@@ -298,7 +297,7 @@ class CVTVisionTask(Task):
             part = self.labelled(split)
             one_pass = Sequential(len(part.labels), options.unlabelled_batch_size)
             batch = partial(part.batch, list(options.mean), list(options.sd))
-            return {split: Stream(split, one_pass, batch, seed, ones(part.images))}
+            return {split: Stream(split, one_pass, batch, seed, ones(part))}
         sizes = {"train": ("rows", options.batch_size)}
         if self.semi_supervised:
             sizes[UNLABELLED] = (UNLABELLED, options.unlabelled_batch_size)

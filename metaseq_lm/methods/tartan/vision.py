@@ -21,7 +21,6 @@ from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest, register_task
 from metaseq_lm.data.images import (
-    ClassifiedImages,
     Images,
     load_images,
     require_channels,
@@ -147,21 +146,20 @@ class TartanVisionTask(EndTaskAware):
         return target, others
 
     @cached_property
-    def parts(self) -> dict[str, ClassifiedImages]:
+    def parts(self) -> dict[str, Images]:
         """The images of the auxiliary task, and the target's for training and development."""
         images, (target, others) = load_images(self.data, "train"), self.classes
         train, dev = split_target(select_classes(images, target), self.config)
-        parts = {OTHER: select_classes(images, others), "train": train, "valid": dev}
-        return {name: ClassifiedImages(part) for name, part in parts.items()}
+        return {OTHER: select_classes(images, others), "train": train, "valid": dev}
 
-    def labelled(self, split: str) -> ClassifiedImages:
+    def labelled(self, split: str) -> Images:
         """Return the target's images; "train" and "valid" are parts of the training split."""
         if split in ("train", "valid"):
             return self.parts[split]
         target = select_classes(load_images(self.data, split), self.classes[0])
-        return ClassifiedImages(target[np.arange(len(target))[: self.config.test_limit or None]])
+        return target[np.arange(len(target))[: self.config.test_limit or None]]
 
-    def rows(self, part: ClassifiedImages) -> Rows:
+    def rows(self, part: Images) -> Rows:
         """Return the rows of a part; an image counts as one token."""
         mean, sd = list(self.config.mean), list(self.config.sd)
         return Rows(np.ones(len(part.labels), np.int64), partial(part.batch, mean, sd))
@@ -190,7 +188,7 @@ class TartanVisionTask(EndTaskAware):
 
     def build_model(self) -> nn.Module:
         options, sizes = self.config, typed_options("model", self.run_config.model)
-        images = self.parts["train"].images
+        images = self.parts["train"]
         require_channels(images, {"model.channels": sizes.channels})
         require_scale(images, options.mean, options.sd)
         target, others = self.classes
