@@ -72,14 +72,14 @@ def mean_answers(members: Sequence[Sequence[dict[str, Any]]], n_best: int) -> li
 
 
 def same_rows(
-    members: Sequence[Sequence[dict[str, Any]]], about: Callable[[dict[str, Any]], Any]
+    members: Sequence[Sequence[dict[str, Any]]], facts: Callable[[dict[str, Any]], Any]
 ) -> list[list[dict[str, Any]]]:
     """Return the members' rows in the order of their "index".
 
-    Raises MetaseqError if the rows of two members differ in number or in what `about` says of them.
+    Raises MetaseqError if the rows of two members differ in number or in their `facts`.
     """
     ordered = [sorted(member, key=lambda row: row["index"]) for member in members]
-    kinds = [[(row["index"], about(row)) for row in rows] for rows in ordered]
+    kinds = [[(row["index"], facts(row)) for row in rows] for rows in ordered]
     for number, other in enumerate(kinds[1:], 2):
         differing = [a[0] for a, b in zip(kinds[0], other) if a != b]
         if differing or len(other) != len(kinds[0]):

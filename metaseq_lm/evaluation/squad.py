@@ -1,15 +1,21 @@
-"""The official scores of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), in percent.
+"""SQuAD: answers from the spans that windows score, and the official scores, in percent.
 
-`golds` maps the id of each question to its gold answers, none for a question without an answer;
+Scores are those of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018); answers are decoded as BERT and
+ELECTRA do. `golds` maps the id of each question to its gold answers, none for a question without an answer;
 `predictions` maps ids to texts, "" for "there is no answer". Version 1.1 also scores MRQA.
 """
 
+import math
 import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.squad.windows import SquadWindows
 
 Golds = Mapping[str, Sequence[str]]
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -82,9 +88,11 @@ def squad_v2(
     counts them, and best_exact and best_f1 take the threshold that suits the gold answers best.
     Raises MetaseqError if no question has a prediction, or a prediction no odds.
     """
-    kept = {q: [a for a in answers if normalize_answer(a)] or [""] for q, answers in golds.items()}
-    exact = best_of(exact_match, kept, predictions)
-    f1 = best_of(token_f1_or_empty, kept, predictions)
+    non_empty = {
+        q: [a for a in answers if normalize_answer(a)] or [""] for q, answers in golds.items()
+    }
+    exact = best_of(exact_match, non_empty, predictions)
+    f1 = best_of(token_f1_or_empty, non_empty, predictions)
     if not exact or not exact.keys() <= null_odds.keys():
         raise MetaseqError("version 2.0 needs predictions, and the odds of no answer for each")
     answerable = {question: bool(golds[question]) for question in exact}
@@ -96,8 +104,8 @@ def squad_v2(
             for q, score in raw.items()
         }
         scores[name] = mean(final.values())
-        for group, wanted in (("HasAns", True), ("NoAns", False)):
-            chosen = [score for q, score in final.items() if answerable[q] is wanted]
+        for group, has_answer in (("HasAns", True), ("NoAns", False)):
+            chosen = [score for q, score in final.items() if answerable[q] is has_answer]
             if chosen:
                 scores[f"{group}_{name}"] = mean(chosen)
     for name, raw in (("exact", exact), ("f1", f1)):
@@ -137,3 +145,91 @@ def best_threshold(
         if current > best:
             best, threshold = current, odds[question]
     return 100 * best / len(scores), threshold
+
+
+# ------------------------------------------------------------------------ decoding
+# Shapes: B windows, K starts of a beam and ends for each.
+
+
+@dataclass(frozen=True)
+class WindowAnswers:
+    """The answers of one window: a score of "no answer", and (score, text), best first."""
+
+    window: int
+    null: float
+    texts: list[tuple[float, str]]
+
+
+@dataclass
+class Answers:
+    """The answers of all windows of a question: the lowest score of "no answer", and (score, text)."""
+
+    null: float = math.inf
+    texts: list[tuple[float, str]] = field(default_factory=list)
+
+    @property
+    def best(self) -> str:
+        """The best text, "" if there is none."""
+        return self.texts[0][1] if self.texts else ""
+
+    @property
+    def best_score(self) -> float:
+        """The score of the best text, 0 if there is none."""
+        return self.texts[0][0] if self.texts else 0.0
+
+    @property
+    def probabilities(self) -> list[float]:
+        """The softmax of the scores of the texts."""
+        weights = [math.exp(score - self.best_score) for score, _ in self.texts]
+        return [weight / sum(weights) for weight in weights]
+
+
+def window_texts(
+    windows: SquadWindows,
+    window: int,
+    spans: tuple[np.ndarray, np.ndarray, np.ndarray],
+    n_best: int,
+    longest: int,
+) -> list[tuple[float, str]]:
+    """Return the `n_best` different texts of a window with their scores, best first.
+
+    `spans` are positions in its row, starts (K,) and ends (K, K) for each, and scores (K, K). A
+    span lies within the context, has at most `longest` tokens, and starts at a token that no other
+    window shows with more context. Equal scores keep the order of the beam.
+    """
+    starts, ends, scores = spans
+    begin, length = int(windows.context_at(np.array([window]))[0]), int(windows.length[window])
+    if not length:
+        return []
+    first, last = starts[:, None] - begin, ends - begin
+    good = (first >= 0) & (first < length) & (last < length)
+    good &= (last >= first) & (last - first < longest)
+    good &= windows.max_context(window)[np.clip(first, 0, length - 1)]
+    i, j = np.nonzero(good)
+    order = np.argsort(-scores[i, j], kind="stable")
+    question, shift = int(windows.question[window]), int(windows.start[window])
+    texts: dict[str, float] = {}
+    for a, b in zip(i[order], j[order]):
+        if len(texts) == n_best:
+            break
+        text = windows.data.text(question, shift + int(first[a, 0]), shift + int(last[a, b]))
+        if text:
+            texts.setdefault(text, float(scores[a, b]))
+    return [(score, text) for text, score in texts.items()]
+
+
+def merged(
+    windows: SquadWindows, answers: Iterable[WindowAnswers], n_best: int
+) -> dict[int, Answers]:
+    """Return the answers of each question from those of all its windows, in any order."""
+    by_question: dict[int, Answers] = {}
+    for window in sorted(answers, key=lambda one: one.window):
+        merged_answers = by_question.setdefault(int(windows.question[window.window]), Answers())
+        merged_answers.null = min(merged_answers.null, window.null)
+        merged_answers.texts += window.texts
+    for merged_answers in by_question.values():
+        best: dict[str, float] = {}
+        for score, text in sorted(merged_answers.texts, key=lambda pair: -pair[0]):
+            best.setdefault(text, score)
+        merged_answers.texts = [(score, text) for text, score in best.items()][:n_best]
+    return by_question

@@ -8,8 +8,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.core.errors import MetaseqError
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -114,18 +112,15 @@ def canvas(panels: int, path: Path, shared: bool = True) -> Iterator[tuple["Figu
 
     The panels have one scale for their scores where it is `shared`, else each its own.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MetaseqError("pictures need matplotlib: pip install matplotlib") from error
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     columns = 2 if panels == 4 else min(panels, 3)
     rows = -(-panels // columns)
     with rc_context(LOOK):
-        figure = Figure(
-            figsize=(PANEL[0] * columns if columns == 1 else 3.8 * columns, PANEL[1] * rows)
-        )
+        width = PANEL[0] if columns == 1 else 3.8 * columns
+        figure = Figure(figsize=(width, PANEL[1] * rows))
         FigureCanvasAgg(figure)
         grid = figure.subplots(rows, columns, squeeze=False, sharey=shared).flatten()
         for spare in grid[panels:]:

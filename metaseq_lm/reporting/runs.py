@@ -107,19 +107,19 @@ class Run:
         value = self.metrics[metric]
         return None if math.isfinite(value) else f"{metric} is {value}"
 
-    def cost(self, name: str, own: bool = False) -> float | None:
+    def cost(self, name: str, own_only: bool = False) -> float | None:
         """Return the cost called `name`: with that of all ancestors, or the run's own.
 
         Args:
             name: "flops", "seconds", "peak_memory" (bytes) or "flops_by_rule".
-            own: leave the ancestors out; "flops_by_rule" is known for the run itself only.
+            own_only: leave the ancestors out; "flops_by_rule" is known for the run itself only.
 
         Returns:
             The cost, None if a finite one is not on record.
         """
         results = self.results or {}
         parts: list[Any] = [results.get(name)]
-        if not own and results.get("pretraining"):
+        if not own_only and results.get("pretraining"):
             parts.append(results["pretraining"].get(name))
         known = [float(part) for part in parts if is_number(part) and math.isfinite(part)]
         return sum(known) if len(known) == len(parts) else None

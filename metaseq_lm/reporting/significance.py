@@ -252,11 +252,11 @@ def mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
 
 def holm(p: Sequence[float]) -> list[float]:
     """Return the p-values corrected by Holm-Bonferroni: valid for any dependence between them."""
-    corrected, largest = [0.0] * len(p), 0.0
-    for rank, i in enumerate(np.argsort(p, kind="stable")):
-        largest = max(largest, min(1.0, (len(p) - rank) * p[i]))
-        corrected[i] = largest
-    return corrected
+    order = np.argsort(p, kind="stable")
+    raw = np.minimum(1.0, np.arange(len(p), 0, -1) * np.asarray(p, float)[order])
+    corrected = np.empty(len(p))
+    corrected[order] = np.maximum.accumulate(raw)
+    return [float(value) for value in corrected]
 
 
 def floor(test: str, n: int, m: int) -> float:

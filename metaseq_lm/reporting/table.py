@@ -98,7 +98,7 @@ def setting_table(
         ("time", "seconds", False, seconds_text),
         ("memory", "peak_memory", True, bytes_text),
     ]
-    if any(run.cost("flops_by_rule", own=True) is not None for run in runs):
+    if any(run.cost("flops_by_rule", own_only=True) is not None for run in runs):
         costs.insert(1, ("FLOPs by rule", "flops_by_rule", True, flops_text))
     if any(run.was_pretrained for run in runs):
         costs.insert(1, ("own FLOPs", "flops", True, flops_text))
@@ -112,7 +112,8 @@ def setting_table(
         top = best_seed(setting, metric)
         comparison = comparisons[i] if comparisons else None
         cost_texts = [
-            write(cost_of(setting, metric, cost, own, spread)) for _, cost, own, write in costs
+            write(cost_of(setting, metric, cost, own_only, spread))
+            for _, cost, own_only, write in costs
         ]
         rows.append(
             [
@@ -228,10 +229,10 @@ def best_seed(setting: Setting, metric: Metric) -> float | None:
 
 
 def cost_of(
-    setting: Setting, metric: Metric, cost: str, own: bool = False, spread: str = "sd"
+    setting: Setting, metric: Metric, cost: str, own_only: bool = False, spread: str = "sd"
 ) -> float | None:
     """Return the mean (median for "range") cost of the scored runs, None unless all recorded it."""
-    values = [run.cost(cost, own) for run in setting.scored(metric.name)]
+    values = [run.cost(cost, own_only) for run in setting.scored(metric.name)]
     known = [value for value in values if value is not None]
     summary = summarise(known, spread) if len(known) == len(values) else None
     return summary.centre if summary else None

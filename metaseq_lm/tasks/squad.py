@@ -29,8 +29,14 @@ from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.predictions import mean_answers
-from metaseq_lm.evaluation.spans import Answers, WindowAnswers, merged, window_texts
-from metaseq_lm.evaluation.squad import squad_v1, squad_v2
+from metaseq_lm.evaluation.squad import (
+    Answers,
+    WindowAnswers,
+    merged,
+    squad_v1,
+    squad_v2,
+    window_texts,
+)
 from metaseq_lm.models.transformer.span_head import SpanModel
 from metaseq_lm.tasks import Passes, Scored, TextTask, with_epochs
 from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights, judged, labelled_folder

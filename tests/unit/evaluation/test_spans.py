@@ -11,7 +11,7 @@ from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.squad.windows import SquadWindows, WindowOptions
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
-from metaseq_lm.evaluation.spans import Answers, WindowAnswers, merged, window_texts
+from metaseq_lm.evaluation.squad import Answers, WindowAnswers, merged, window_texts
 
 
 @pytest.fixture(scope="module")

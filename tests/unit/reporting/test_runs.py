@@ -121,8 +121,8 @@ def test_damaged_files_are_named(tmp_path):
 def test_cost_includes_pretraining(tmp_path):
     before = {"seconds": 100.0, "flops": 5e12, "updates": 10, "run": "pre"}
     run = read_run(make_run(tmp_path / "a", results={"pretraining": before}))
-    assert run.cost("flops") == 6e12 and run.cost("flops", own=True) == 1e12
-    assert run.cost("seconds") == 160.0 and run.cost("seconds", own=True) == 60.0
+    assert run.cost("flops") == 6e12 and run.cost("flops", own_only=True) == 1e12
+    assert run.cost("seconds") == 160.0 and run.cost("seconds", own_only=True) == 60.0
     lacking = read_run(make_run(tmp_path / "b", results={"pretraining": {"seconds": 1.0}}))
     assert lacking.cost("flops") is None
 

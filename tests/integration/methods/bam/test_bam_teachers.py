@@ -240,7 +240,7 @@ def test_cost_of_a_student_includes_its_teachers(bam_sets: Path, tmp_path: Path)
     assert two["pretraining"] == before
     run = read_run(tmp_path / "one")
     assert run.cost("flops") == before["flops"] + one["flops"]
-    assert run.cost("flops", own=True) == one["flops"]
+    assert run.cost("flops", own_only=True) == one["flops"]
     (teaching[0] / "results.json").unlink()
     stored(teaching)["words"].unlink()
     with pytest.raises(UsageError, match="teacher_words is not finished, its best checkpoint may"):
@@ -249,7 +249,7 @@ def test_cost_of_a_student_includes_its_teachers(bam_sets: Path, tmp_path: Path)
     bam_bench.train(bam_sets, tmp_path / "three", *both, named, "trainer.max_update=1")
     run = read_run(tmp_path / "three")
     assert run.results["pretraining"]["runs"] is None and run.was_pretrained
-    assert run.cost("flops") is None and run.cost("flops", own=True) is not None
+    assert run.cost("flops") is None and run.cost("flops", own_only=True) is not None
 
 
 def test_a_trial_writes_no_outputs(
