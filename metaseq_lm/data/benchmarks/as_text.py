@@ -96,9 +96,9 @@ def _wsc_of_author(record: Record) -> Iterator[Example]:
 
 
 def searched_span(text: str, query: str, index: int) -> tuple[int, int]:
-    """Return (first character, character after the last) of WSC's words `query` by the author's rule.
+    """Return (first character, character after the last) of WSC's words by the author's rule.
 
-    They begin with the word `index` of `text`, in any case; else the span goes from the first to the
+    The words `query` begin with the word `index` of `text`, in any case; else the span goes from the first to the
     last word from there on that is one of them, each taken once; else it is (0, 0).
     """
     words = [match.span() for match in re.finditer(r"\S+", text)]
@@ -133,7 +133,7 @@ FORMS: dict[str, dict[str, Examples]] = {
     "own": EXAMPLES,
     "author": EXAMPLES | {"ReCoRD": partial(_record, every=True), "WSC": _wsc_of_author},
 }
-# The texts of each row differ from those of the benchmark; class 0 is the one that [SEP] stands for.
+# Benchmarks with the texts above; [SEP] stands for class 0.
 AS_TEXT = {f"superglue/{task}": replace(SUPERGLUE[task], form="pair") for task in EXAMPLES}
 AS_TEXT["superglue/ReCoRD"] = replace(SUPERGLUE["ReCoRD"], form="tokens")
 AS_TEXT["superglue/RTE"] = replace(SUPERGLUE["RTE"], labels=("not_entailment", "entailment"))

@@ -170,7 +170,7 @@ def _record(record: Record) -> Iterator[Example]:
 
 
 def inclusive(span: Record, text: str) -> tuple[int, int]:
-    """Return (first character, character after the last) of a span of ReCoRD, whose end is inclusive."""
+    """Return (first character, character after the last) of a span; ReCoRD names the last."""
     start, last = span.number("start"), span.number("end")
     if not 0 <= start <= last < len(text):
         raise MetaseqError(

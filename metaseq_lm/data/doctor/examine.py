@@ -78,7 +78,7 @@ def stands_alone(folder: Path) -> bool:
 
 
 def examine_set(subject: Subject) -> Iterator[Finding]:
-    """Yield the comparison of the files with the manifest, then the findings of the kind's check."""
+    """Compare the files with the manifest, then yield the findings of the check of its kind."""
     try:
         subject.manifest = manifest = Manifest.load(subject.folder)
     except MetaseqError as error:
@@ -311,7 +311,7 @@ def image_set(subject: Subject) -> Iterator[Finding]:
         if shape != first_shape:
             text = f"{split} has images {described(shape)}, but {first} {described(first_shape)}"
             yield Finding(ERROR, f"{folder}: {text}; make all of one size")
-    hashes = {split: image_hashes(data.images) for split, data in sets.items()}
+    hashes = {split: byte_hashes(map(np.ndarray.tobytes, d.images)) for split, d in sets.items()}
     yield from overlaps(folder, hashes, "images")
 
 
@@ -319,11 +319,6 @@ def described(shape: Sequence[int]) -> str:
     """Return in words the shape (H, W, C) of images."""
     height, width, channels = shape
     return f"of {height} x {width} pixels in {channels} channel{'s' if channels > 1 else ''}"
-
-
-def image_hashes(images: np.ndarray) -> np.ndarray:
-    """Return a hash of the bytes of each image, sorted, uint64 (N,)."""
-    return np.sort(byte_hashes(image.tobytes() for image in images))
 
 
 def byte_hashes(rows: Iterable[bytes]) -> np.ndarray:
@@ -366,17 +361,15 @@ def word_set(subject: Subject) -> Iterator[Finding]:
         )
         yield from word_labels(data, sets.get("train"))
         # Of the forms, not the ids: two unknown words need not be the same.
-        rows = document_hashes(data.words) if data.form == TEXT else surface_hashes(data)
+        if data.form == TEXT:
+            rows = document_hashes(data.words)
+        else:
+            forms = data.surface(np.arange(len(data)))
+            rows = byte_hashes("\n".join(form).encode("utf-8", "replace") for form in forms)
         hashes[split] = np.sort(rows[data.lengths > 0])
         if data.form == TEXT:
             yield duplicates(f"{folder}: {split}", hashes[split])
     yield from overlaps(folder, hashes, "sentences")
-
-
-def surface_hashes(data: WordSet) -> np.ndarray:
-    """Return a hash of the words of each sentence as they stand in the file, uint64 (sentences,)."""
-    sentences = data.surface(np.arange(len(data)))
-    return byte_hashes("\n".join(words).encode("utf-8", "replace") for words in sentences)
 
 
 def word_labels(data: WordSet, train: WordSet | None) -> Iterator[Finding]:

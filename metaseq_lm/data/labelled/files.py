@@ -1,4 +1,4 @@
-"""Rows of labelled TSV and JSONL files, and sentences to score; every complaint names file and line."""
+"""Rows of labelled TSV and JSONL files, and sentences to score; errors name file and line."""
 
 import difflib
 import json
@@ -33,8 +33,8 @@ class Columns:
     Attributes:
         names: The columns of a TSV file without header row.
         texts: The text columns; None is `text`, or `text_a` and `text_b`, whichever the file has.
-        index: The column from which each row gets an {"idx": number}, or the number of the row if the
-            file lacks the column; None gives no index.
+        index: The column from which each row gets an {"idx": number}, or the number of the row if
+            the file lacks the column; None gives no index.
         skip_malformed: Count and leave out rows with a wrong number of fields.
     """
 
@@ -55,7 +55,7 @@ class Row:
     """One example of a file.
 
     `label` is None in a file without labels. `bad` says that invalid UTF-8 was replaced. A span is
-    (text, first character, character after the last). `facts` are for scorers and leaderboard files.
+    (text, first character, character after the last). `facts` serve scorers and leaderboards.
     """
 
     line: int

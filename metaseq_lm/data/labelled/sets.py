@@ -1,8 +1,8 @@
 """Labelled sets on disk: token files for each text column, labels, spans and facts of each row.
 
-The files of a split are `NAME/SPLIT.input0.{bin,idx}`, `.input1` and so on; `.label` with one number
+The files of a split are `NAME/SPLIT.input0.{bin,idx}`, `.input1` and so on; `.label` with a number
 per row (the place of the label in the list of the manifest, or a float64); `.spans` with three
-numbers per span; and `.rows.jsonl` with one JSON object per row. The manifest lists those that exist.
+numbers per span; and `.rows.jsonl` with an object per row. The manifest lists those that exist.
 """
 
 import functools
@@ -39,10 +39,10 @@ class LabelledSet:
 
     Attributes:
         inputs: A token file for each text column.
-        form: What the columns are. "single" and "pair": one and two texts. "choices": a context and K
-            candidates, of which the label names one; a candidate without tokens is missing. "spans":
-            one or two texts with two spans in them. "tokens": two texts with any number of spans,
-            whose tokens are the answer.
+        form: What the columns are. "single" and "pair": one and two texts. "choices": a context and
+            K candidates, of which the label names one; a candidate without tokens is missing.
+            "spans": one or two texts with two spans in them. "tokens": two texts with any number of
+            spans, whose tokens are the answer.
         labels: int64 or, for regression, float64 (rows,); None for a split without labels.
         label_names: The classes; empty for regression.
         spans: int64 (rows, 2, 3): text column, first token, token after the last; of form "spans".

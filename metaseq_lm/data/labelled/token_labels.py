@@ -51,8 +51,8 @@ class TokenLabelBatch(TokenBatch):
 class TokenLabels:
     """One split of a labelled set in the common format; `number` is the task's n in [CLSn].
 
-    Windows have their `sample` (W,), `lengths` (W,) with the special tokens and, for each text, `starts`
-    and `n_tokens` (W, texts), all int64. The windows of sample i are
+    Windows have their `sample` (W,), `lengths` (W,) with the special tokens and, for each text,
+    `starts` and `n_tokens` (W, texts), all int64. The windows of sample i are
     `first[i]` to `first[i + 1] - 1`, the longest of them has `longest[i]` tokens.
     Raises UsageError for more classes than there are label tokens, for a set of another form, and
     for rows without room for text.
@@ -210,9 +210,9 @@ def cut_windows(
     """Cut the texts of rows (N, texts) into windows of together at most `room` tokens.
 
     Returns the row (W,), the first token (W, texts) and the number of tokens (W, texts) of each
-    window. A text of which a window has m tokens (see `tokens_per_window`) is windows of m that share `stride`
-    tokens with the one before, the last one shorter; of two texts every window of A stands beside
-    every one of B. That is what the tokenizers library does, but a window begins at least m / 4
+    window. A text of which a window has m tokens (see `tokens_per_window`) is windows of m that
+    share `stride` tokens with the one before, the last one shorter; of two texts every window of A
+    stands beside every one of B. That is what the tokenizers library does, but a window begins at least m / 4
     tokens after the one before it: the library stops with an error where m <= stride, and makes
     hundreds of windows where m is hardly more.
     """

@@ -2,7 +2,7 @@
 
 As in the code of Clark et al. 2018: sentences are taken in pieces, each piece in buckets by length,
 and a batch is filled to a constant sum of the square roots of its lengths. There the pieces follow
-the file. Here each is a sample of the whole file, so that a run that ends early sees all of its texts.
+the file. Here each is a sample of the whole file, so that a run that ends early sees all texts.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Sentences in CoNLL columns and CoNLL-U: a word and its label per line, a blank line after each one.
+"""Sentences in CoNLL columns and CoNLL-U: a word per line, a blank line after each sentence.
 
 In CoNLL columns words and labels stand between white space, in the first and last column unless
 others are named; lines of documents (-DOCSTART-) are passed over (Clark et al. 2018, code). CoNLL-U

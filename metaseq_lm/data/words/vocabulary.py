@@ -243,7 +243,7 @@ def read_vectors(file: TextFile, words: Container[str] | None) -> dict[str, np.n
 
 
 def _is_number(text: str, whole: str) -> bool:
-    """Return whether the end of a word is a number too many; GloVe 840B has words such as ". . ."."""
+    """Return whether the end of a word is a number too many; GloVe has words such as ". . ."."""
     try:
         float(text)
     except ValueError:

@@ -1,6 +1,8 @@
 """Sets of words on disk: what preprocess writes, what WordSet reads, damage, doctor."""
 
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -364,3 +366,9 @@ def test_other_folders(words, tmp_path):
     Manifest("corpus", {"hash": ""}, {"train": {}}, "").save(tmp_path)
     with pytest.raises(MetaseqError, match="not sentences of words"):
         WordSet(tmp_path, "train")
+
+
+def test_preprocess_does_not_load_torch():
+    """It takes seconds; the rows of a training batch, which need it, have a module of their own."""
+    code = "import metaseq_lm.data.preprocess.word_sets, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
