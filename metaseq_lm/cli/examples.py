@@ -12,7 +12,7 @@ from pathlib import Path
 
 from metaseq_lm.core.errors import UsageError
 
-HELP = "copies examples, plug-in and scripts out of the package"
+HELP = "copy examples, plug-in and scripts out of the package"
 FOLDERS = ("examples", "scripts", "user_dir")
 PACKAGE = Path(__file__).parents[1]
 

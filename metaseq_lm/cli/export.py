@@ -9,7 +9,7 @@ Post-LN encoders only: BERT, RoBERTa and ELECTRA have no other.
 import argparse
 from pathlib import Path
 
-HELP = "a checkpoint to a transformers folder"
+HELP = "export a checkpoint as a transformers folder"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ Then: preprocess --tokenizer-from imported/bert, and train --init-from imported/
 import argparse
 from pathlib import Path
 
-HELP = "a transformers folder to a run folder"
+HELP = "import a transformers folder as a run folder"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ like a model (--model NAME).
 
 import argparse
 
-HELP = "registered tasks, criterions, models, optimizers, schedules, tokenizers"
+HELP = "list registered tasks, criterions, models, optimizers, schedules, tokenizers"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,7 @@ from metaseq_lm.core import plugins
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.preprocess import pipeline
 
-HELP = "binarise a corpus or a labelled set"
+HELP = "turn text into a data folder"
 PREFS = {"trainpref": "train", "validpref": "valid", "testpref": "test"}
 
 

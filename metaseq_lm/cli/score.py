@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from metaseq_lm.data.labelled.files import Sentence
     from metaseq_lm.training.scoring import Score, SentenceScorer
 
-HELP = "pseudo-log-likelihoods of sentences; accuracy on minimal pairs"
+HELP = "score sentences by pseudo-log-likelihood; accuracy on minimal pairs"
 OVERRIDES = True
 
 

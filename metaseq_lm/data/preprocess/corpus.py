@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,12 +43,12 @@ class CorpusOptions(TokenizerOptions):
 
     documents: str = option(
         "lines",
-        "what a document is, a line, or the lines (sentences) up to a blank one",
+        "a document is a line, or the lines (sentences) up to a blank line",
         choices=("lines", "blank"),
     )
-    task_tokens: int = option(TASK_TOKENS, "symbols [CLS0] to [CLSN-1]", at_least=0)
+    task_tokens: int = option(TASK_TOKENS, "number of symbols [CLS0], [CLS1], ...", at_least=0)
     min_frequency: int = option(
-        1, "merge pairs, keep words or characters that occur this often", at_least=1
+        1, "only words, characters or merged pairs that occur this often get a symbol", at_least=1
     )
     tokenizer_corpus: tuple[Path, ...] = option(
         (),
@@ -101,16 +101,14 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
         return encode_blocks(records, self.tokenizer, self.folder, self.request.workers)
 
     def write(self, split: Split, encoded: Iterator[Encoded]) -> None:
-        progress = Progress(split.name, split.sources)
         blank_ends = self.options.documents == "blank"
         files = IndexedWriter(self.folder / split.name, self.tokenizer.dtype, documents=blank_ends)
-        with contextlib.closing(progress), files as writer:
+        with files as writer, contextlib.closing(with_progress(split, encoded)) as parts:
             skip_bad = self.request.on_bad_utf8 == "skip"
             counter = _CountingWriter(writer, len(self.tokenizer.vocabulary), skip_bad, blank_ends)
-            for part in encoded:
+            for part, fraction in parts:
                 counter.add(part)
-                progress.update(part.read)
-                writer.fraction = progress.fraction
+                writer.fraction = fraction
         split.counts = vars(counter.counts)
         split.files = [f"{split.name}.bin", f"{split.name}.idx"]
         if split.name == TRAIN:
@@ -150,34 +148,24 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
         return f"{self.request.destdir}: {symbols}, {self.tokenizer.fingerprint}"
 
 
-class Progress:
-    """A bar on a terminal, else a line now and then; in bytes of the files of one split."""
+def with_progress(
+    split: Split, encoded: Iterator[Encoded]
+) -> Generator[tuple[Encoded, float], None, None]:
+    """Yield each block with the share of the files that is read by then.
 
-    def __init__(self, name: str, paths: Sequence[Path]) -> None:
-        self.name = name
-        self.total = sum(path.stat().st_size for path in paths)
-        self.done = 0
-        self._next = time.monotonic() + PLAIN_PROGRESS_SECONDS
-        self._bar = tqdm(
-            total=self.total, unit="B", unit_scale=True, desc=name, disable=not sys.stderr.isatty()
-        )
-
-    @property
-    def fraction(self) -> float:
-        """The share of the input that is done."""
-        return self.done / self.total
-
-    def update(self, done: int) -> None:
-        """Say how many bytes are done."""
-        self._bar.update(done - self.done)
-        self.done = done
-        if self._bar.disable and time.monotonic() > self._next:
-            self._next += PLAIN_PROGRESS_SECONDS
-            print(f"{self.name}: {100 * self.fraction:.0f} %", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Leave the bar."""
-        self._bar.close()
+    Shows a bar on a terminal, else a line now and then.
+    """
+    total, done = sum(path.stat().st_size for path in split.sources), 0
+    next_line = time.monotonic() + PLAIN_PROGRESS_SECONDS
+    hidden = not sys.stderr.isatty()
+    with tqdm(total=total, unit="B", unit_scale=True, desc=split.name, disable=hidden) as bar:
+        for part in encoded:
+            yield part, part.read / total
+            bar.update(part.read - done)
+            done = part.read
+            if hidden and time.monotonic() > next_line:
+                next_line += PLAIN_PROGRESS_SECONDS
+                print(f"{split.name}: {100 * done / total:.0f} %", file=sys.stderr, flush=True)
 
 
 class _CountingWriter:

@@ -61,8 +61,8 @@ class ParallelOptions(TokenizerOptions):
     )
     source_min_frequency: int | None = option(
         None,
-        "source words or merged pairs occur this often (default: 2 for --tokenizer word, so that "
-        "training knows [UNK]; else 1)",
+        "only source words or merged pairs that occur this often get a symbol (default: 2 for "
+        "--tokenizer word, so that [UNK] occurs in training; else 1)",
         at_least=1,
     )
     target_min_frequency: int | None = option(

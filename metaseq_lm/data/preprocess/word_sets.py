@@ -74,14 +74,14 @@ class TaggedOptions(WordSetOptions):
     tagged: str = option("", "the files are words with tags, written to D/NAME", metavar="NAME")
     tag_scheme: str = option(
         "auto",
-        "tagged: how tags spell spans, which become BIOES; conlleval reads all of them and faulty "
-        "ones, none is one class per word",
+        "tagged: scheme in which tags mark spans, stored as BIOES; conlleval reads every scheme and "
+        "faulty tags; none: each tag is the class of a word",
         choices=SCHEMES,
     )
     unseen_tags: str = option(
         "own",
-        "tagged: tags of words that train lacks are classes of their own, or one class that counts as "
-        "wrong whatever is predicted",
+        "tagged: tags that train lacks are a class each (own), or one class that always counts as wrong "
+        "(one)",
         choices=("own", "one"),
     )
 
@@ -229,7 +229,9 @@ class TagsPipeline(WordSetPipeline):
     def __init__(self, options: TaggedOptions, request: Request) -> None:
         super().__init__(options.tagged, options, request)
         if options.unseen_tags != "own" and options.labels_from:
-            raise UsageError("--labels-from says what --unseen-tags asks; leave that out")
+            raise UsageError(
+                "--labels-from decides on unseen tags already; leave --unseen-tags out"
+            )
         if options.unseen_tags == "one" and TRAIN not in request.splits:
             raise UsageError("--unseen-tags one needs --trainpref to know which tags are seen")
 

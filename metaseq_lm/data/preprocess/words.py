@@ -70,7 +70,7 @@ class WordsOptions:
     word_vectors: Path | None = option(None, "words: vectors to start from, in GloVe's text format")
     word_places: str = option(
         "text",
-        "words: those that get a place, words of the text, all words of the file of vectors, or both",
+        "words: what the vocabulary holds, words of the text, all words of the file of vectors, or both",
         choices=("text", "vectors", "both"),
     )
     labelled_corpus: tuple[Path, ...] = option(
@@ -78,16 +78,15 @@ class WordsOptions:
     )
     split_text: str = option(
         "lines",
-        "words: a line is a sentence, or several sentences of words, or running text to cut into words "
-        "and sentences by rules for English; with --documents blank the lines up to a blank one belong "
-        "together",
+        "words: a line is a sentence (lines), several sentences (sentences), or running text that rules "
+        "for English cut into words and sentences (raw); --documents blank joins lines up to a blank one",
         choices=SPLITTING,
     )
     drop_overlap_with: tuple[str, ...] = option(
         (),
         "leave out training sentences that occur in an evaluation split of these sets of D, or in "
-        "these files in CoNLL columns or .conllu; two are the same if their letters and digits run "
-        "together are (lower case, every digit a 0), however they are cut into words",
+        "these files in CoNLL columns or .conllu; only letters (in lower case) are compared, and digits "
+        "(all as 0), not blanks and signs",
         metavar="SET",
         nargs="+",
     )
