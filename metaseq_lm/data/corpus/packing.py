@@ -147,13 +147,8 @@ class Packed(Samples):
         self.vocabulary = vocabulary
         generator = random_streams.generator(seed, "packing", split)
         assignment = assign_corpus(self.data, Targets(tokens_per_sample), generator)
-        self._lay_out(assignment, tokens_per_sample)
-
-    def _lay_out(self, assignment: Assignment, longest: int) -> None:
-        """Fill the tables of examples and of pieces, which are runs of the token stream.
-
-        A segment that is too long is truncated: A keeps longest - 2 tokens, B the room that A leaves.
-        """
+        # Tables of examples and of pieces, which are runs of the token stream. A segment that is too
+        # long is truncated: A keeps tokens_per_sample - 2 tokens, B the room that A leaves.
         example = np.cumsum(assignment.begins) - 1
         # All of A, then all of B, each in its order.
         order = np.argsort(2 * example + assignment.second, kind="stable")
@@ -161,8 +156,8 @@ class Packed(Samples):
         starts, sizes = assignment.starts[order], assignment.sizes[order]
         segment = 2 * example + second
         totals = np.bincount(segment, sizes, 2 * (example[-1] + 1)).astype(np.int64)
-        first = np.minimum(totals[::2], longest - 2)
-        rest = np.minimum(totals[1::2], np.maximum(longest - first - 3, 0))
+        first = np.minimum(totals[::2], tokens_per_sample - 2)
+        rest = np.minimum(totals[1::2], np.maximum(tokens_per_sample - first - 3, 0))
         before = np.cumsum(sizes) - sizes
         opens = np.append(True, segment[1:] != segment[:-1])
         offset = before - before[opens][np.cumsum(opens) - 1]

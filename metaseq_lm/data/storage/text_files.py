@@ -62,12 +62,12 @@ class TextFile:
 
     def lines(self) -> Iterator[tuple[int, str, bool]]:
         """Yield (line number, text without line end, held bad UTF-8) for each line, held whole."""
-        held = bytearray()
+        pending = bytearray()
         for block in blocks(self):
-            held += block.data
+            pending += block.data
             if block.continues:
                 continue
-            lines, held = bytes(held).removesuffix(b"\n").split(b"\n"), bytearray()
+            lines, pending = bytes(pending).removesuffix(b"\n").split(b"\n"), bytearray()
             for number, line in enumerate(lines, block.line):
                 text, bad = self.decode(line.removesuffix(b"\r"), number)
                 yield number, text, bad
