@@ -3,8 +3,8 @@
   metaseq-lm train DATA --task bam --criterion bam_distill 'task.labelled=[CoLA,RTE]' init_from=RUN \
       'task.teachers=[runs/CoLA,runs/RTE]'
 
-Start with criterion.py (the target, teacher annealing); then sampling.py (how often each set is seen),
-teachers.py (computing and storing the outputs of teachers) and task.py.
+Start with criterion.py (the target, teacher annealing); then data.py (mixed batches, and
+how often each set is seen), teachers.py (computing and storing outputs of teachers) and task.py.
 """
 
 from metaseq_lm.methods.bam import criterion, task

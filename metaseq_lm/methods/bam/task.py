@@ -28,9 +28,9 @@ from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Sequential, Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.methods.bam import sampling, teachers
+from metaseq_lm.methods.bam import teachers
 from metaseq_lm.methods.bam.criterion import LOSS, BamDistill
-from metaseq_lm.methods.bam.data import MixedRows
+from metaseq_lm.methods.bam.data import MixedEpochs, MixedRows, copies_and_weights, draws
 from metaseq_lm.methods.bam.model import RANGES, MultiTaskModel
 from metaseq_lm.methods.bam.teachers import Teacher
 from metaseq_lm.models.transformer.labelled_sets import POOLER, SETS, SetHeads, set_of
@@ -206,10 +206,10 @@ class BamTask(Task):
         if empty:
             raise MetaseqError(f"{self.data / empty[0]}: 'train' has no rows")
         if len(sizes) == 1 or options.sampling == "sampler":
-            counts = sampling.draws(list(sizes.values()), options.exponent)
+            counts = draws(list(sizes.values()), options.exponent)
             return counts, dict.fromkeys(sizes, 1.0)
         others = {n: len(LabelledSet(self.data / n, "train")) for n in options.copies_over}
-        copies, weights = sampling.copies_and_weights(others | sizes, options.exponent)
+        copies, weights = copies_and_weights(others | sizes, options.exponent)
         return [copies[name] * size for name, size in sizes.items()], weights
 
     def build_streams(self, split: str) -> dict[str, Stream]:
@@ -246,7 +246,7 @@ class BamTask(Task):
         mixed = MixedRows(rows, weights, outputs)
         lengths = mixed.lengths if options.group_by_length else None
         sizes = [len(part) for part in rows.values()]
-        order = sampling.MixedEpochs(sizes, counts, options.batch_size, seed, stream_key, lengths)
+        order = MixedEpochs(sizes, counts, options.batch_size, seed, stream_key, lengths)
         return Stream("train", order, mixed.batch, seed, mixed.lengths)
 
     def one_pass(self, name: str, split: str) -> Stream:

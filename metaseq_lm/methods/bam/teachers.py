@@ -170,9 +170,9 @@ def load_outputs(
                             {str(file.resolve()): spent},
                         ]
                     )
-                    about = describe(Path(config.data) / name, sets[name], teacher.weights)
-                    about |= {"checkpoint": str(teacher.checkpoint), "cost": costs}
-                    store(file, outputs, about)
+                    header = describe(Path(config.data) / name, sets[name], teacher.weights)
+                    header |= {"checkpoint": str(teacher.checkpoint), "cost": costs}
+                    store(file, outputs, header)
                 process_group.from_first(None)  # wait until the file is written
             del run
             gc.collect()
@@ -247,26 +247,26 @@ def compute_outputs(run: Parts, teacher: Teacher, name: str) -> tuple[np.ndarray
 
 def describe(folder: Path, data: LabelledSet, weights: str | None) -> dict[str, Any]:
     """Return the header that identifies outputs: a set's data and rows, and a teacher's weights."""
-    about = {
+    header = {
         "format": FORMAT,
         "set": folder.name,
         "data": fingerprint(folder, data.split),
         "rows": len(data),
         "labels": list(data.label_names),
     }
-    return about if weights is None else about | {"weights": weights}
+    return header if weights is None else header | {"weights": weights}
 
 
-def store(path: Path, outputs: np.ndarray, about: dict[str, Any]) -> None:
+def store(path: Path, outputs: np.ndarray, header: dict[str, Any]) -> None:
     """Write outputs and their header atomically, unless another run has written them meanwhile."""
     outputs = np.ascontiguousarray(outputs, np.float32)
     if not np.isfinite(outputs).all():
         raise MetaseqError(
-            f"the teacher {about.get('checkpoint')} has outputs on {about['set']} that are not finite; "
+            f"the teacher {header.get('checkpoint')} has outputs on {header['set']} that are not finite; "
             "choose another teacher"
         )
-    about = about | {"sha256": hashlib.sha256(outputs.tobytes()).hexdigest()}
-    content = safetensors.numpy.save({"outputs": outputs}, {"about": json.dumps(about)})
+    header = header | {"sha256": hashlib.sha256(outputs.tobytes()).hexdigest()}
+    content = safetensors.numpy.save({"outputs": outputs}, {"about": json.dumps(header)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)
@@ -296,13 +296,13 @@ def read_unchecked(path: Path) -> tuple[np.ndarray, dict[str, Any], Costs]:
         content = path.read_bytes()
         check_header(content)
         outputs = safetensors.numpy.load(content)["outputs"]
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        about = json.loads(header["__metadata__"]["about"])
+        file_header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        header = json.loads(file_header["__metadata__"]["about"])
         if outputs.dtype != np.float32 or outputs.ndim != 2:
             raise ValueError(f"a table of {outputs.dtype} with {outputs.ndim} dimensions")
-        if about["sha256"] != hashlib.sha256(outputs.tobytes()).hexdigest():
+        if header["sha256"] != hashlib.sha256(outputs.tobytes()).hexdigest():
             raise ValueError("its checksum differs")
-        costs = lineage_cost.checked(about.get("cost"))
+        costs = lineage_cost.checked(header.get("cost"))
     except OSError as error:
         raise MetaseqError(f"{path}: {error.strerror}") from error
     except Exception as error:  # the library raises many kinds for a damaged file
@@ -311,7 +311,7 @@ def read_unchecked(path: Path) -> tuple[np.ndarray, dict[str, Any], Costs]:
             f"{path}: not readable as a teacher's outputs: {reason[:200]}; delete it, a run of its "
             "teacher's student makes it anew"
         ) from error
-    return outputs, about, costs
+    return outputs, header, costs
 
 
 def read(path: Path, expected: dict[str, Any]) -> tuple[np.ndarray, Costs]:
@@ -319,11 +319,11 @@ def read(path: Path, expected: dict[str, Any]) -> tuple[np.ndarray, Costs]:
 
     Raises MetaseqError if the file is damaged, or its header differs from `expected`.
     """
-    outputs, about, costs = read_unchecked(path)
+    outputs, header, costs = read_unchecked(path)
     differing = [
-        f"{key}: {str(about.get(key))[:60]} there, {str(value)[:60]} here"
+        f"{key}: {str(header.get(key))[:60]} there, {str(value)[:60]} here"
         for key, value in expected.items()
-        if about.get(key) != value
+        if header.get(key) != value
     ]
     shape = (expected["rows"], max(len(expected["labels"]), 1))
     if not differing and outputs.shape != shape:

@@ -26,7 +26,7 @@ from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.streams import Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.methods.tartan.criterion import MultiTask, endtask_scored, task_terms
+from metaseq_lm.methods.tartan.criterion import MultiTask, endtask_scored
 from metaseq_lm.methods.tartan.data import Rows, masked_lines, masked_texts
 from metaseq_lm.methods.tartan.model import META
 from metaseq_lm.methods.tartan.update import AUXILIARY, DEV, ENDTASK, EndTaskAware
@@ -228,10 +228,8 @@ class TartanTask(EndTaskAware):
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return the scores of the end task's head; with criterion masked_lm the masked-LM loss."""
-        ((split, batches),) = passes.items()
         if not isinstance(self.criterion, MultiTask):
-            everything = (micro for batch in batches for micro in batch)
-            terms = partial(task_terms, model)
-            return Scored(engine.evaluate(terms, everything, rng_key="validate"))
+            return super().evaluate(engine, model, passes)
+        ((split, batches),) = passes.items()
         data = self.labelled(split).data
         return labelled_scores(engine, data, batches, partial(endtask_scored, model))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaseq_lm.core.config import load_config
-from metaseq_lm.methods.bam.sampling import MixedEpochs, copies_and_weights, draws, shares
+from metaseq_lm.methods.bam.data import MixedEpochs, copies_and_weights, draws, shares
 from metaseq_lm.tasks import with_epochs
 
 # MRPC and STS-B are doubled with their texts swapped.
