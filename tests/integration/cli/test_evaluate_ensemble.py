@@ -10,7 +10,7 @@ from battery import CASES, TINY
 
 from metaseq_lm.cli import main
 from metaseq_lm.evaluation.squad import squad_v2
-from metaseq_lm.training.run import TrainingRun
+from metaseq_lm.training.parts import Parts
 
 SEEDS = (1, 2, 3)
 
@@ -148,6 +148,6 @@ def test_tasks_without_a_way_to_do_it(
     """The refusal comes before anything is scored."""
     options = ["--criterion", "masked_lm", *CASES["masked_lm"][0], *TINY, "--max-update", "1"]
     assert main(["train", str(moons), "--save-dir", str(tmp_path), *options]) == 0
-    monkeypatch.setattr(TrainingRun, "score", lambda *given: pytest.fail("scored for nothing"))
+    monkeypatch.setattr(Parts, "score", lambda *given: pytest.fail("scored for nothing"))
     assert main(["evaluate", str(tmp_path), "--split", "valid", "--ensemble"]) == 2
     assert "'masked_lm' cannot put predictions" in capsys.readouterr().err
