@@ -185,7 +185,7 @@ CASES: dict[str, list[list[str]]] = {
     ],
     "bam_distill": [
         [*TAUGHT, "task.pooled=false", "criterion.temperature=2"],
-        [*BAM, "task.sampling=legacy_copies", "criterion.batch_sum=false"],
+        [*BAM, "task.sampling=legacy_copies"],
     ],
     "squad": [
         [*QUESTIONS, "optimizer.clip_norm=1"],
