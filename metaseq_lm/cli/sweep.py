@@ -216,13 +216,13 @@ def content_of(args: argparse.Namespace) -> dict[str, Any]:
     if len(files) > 1 or len(data) > 1:
         raise UsageError(f"give one SWEEP.yaml and one DATA at most, got {' '.join(paths)}")
     content = read_file(Path(files[0])) if files else {}
-    here = Path.cwd()
+    working_dir = Path.cwd()
     if data:
-        content["data"] = absolute(data[0], here)
+        content["data"] = absolute(data[0], working_dir)
     if args.config_dir:
-        content["config_dir"] = absolute(args.config_dir, here)
+        content["config_dir"] = absolute(args.config_dir, working_dir)
     if args.user_dir:
-        content["user_dir"] = plugin(args.user_dir, here)
+        content["user_dir"] = plugin(args.user_dir, working_dir)
     if args.config_name:
         content["config_name"] = args.config_name
     if args.seeds:
@@ -231,7 +231,7 @@ def content_of(args: argparse.Namespace) -> dict[str, Any]:
         key, values = axis(text)
         content["grid"] = mapping(content.get("grid", {}), "grid") | {key: values}
     flags = [
-        f"{key}={quote(absolute(value, here) if key == 'init_from' else value)}"
+        f"{key}={quote(absolute(value, working_dir) if key == 'init_from' else value)}"
         for key, value in flag_values(args).items()
     ]
     listed = content.get("overrides", [])

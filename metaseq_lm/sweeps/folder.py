@@ -52,8 +52,8 @@ class Submission:
 
     def is_alive(self) -> bool:
         """Return whether the process of a local submission still runs on this machine."""
-        here = self.host == socket.gethostname()
-        return here and bool(self.start) and process_start(int(self.job)) == self.start
+        on_this_host = self.host == socket.gethostname()
+        return on_this_host and bool(self.start) and process_start(int(self.job)) == self.start
 
     def send(self, number: int) -> None:
         """Send a signal to a local job, unless it is over."""

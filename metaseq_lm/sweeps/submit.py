@@ -180,8 +180,8 @@ def cancel(folder: SweepFolder) -> list[str]:
     """Cancel all active runs and wait for local ones to save; return the names of the runs."""
     active = {s.run: s for s in state_module.states(folder) if s.state in state_module.ACTIVE}
     last = {name: entry for name, entry in folder.submissions().items() if name in active}
-    here = socket.gethostname()
-    elsewhere = [e for e in last.values() if e.executor == "local" and e.host != here]
+    hostname = socket.gethostname()
+    elsewhere = [e for e in last.values() if e.executor == "local" and e.host != hostname]
     if elsewhere:
         raise MetaseqError(f"runs of this sweep were started on {elsewhere[0].host}; cancel there")
     # Recorded first: Slurm keeps no trace of a pending array element that is cancelled.

@@ -100,9 +100,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         first = F.relu(self.norm1(x))
         # A block that changes the size normalises both its ways.
-        kept = x if self.project is None else self.project(first)
+        shortcut = x if self.project is None else self.project(first)
         second = F.relu(self.norm2(self.conv1(first)))
-        summed: Tensor = kept + self.conv2(self.dropout(second))
+        summed: Tensor = shortcut + self.conv2(self.dropout(second))
         return summed
 
 
