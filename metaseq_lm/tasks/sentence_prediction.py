@@ -25,8 +25,8 @@ from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.engine.engine import Engine
+from metaseq_lm.models.transformer.classifiers import SentencePredictor
 from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead
-from metaseq_lm.models.transformer.sentence_prediction import SentencePredictor
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.tasks import Passes, Scored, TextTask, with_epochs
 from metaseq_lm.tasks.finetuning import (

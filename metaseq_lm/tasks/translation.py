@@ -25,8 +25,7 @@ from metaseq_lm.data.streams import Order, Sequential, Stream
 from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.bleu import check_bleu, corpus_bleu
-from metaseq_lm.models.seq2seq.beam_search import Beam
-from metaseq_lm.models.seq2seq.lstm_encoder_decoder import LSTMEncoderDecoder
+from metaseq_lm.models.seq2seq import Beam, LSTMEncoderDecoder
 from metaseq_lm.tasks import Passes, Scored, Task
 from metaseq_lm.tasks.finetuning import judged
 from metaseq_lm.tasks.masked_lm import scored_rows

@@ -1,6 +1,7 @@
 """Tasks on labelled words: tags (chunks, entities, parts of speech, supertags) and dependency trees.
 
-Facts follow Clark et al. 2018. Shapes: B rows, S positions.
+Also their official scores, files of predictions, and a language model beside them. Facts follow Clark
+et al. 2018. Shapes: B rows, S positions, C classes.
 """
 
 from __future__ import annotations
@@ -13,51 +14,67 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from torch import nn
+from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Logs, Terms, WordBatch
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import MODELS, register_task
 from metaseq_lm.criterions.tagging import Parsing, Tagging, WordLabels
-from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.storage.manifest import Manifest, tokenizer_hash
 from metaseq_lm.data.streams import Order, Stream, sorted_pass
 from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import word_rows
+from metaseq_lm.data.words.columns import conllu_text
 from metaseq_lm.data.words.sets import TAGS, TREES, WordSet
-from metaseq_lm.data.words.vocabulary import WordVocabulary
+from metaseq_lm.data.words.tags import bio_tags
+from metaseq_lm.data.words.vocabulary import PAD, WordVocabulary
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.models.layers import RAW
+from metaseq_lm.evaluation.chunks import conlleval_report, conlleval_spans
+from metaseq_lm.evaluation.words import score_tags, score_trees, tag_names
+from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
+from metaseq_lm.models.layers import RAW, ScalarMix
 from metaseq_lm.models.words.prediction_modules import (
     PRIMARY,
     ROOTS,
     ParsingModule,
     TaggingModule,
     ViewsEncoder,
+    heads_of,
 )
 from metaseq_lm.models.words.word_model import WordModel, WordNet
+from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.lineage_cost import Costs, ancestors
 from metaseq_lm.tasks import Batches, Passes, Scored, Task
-from metaseq_lm.tasks.elmo import (
-    ElmoConfig,
-    head_mixes,
-    language_model,
-    load_language_model,
-    scalar_mix,
-    with_sizes,
-)
 from metaseq_lm.tasks.finetuning import ENCODER, different_sets, judged
 from metaseq_lm.tasks.masked_lm import scored_rows
-from metaseq_lm.tasks.word_scores import (
-    Predicted,
-    prediction_files,
-    prediction_rows,
-    predictions_of,
-    set_scores,
-)
 
 AVERAGE = "average.net."
 AT = ":"  # between the name of a set and that of a split
+LANGUAGE_MODEL = "bilstm_lm"
+# Number of a sentence, and the predictions for its words: classes, or relations and heads.
+Predicted = tuple[int, list[list[int]]]
+
+
+@dataclass
+class ElmoConfig:
+    """A frozen language model whose states are further input (ELMo, Peters et al. 2018; Clark et al. 2018).
+
+    Its layers, mixed with learned weights and through dropout, go into the encoder, one mix for all
+    sets, and into the heads, one mix for each set.
+    """
+
+    elmo: str = option(
+        "",
+        "run of task word_language_modeling on DATA; its states are added to the input ('' = none)",
+        source="language_model",
+    )
+    elmo_dropout: float = option(
+        0.5, "dropout of the mixed states; the paper names no rate", at_least=0, below=1
+    )
+    elmo_sizes: list[int] = option(
+        [], "words, layers, width and cells of that model; taken from its run, not to be set"
+    )
 
 
 @dataclass
@@ -388,3 +405,154 @@ def build_encoder(config: DictConfig, vocabulary: WordVocabulary) -> ViewsEncode
         counts = torch.tensor(vocabulary.counts, dtype=torch.float64)
         encoder.embedding.frequencies.copy_(counts / counts.sum())
     return encoder
+
+
+def with_sizes(config: DictConfig) -> DictConfig:
+    """Return `config` with task.elmo_sizes as the run that task.elmo names has them.
+
+    So a checkpoint, which has the weights, needs that run no more. Raises UsageError for a run of
+    another model or of another vocabulary than the data folder's, CheckpointError if there is none.
+    """
+    config = config.copy()
+    config.task.elmo_sizes = []
+    if not config.task.elmo:
+        return config
+    place = checkpoint.resolve(config.task.elmo, prefer="best")
+    source = checkpoint.load(place)
+    model = (source.manifest.get("config") or {}).get("model") or {}
+    if model.get("_name") != LANGUAGE_MODEL:
+        raise UsageError(
+            f"task.elmo: {place} has model {model.get('_name')}; give a run of --task "
+            f"word_language_modeling --criterion language_modeling --model {LANGUAGE_MODEL}"
+        )
+    then, now = source.manifest.get("tokenizer"), tokenizer_hash(config.data)
+    if then != now or f"{ENCODER}ids" not in source.weights:
+        raise UsageError(
+            f"task.elmo: {place} was trained on another vocabulary than {config.data} has ({then} and "
+            f"{now}); train it on this folder, or make the folder with its vocabulary: preprocess "
+            "--words --tokenizer-from FOLDER"
+        )
+    words = len(source.weights[f"{ENCODER}tokens.weight"])
+    sizes = ("encoder_layers", "encoder_embed_dim", "encoder_hidden_dim")
+    config.task.elmo_sizes = [words, *(model[name] for name in sizes)]
+    return config
+
+
+def language_model(options: DictConfig, vocabulary: WordVocabulary) -> BiLSTM | None:
+    """Return the net for the language model, whose weights are still to come, or None without one."""
+    if not getattr(options, "elmo_sizes", None):
+        return None
+    words, layers, width, cells = options.elmo_sizes
+    ids = torch.zeros(len(vocabulary), dtype=torch.long)
+    return BiLSTM(BiLSTMConfig(layers, width, cells, 0.0), words, PAD, ids)
+
+
+def scalar_mix(options: DictConfig) -> ScalarMix | None:
+    """Return a mix of the layers of the language model, or None without one."""
+    if not getattr(options, "elmo_sizes", None):
+        return None
+    _, layers, width, _ = options.elmo_sizes
+    return ScalarMix(layers + 1, 2 * width, options.elmo_dropout)
+
+
+def head_mixes(options: DictConfig, names: Sequence[str]) -> dict[str, ScalarMix]:
+    """Return a mix for the heads of each of the sets `names`, none without a language model."""
+    mixes = {name: scalar_mix(options) for name in names}
+    return {name: mix for name, mix in mixes.items() if mix is not None}
+
+
+def load_language_model(net: BiLSTM, source: str) -> None:
+    """Give `net` the weights of the best checkpoint of the run `source`."""
+    stored = checkpoint.load(checkpoint.resolve(source, prefer="best"))
+    encoder = {n: w for n, w in stored.weights.items() if n.startswith(ENCODER)}
+    weights = {name.removeprefix(ENCODER): weight for name, weight in encoder.items()}
+    checkpoint.load_into(net, weights, stored.path)
+
+
+def predictions_of(data: WordSet, scores: Tensor, batch: WordBatch) -> list[Predicted]:
+    """Return the best classes of the words of a batch, or relations and heads, as plain numbers.
+
+    `scores` are (B, S, C). The class of tags that training lacks is never predicted.
+    """
+    if data.unseen is not None and data.form != TREES:
+        scores = scores.clone()
+        scores[..., data.unseen] = -float("inf")
+    best = scores.argmax(-1)
+    parts = [best]
+    if data.form == TREES:
+        heads, relations = heads_of(best, len(data.label_names))
+        parts = [relations, heads]
+    columns = [part.tolist() for part in parts]
+    lengths = batch.lengths.tolist()
+    assert batch.samples is not None
+    return [
+        (sample, [column[row][1 : lengths[row] + 1] for column in columns])
+        for row, sample in enumerate(batch.samples.tolist())
+    ]
+
+
+def set_scores(data: WordSet, predictions: Sequence[Predicted]) -> Logs:
+    """Return the scores of a split of which all predictions are known, the main one first.
+
+    That is "f1" of spans, "accuracy" of other tags, "las" of trees; all are from 0 to 1.
+    """
+    ordered = sorted(predictions)
+    samples = [sample for sample, _ in ordered]
+    parts = [[columns[i] for _, columns in ordered] for i in range(len(ordered[0][1]))]
+    if data.form == TREES:
+        scores, main = score_trees(data, samples, parts[1], parts[0]), "las"
+    else:
+        scores, main = score_tags(data, samples, parts[0]), "f1" if data.spans else "accuracy"
+    return {main: scores[main], **scores}
+
+
+def prediction_rows(
+    name: str, data: WordSet, predictions: Sequence[Predicted]
+) -> list[dict[str, Any]]:
+    """Return of each sentence "index", "set", its "words", and "gold" and "predicted" label names.
+
+    Of trees "gold_heads" and "predicted_heads" too: places of words, 1 for the first, 0 for the root.
+    """
+    rows = []
+    assert data.labels is not None
+    for sample, columns in predictions:
+        gold = data.labels[sample].tolist()
+        row: dict[str, Any] = {
+            "index": sample,
+            "set": name,
+            "words": data.surface(np.array([sample]))[0],
+            "gold": tag_names(data, [gold])[0],
+            "predicted": tag_names(data, columns[:1])[0],
+        }
+        if data.heads is not None:
+            row |= {"gold_heads": data.heads[sample].tolist(), "predicted_heads": columns[1]}
+        rows.append(row)
+    return rows
+
+
+def prediction_files(name: str, data: WordSet, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return the predictions of a split as one file: CoNLL columns word, gold, predicted, or CoNLL-U.
+
+    Tags of spans are written in BIO, which every version of conlleval reads, so that its F1 of the file
+    is "conlleval_f1". NAME.SPLIT.conlleval.txt has the output of conlleval for the file.
+    """
+    sentences = sorted((row for row in rows if row["set"] == name), key=lambda row: row["index"])
+    if data.form == TREES:
+        trees = (conllu_text(r["words"], r["predicted_heads"], r["predicted"]) for r in sentences)
+        return {f"{name}.{data.split}.conllu": "".join(trees)}
+    lines: list[str] = []
+    gold_tags, predicted_tags = [], []
+    for row in sentences:
+        words = ["_".join(word.split()) for word in row["words"]]  # CoNLL-U has words with blanks
+        tags = [row["gold"], row["predicted"]]
+        if data.spans:
+            tags = [bio_tags(conlleval_spans(column), len(column)) for column in tags]
+        lines += ["\t".join(part) for part in zip(words, *tags)]
+        lines.append("")
+        gold_tags.append(tags[0])
+        predicted_tags.append(tags[1])
+    files = {f"{name}.{data.split}.conll": "".join(line + "\n" for line in lines)}
+    if data.spans:
+        report = conlleval_report(gold_tags, predicted_tags)
+        files[f"{name}.{data.split}.conlleval.txt"] = report
+    return files

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from metaseq_lm.models.transformer.classifiers import LabelledSetsModel, SetHeads, module_name
 from metaseq_lm.models.transformer.encoder import TransformerConfig
-from metaseq_lm.models.transformer.labelled_sets import LabelledSetsModel, SetHeads, module_name
 
 RANGES = "ranges."
 

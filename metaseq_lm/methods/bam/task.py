@@ -33,7 +33,7 @@ from metaseq_lm.methods.bam.criterion import LOSS, BamDistill
 from metaseq_lm.methods.bam.data import MixedEpochs, MixedRows, copies_and_weights, draws
 from metaseq_lm.methods.bam.model import RANGES, MultiTaskModel
 from metaseq_lm.methods.bam.teachers import Teacher
-from metaseq_lm.models.transformer.labelled_sets import POOLER, SETS, SetHeads, set_of
+from metaseq_lm.models.transformer.classifiers import POOLER, SETS, SetHeads, set_of
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.runs.lineage_cost import Costs

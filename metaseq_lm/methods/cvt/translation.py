@@ -29,7 +29,7 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.cvt.model import AveragedNet, AveragingConfig, student_dropout
 from metaseq_lm.models.layers import current_context
-from metaseq_lm.models.seq2seq.lstm_encoder_decoder import PRIMARY, LSTMEncoderDecoder
+from metaseq_lm.models.seq2seq import PRIMARY, LSTMEncoderDecoder
 from metaseq_lm.models.words.word_model import dropout_at
 from metaseq_lm.tasks import Batches, Passes, Scored
 from metaseq_lm.tasks.protocols import Kinds

@@ -42,8 +42,13 @@ from metaseq_lm.methods.cvt.model import (
     unit,
 )
 from metaseq_lm.models.layers import full_precision
-from metaseq_lm.models.vision.conv_large import POSITIONAL, ConvLarge, places
-from metaseq_lm.models.vision.wide_resnet import check_whole_batches, frozen_statistics
+from metaseq_lm.models.vision import (
+    POSITIONAL,
+    ConvLarge,
+    check_whole_batches,
+    frozen_statistics,
+    places,
+)
 from metaseq_lm.models.words.word_model import dropout_at
 from metaseq_lm.tasks import Batches, Passes, Scored, Task
 from metaseq_lm.tasks.finetuning import labelled_scores

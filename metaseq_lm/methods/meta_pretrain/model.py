@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.models.transformer.classifiers import LabelledSetsModel, SetHeads
 from metaseq_lm.models.transformer.encoder import TransformerConfig
-from metaseq_lm.models.transformer.labelled_sets import LabelledSetsModel, SetHeads
 
 
 def labelled_sets_model(

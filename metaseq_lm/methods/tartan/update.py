@@ -23,7 +23,7 @@ from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.tartan.criterion import Meta, MetaConfig, MultiTask, task_terms
 from metaseq_lm.methods.tartan.data import Drawn, Rows, StateBatch
 from metaseq_lm.methods.tartan.model import META, has_dropout, redraw, states_of
-from metaseq_lm.models.vision.wide_resnet import frozen_statistics
+from metaseq_lm.models.vision import frozen_statistics
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.tasks import Batches, Task
 

@@ -32,7 +32,7 @@ from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, endtask_scored
 from metaseq_lm.methods.tartan.data import HeadedImageBatch, Rows
 from metaseq_lm.methods.tartan.model import META
 from metaseq_lm.methods.tartan.update import AUXILIARY, ENDTASK, EndTaskAware
-from metaseq_lm.models.vision.wide_resnet import WideResNet, check_whole_batches
+from metaseq_lm.models.vision import WideResNet, check_whole_batches
 from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import labelled_scores
 

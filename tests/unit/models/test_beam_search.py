@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from metaseq_lm.models.seq2seq.beam_search import Beam, beam_search
+from metaseq_lm.models.seq2seq import Beam, beam_search
 
 START, END, PAD = 0, 1, 2
 WORDS = (3, 4, 5)

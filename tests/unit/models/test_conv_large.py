@@ -7,7 +7,7 @@ import torch
 
 from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.models.vision.conv_large import ConvLarge, ConvLargeConfig, PositionalNorm, places
+from metaseq_lm.models.vision import ConvLarge, ConvLargeConfig, PositionalNorm, places
 
 
 def net_of(**options: Any) -> ConvLarge:

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.models.seq2seq.beam_search import Beam
-from metaseq_lm.models.seq2seq.lstm_encoder_decoder import (
+from metaseq_lm.models.seq2seq import (
     PRIMARY,
+    Beam,
     EncoderDecoderConfig,
     LSTMEncoderDecoder,
 )

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from metaseq_lm.criterions.sentence_prediction import SentencePrediction, SentencePredictionConfig
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch
+from metaseq_lm.models.transformer.classifiers import SentencePredictor
 from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead, TransformerConfig
-from metaseq_lm.models.transformer.sentence_prediction import SentencePredictor
 
 WIDTH = 4
 SPANS = torch.tensor([[[1, 2], [2, 5]], [[3, 5], [1, 4]], [[0, 1], [4, 5]]])

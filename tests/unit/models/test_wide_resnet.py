@@ -5,7 +5,7 @@ import torch
 
 from metaseq_lm.core.config import typed_options
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.models.vision.wide_resnet import WideResNet, WideResNetConfig, frozen_statistics
+from metaseq_lm.models.vision import WideResNet, WideResNetConfig, frozen_statistics
 
 
 def closed_form(depth: int, width: int, channels: int) -> int:

@@ -8,8 +8,8 @@ from torch import nn
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.methods.meta_pseudo_label.model import moments_of
+from metaseq_lm.models.transformer.classifiers import SentencePredictor
 from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerConfig
-from metaseq_lm.models.transformer.sentence_prediction import SentencePredictor
 from metaseq_lm.optim import Optimizer, build_optimizer, layer_multipliers
 
 ADAM = {"_name": "adam_uncorrected", "lr": 3e-4, "weight_decay": 0.01, "betas": [0.9, 0.999]}

@@ -7,7 +7,7 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.tags import read_spans
 from metaseq_lm.evaluation.words import score_tags, score_trees, tagging_accuracy
-from metaseq_lm.tasks.word_scores import prediction_files, prediction_rows
+from metaseq_lm.tasks.words import prediction_files, prediction_rows
 
 
 def test_accuracy():
