@@ -21,7 +21,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.random_streams import generator
-from metaseq_lm.data.labelled.files import json_object, text_field
+from metaseq_lm.data.labelled.files import Record, json_object
 from metaseq_lm.data.storage.text_files import TextFile, blocks
 
 REFERENCE = "ref"
@@ -81,9 +81,9 @@ def _utterance(name: str, fields: Any, path: Path) -> NBest:
             raise MetaseqError(f"{where}: {key!r} is neither 'ref' nor 'hyp_' and a number")
         if not isinstance(hypothesis, dict):
             raise MetaseqError(f"{where}: {key}: expected score and text in a JSON object")
-        text = one_line(text_field(hypothesis, "text", f"{where}: {key}"))
+        text = one_line(Record(hypothesis, f"{where}: {key}").text("text"))
         hypotheses.append((int(number[1]), text, _score(hypothesis, f"{where}: {key}")))
-    reference = one_line(text_field(fields, REFERENCE, where))
+    reference = one_line(Record(fields, where).text(REFERENCE))
     if not hypotheses:
         raise MetaseqError(f"{where}: has no hypothesis (hyp_1, hyp_2, ...)")
     hypotheses.sort(key=lambda item: item[0])

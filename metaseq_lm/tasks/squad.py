@@ -23,7 +23,7 @@ from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.squad import SquadCriterion
 from metaseq_lm.data.squad.sets import SquadSet, squad_manifest
-from metaseq_lm.data.squad.windows import AnswerBatch, SquadWindows, WindowOptions
+from metaseq_lm.data.squad.windows import AnswerBatch, SquadWindows
 from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -230,8 +230,8 @@ def best_text(row: dict[str, Any]) -> str:
 def windows_of(config: DictConfig, split: str) -> SquadWindows:
     """Return the windows of a split of the configured set."""
     options = config.task
-    cut = WindowOptions(options.tokens_per_sample, options.max_query_length, options.doc_stride)
     vocabulary = Vocabulary.load(Path(config.data) / "dict.txt")
     data = SquadSet(labelled_folder(config), split)
     require_tokenizer(data.folder, data.tokenizer_hash)
-    return SquadWindows(data, vocabulary, cut, split == "train")
+    lengths = options.tokens_per_sample, options.max_query_length, options.doc_stride
+    return SquadWindows(data, vocabulary, split == "train", *lengths)

@@ -13,65 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.labelled.files import Row, json_objects, label_word
-from metaseq_lm.data.storage.text_files import TextFile, without_surrogates
+from metaseq_lm.data.labelled.files import Record, Row, json_objects
+from metaseq_lm.data.storage.text_files import TextFile
 
 PLACEHOLDER = "@placeholder"
 # The wording of COPA's own questions (Roemmele et al. 2011).
 COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
 
-
-class Record:
-    """A JSON object of a file; an error names file, line and field.
-
-    `counts` are the remarks on the file by reason.
-    """
-
-    def __init__(
-        self, fields: dict[str, Any], where: str, counts: Counter[str], name: str = ""
-    ) -> None:
-        self.fields, self.where, self.counts, self.name = fields, where, counts, name
-
-    def path(self, key: str) -> str:
-        """Return the name of a field with the names of the objects around it."""
-        return f"{self.name}.{key}".lstrip(".")
-
-    def get(self, key: str, kind: type) -> Any:
-        """Return a field of type `kind`."""
-        if key not in self.fields:
-            raise MetaseqError(f"{self.where}: no field '{self.path(key)}'")
-        value = self.fields[key]
-        if type(value) is not kind:
-            raise MetaseqError(f"{self.where}: field '{self.path(key)}' is not {_KINDS[kind]}")
-        return value
-
-    def text(self, key: str) -> str:
-        """Return a text."""
-        return without_surrogates(self.get(key, str))
-
-    def number(self, key: str) -> int:
-        """Return a whole number."""
-        return int(self.get(key, int))
-
-    def record(self, key: str) -> "Record":
-        """Return an object."""
-        return Record(self.get(key, dict), self.where, self.counts, self.path(key))
-
-    def records(self, key: str) -> list["Record"]:
-        """Return a list of objects."""
-        items, name = self.get(key, list), self.path(key)
-        if any(type(item) is not dict for item in items):
-            raise MetaseqError(f"{self.where}: field '{name}' does not hold objects only")
-        return [
-            Record(item, self.where, self.counts, f"{name}[{i}]") for i, item in enumerate(items)
-        ]
-
-    def label(self) -> str | None:
-        """Return the label as JSON writes it, None if there is none."""
-        return label_word(self.fields["label"], self.where) if "label" in self.fields else None
-
-
-_KINDS = {str: "a text", int: "a whole number", list: "a list", dict: "an object"}
 
 Span = tuple[int, int, int]
 Example = tuple[tuple[str, ...], str | None, tuple[Span, ...], dict[str, Any]]

@@ -6,7 +6,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -106,13 +106,63 @@ def json_object(text: str, where: str) -> dict[str, Any]:
     return fields
 
 
-def text_field(fields: dict[str, Any], name: str, where: str) -> str:
-    """Return the text of a field; a MetaseqError that begins with `where` if it has none."""
-    if name not in fields:
-        raise MetaseqError(f"{where}: no field '{name}'")
-    if not isinstance(fields[name], str):
-        raise MetaseqError(f"{where}: field '{name}' is not a text")
-    return without_surrogates(fields[name])
+_KINDS = {
+    str: "a text",
+    int: "a whole number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
+
+
+@dataclass
+class Record:
+    """A JSON object of a file; an error names file, line and field, with the objects around it.
+
+    `counts` are the remarks on the file by reason. `remedy` ends the message on a missing field.
+    """
+
+    fields: dict[str, Any]
+    where: str
+    counts: Counter[str] = field(default_factory=Counter)
+    name: str = ""
+    remedy: str = ""
+
+    def path(self, key: str) -> str:
+        """Return the name of a field with the names of the objects around it."""
+        return f"{self.name}.{key}".lstrip(".")
+
+    def get(self, key: str, kind: type | None = None) -> Any:
+        """Return a field, of type `kind` if that is given."""
+        if key not in self.fields:
+            raise MetaseqError(f"{self.where}: no field '{self.path(key)}'{self.remedy}")
+        value = self.fields[key]
+        if kind is not None and type(value) is not kind:
+            raise MetaseqError(f"{self.where}: field '{self.path(key)}' is not {_KINDS[kind]}")
+        return value
+
+    def text(self, key: str) -> str:
+        """Return a text."""
+        return without_surrogates(self.get(key, str))
+
+    def number(self, key: str) -> int:
+        """Return a whole number."""
+        return int(self.get(key, int))
+
+    def record(self, key: str) -> "Record":
+        """Return an object."""
+        return replace(self, fields=self.get(key, dict), name=self.path(key))
+
+    def records(self, key: str) -> list["Record"]:
+        """Return a list of objects."""
+        items, name = self.get(key, list), self.path(key)
+        if any(type(item) is not dict for item in items):
+            raise MetaseqError(f"{self.where}: field '{name}' does not hold objects only")
+        return [replace(self, fields=item, name=f"{name}[{i}]") for i, item in enumerate(items)]
+
+    def label(self) -> str | None:
+        """Return the label as JSON writes it, None if there is none."""
+        return label_word(self.fields["label"], self.where) if "label" in self.fields else None
 
 
 def json_objects(
@@ -157,10 +207,11 @@ class RowReader:
             raise MetaseqError(
                 f"{self.file}: comma-separated files are not read; convert it to TSV"
             )
-        rows = self._json_rows() if is_json(self.file.path) else self._tsv_rows()
+        objects = json_objects(self.file, self.counts) if is_json(self.file.path) else self._tsv()
+        rows = (self._row(*item) for item in objects)
         return rows if self.expand is None else chain.from_iterable(map(self.expand, rows))
 
-    def _tsv_rows(self) -> Iterator[Row]:
+    def _tsv(self) -> Iterator[tuple[int, dict[str, Any], bool]]:
         names = self.columns.names
         for number, text, bad in text_lines(self.file, self.counts):
             # No quoting: a quotation mark in these files is part of the text.
@@ -182,7 +233,7 @@ class RowReader:
                 if self.counts["malformed"] <= MALFORMED_NAMED:
                     print(f"{message}; the row is left out", flush=True)
                 continue
-            yield self._row(number, dict(zip(names, fields)), bad)
+            yield number, dict(zip(names, fields)), bad
         if self.counts["malformed"] > MALFORMED_NAMED:
             print(
                 f"{self.file}: {self.counts['malformed']:,} malformed rows are left out, the first "
@@ -190,45 +241,39 @@ class RowReader:
                 flush=True,
             )
 
-    def _json_rows(self) -> Iterator[Row]:
-        for number, fields, bad in json_objects(self.file, self.counts):
-            yield self._row(number, fields, bad)
-
-    def _resolve(self, names: tuple[str, ...], number: int) -> tuple[str, ...]:
+    def _resolve(self, names: tuple[str, ...], number: int) -> None:
         """Decide on the columns once, from the names of the header or first object."""
-        if self.text_columns is None:
-            has_pair = not {"text_a", "text_b"}.isdisjoint(names) and "text" not in names
-            texts = self.columns.texts or (("text_a", "text_b") if has_pair else ("text",))
-            label = self.columns.label
-            # "labl" is a mistake to point out, not a file without labels.
-            misspelt = difflib.get_close_matches(label, names, n=1, cutoff=0.8)
-            self.labelled = label in names or self.required or bool(misspelt)
-            for name in (*texts, *([label] if self.labelled else [])):
-                if name not in names:
-                    remedy = (
-                        "Choose with --text-columns and --label-column (and --columns if the file "
-                        "has no header row)."
-                        if self.columns.index is None
-                        else "It is not the official file of this benchmark."
-                    )
-                    raise MetaseqError(
-                        f"{self.file}:{number}: no column '{name}'.{nearest(name, list(names))} "
-                        f"There are: {', '.join(names)}. {remedy}"
-                    )
-            self.text_columns = texts
-        return self.text_columns
+        if self.text_columns is not None:
+            return
+        has_pair = not {"text_a", "text_b"}.isdisjoint(names) and "text" not in names
+        texts = self.columns.texts or (("text_a", "text_b") if has_pair else ("text",))
+        label = self.columns.label
+        # "labl" is a mistake to point out, not a file without labels.
+        misspelt = difflib.get_close_matches(label, names, n=1, cutoff=0.8)
+        self.labelled = label in names or self.required or bool(misspelt)
+        for name in (*texts, *([label] if self.labelled else [])):
+            if name not in names:
+                remedy = (
+                    "Choose with --text-columns and --label-column (and --columns if the file "
+                    "has no header row)."
+                    if self.columns.index is None
+                    else "It is not the official file of this benchmark."
+                )
+                raise MetaseqError(
+                    f"{self.file}:{number}: no column '{name}'.{nearest(name, list(names))} "
+                    f"There are: {', '.join(names)}. {remedy}"
+                )
+        self.text_columns = texts
 
     def _row(self, number: int, fields: dict[str, Any], bad: bool) -> Row:
-        where, label = f"{self.file}:{number}", self.columns.label
-        text_columns = self._resolve(tuple(fields), number)
-        for name in (*text_columns, *([label] if self.labelled else [])):
-            if name not in fields:
-                raise MetaseqError(f"{where}: no field '{name}'")
+        self._resolve(tuple(fields), number)
+        assert self.text_columns is not None
+        record, label = Record(fields, f"{self.file}:{number}", self.counts), self.columns.label
         if not self.labelled and label in fields:
-            raise MetaseqError(f"{where}: a label, but the rows before have none")
-        texts = tuple(text_field(fields, name, where) for name in text_columns)
-        value = self._label(where, fields[label]) if self.labelled else None
-        return Row(number, texts, value, bad, facts=self._facts(where, fields))
+            raise MetaseqError(f"{record.where}: a label, but the rows before have none")
+        texts = tuple(map(record.text, self.text_columns))
+        value = self._label(record.where, record.get(label)) if self.labelled else None
+        return Row(number, texts, value, bad, facts=self._facts(record.where, fields))
 
     def _facts(self, where: str, fields: dict[str, Any]) -> dict[str, Any] | None:
         if self.columns.index is None:
@@ -308,8 +353,8 @@ def read_pairs(source: str, policy: str) -> tuple[list[tuple[Sentence, Sentence]
         if bad and policy == "skip":
             skipped += 1
         elif text.strip():
-            fields = json_object(text, place)
-            texts = [text_field(fields, f"sentence_{name}", place) for name in ("good", "bad")]
+            record = Record(json_object(text, place), place)
+            texts = record.text("sentence_good"), record.text("sentence_bad")
             pairs.append((Sentence(texts[0], place), Sentence(texts[1], place)))
     if not pairs:
         raise MetaseqError(f"{source}: holds no pair")

@@ -12,6 +12,7 @@ from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.rows import blank_rows, check_ids, fill, padding_of, segments_of
 from metaseq_lm.data.squad.sets import SquadSet
+from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 SPECIALS = 3  # of a row: one [CLSn], two [SEP]
@@ -34,20 +35,11 @@ class AnswerBatch(TokenBatch):
     impossible: Tensor
 
 
-@dataclass(frozen=True)
-class WindowOptions:
-    """How contexts are cut: rows of at most `longest` tokens, questions of at most `question` tokens.
-
-    A window starts `stride` tokens after the one before it, or where that one ends.
-    """
-
-    longest: int = 512
-    question: int = 64
-    stride: int = 128
-
-
 class SquadWindows:
     """The windows of one split: which rows there are, and batches of them.
+
+    Rows have at most `tokens_per_sample` tokens, questions at most `max_query_length`. A window
+    starts `stride` tokens after the one before it, or where that one ends.
 
     `question`, `start` (first context token), `length` (context tokens), `targets` (positions of
     the gold answer in the row, (W, 2), 0 and 0 if the window does not hold it) and `lengths` (of
@@ -58,30 +50,36 @@ class SquadWindows:
     """
 
     def __init__(
-        self, data: SquadSet, vocabulary: Vocabulary, options: WindowOptions, training: bool
+        self,
+        data: SquadSet,
+        vocabulary: Vocabulary,
+        training: bool,
+        tokens_per_sample: int,
+        max_query_length: int,
+        stride: int,
     ) -> None:
         for tokens in (data.contexts, data.questions):
             check_ids(tokens, vocabulary, first=None)
         self.data, self.vocabulary = data, vocabulary
-        self.query = np.minimum(data.questions.sizes, options.question)
+        self.query = np.minimum(data.questions.sizes, max_query_length)
         query = int(self.query.max(initial=0))
-        if options.longest <= query + SPECIALS:
+        if tokens_per_sample <= query + SPECIALS:
             raise UsageError(
-                f"task.tokens_per_sample is {options.longest} and task.max_query_length "
-                f"{options.question}: a row needs room for a question (of {query} tokens), {SPECIALS} "
+                f"task.tokens_per_sample is {tokens_per_sample} and task.max_query_length "
+                f"{max_query_length}: a row needs room for a question (of {query} tokens), {SPECIALS} "
                 "special tokens and some of the context"
             )
         usable = (data.first >= 0) | data.impossible | (not training)
         self.skipped = int((~usable).sum())
         chosen = np.flatnonzero(usable)
         sizes = data.contexts.sizes[data.paragraph[chosen]]
-        room = options.longest - SPECIALS - self.query[chosen]
-        stride = np.minimum(options.stride, room)
-        counts = 1 + -(-np.maximum(sizes - room, 0) // stride)
+        room = tokens_per_sample - SPECIALS - self.query[chosen]
+        strides = np.minimum(stride, room)
+        counts = 1 + -(-np.maximum(sizes - room, 0) // strides)
         at = np.repeat(np.arange(len(chosen)), counts)
-        number = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+        number = ranges(np.zeros_like(counts), counts)
         self.question = chosen[at]
-        self.start = number * stride[at]
+        self.start = number * strides[at]
         self.length = np.minimum(room[at], sizes[at] - self.start)
         first, last = data.first[self.question], data.last[self.question]
         inside = (first >= self.start) & (last < self.start + self.length)

@@ -131,27 +131,30 @@ def test_mrqa(tmp_path: Path, tokenizer: Tokenizer) -> None:
         run(tmp_path, tokenizer, text.split("\n")[0] + "\n" + json.dumps(line), "mrqa")
 
 
-PLACE = r"in.json: article 1 \('T'\), paragraph 1, question 'q': "
+PLACE = "in.json, question 'q': "
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"data": [\n{]}', r"in.json:2: not valid JSON: .* \(column 2\)"),
-        ("[" * 100_000, "in.json: not usable JSON|in.json:1"),
-        ("[]", r"in.json: is '\[\]', not an object with 'data'"),
-        ("{}", "in.json: 'data' is missing"),
-        ({"data": {}}, "'data' is '{}', not a list"),
-        ({"data": [{"title": "T"}]}, r"article 1 \('T'\): 'paragraphs' is missing"),
-        ({"data": [7]}, "article 1: is '7', not an object"),
-        ({"data": [{"paragraphs": [{"qas": []}]}]}, "article 1, paragraph 1: 'context' is missing"),
-        ({"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}, "'context' is '3', not a text"),
+        ('{"data": [\n{]}', "in.json: not valid JSON: .* line 2 column 2"),
+        ("[" * 100_000, "in.json: not valid JSON"),
+        ("[]", r"in.json: not a JSON object but '\[\]'"),
+        ("{}", "in.json: no field 'data'; is this a file of this version of SQuAD"),
+        ({"data": {}}, "field 'data' is not a list"),
+        ({"data": [{"title": "T"}]}, r"no field 'data\[0\].paragraphs'"),
+        ({"data": [7]}, "field 'data' does not hold objects only"),
+        (
+            {"data": [{"paragraphs": [{"qas": []}]}]},
+            r"no field 'data\[0\].paragraphs\[0\].context'",
+        ),
+        ({"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}, "context' is not a text"),
         ({"data": []}, "no questions in 0 paragraphs"),
-        (one({"id": 3}), "paragraph 1, question 1: 'id' is '3', not a text"),
+        (one({"id": 3}), r"paragraphs\[0\].qas\[0\].id' is not a text"),
         (one({"answers": []}), PLACE + "has no answer .* is this a file of SQuAD 2.0"),
-        (one({}), PLACE + "'answers' is missing"),
-        (one(gold("x", True)), PLACE + "'answer_start' is 'True', not a whole number"),
-        (one({"answers": ["x"]}), PLACE + "is 'x', not an object with 'text'"),
+        (one({}), PLACE + "no field .*answers'"),
+        (one(gold("x", True)), PLACE + r"field .*answers\[0\].answer_start' is not a whole number"),
+        (one({"answers": ["x"]}), PLACE + "field .*answers' does not hold objects only"),
     ],
 )
 def test_malformed_files(tmp_path: Path, tokenizer: Tokenizer, content: Any, message: str) -> None:
@@ -163,7 +166,7 @@ def test_malformed_files(tmp_path: Path, tokenizer: Tokenizer, content: Any, mes
 
 def test_malformed_version_2(tmp_path: Path, tokenizer: Tokenizer) -> None:
     for question, message in [
-        ({"is_impossible": 1, "answers": []}, "'is_impossible' is '1', not true or false"),
+        ({"is_impossible": 1, "answers": []}, "is_impossible' is not true or false"),
         ({"is_impossible": True, **gold("x", 1)}, "is marked as impossible, but has answers"),
         ({"is_impossible": False, "answers": []}, "has no answer and is not marked"),
     ]:

@@ -12,7 +12,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.preprocess.pipeline import Request, preprocess
 from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.squad.sets import SquadSet
-from metaseq_lm.data.squad.windows import SquadWindows, WindowOptions
+from metaseq_lm.data.squad.windows import SquadWindows
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
 from metaseq_lm.tasks.squad import SquadConfig
@@ -60,7 +60,7 @@ def test_rows(
 ) -> None:
     """Rows, masks and targets against a loop over questions and windows."""
     vocabulary = tokenizer.vocabulary
-    windows = SquadWindows(data, vocabulary, WindowOptions(longest, question, stride), training)
+    windows = SquadWindows(data, vocabulary, training, longest, question, stride)
     batch = windows.batch(np.arange(len(windows)), width=longest)
     at = 0
     for number in range(len(data)):
@@ -107,8 +107,7 @@ def test_max_context(
     data: SquadSet, tokenizer: Tokenizer, longest: int, question: int, stride: int
 ) -> None:
     """Each token has its most context in one window: BERT's score, the first of equals."""
-    options = WindowOptions(longest, question, stride)
-    windows = SquadWindows(data, tokenizer.vocabulary, options, False)
+    windows = SquadWindows(data, tokenizer.vocabulary, False, longest, question, stride)
     for number in range(len(data)):
         own = np.flatnonzero(windows.question == number)
         for token in range(len(data.contexts[data.paragraph[number]])):
@@ -126,7 +125,7 @@ def test_max_context(
 
 
 def test_a_batch_is_rows_of_the_whole(data: SquadSet, tokenizer: Tokenizer) -> None:
-    windows = SquadWindows(data, tokenizer.vocabulary, WindowOptions(20, 64, 7), True)
+    windows = SquadWindows(data, tokenizer.vocabulary, True, 20, 64, 7)
     whole = windows.batch(np.arange(len(windows)))
     chosen = np.array([5, 0, 5])
     part = windows.batch(chosen, width=whole.tokens.shape[1])
@@ -136,7 +135,7 @@ def test_a_batch_is_rows_of_the_whole(data: SquadSet, tokenizer: Tokenizer) -> N
 
 def test_windows_without_the_answer_stay(data: SquadSet, tokenizer: Tokenizer) -> None:
     """They are labelled answerable and point at the first position."""
-    windows = SquadWindows(data, tokenizer.vocabulary, WindowOptions(12, 64, 3), True)
+    windows = SquadWindows(data, tokenizer.vocabulary, True, 12, 64, 3)
     whole = windows.batch(np.arange(len(windows)))
     assert ((whole.starts == 0) & (whole.impossible == 0)).sum() > 20
 
@@ -145,12 +144,12 @@ def test_windows_refuse_unusable_questions(
     data: SquadSet, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="room for a question .of 3 tokens."):
-        SquadWindows(data, tokenizer.vocabulary, WindowOptions(6, 64, 3), False)
+        SquadWindows(data, tokenizer.vocabulary, False, 6, 64, 3)
     with pytest.raises(UsageError, match="task.doc_stride must be at least 1, got 0"):
         check_options(SquadConfig, SquadConfig(doc_stride=0), "task.")
     small = tokenizer_class("word").train(["after"], 10, 2)
     with pytest.raises(MetaseqError, match="out/train.context.bin holds token id .* has only 7"):
-        SquadWindows(data, small.vocabulary, WindowOptions(12, 64, 3), False)
+        SquadWindows(data, small.vocabulary, False, 12, 64, 3)
     content = squad_data.official("w", 1, 1)
     content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [{"text": "q", "answer_start": 0}]
     path = tmp_path / "in.json"
@@ -158,5 +157,5 @@ def test_windows_refuse_unusable_questions(
     preprocess(SquadPipeline(Request(tmp_path / "out", {"train": [path]}), "v2.0", tokenizer))
     lost = SquadSet(tmp_path / "out", "train")
     with pytest.raises(MetaseqError, match="no window .* .1 questions skipped"):
-        SquadWindows(lost, tokenizer.vocabulary, WindowOptions(), True)
-    assert len(SquadWindows(lost, tokenizer.vocabulary, WindowOptions(), False)) == 1
+        SquadWindows(lost, tokenizer.vocabulary, True, 512, 64, 128)
+    assert len(SquadWindows(lost, tokenizer.vocabulary, False, 512, 64, 128)) == 1

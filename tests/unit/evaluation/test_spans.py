@@ -9,7 +9,7 @@ import squad_data
 from metaseq_lm.data.preprocess.pipeline import Request, preprocess
 from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.squad.sets import SquadSet
-from metaseq_lm.data.squad.windows import SquadWindows, WindowOptions
+from metaseq_lm.data.squad.windows import SquadWindows
 from metaseq_lm.data.tokenizers.loading import tokenizer_class
 from metaseq_lm.evaluation.squad import Answers, WindowAnswers, merged, window_texts
 
@@ -31,7 +31,7 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> SquadWindows:
     path = squad_data.write(folder / "in.json", content)
     preprocess(SquadPipeline(Request(folder / "out", {"valid": [path]}), "v2.0", tokenizer))
     data = SquadSet(folder / "out", "valid")
-    return SquadWindows(data, tokenizer.vocabulary, WindowOptions(13, 64, 3), False)
+    return SquadWindows(data, tokenizer.vocabulary, False, 13, 64, 3)
 
 
 @pytest.mark.parametrize(("beam", "n_best", "longest"), [(13, 1000, 1000), (13, 4, 3), (4, 3, 2)])
