@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from metaseq_lm.core.files import write_atomic
+from metaseq_lm.data.preprocess.pipeline import publish, staging
 from metaseq_lm.data.storage import manifest
-from metaseq_lm.data.storage.staging import publish, staging
 from metaseq_lm.runs import checkpoint
 
 

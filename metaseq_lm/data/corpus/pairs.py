@@ -14,14 +14,7 @@ from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import SHORTEST, Targets, assign_corpus
-from metaseq_lm.data.corpus.rows import (
-    blank_rows,
-    cut_pair,
-    fill,
-    masked_rows,
-    open_tokens,
-    segments_of,
-)
+from metaseq_lm.data.corpus.rows import cut_pair, masked_rows, open_tokens, segments_of, text_rows
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 IS_NEXT, NOT_NEXT = 0, 1
@@ -101,11 +94,8 @@ class Pairs:
         b_start = np.where(labels == NOT_NEXT, b[0], b_start)
         b_end = np.where(labels == NOT_NEXT, b[1], b_end)
         first, second = cut_pair(a_end - a_start, b_end - b_start, self.tokens_per_sample - 3)
-        lengths = first + second + 3
-        rows = blank_rows(self.vocabulary, 0, first, lengths, width)
-        at = np.arange(len(samples))
-        fill(rows, self.data, (at, np.ones_like(at)), (a_end - first, first))
-        fill(rows, self.data, (at, first + 2), (b_start, second))
+        texts = [(self.data, a_end - first, first), (self.data, b_start, second)]
+        rows, lengths = text_rows(self.vocabulary, 0, texts, width)
         return rows, lengths, segments_of(first, lengths, rows.shape[1]), labels
 
     def _elsewhere(

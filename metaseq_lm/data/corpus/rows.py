@@ -4,6 +4,7 @@ Shapes: B rows, S the longest sample of the batch.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
-from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
+from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers, ranges
 from metaseq_lm.data.storage.manifest import FILE_NAME, MANIFEST_FILE, Manifest
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
@@ -103,14 +104,8 @@ def open_tokens(
     if not FILE_NAME.fullmatch(split):
         raise UsageError(f"split {split!r}: a name of letters, digits, '_', '-' and '.'")
     if (folder / MANIFEST_FILE).is_file():
-        known = Manifest.load(folder).splits
-        if split not in known:
-            raise MetaseqError(
-                f"{folder}: no split '{split}'; there are {', '.join(sorted(known)) or 'none'}"
-            )
-    data = IndexedDataset(folder / split)
-    if data.dtype.kind not in "iu":
-        raise MetaseqError(f"{folder / split}.bin holds {data.dtype}, not tokens")
+        Manifest.load(folder).require_split(folder, split)
+    data = open_integers(folder / split)
     if not len(data.tokens):
         raise MetaseqError(
             f"{folder / split}.bin holds no tokens; preprocess a corpus that is not empty"
@@ -136,8 +131,7 @@ def disjoint_windows(
     """Cut documents into windows of at most `room` tokens; returns window starts and lengths, int64."""
     pieces = -(-sizes // room)
     document = np.repeat(np.arange(len(sizes)), pieces)
-    first = np.cumsum(pieces) - pieces
-    offset = (np.arange(len(document)) - first[document]) * room
+    offset = ranges(np.zeros_like(pieces), pieces) * room
     return starts[document] + offset, np.minimum(room, sizes[document] - offset)
 
 
@@ -155,7 +149,9 @@ def blank_rows(
     vocabulary: Vocabulary, cls: int, firsts: np.ndarray, lengths: np.ndarray, width: int
 ) -> np.ndarray:
     """Return rows (B, S) that hold their special tokens only; A has `firsts` (B,) tokens."""
-    rows = np.full((len(lengths), max(width, int(lengths.max()))), vocabulary.pad, np.int64)
+    rows = np.full(
+        (len(lengths), max(width, int(lengths.max(initial=0)))), vocabulary.pad, np.int64
+    )
     at = np.arange(len(lengths))
     rows[:, 0] = vocabulary.cls(cls)
     rows[at, firsts + 1] = rows[at, lengths - 1] = vocabulary.sep
@@ -174,6 +170,25 @@ def fill(
     rows.reshape(-1)[ranges(row * rows.shape[1] + column, length)] = np.asarray(data.tokens)[
         ranges(start, length)
     ]
+
+
+def text_rows(
+    vocabulary: Vocabulary,
+    cls: int,
+    texts: Sequence[tuple[IndexedDataset, np.ndarray, np.ndarray]],
+    width: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows `[CLSn] A [SEP]` or `[CLSn] A [SEP] B [SEP]`, int64 (B, S), and lengths (B,).
+
+    A text is a token file and where its part of each row starts and how long it is, (B,) each.
+    """
+    lengths = 1 + len(texts) + np.sum([counts for _, _, counts in texts], axis=0)
+    rows = blank_rows(vocabulary, cls, texts[0][2], lengths, width)
+    at, column = np.arange(len(rows)), np.ones(len(rows), np.int64)
+    for data, starts, counts in texts:
+        fill(rows, data, (at, column), (starts, counts))
+        column = column + counts + 1
+    return rows, lengths
 
 
 def segments_of(firsts: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:

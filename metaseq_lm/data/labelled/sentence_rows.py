@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.corpus.rows import cut_pair, padding_of
+from metaseq_lm.data.corpus.rows import cut_pair, padding_of, segments_of, text_rows
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
@@ -96,21 +96,11 @@ class SentenceRows:
 
     def _fill(self, row: int, samples: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Return one row of each sample, tokens and segments (B, width)."""
-        tokens = np.full((len(samples), width), self.vocabulary.pad, np.int64)
-        segments = np.zeros_like(tokens)
-        tokens[:, 0] = self.vocabulary.cls()
-        places = np.arange(width)
-        end = np.ones(len(samples), np.int64)
-        for part, column in enumerate(self.layouts[row]):
-            n_tokens = self.n_tokens[row][samples, part]
-            values, _ = self.data.inputs[column].gather(samples, self.vocabulary.pad, width)
-            at_row, at = np.nonzero(places < n_tokens[:, None])
-            tokens[at_row, end[at_row] + at] = values[at_row, at]
-            segments[(places >= end[:, None]) & (places <= (end + n_tokens)[:, None])] = part
-            end = end + n_tokens
-            tokens[np.arange(len(samples)), end] = self.vocabulary.sep
-            end += 1
-        return tokens, segments
+        n_tokens = self.n_tokens[row][samples]
+        columns = [self.data.inputs[column] for column in self.layouts[row]]
+        texts = [(data, data.starts[samples], n) for data, n in zip(columns, n_tokens.T)]
+        tokens, lengths = text_rows(self.vocabulary, 0, texts, width)
+        return tokens, segments_of(n_tokens[:, 0], lengths, width)
 
     def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> SentenceBatch:
         """Return the rows of `samples`, padded to at least `width`, and the targets (B,), if any.

@@ -13,7 +13,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import json_object
-from metaseq_lm.data.storage.indexed import IndexedDataset
+from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, require_sizes
 from metaseq_lm.data.storage.text_files import TextFile
 
@@ -59,10 +59,7 @@ class LabelledSet:
         manifest = Manifest.load(self.folder)
         if manifest.kind != LABELLED:
             raise MetaseqError(f"{self.folder}: a corpus, not a labelled set; give DATA/NAME")
-        if split not in manifest.splits:
-            raise MetaseqError(
-                f"{self.folder}: no split '{split}'; there are {', '.join(sorted(manifest.splits))}"
-            )
+        manifest.require_split(self.folder, split)
         self._files = set(manifest.files)
         self.regression: bool = manifest.details["regression"]
         self.label_names: list[str] = manifest.details["labels"]
@@ -76,10 +73,8 @@ class LabelledSet:
                 f"{self.folder}: a set of form {self.form[:20]!r} with {count} text columns; "
                 "this program does not read it, preprocess again"
             )
-        self.inputs = [IndexedDataset(self.folder / f"{split}.input{i}") for i in range(count)]
+        self.inputs = [open_integers(self.folder / f"{split}.input{i}") for i in range(count)]
         for data in self.inputs:
-            if data.dtype.kind not in "iu":
-                raise MetaseqError(f"{data.prefix}.bin: holds {data.dtype}, not tokens")
             if len(data) != len(self):
                 raise MetaseqError(
                     f"{self.inputs[0].prefix} has {len(self)} rows but {data.prefix} has "
@@ -116,8 +111,8 @@ class LabelledSet:
 
     def _read_spans(self) -> None:
         path = self.folder / f"{self.split}.spans.bin"
-        stored = IndexedDataset(self.folder / f"{self.split}.spans")
-        good = stored.dtype.kind in "iu" and len(stored) == len(self)
+        stored = open_integers(self.folder / f"{self.split}.spans")
+        good = len(stored) == len(self)
         if self.form == "spans":
             good, expected = good and (stored.sizes == 3 * SPANS).all(), f"{SPANS} spans"
         else:

@@ -19,7 +19,7 @@ from torch import Tensor
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import uniforms
-from metaseq_lm.data.corpus.rows import padding_of
+from metaseq_lm.data.corpus.rows import cut_pair, padding_of, text_rows
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.storage.manifest import require_tokenizer
@@ -70,8 +70,8 @@ class TokenLabels:
         self.data = LabelledSet(folder, split)
         require_tokenizer(folder, self.data.tokenizer_hash)
         self.vocabulary = vocabulary
-        self.cls = vocabulary.cls(number)
-        self.class_tokens = np.array([vocabulary.sep, self.cls, vocabulary.mask])
+        self.number = number
+        self.class_tokens = np.array([vocabulary.sep, vocabulary.cls(number), vocabulary.mask])
         data = self.data
         if data.regression or not 1 <= len(data.label_names) <= len(self.class_tokens):
             raise UsageError(
@@ -121,19 +121,13 @@ class TokenLabels:
 
         Targets are -1 at padding, and everywhere in a split without labels.
         """
-        lengths = self.lengths[windows]
-        shape = len(windows), max(width, int(lengths.max(initial=0)))
-        tokens = np.full(shape, self.vocabulary.pad, dtype=np.int64)
-        tokens[:, 0] = self.cls
-        row, end = np.arange(len(windows)), np.ones(len(windows), dtype=np.int64)
-        for number, column in enumerate(self.data.inputs):
-            n_tokens = self.n_tokens[windows, number]
-            places = column.starts[self.sample[windows]] + self.starts[windows, number]
-            values = np.asarray(column.tokens)[ranges(places, n_tokens)]
-            tokens.reshape(-1)[ranges(row * shape[1] + end, n_tokens)] = values
-            end = end + n_tokens
-            tokens[row, end] = self.vocabulary.sep
-            end = end + 1
+        texts = [
+            (data, data.starts[self.sample[windows]] + starts, counts)
+            for data, starts, counts in zip(
+                self.data.inputs, self.starts[windows].T, self.n_tokens[windows].T
+            )
+        ]
+        tokens, lengths = text_rows(self.vocabulary, self.number, texts, width)
         return tokens, lengths, self._targets(windows, tokens, lengths)
 
     def _targets(self, windows: np.ndarray, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -195,13 +189,10 @@ def tokens_per_window(sizes: np.ndarray, room: int) -> np.ndarray:
     if sizes.shape[1] == 1:
         bounded: np.ndarray = np.minimum(sizes, room)
         return bounded
-    shorter = np.where(sizes[:, 0] <= sizes[:, 1], 0, 1)
-    row = np.arange(len(sizes))
-    counts = sizes.copy()
-    counts[row, shorter] = np.minimum(sizes[row, shorter], room // 2)
-    counts[row, 1 - shorter] = np.minimum(sizes[row, 1 - shorter], room - counts[row, shorter])
-    # Rows that fit are whole.
-    return np.where(sizes.sum(1, keepdims=True) <= room, sizes, counts)
+    longer, shorter = cut_pair(sizes.max(1), sizes.min(1), room)
+    first_longer = sizes[:, 0] > sizes[:, 1]
+    counts = np.where(first_longer, longer, shorter), np.where(first_longer, shorter, longer)
+    return np.stack(counts, 1)
 
 
 def cut_windows(
@@ -221,7 +212,7 @@ def cut_windows(
     counts = 1 + -(-np.maximum(sizes - n_tokens, 0) // step)
     total = counts.prod(1)
     row = np.repeat(np.arange(len(sizes)), total)
-    rank = np.arange(len(row)) - np.repeat(np.cumsum(total) - total, total)
+    rank = ranges(np.zeros_like(total), total)
     places = [rank] if sizes.shape[1] == 1 else [rank // counts[row, 1], rank % counts[row, 1]]
     starts = np.stack(places, 1) * step[row]
     return row, starts, np.minimum(n_tokens[row], sizes[row] - starts)

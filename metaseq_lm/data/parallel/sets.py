@@ -55,10 +55,7 @@ class ParallelSet:
         self.folder = Path(folder)
         self.split = split
         manifest = parallel_manifest(folder)
-        if split not in manifest.splits:
-            raise MetaseqError(
-                f"{folder}: no split '{split}'; there are {', '.join(sorted(manifest.splits))}"
-            )
+        manifest.require_split(folder, split)
         self.source = IndexedDataset(self.folder / f"{split}.{SOURCE}")
         self.target: IndexedDataset | None = None
         if f"{split}.{TARGET}.bin" in manifest.files:

@@ -7,7 +7,10 @@ common is done once, in `preprocess`.
 """
 
 import contextlib
+import fcntl
+import os
 import re
+import shutil
 import types
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -20,16 +23,16 @@ import numpy.typing as npt
 
 from metaseq_lm.core.config import check_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import full_disk_message
+from metaseq_lm.core.files import full_disk_message, sync_file, sync_folder
 from metaseq_lm.core.registry import Entry, Registry
 from metaseq_lm.data.storage.indexed import IndexedWriter
-from metaseq_lm.data.storage.manifest import Manifest
-from metaseq_lm.data.storage.staging import publish, staging
+from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
 from metaseq_lm.data.storage.text_files import OPENERS, TextFile, check_text_file
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_KIND = "corpus"
 TRAIN = "train"
+STAGING = ".preprocess"
 
 DATASET_KINDS: Registry[Any] = Registry("dataset kind")
 """The kinds of datasets that `preprocess` makes.
@@ -230,6 +233,70 @@ def write_split(pipeline: Pipeline[Any, Any], split: Split) -> None:
             encoded.close()
     if not split.counts[pipeline.unit]:
         raise MetaseqError(pipeline.nothing(split))
+
+
+@contextlib.contextmanager
+def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
+    """Yield an empty folder inside `dest`, on the same file system; it is removed at the end.
+
+    UsageError if `dest` holds a data set and `overwrite` is false; MetaseqError if another
+    process is filling it. What a killed process left is removed.
+    """
+    existed = dest.is_dir()
+    if dest.exists() and not existed:
+        raise UsageError(f"{dest}: is a file; --destdir must be a folder")
+    data_files = [path for path in dest.glob("*") if path.suffix in (".bin", ".idx")]
+    if not overwrite and (data_files or (dest / MANIFEST_FILE).exists()):
+        raise UsageError(
+            f"{dest}: already holds a data set; give another --destdir, or --overwrite to replace"
+        )
+    folder = dest / STAGING
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            existed = True
+            raise MetaseqError(
+                f"{dest}: another preprocess is writing here; wait for it"
+            ) from error
+        try:
+            for left in folder.iterdir():
+                left.unlink()
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+    finally:
+        os.close(lock)
+        if not existed and not any(dest.iterdir()):
+            dest.rmdir()
+
+
+def publish(folder: Path, dest: Path, manifest: Manifest) -> None:
+    """Move the files of `manifest` from the staging `folder` to `dest`, replacing what is there.
+
+    Indices go after their tokens and the manifest goes last; an old index is removed before new
+    tokens come, so that a kill in between never leaves a pair of old and new.
+    """
+    names = sorted(manifest.files, key=lambda name: (name.endswith(".idx"), name))
+    for name in names:
+        sync_file(folder / name)
+    manifest.save(folder)
+    try:
+        old = [*Manifest.load(dest).files, *names]
+    except MetaseqError:  # there is none, or a damaged one; files of the same names go all the same
+        old = names
+    (dest / MANIFEST_FILE).unlink(missing_ok=True)
+    sync_folder(dest)  # after a power cut, too, it does not stand beside new files
+    for name in sorted(old, key=lambda name: not name.endswith(".idx")):
+        if name.endswith(".idx") or name not in manifest.files:
+            (dest / name).unlink(missing_ok=True)
+    for name in names:
+        os.replace(folder / name, dest / name)
+    sync_folder(dest)
+    os.replace(folder / MANIFEST_FILE, dest / MANIFEST_FILE)
+    sync_folder(dest)
 
 
 @contextlib.contextmanager

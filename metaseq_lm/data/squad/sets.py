@@ -16,7 +16,7 @@ import numpy as np
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.sets import rows_name
 from metaseq_lm.data.squad.files import VERSIONS
-from metaseq_lm.data.storage.indexed import IndexedDataset, prefix_path
+from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers, prefix_path
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
 from metaseq_lm.data.storage.text_files import TextFile
 
@@ -55,20 +55,14 @@ class SquadSet:
     def __init__(self, folder: str | Path, split: str) -> None:
         self.folder, self.split = Path(folder), split
         manifest = squad_manifest(self.folder)
-        if split not in manifest.splits:
-            raise MetaseqError(
-                f"{self.folder}: no split '{split}'; there are {', '.join(sorted(manifest.splits))}"
-            )
+        manifest.require_split(self.folder, split)
         self.version: str = manifest.details["version"]
         self.tokenizer_hash: str = manifest.tokenizer["hash"]
-        parts = [IndexedDataset(self.folder / f"{split}.{part}") for part in PARTS]
+        parts = [open_integers(self.folder / f"{split}.{part}") for part in PARTS]
         self.contexts, self.starts, self.ends, self.questions, spans = parts
         for data in (self.starts, self.ends):
             if not np.array_equal(data.sizes, self.contexts.sizes):
                 self._refuse(data, "has other sizes than the contexts")
-        for data in parts:
-            if data.dtype.kind not in "iu":
-                self._refuse(data, f"holds {data.dtype}")
         if len(spans) != len(self.questions) or (spans.sizes != SPAN_COLUMNS).any():
             self._refuse(spans, f"does not have {SPAN_COLUMNS} numbers for each question")
         table = np.array(spans.tokens, np.int64).reshape(-1, SPAN_COLUMNS)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.data.corpus.rows import blank_rows, check_ids, fill, padding_of, segments_of
+from metaseq_lm.data.corpus.rows import check_ids, padding_of, segments_of, text_rows
 from metaseq_lm.data.squad.sets import SquadSet
 from metaseq_lm.data.storage.indexed import ranges
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -127,13 +127,14 @@ class SquadWindows:
 
         `keys` are not used.
         """
-        data, questions, lengths = self.data, self.question[samples], self.lengths[samples]
-        query, row = self.query[questions], np.arange(len(samples))
-        tokens = blank_rows(self.vocabulary, 0, query, lengths, width)
-        runs = data.questions.starts[questions], query
-        fill(tokens, data.questions, (row, np.ones_like(row)), runs)
+        data, questions = self.data, self.question[samples]
+        query = self.query[questions]
         starts = data.contexts.starts[data.paragraph[questions]] + self.start[samples]
-        fill(tokens, data.contexts, (row, query + 2), (starts, self.length[samples]))
+        texts = [
+            (data.questions, data.questions.starts[questions], query),
+            (data.contexts, starts, self.length[samples]),
+        ]
+        tokens, lengths = text_rows(self.vocabulary, 0, texts, width)
         segments = segments_of(query, lengths, tokens.shape[1])
         return AnswerBatch(
             tokens=as_tensor(tokens),

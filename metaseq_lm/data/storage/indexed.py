@@ -199,6 +199,14 @@ class IndexedDataset:
         return values, lengths
 
 
+def open_integers(prefix: str | Path) -> IndexedDataset:
+    """Open a pair of files of tokens or other whole numbers; MetaseqError if it holds none."""
+    data = IndexedDataset(prefix)
+    if data.dtype.kind not in "iu":
+        raise MetaseqError(f"{data.prefix}.bin: holds {data.dtype}, not whole numbers")
+    return data
+
+
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return the numbers starts[i] to starts[i] + counts[i] - 1 for all i, end to end."""
     shifts = starts - (np.cumsum(counts) - counts)

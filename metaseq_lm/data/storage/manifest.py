@@ -108,6 +108,12 @@ class Manifest:
             raise MetaseqError(f"{path}: unknown content: {reason}; preprocess again") from error
         return manifest
 
+    def require_split(self, folder: str | Path, split: str) -> None:
+        """Raise MetaseqError if the folder of this manifest has no such split."""
+        if split not in self.splits:
+            names = ", ".join(sorted(self.splits)) or "none"
+            raise MetaseqError(f"{folder}: no split '{split}'; there are {names}")
+
     def check(self) -> None:
         """Raise TypeError, ValueError, KeyError or AttributeError if a part is not what it should be.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.indexed import IndexedDataset, ranges
+from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers, ranges
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
 from metaseq_lm.data.words.vocabulary import (
     BRACKETS,
@@ -63,9 +63,7 @@ class WordSet:
                 f"{self.folder}: not sentences of words; make them with 'metaseq-lm preprocess' and "
                 "--words, --tagged or --treebank"
             )
-        if split not in manifest.splits:
-            names = ", ".join(sorted(manifest.splits)) or "none"
-            raise MetaseqError(f"{self.folder}: no split '{split}'; there are {names}")
+        manifest.require_split(self.folder, split)
         self.form = KINDS[manifest.kind]
         self.vocabulary = vocabulary or WordVocabulary.load(self.data_folder)
         if self.vocabulary.hash != manifest.tokenizer["hash"]:
@@ -101,10 +99,7 @@ class WordSet:
             raise MetaseqError(f"{self.folder}: unknown content of the manifest; preprocess again")
 
     def _open(self, part: str) -> IndexedDataset:
-        data = IndexedDataset(self.folder / part_name(self.split, part))
-        if data.dtype.kind not in "iu":
-            raise MetaseqError(f"{data.prefix}.bin: holds {data.dtype}, not whole numbers")
-        return data
+        return open_integers(self.folder / part_name(self.split, part))
 
     def _check(self) -> None:
         bounds = [(self.words, len(self.vocabulary)), (self._surface, len(self.surface_forms))]

@@ -19,11 +19,10 @@ from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.corpus.encode import Counts
 from metaseq_lm.data.preprocess.corpus import CorpusOptions, CorpusPipeline
-from metaseq_lm.data.preprocess.pipeline import Request, Split, write_split
+from metaseq_lm.data.preprocess.pipeline import Request, Split, staging, write_split
 from metaseq_lm.data.storage import text_files
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest, fingerprint, verify
-from metaseq_lm.data.storage.staging import staging
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 
 BLOCKS = "metaseq_lm.data.preprocess.corpus.blocks"

@@ -18,15 +18,9 @@ class Column:
     """What SentenceRows needs of an IndexedDataset."""
 
     def __init__(self, rows: list[list[int]]) -> None:
-        self.rows = rows
         self.sizes = np.array([len(row) for row in rows], np.int64)
-
-    def gather(self, numbers: np.ndarray, pad: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        values = np.full((len(numbers), length), pad, np.int64)
-        for at, number in enumerate(numbers):
-            cut = self.rows[number][:length]
-            values[at, : len(cut)] = cut
-        return values, np.minimum(self.sizes[numbers], length)
+        self.starts = np.cumsum(self.sizes) - self.sizes
+        self.tokens = np.array([token for row in rows for token in row], np.int64)
 
 
 class Made:
@@ -43,7 +37,7 @@ class Made:
         self.__dict__.update(more)
 
     def __len__(self) -> int:
-        return len(self.inputs[0].rows)
+        return len(self.inputs[0].sizes)
 
 
 def rows_of(made: Made, room: int = 12) -> SentenceRows:

@@ -121,7 +121,7 @@ def test_rows_of_windows(long: Path) -> None:
     for row, start in enumerate((0, 0, 15, 0, 15, 30, 45)):
         words = [f"w{i}" for i in range(start, start + lengths[row] - 2)]
         assert symbols[tokens[row, : lengths[row]]].tolist() == ["[CLS2]", *words, "[SEP]"]
-        wanted = [2, data.cls][data.labels[data.sample[row]]]
+        wanted = [2, data.class_tokens[1]][data.labels[data.sample[row]]]
         assert set(targets[row, : lengths[row]]) == {wanted}
 
 
