@@ -141,6 +141,7 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
     parser.add_argument("folder", metavar="S", help="folder of the sweep (its --out)")
     if verb == "resubmit":
         add_resubmit(parser)
+        parser.add_argument("--user-dir", help="plug-in of the sweep; it must be named again")
         add_launch(parser)
     return parser
 
@@ -157,6 +158,7 @@ def resubmit(folder: Any, args: argparse.Namespace) -> int:
     if content["out"] != str(folder.path):
         raise UsageError(f"this sweep was moved from {content['out']}; move it back to go on")
     launch = launch_from(content["launch"], launch_options(args))
+    check_named(content, args)
     check_out(folder.path, launch.executor)
     if launch.executor == "slurm":
         need_slurm()
@@ -164,6 +166,28 @@ def resubmit(folder: Any, args: argparse.Namespace) -> int:
     if args.new_code:
         check_configs(runs, content["definition"])
     return launch_runs(folder, content["definition"], runs, launch, args, AGAIN)
+
+
+def check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
+    """Raise UsageError unless the command line names the code that a sweep.json names.
+
+    Code is run only if the command line names it, never because a file does.
+    """
+    from metaseq_lm.sweeps.definition import plugin
+
+    user_dir = plugin(args.user_dir, Path.cwd()) if args.user_dir else None
+    stored = content["definition"]["user_dir"]
+    if stored != user_dir:
+        raise UsageError(
+            f"the sweep has {f'the plug-in {stored!r}' if stored else 'no plug-in'}; a plug-in is loaded only "
+            f"if the command line names it: {'give --user-dir with its path' if stored else 'leave --user-dir out'}"
+        )
+    setup = content["launch"].get("setup")
+    if setup and (args.executor or content["launch"].get("executor")) == "slurm" and not args.setup:
+        raise UsageError(
+            f"the sweep has lines for the job's shell, {setup!r}, which are run only if the command line "
+            "names them: give them with --setup"
+        )
 
 
 def launch_sweep(args: argparse.Namespace) -> int:
@@ -303,7 +327,6 @@ def launch_runs(
         current = states(folder, runs)
         names = {state.run for state in current if state.state in again}
         todo = [run for run in runs if run.name in names]
-        folder.check_inside(todo)
         print(summary(current))
         if not todo:
             print("nothing to launch")

@@ -18,13 +18,18 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LARGEST_JSON = 12 << 20
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in an untrusted file; ValueError if there is none."""
+def read_bounded(path: Path, limit: int) -> bytes:
+    """Return the content of an untrusted file; ValueError for a pipe, a device, or a larger file."""
     size = path.stat().st_size
-    if not path.is_file() or size > LARGEST_JSON:
-        raise ValueError(f"not a file of at most {LARGEST_JSON:,} bytes ({size:,})")
+    if not path.is_file() or size > limit:
+        raise ValueError(f"not a file of at most {limit:,} bytes ({size:,})")
+    return path.read_bytes()
+
+
+def read_json(path: Path, limit: int = LARGEST_JSON) -> dict[str, Any]:
+    """Return the JSON object in an untrusted file; ValueError if there is none."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bounded(path, limit))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(content, dict):

@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +17,7 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
-from metaseq_lm.sweeps.definition import differences
+from metaseq_lm.sweeps.definition import KEY, differences
 from metaseq_lm.sweeps.expansion import Run
 
 VERSION = 1
@@ -30,9 +31,13 @@ FORM = {
     "launch": dict,
     "runs": [{**NAMED, "values": dict, "seed": int, "stages": [{**NAMED, "arguments": [str]}]}],
 }
+# These stand in command lines of Slurm and in paths.
+JOB_ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,9})?")
+JOBS_FOLDER = re.compile(r"jobs/[0-9]{4,9}")
+HASH = re.compile(r"[0-9a-f]{16}")
 JOBS = {
-    "submit": {"run": str, "executor": str, "job": str, "folder": str, "code": str},
-    "cancel": {"run": str, "job": str, "folder": str},
+    "submit": {"run": str, "executor": str, "job": JOB_ID, "folder": JOBS_FOLDER, "code": HASH},
+    "cancel": {"run": str, "job": JOB_ID, "folder": JOBS_FOLDER},
     "command": {"pid": int, "host": str, "start": int},
 }
 
@@ -73,7 +78,7 @@ class SweepFolder:
         file = self.path / "sweep.json"
         try:
             content = json.loads(file.read_bytes())
-            problem = misfit(content, FORM)
+            problem = misfit(content, FORM) or misused(content)
         except FileNotFoundError:
             raise UsageError(f"{self.path}: no sweep here (there is no sweep.json)") from None
         except (ValueError, RecursionError) as error:
@@ -217,12 +222,15 @@ def grown(old: dict[str, Any], definition: dict[str, Any], runs: list[Run]) -> b
 def misfit(value: Any, form: Any, name: str = "it") -> str:
     """Return how a JSON value deviates from `form`, "" if it fits.
 
-    A form is a type or a tuple of types; a list with the form of its items, of which there must be
+    A form is a type or a tuple of types; a pattern that a text matches; a list with the form of its items, of which there must be
     at least one; or a dict with the forms of its required keys.
     """
-    kind = type(form) if isinstance(form, (list, dict)) else form
+    is_pattern = isinstance(form, re.Pattern)
+    kind = str if is_pattern else type(form) if isinstance(form, (list, dict)) else form
     if not isinstance(value, kind):
         return f"{name} is no {KINDS[kind[0] if isinstance(kind, tuple) else kind]}"
+    if is_pattern and not form.fullmatch(value):
+        return f"{name} {value[:60]!r} is not of the form {form.pattern}"
     if isinstance(form, list):
         problems = [misfit(item, form[0], f"an item of {name}") for item in value]
         return next(filter(None, problems), "" if value else f"{name} is empty")
@@ -230,6 +238,27 @@ def misfit(value: Any, form: Any, name: str = "it") -> str:
         problem = misfit(value[key], form[key], key) if key in value else f"{name} lacks '{key}'"
         if problem:
             return problem
+    return ""
+
+
+def misused(content: dict[str, Any]) -> str:
+    """Return what in a sweep.json no sweep writes, "" if nothing: it becomes command lines of `train`.
+
+    An option such as --user-dir would run code, another --save-dir write somewhere else.
+    """
+    for stage in (stage for run in content["runs"] for stage in run["stages"]):
+        data, *words = stage["arguments"]
+        names: list[str] = []
+        if words[:1] == ["--config-name"]:
+            names, words = words[1:2], words[2:]
+        if words[:2] == ["--save-dir", os.path.join(content["out"], stage["folder"])]:
+            words = words[2:]
+        keys = [word.partition("=")[0] if "=" in word else "" for word in words]
+        keys += [data.partition("=")[0]] if "=" in data else []
+        if any(word.startswith("-") for word in (data, *names)) or not all(
+            KEY.fullmatch(key) and key not in ("user_dir", "save_dir") for key in keys
+        ):
+            return f"the arguments of {stage['folder']!r} are not those of a sweep"
     return ""
 
 

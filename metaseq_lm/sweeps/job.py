@@ -27,12 +27,14 @@ from submitit.core.utils import UncompletedJobError
 from submitit.helpers import DelayedSubmission
 
 from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError
-from metaseq_lm.core.files import read_json, write_atomic
+from metaseq_lm.core.files import read_bounded, read_json, write_atomic
 from metaseq_lm.distributed import signals
 from metaseq_lm.distributed.launcher import program
 from metaseq_lm.distributed.signals import SIGNALS
 
 START = "metaseq-lm: starts"
+LARGEST_SOURCE = 64 << 20  # bytes of one file of a snapshot
+MOST_FOLDERS = 10_000  # below a plug-in or a folder of configs
 
 # ---------------------------------------------------------------- the snapshot
 
@@ -67,11 +69,7 @@ class Snapshot:
             self.files |= sources(plugin, f"plugin/{plugin.name}", kinds, out)
         if config_dir:
             self.files |= sources(Path(config_dir), "config", (".yaml", ".yml"), out)
-        digest = hashlib.sha256()
-        for name, path in sorted(self.files.items()):
-            content = path.read_bytes()
-            digest.update(f"{name}\0{len(content)}\0".encode() + content)
-        self.hash = digest.hexdigest()[:16]
+        self.hash = content_hash(self.files)
 
     def take(self) -> Code:
         """Copy the files to OUT/code/<hash>, unless that is there, and return the copy."""
@@ -86,12 +84,51 @@ class Snapshot:
 
 
 def code_at(folder: Path, user_dir: str | None, config_dir: str | None) -> Code:
-    """Return the copy that was made in `folder`; raises MetaseqError if it is gone."""
+    """Return the copy that was made in `folder`; raises MetaseqError if it is gone or was changed."""
     if not (folder / "metaseq_lm").is_dir():
         raise MetaseqError(f"{folder}: the snapshot of the code is gone; use --new-code")
+    try:
+        intact = content_hash(copied_files(folder)) == folder.name
+    except ValueError:
+        intact = False
+    if not intact:
+        raise MetaseqError(
+            f"{folder}: the snapshot of the code was changed after it was made (its name is the hash of "
+            "its content), so it is not run; delete it and use --new-code"
+        )
     plugin = folder / "plugin" / Path(user_dir).name if user_dir else None
     copied = str(plugin) if plugin is not None and plugin.exists() else user_dir
     return Code(folder, copied, str(folder / "config") if config_dir else None)
+
+
+def content_hash(files: dict[str, Path]) -> str:
+    """Return a hash of files by name; ValueError for what is no file of source code."""
+    digest = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        content = read_bounded(path, LARGEST_SOURCE)
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def copied_files(folder: Path) -> dict[str, Path]:
+    """Return all files of a snapshot by name, and remove compiled ones: Python would run them.
+
+    Raises ValueError for links, and for compiled files that cannot be removed.
+    """
+    files: dict[str, Path] = {}
+    for root, folders, names in os.walk(folder):
+        place = Path(root)
+        if any((place / name).is_symlink() for name in (*folders, *names)):
+            raise ValueError("a link")
+        if "__pycache__" in folders:
+            folders.remove("__pycache__")
+            shutil.rmtree(place / "__pycache__", ignore_errors=True)
+            if (place / "__pycache__").exists() and not os.access(place / "__pycache__", os.W_OK):
+                raise ValueError("compiled files")
+        folders[:] = [name for name in folders if name[0] != "."]  # cannot be imported
+        paths = [place / name for name in names if name[0] != "."]
+        files |= {str(path.relative_to(folder)): path for path in paths}
+    return files
 
 
 def sources(root: Path, name: str, kinds: tuple[str, ...], out: Path) -> dict[str, Path]:
@@ -99,11 +136,15 @@ def sources(root: Path, name: str, kinds: tuple[str, ...], out: Path) -> dict[st
     if not root.is_dir():
         raise UsageError(f"{root}: there is no such folder")
     files = {}
-    for place, folders, names in os.walk(root):
+    for count, (place, folders, names) in enumerate(os.walk(root)):
+        if count == MOST_FOLDERS:
+            raise UsageError(
+                f"{root}: more than {count:,} folders below it; name one with code only"
+            )
         folder = Path(place)
         folders[:] = sorted(d for d in folders if d[0] != "." and (folder / d).resolve() != out)
         for file in sorted(names):
-            if file[0] != "." and file.endswith(kinds):
+            if file[0] != "." and file.endswith(kinds) and (folder / file).is_file():
                 files[f"{name}/{(folder / file).relative_to(root)}"] = folder / file
     return files
 

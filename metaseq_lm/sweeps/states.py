@@ -84,6 +84,7 @@ def ask(command: list[str], columns: int) -> tuple[list[list[str]], str]:
 def states(folder: SweepFolder, runs: list[Run] | None = None) -> list[State]:
     """Return the state of every run, in the order of the sweep."""
     runs = folder.runs() if runs is None else runs
+    folder.check_inside(runs)
     last = folder.submissions()
     todo = [last[run.name] for run in runs if run.name in last and unfinished(folder, run)]
     slurm = Slurm([entry.job for entry in todo if entry.executor == "slurm"])

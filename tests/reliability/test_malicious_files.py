@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from battery import CASES, TINY
 from metaseq_lm.cli import main
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.checkpoint import CheckpointError
+from metaseq_lm.sweeps.job import code_at
 
 MLM = [*CASES["masked_lm"][0], *TINY, "trainer.max_update=1"]
 SECRET = "hunter2-of-the-test"
@@ -190,3 +192,105 @@ def test_code_is_loaded_only_by_the_command_line(
         assert main([*words, "--user-dir", str(run.parent / "evil_plugin.py")]) == 0
         assert canary.exists()
         del sys.modules["evil_plugin"]
+
+
+# ------------------------------------------------------------------------ sweeps
+
+
+@pytest.fixture
+def failed_sweep(moons: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A sweep whose only run failed, a plug-in beside it, and the plug-in's canary."""
+    out, canary = tmp_path / "out", tmp_path / "canary"
+    assert main(["sweep", str(moons), "--out", str(out), f"init_from={tmp_path}/none", *MLM]) == 1
+    (tmp_path / "evil_plugin.py").write_text(PLUGIN.format(canary=str(canary)))
+    return out, canary
+
+
+def rewrite(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a JSON object in place."""
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content) + "\n")
+
+
+def test_sweep_runs_only_code_that_the_command_line_names(
+    failed_sweep: tuple[Path, Path], capsys: pytest.CaptureFixture
+) -> None:
+    """Of sweep.json no plug-in, no line for a shell; of code/ only what its hash stands for."""
+    out, canary = failed_sweep
+    plugin, record = out.parent / "evil_plugin.py", out / "sweep.json"
+    (snapshot,) = (out / "code").iterdir()
+    whole = record.read_text()
+
+    def refused(code: int, message: str, *words: str) -> None:
+        capsys.readouterr()
+        assert main(["sweep", "resubmit", "--failed", str(out), *words]) == code
+        said = capsys.readouterr().err
+        assert message in said and said.count("metaseq-lm: ") == 1, said
+        assert not canary.exists() and "evil_plugin" not in sys.modules
+
+    for named in (str(plugin), "evil_plugin"):
+        rewrite(record, lambda content: content["definition"].update(user_dir=named))
+        refused(2, "give --user-dir with its path")
+        refused(2, "give --user-dir with its path", "--new-code")
+    lines = {"executor": "slurm", "setup": [f"source {plugin}"]}
+    record.write_text(whole)
+    rewrite(record, lambda content: content.update(launch=lines))
+    refused(2, "give them with --setup")
+    record.write_text(whole)
+    rewrite(record, lambda content: content["runs"][0]["stages"][0]["arguments"].append("--x"))
+    refused(1, "the arguments of 'seed=1' are not those of a sweep")
+    record.write_text(whole)
+
+    changed = "the snapshot of the code was changed"
+    package = snapshot / "metaseq_lm" / "__init__.py"
+    content = package.read_text()
+    package.write_text(content + PLUGIN.format(canary=str(canary)))
+    refused(1, changed)
+    refused(1, changed, "--new-code")  # of the same code: in the same place
+    package.write_text(content)
+    added = snapshot / "torch.py"
+    added.write_text(PLUGIN.format(canary=str(canary)))
+    refused(1, changed)
+    added.unlink()
+    added.symlink_to("/dev/zero")
+    refused(1, changed)
+    added.unlink()
+    (snapshot / "torch").symlink_to(out.parent)
+    refused(1, changed)
+    (snapshot / "torch").unlink()
+    os.mkfifo(added)
+    refused(1, changed)
+    added.unlink()
+    compiled = snapshot / "metaseq_lm" / "__pycache__" / "evil.pyc"
+    compiled.parent.mkdir(exist_ok=True)
+    compiled.write_bytes(b"evil")
+    assert code_at(snapshot, None, None).folder == snapshot and not compiled.exists()
+
+
+def test_programs_of_slurm_get_no_option_of_a_file(
+    failed_sweep: tuple[Path, Path],
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, canary = failed_sweep
+    programs = out.parent / "bin"
+    programs.mkdir()
+    for name in ("sbatch", "scancel", "squeue", "sacct", "srun"):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{canary}\n')
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    jobs = out / "jobs.jsonl"
+    whole = json.loads(jobs.read_text().splitlines()[-1])
+    odd = ["--user=root", "-u", "1 --me", "1,2", "1_2_3", "", "1_", "١", "1\n", "9" * 30, "1;id"]
+    for key, values in {"job": odd, "folder": ["../..", "/etc"], "code": ["../../evil"]}.items():
+        for value in values:
+            jobs.write_text(json.dumps({**whole, "executor": "slurm", key: value}) + "\n")
+            for command in (["status"], ["cancel"], ["resubmit", "--failed"]):
+                assert main(["sweep", *command, str(out)]) == 1, (value, command)
+                said = capsys.readouterr().err
+                assert f"{key} {value[:60]!r} is not of the form" in said, said
+            assert not canary.exists(), canary.read_text()
+    jobs.write_text(json.dumps({**whole, "executor": "slurm", "job": "12_3"}) + "\n")
+    assert main(["sweep", "status", str(out)]) == 0
+    assert "squeue -h -r -t all -o %i|%T -j 12\n" in canary.read_text()

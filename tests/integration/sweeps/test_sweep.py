@@ -221,7 +221,7 @@ def test_sweep_in_the_folder_of_another_is_refused(
 
 def test_jobs_are_remembered_in_spite_of_a_torn_line(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
-    about = {"executor": "slurm", "folder": "jobs/0001", "code": "c"}
+    about = {"executor": "slurm", "folder": "jobs/0001", "code": "c" * 16}
     folder.append("submit", run="a", job="1_0", **about)
     with open(tmp_path / "jobs.jsonl", "a") as file:
         file.write('{"kind": "submit", "run": "b", "jo')

@@ -54,6 +54,22 @@ def damaged(capsys: pytest.CaptureFixture, moons: Path, out: Path, *words: str) 
             {"runs": [{**RUN, "stages": [{**STAGE, "arguments": [1]}]}]},
             ("of arguments is no text",),
         ),
+        *(
+            (
+                {"runs": [{**RUN, "stages": [{**STAGE, "arguments": words}]}]},
+                ("of 'a' are not those",),
+            )
+            for words in (
+                ["--user-dir=evil.py"],
+                ["data", "--user-dir", "evil.py"],
+                ["data", "user_dir=evil.py"],
+                ["user_dir=evil.py"],
+                ["data", "--config-name", "--user-dir=evil.py"],
+                ["data", "--save-dir", "/elsewhere"],
+                ["data", "save_dir=/elsewhere"],
+                ["data", "other"],
+            )
+        ),
     ],
 )
 def test_the_record_of_the_sweep(
@@ -73,7 +89,19 @@ def test_the_record_of_the_sweep(
         ({"kind": "submit"}, "it lacks 'run'"),
         (SUBMITTED, "it lacks 'executor'"),
         ({**SUBMITTED, "executor": "slurm", "job": 5}, "job is no text"),
-        ({**SUBMITTED, "executor": "local", "job": "x"}, "job is no process"),
+        ({**SUBMITTED, "executor": "local", "job": "1_2", "code": "0" * 16}, "job is no process"),
+        (
+            {**SUBMITTED, "executor": "slurm", "job": "--user=root"},
+            "job '--user=root' is not of the form",
+        ),
+        (
+            {**SUBMITTED, "executor": "slurm", "folder": "../.."},
+            "folder '../..' is not of the form",
+        ),
+        (
+            {**SUBMITTED, "executor": "slurm", "code": "../evil"},
+            "code '../evil' is not of the form",
+        ),
         ({"kind": "cancel"}, "it lacks 'run'"),
         ({"kind": "command"}, "it lacks 'pid'"),
         ({"kind": "command", "pid": "x", "host": "h", "start": 1}, "pid is no whole number"),
@@ -89,7 +117,7 @@ def test_the_record_of_the_jobs(
     file.write_text(harmless)
     assert states_of(out)["seed=1"].state == "waiting"
     file.write_text(harmless + json.dumps(row) + "\n")
-    damaged(capsys, moons, out, f"{file}:4: damaged ({word}). Delete that line")
+    damaged(capsys, moons, out, f"{file}:4: damaged ({word}", "Delete that line")
 
 
 @pytest.mark.parametrize(
