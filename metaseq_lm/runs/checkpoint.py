@@ -345,8 +345,10 @@ def resolve(path: str, prefer: str = "last") -> Path:
         for name in (prefer, "last"):
             if (folder / name / "manifest.json").is_file():
                 return (folder / name).resolve()
+    remedy = "; make a run of this transformers folder with 'metaseq-lm import'"
     raise CheckpointError(
         f"{path} holds no checkpoint (no manifest.json in it or its checkpoints/)"
+        f"{remedy * (root / 'config.json').is_file()}"
     )
 
 

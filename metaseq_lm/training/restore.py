@@ -129,7 +129,8 @@ def check_source(stored: Checkpoint, config: DictConfig) -> None:
         if key in model and key in config.model and model[key] != config.model[key]:
             raise UsageError(
                 f"{stored.path} was trained with model.{key}={model[key]}, this run has "
-                f"{config.model[key]}; its weights would compute something else"
+                f"{config.model[key]}; its weights would compute something else. --model inherit takes "
+                "the architecture of init_from"
             )
 
 

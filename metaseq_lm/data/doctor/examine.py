@@ -41,7 +41,7 @@ from metaseq_lm.data.storage.manifest import (
     check_sizes,
     verify,
 )
-from metaseq_lm.data.tokenizers.base import Tokenizer
+from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.words.sets import KINDS, TEXT, TREES, WordSet
 from metaseq_lm.data.words.vocabulary import UNKNOWN, WordVocabulary
@@ -62,6 +62,8 @@ def examine(folder: Path, full: bool) -> Iterator[Finding]:
     set_folders = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_FILE}"))
     if (folder / MANIFEST_FILE).is_file():
         yield from examine_set(subject)
+    elif set_folders and not token_files(folder) and (folder / OPTIONS_FILE).is_file():
+        yield from tokenizer_files(subject)
     elif not set_folders or token_files(folder) or not all(map(stands_alone, set_folders)):
         yield Finding(WARNING, f"{folder}: no {MANIFEST_FILE} to compare the files with")
         yield from corpus(subject)
@@ -118,15 +120,8 @@ def open_splits(
 
 def corpus(subject: Subject) -> Iterator[Finding]:
     """Yield the findings on the tokenizer and the token files of a corpus, train first."""
-    folder, manifest = subject.folder, subject.manifest
-    try:
-        subject.tokenizer = load_tokenizer(folder)
-    except MetaseqError as error:
-        # Token files of another program come without a tokenizer; ours do not.
-        yield Finding(WARNING if manifest is None else ERROR, str(error))
-    else:
-        expected = None if manifest is None else manifest.tokenizer["hash"]
-        yield same_tokenizer(folder, subject.tokenizer, expected)
+    folder = subject.folder
+    yield from tokenizer_files(subject)
     names = token_files(folder) | set(subject.splits)
     if not names:
         yield Finding(ERROR, f"{folder}: no token files (.bin and .idx)")
@@ -139,6 +134,19 @@ def corpus(subject: Subject) -> Iterator[Finding]:
             hashes[split] = np.sort(document_hashes(data, data.documents)[filled])
             yield duplicates(str(folder / split), hashes[split])
     yield from overlaps(folder, hashes)
+
+
+def tokenizer_files(subject: Subject) -> Iterator[Finding]:
+    """Open the tokenizer of a data folder and yield the finding on it."""
+    folder, manifest = subject.folder, subject.manifest
+    try:
+        subject.tokenizer = load_tokenizer(folder)
+    except MetaseqError as error:
+        # Token files of another program come without a tokenizer; ours do not.
+        yield Finding(WARNING if manifest is None else ERROR, str(error))
+    else:
+        expected = None if manifest is None else manifest.tokenizer["hash"]
+        yield same_tokenizer(folder, subject.tokenizer, expected)
 
 
 # -------------------------------------------------------------------- labelled sets, SQuAD

@@ -27,8 +27,8 @@ from metaseq_lm.data.preprocess.pipeline import (
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.squad import SquadPipeline
+from metaseq_lm.data.preprocess.tokenizer import tokenizer_for_set
 from metaseq_lm.data.storage.text_files import OPENERS
-from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
         target,
         LabelledForm(labels or None, not labels, benchmark.form, name, details),
         open_rows,
-        load_tokenizer(options.tokenizer_from or request.destdir),
+        tokenizer_for_set(request.destdir, options.tokenizer_from),
     )
 
 
@@ -115,7 +115,7 @@ def _questions(options: BenchmarkOptions, request: Request) -> SquadPipeline:
         raise UsageError(
             f"--on-bad-utf8 skip does not apply to {options.benchmark}; choose replace or fail"
         )
-    tokenizer = load_tokenizer(options.tokenizer_from or request.destdir)
+    tokenizer = tokenizer_for_set(request.destdir, options.tokenizer_from)
     return SquadPipeline(request.inside(options.labelled or name), version, tokenizer)
 
 

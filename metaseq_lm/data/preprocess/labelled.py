@@ -23,11 +23,14 @@ from metaseq_lm.data.preprocess.pipeline import (
     batches,
     register_dataset_kind,
 )
-from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
+from metaseq_lm.data.preprocess.tokenizer import (
+    describe_tokenizer,
+    save_tokenizer,
+    tokenizer_for_set,
+)
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import LABELLED, classes_of
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
-from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 BATCH = 1024
 COUNTS = ("rows", "blank", "bad_utf8", "skipped", "no_tokens")
@@ -102,7 +105,7 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
         request.inside(options.labelled),
         LabelledForm(labels, columns.regression, details=details),
         open_rows,
-        load_tokenizer(options.tokenizer_from or request.destdir),
+        tokenizer_for_set(request.destdir, options.tokenizer_from),
     )
 
 
@@ -240,6 +243,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         count = n_columns[splits[0].name]
         for split in splits:
             self._write_labels(split)
+        save_tokenizer(self.tokenizer, self.request.destdir.parent)
         return {
             "labels": self._classes or [],
             "regression": self.form.regression,

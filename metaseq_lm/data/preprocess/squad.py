@@ -12,7 +12,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.data.labelled.sets import rows_name
 from metaseq_lm.data.preprocess.pipeline import Pipeline, Request, Split
-from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
+from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer, save_tokenizer
 from metaseq_lm.data.squad.files import VERSIONS, Paragraph, Question, SquadReader
 from metaseq_lm.data.squad.sets import PARTS, SQUAD
 from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer
@@ -95,6 +95,7 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
         return f"{split}: no questions in {split.counts['paragraphs']} paragraphs"
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
+        save_tokenizer(self.tokenizer, self.request.destdir.parent)
         return {"version": self.version}
 
     def summary(self, split: Split) -> str:

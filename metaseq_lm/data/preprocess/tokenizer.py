@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.text_files import TextFile, check_text_file, training_lines
-from metaseq_lm.data.tokenizers.base import Tokenizer
-from metaseq_lm.data.tokenizers.loading import tokenizer_class
+from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 
 
 @dataclass(frozen=True)
@@ -81,3 +82,28 @@ def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
         "vocab_size": len(tokenizer.vocabulary),
         "task_tokens": tokenizer.vocabulary.task_tokens,
     }
+
+
+def tokenizer_for_set(data: Path, source: Path | None) -> Tokenizer:
+    """Return the tokenizer of `source`, by default that of the data folder that the set goes into.
+
+    UsageError if the folder has another one.
+    """
+    if source is None and not data.is_dir():
+        raise UsageError(
+            f"{data}: no such folder, so it has no tokenizer; give --tokenizer-from DIR, a data folder "
+            "or an imported model"
+        )
+    tokenizer = load_tokenizer(source or data)
+    has_one = source is not None and (data / OPTIONS_FILE).is_file()
+    if has_one and load_tokenizer(data).fingerprint != tokenizer.fingerprint:
+        raise UsageError(
+            f"--tokenizer-from {source}: {data} has another tokenizer already; give another --destdir"
+        )
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, data: Path) -> None:
+    """Write the tokenizer of a set into its data folder, unless that has it."""
+    if not (data / OPTIONS_FILE).is_file():
+        tokenizer.save(data)

@@ -188,10 +188,16 @@ def verify(folder: str | Path) -> list[str]:
 
 
 def tokenizer_hash(folder: str | Path) -> str | None:
-    """Return the hash of the tokenizer of a data folder; None if the folder has no manifest."""
-    if not (Path(folder) / MANIFEST_FILE).is_file():
-        return None
-    return str(Manifest.load(folder).tokenizer["hash"])
+    """Return the hash of the tokenizer of a data folder; None if it is not known.
+
+    A folder without a corpus, only with labelled sets, has no manifest but a tokenizer.
+    """
+    from metaseq_lm.data.tokenizers.base import OPTIONS_FILE
+    from metaseq_lm.data.tokenizers.loading import load_tokenizer  # it imports this module's room
+
+    if (Path(folder) / MANIFEST_FILE).is_file():
+        return str(Manifest.load(folder).tokenizer["hash"])
+    return load_tokenizer(folder).fingerprint if (Path(folder) / OPTIONS_FILE).is_file() else None
 
 
 def require_tokenizer(folder: Path, fingerprint: str) -> None:
@@ -235,8 +241,18 @@ def fingerprint_of_run(folder: str | Path, options: Any) -> str:
     """
     folder = Path(folder)
     names = sets_named(folder, options)
-    prints = [fingerprint(folder), *(f"{name} {fingerprint(folder / name)}" for name in names)]
+    prints = [f"{name} {fingerprint(folder / name)}" for name in names]
+    # Beside labelled sets there need be no corpus.
+    if not names or holds_tokens(folder):
+        prints.insert(0, fingerprint(folder))
     return _checksum(prints)[:16] if names else prints[0]
+
+
+def holds_tokens(folder: Path) -> bool:
+    """Return whether a data folder holds data itself, besides the sets in it."""
+    return (folder / MANIFEST_FILE).is_file() or any(
+        path.suffix in (".bin", ".idx") for path in folder.glob("*")
+    )
 
 
 def sets_named(folder: str | Path, options: Any) -> list[str]:
