@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Logs, ScoredBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import CRITERIONS
-from metaseq_lm.data.storage.manifest import HERE, labels_in, sets_named
+from metaseq_lm.data.storage.manifest import labels_in
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.runs.lineage_cost import Costs
 
@@ -140,8 +140,7 @@ def facts_of(task: Task) -> dict[str, Any]:
     """Return the facts of a task, by default the classes of each set that its options name."""
     if isinstance(task, HasFacts):
         return task.facts()
-    names = [HERE, *sets_named(task.data, vars(task.config))]
-    return {"labels": labels_in(task.data, names)}
+    return {"labels": labels_in(task.data, vars(task.config))}
 
 
 def submissions_of(task: Task, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:

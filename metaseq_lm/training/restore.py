@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from metaseq_lm.core import plugins
 from metaseq_lm.core.config import RunConfig, check_names, overridden, without_environment
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.storage.manifest import HERE, labels_in, sets_named, tokenizer_hash
+from metaseq_lm.data.storage.manifest import labels_in, tokenizer_hash
 from metaseq_lm.runs import checkpoint, lineage_cost
 from metaseq_lm.runs.checkpoint import Checkpoint, CheckpointError
 from metaseq_lm.tasks.protocols import ChecksSource
@@ -64,10 +64,8 @@ def check_labels(stored: Checkpoint, parts: Parts, folder: Path) -> None:
     facts = stored.manifest.get("facts") or {}
     if "labels" not in facts:
         return
-    names = [HERE, *sets_named(parts.config.data, vars(parts.task.config))]
-    checkpoint.check_heads(
-        folder, checkpoint.labels_of(facts, folder), labels_in(parts.config.data, names)
-    )
+    labels = labels_in(parts.config.data, vars(parts.task.config))
+    checkpoint.check_heads(folder, checkpoint.labels_of(facts, folder), labels)
 
 
 def stored_config(stored: Checkpoint) -> DictConfig:

@@ -22,19 +22,15 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 @dataclass
 class Counts:
-    """Counts of lines: lines = sequences + blank + skipped + no_tokens.
-
-    Attributes:
-        documents: As many as sequences unless blank lines end documents; known at the end only.
-        bad_utf8: The lines with invalid bytes, whether replaced or skipped.
-    """
+    """Counts of lines: lines = sequences + blank + skipped + no_tokens."""
 
     lines: int = 0
     sequences: int = 0
+    # As many as sequences unless blank lines end documents; known at the end only.
     documents: int = 0
     tokens: int = 0
     blank: int = 0
-    bad_utf8: int = 0
+    bad_utf8: int = 0  # the lines with invalid bytes, whether replaced or skipped
     skipped: int = 0
     no_tokens: int = 0
 
@@ -46,28 +42,17 @@ class Counts:
 
 @dataclass
 class Encoded:
-    """The token ids of a block, or of a piece of one line.
+    """The token ids of a block, or of a piece of one line."""
 
-    Attributes:
-        values: The ids end to end.
-        sizes: The size of each sequence.
-        read: How many bytes of the files on disk are consumed.
-        counts: Counts of the lines; of whole lines only.
-        piece: Whether it is a piece of a line.
-        continues: Whether the line of the piece goes on in the next block.
-        text: Whether the piece has any text.
-        bad: Whether the piece held invalid UTF-8.
-        breaks: The sequences, in rising order, before which a blank line or the start of a file is.
-    """
-
-    values: np.ndarray
-    sizes: np.ndarray
-    read: int
-    counts: Counts = field(default_factory=Counts)
-    piece: bool = False
-    continues: bool = False
-    text: bool = False
-    bad: bool = False
+    values: np.ndarray  # the ids end to end
+    sizes: np.ndarray  # the size of each sequence
+    read: int  # how many bytes of the files on disk are consumed
+    counts: Counts = field(default_factory=Counts)  # counts of the lines; of whole lines only
+    piece: bool = False  # whether it is a piece of a line
+    continues: bool = False  # whether the line of the piece goes on in the next block
+    text: bool = False  # whether the piece has any text
+    bad: bool = False  # whether the piece held invalid UTF-8
+    # The sequences, in rising order, before which a blank line or the start of a file is.
     breaks: Sequence[int] | np.ndarray = ()
 
 

@@ -93,23 +93,14 @@ def assign_sentences(
 
 @dataclass(frozen=True)
 class Assignment:
-    """The example and segment of each sentence of a corpus.
+    """The example and segment of each sentence of a corpus."""
 
-    Attributes:
-        starts: Where each sentence begins in the token stream, int64 (N,).
-        sizes: The tokens of each sentence, int64 (N,).
-        documents: The document of each sentence, int64 (N,).
-        begins: Whether an example begins with the sentence, boolean (N,).
-        second: Whether the sentence is in the second segment of its example, boolean (N,).
-        targets: The target length of each example, int64 (examples,).
-    """
-
-    starts: np.ndarray
-    sizes: np.ndarray
-    documents: np.ndarray
-    begins: np.ndarray
-    second: np.ndarray
-    targets: np.ndarray
+    starts: np.ndarray  # where each sentence begins in the token stream, int64 (N,)
+    sizes: np.ndarray  # the tokens of each sentence, int64 (N,)
+    documents: np.ndarray  # the document of each sentence, int64 (N,)
+    begins: np.ndarray  # whether an example begins with the sentence, boolean (N,)
+    second: np.ndarray  # whether the sentence is in the second segment of its example, boolean (N,)
+    targets: np.ndarray  # the target length of each example, int64 (examples,)
 
 
 def assign_corpus(

@@ -28,22 +28,17 @@ MALFORMED_NAMED = 3  # of a file; the others are only counted
 
 @dataclass(frozen=True)
 class Columns:
-    """Which fields of a file are used.
+    """Which fields of a file are used."""
 
-    Attributes:
-        names: The columns of a TSV file without header row.
-        texts: The text columns; None is `text`, or `text_a` and `text_b`, whichever the file has.
-        index: The column from which each row gets an {"idx": number}, or the number of the row if
-            the file lacks the column; None gives no index.
-        skip_malformed: Count and leave out rows with a wrong number of fields.
-    """
-
-    names: tuple[str, ...] | None = None
+    names: tuple[str, ...] | None = None  # the columns of a TSV file without header row
+    # The text columns; None is `text`, or `text_a` and `text_b`, whichever the file has.
     texts: tuple[str, ...] | None = None
     label: str = "label"
     regression: bool = False
+    # The column from which each row gets an {"idx": number}, or the number of the row if the file
+    # lacks the column; None gives no index.
     index: str | None = None
-    skip_malformed: bool = False
+    skip_malformed: bool = False  # count and leave out rows with a wrong number of fields
 
     def __post_init__(self) -> None:
         if self.texts is not None and len(self.texts) not in (1, 2):

@@ -18,14 +18,11 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 @dataclass(kw_only=True)
 class SentenceBatch(TokenBatch):
-    """Rows (B, S) of samples, or (B, K, S) of their candidates.
+    """Rows (B, S) of samples, or (B, K, S) of their candidates."""
 
-    Attributes:
-        spans: Begin and end of the two spans of each row (B, 2, 2), if the set has them.
-        absent: Which candidates a sample lacks, boolean (B, K); None if no sample of the split does.
-    """
-
+    # Begin and end of the two spans of each row (B, 2, 2), if the set has them.
     spans: Tensor | None = None
+    # Which candidates a sample lacks, boolean (B, K); None if no sample of the split does.
     absent: Tensor | None = None
 
 

@@ -30,22 +30,14 @@ STRIDE = 64
 
 @dataclass(kw_only=True)
 class TokenLabelBatch(TokenBatch):
-    """Windows of rows; `targets` (B, S) are the label tokens, -1 at padding.
+    """Windows of rows; `targets` (B, S) are the label tokens, -1 at padding."""
 
-    Attributes:
-        classes: Class of each row (B,), 0 in a split without labels.
-        class_tokens: The label token of each class (K,).
-        token_level: Whether the answer is tokens of the text, not a class.
-        longest: Length of the longest window of the same sample (B,), which class scores are
-            divided by.
-        windows: Number of each window (B,).
-    """
-
-    classes: Tensor
-    class_tokens: Tensor
-    token_level: bool
+    classes: Tensor  # class of each row (B,), 0 in a split without labels
+    class_tokens: Tensor  # the label token of each class (K,)
+    token_level: bool  # whether the answer is tokens of the text, not a class
+    # Length of the longest window of the same sample (B,), which class scores are divided by.
     longest: Tensor
-    windows: Tensor
+    windows: Tensor  # number of each window (B,)
 
 
 class TokenLabels:

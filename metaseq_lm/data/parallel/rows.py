@@ -16,23 +16,14 @@ IGNORE = -1
 
 @dataclass(kw_only=True)
 class TranslationBatch(Batch):
-    """Rows of source text and, unless it is unlabelled, of its translation.
+    """Rows of source text and, unless it is unlabelled, of its translation."""
 
-    Attributes:
-        tokens: Source tokens (B, S), [SEP] last.
-        padding: Where source rows are padding, boolean (B, S).
-        inputs: Tokens that the decoder reads (B, S), [CLS0] first.
-        targets: Tokens that it predicts (B, S), [SEP] last, -1 at padding.
-        words: Source positions that word dropout may hide, boolean (B, S).
-        mask_id: The token that hides them.
-    """
-
-    tokens: Tensor
-    padding: Tensor
-    inputs: Tensor | None = None
-    targets: Tensor | None = None
-    words: Tensor | None = None
-    mask_id: int = 0
+    tokens: Tensor  # source tokens (B, S), [SEP] last
+    padding: Tensor  # where source rows are padding, boolean (B, S)
+    inputs: Tensor | None = None  # tokens that the decoder reads (B, S), [CLS0] first
+    targets: Tensor | None = None  # tokens that it predicts (B, S), [SEP] last, -1 at padding
+    words: Tensor | None = None  # source positions that word dropout may hide, boolean (B, S)
+    mask_id: int = 0  # the token that hides them
 
 
 class TranslationRows:

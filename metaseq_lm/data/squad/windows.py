@@ -20,19 +20,12 @@ SPECIALS = 3  # of a row: one [CLSn], two [SEP]
 
 @dataclass(kw_only=True)
 class AnswerBatch(TokenBatch):
-    """Windows; `segments` is 1 at the context and the last [SEP].
+    """Windows; `segments` is 1 at the context and the last [SEP]."""
 
-    Attributes:
-        answer_mask: Where an answer may be: there and at [CLS0], boolean (B, S).
-        starts: Position of the first token of the gold answer (B,), 0 where there is none.
-        ends: Position of its last token (B,).
-        impossible: 1 for a question without an answer, else 0, (B,).
-    """
-
-    answer_mask: Tensor
-    starts: Tensor
-    ends: Tensor
-    impossible: Tensor
+    answer_mask: Tensor  # where an answer may be: there and at [CLS0], boolean (B, S)
+    starts: Tensor  # position of the first token of the gold answer (B,), 0 where there is none
+    ends: Tensor  # position of its last token (B,)
+    impossible: Tensor  # 1 for a question without an answer, else 0, (B,)
 
 
 class SquadWindows:

@@ -17,6 +17,13 @@ HERE = "."  # among the names of sets in a data folder: the folder itself
 FORMAT = 1
 BLOCK_BYTES = 64 << 20
 CORPUS, LABELLED = "corpus", "labelled"
+LABELLED_DETAILS = {
+    "labels": list,
+    "regression": bool,
+    "inputs": int,
+    "form": str,
+    "benchmark": str,
+}
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -43,25 +50,14 @@ def block_checksums(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[str]
 
 @dataclass
 class Manifest:
-    """The content of a `manifest.json`.
+    """The content of a `manifest.json`."""
 
-    Attributes:
-        kind: The kind of dataset, such as "corpus" or "labelled".
-        tokenizer: Name, hash and vocabulary size of the tokenizer.
-        splits: The counts of each split.
-        command: The command line that made the folder.
-        details: What only this kind has.
-        files: The size in bytes and the block checksums of each file.
-        block_bytes: The size of a block.
-        made_by: The program and its version.
-        version: The version of this format.
-    """
-
-    kind: str
-    tokenizer: dict[str, Any]
-    splits: dict[str, dict[str, Any]]
-    command: str
-    details: dict[str, Any] = field(default_factory=dict)
+    kind: str  # such as "corpus" or "labelled"
+    tokenizer: dict[str, Any]  # name, hash and vocabulary size of the tokenizer
+    splits: dict[str, dict[str, Any]]  # the counts of each split
+    command: str  # the command line that made the folder
+    details: dict[str, Any] = field(default_factory=dict)  # what only this kind has
+    # The size in bytes and the block checksums of each file.
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     block_bytes: int = BLOCK_BYTES
     made_by: str = f"metaseq-lm {__version__}"
@@ -130,11 +126,7 @@ class Manifest:
             typed[f"size of {name}"] = (record["bytes"], int)
             typed[f"blocks of {name}"] = (record["blocks"], list)
         if self.kind == LABELLED:
-            typed["labels"] = (self.details["labels"], list)
-            typed["regression"] = (self.details["regression"], bool)
-            typed["inputs"] = (self.details["inputs"], int)
-            typed["form"] = (self.details["form"], str)
-            typed["benchmark"] = (self.details["benchmark"], str)
+            typed |= {name: (self.details[name], kind) for name, kind in LABELLED_DETAILS.items()}
         wrong = [name for name, (value, expected) in typed.items() if type(value) is not expected]
         wrong += [repr(n) for n in (*self.files, *self.splits) if not FILE_NAME.fullmatch(n)]
         if wrong or self.block_bytes < 1:
@@ -261,19 +253,20 @@ def sets_named(folder: str | Path, options: Any) -> list[str]:
     return sorted(name for name in names if (Path(folder) / name / MANIFEST_FILE).is_file())
 
 
-def labels_in(folder: str | Path, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the classes, in their order, of those of the sets `names` in a data folder that have some.
+def labels_in(folder: str | Path, options: Any) -> dict[str, list[str]]:
+    """Return the classes, in their order, of those sets named by the `options` of a task that have some.
 
-    HERE stands for the folder itself; real values have no classes, [].
+    The name HERE is the data folder itself; real values have no classes, [].
     """
-    sets = [name for name in names if (Path(folder) / name / MANIFEST_FILE).is_file()]
-    labels = {name: Manifest.load(Path(folder) / name).details.get("labels") for name in sets}
+    here = [HERE] if (Path(folder) / MANIFEST_FILE).is_file() else []
+    names = [*here, *sets_named(folder, options)]
+    labels = {name: Manifest.load(Path(folder) / name).details.get("labels") for name in names}
     return {name: classes for name, classes in labels.items() if isinstance(classes, list)}
 
 
 def classes_of(folder: str | Path) -> list[str]:
     """Return the classes of a labelled set in their order; MetaseqError for data without classes."""
-    classes = labels_in(folder, [HERE]).get(HERE)
+    classes = labels_in(folder, {}).get(HERE)
     if not classes:
         raise MetaseqError(f"{folder}: not a labelled set with classes, such as D/NAME")
     return classes

@@ -79,23 +79,14 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Block:
-    """Whole lines of a file, or a piece of one line that is too long for a block.
-
-    Attributes:
-        file: The file.
-        data: The bytes.
-        line: The number, from 1, of the first line in it.
-        read: How many bytes of the file on disk are consumed.
-        piece: Whether it is a piece of a line.
-        continues: Whether the line of the piece goes on in the next block.
-    """
+    """Whole lines of a file, or a piece of one line that is too long for a block."""
 
     file: TextFile
     data: bytes
-    line: int
-    read: int
-    piece: bool = False
-    continues: bool = False
+    line: int  # the number, from 1, of the first line in it
+    read: int  # how many bytes of the file on disk are consumed
+    piece: bool = False  # whether it is a piece of a line
+    continues: bool = False  # whether the line of the piece goes on in the next block
 
 
 def check_text_file(path: Path) -> None:

@@ -62,7 +62,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line, without any special symbol except [UNK]."""
+        """Return the ids of each line; text that looks like a special symbol stays text."""
 
     @abstractmethod
     def encode_with_offsets(self, text: str) -> Offsets:

@@ -24,6 +24,8 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 ASCII_PIECES = re.compile(
     r" ?[A-Za-z]+|'(?:[stmd]|re|ve|ll)| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII
 )
+Json = dict[str, Any]
+
 CACHED_WORDS = 1 << 20
 LONGEST_CACHED = 64
 
@@ -70,9 +72,7 @@ class PackedTokenizer(Tokenizer):
 
     @classmethod
     @abstractmethod
-    def check_json(
-        cls, content: dict[str, Any], split: dict[str, Any], model: dict[str, Any]
-    ) -> None:
+    def check_json(cls, content: Json, split: Json, model: Json) -> None:
         """Raise ValueError unless a `tokenizer.json`, its pre_tokenizer and model are of this kind."""
 
     @classmethod
@@ -99,7 +99,6 @@ class PackedTokenizer(Tokenizer):
         return cls(library)
 
     def model_bytes(self) -> bytes:
-        """Return the JSON of the tokenizers library."""
         return f"{self._library.to_str(pretty=True)}\n".encode()
 
     def _packed(self, ids: list[int]) -> bytes:
@@ -110,11 +109,9 @@ class PackedTokenizer(Tokenizer):
         """Return the ids of a line as the bytes of an array of `dtype`."""
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line; text that looks like a special symbol stays text."""
         return [np.frombuffer(self._line(line), self.dtype).tolist() for line in lines]
 
     def encode_packed(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all lines end to end (in `dtype`) and int64 sizes (lines,)."""
         packed = [self._line(line) for line in lines]
         sizes = np.fromiter(map(len, packed), np.int64, len(packed)) // self.dtype.itemsize
         return np.frombuffer(b"".join(packed), self.dtype), sizes
@@ -151,7 +148,6 @@ class ByteBpe(PackedTokenizer):
     def learn(
         cls, lines: Iterable[str], specials: list[str], vocab_size: int, min_frequency: int
     ) -> Self:
-        """Learn merges from `lines`, until `vocab_size` or no pair occurs `min_frequency` times."""
         library = tokenizers.Tokenizer(models.BPE())
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         library.decoder = decoders.ByteLevel()
@@ -166,7 +162,6 @@ class ByteBpe(PackedTokenizer):
         return cls(library)
 
     def encode_with_offsets(self, text: str) -> Offsets:
-        """Return ids and character offsets; every part of a split character covers all of it."""
         ids, starts, ends = [], [], []
         for _, (first, last) in self._split(text):
             piece = text[first:last]
@@ -204,10 +199,7 @@ class ByteBpe(PackedTokenizer):
         return bytes(BYTE_OF_SYMBOL[c] for c in "".join(symbols)).decode("utf-8", "replace")
 
     @classmethod
-    def check_json(
-        cls, content: dict[str, Any], split: dict[str, Any], model: dict[str, Any]
-    ) -> None:
-        """Raise ValueError if it is byte-level BPE with more than bytes and merges."""
+    def check_json(cls, content: Json, split: Json, model: Json) -> None:
         standard = split.get("type") == "ByteLevel" and not split.get("add_prefix_space")
         # Whole words looked up first could be special symbols; other words, another split.
         standard &= not model.get("ignore_merges") and split.get("use_regex", True) is True

@@ -4,6 +4,7 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Self
 
 import regex
@@ -31,12 +32,11 @@ class PlainTokenizer(Tokenizer):
     def spans(self, line: str) -> Iterable[tuple[int, int]]:
         """Return where each word or character of a line starts and ends."""
 
-    @abstractmethod
     def units(self, line: str) -> Iterable[str]:
         """Return the words or characters of a line."""
+        return [line[start:end] for start, end in self.spans(line)]
 
     def encode_with_offsets(self, text: str) -> Offsets:
-        """Return ids and character offsets."""
         unk = self.vocabulary.unk
         assert unk is not None
         spans = list(self.spans(text))
@@ -44,13 +44,11 @@ class PlainTokenizer(Tokenizer):
         return ids, [after_space(text, *span) for span in spans], [end for _, end in spans]
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line; unknown units are [UNK]."""
         get, unk = self._ids.get, self.vocabulary.unk
         assert unk is not None
         return [[get(unit, unk) for unit in self.units(line)] for line in lines]
 
     def join(self, symbols: Iterable[str]) -> str:
-        """Return the units with the joiner of the kind between them."""
         return self.joiner.join(symbols)
 
     @classmethod
@@ -67,9 +65,7 @@ class PlainTokenizer(Tokenizer):
         `options` are those of the constructor.
         """
         tokenizer = cls(Vocabulary(specials), **options)
-        counts: Counter[str] = Counter()
-        for line in lines:
-            counts.update(tokenizer.units(line))
+        counts = Counter(chain.from_iterable(map(tokenizer.units, lines)))
         for special in specials:
             counts.pop(special, None)
         units = [(unit, count) for unit, count in counts.items() if count >= min_frequency]
@@ -79,7 +75,6 @@ class PlainTokenizer(Tokenizer):
 
     @classmethod
     def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
-        """Rebuild from `dict.txt` and the saved `options`; ValueError if it has no [UNK]."""
         if vocabulary is None:
             raise ValueError("dict.txt is missing")
         return cls(vocabulary)
@@ -102,23 +97,17 @@ class WordTokenizer(PlainTokenizer):
             raise UsageError(f"--word-pattern {pattern!r}: {error}") from error
 
     def spans(self, line: str) -> Iterable[tuple[int, int]]:
-        """Return where the words of a line stand."""
         return (match.span() for match in self._word.finditer(line) if match.group())
 
     def units(self, line: str) -> Iterable[str]:
-        """Return the words of a line."""
-        if self.pattern is None:
-            return line.split()
-        return [match.group() for match in self._word.finditer(line) if match.group()]
+        return line.split() if self.pattern is None else super().units(line)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The regular expression, if any."""
         return {"pattern": self.pattern}
 
     @classmethod
     def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
-        """Rebuild from `dict.txt` and the stored pattern."""
         if vocabulary is None:
             raise ValueError("dict.txt is missing")
         pattern = options.get("pattern")
@@ -134,9 +123,7 @@ class CharTokenizer(PlainTokenizer):
     name = "char"
 
     def units(self, line: str) -> Iterable[str]:
-        """Return the characters of a line."""
         return line
 
     def spans(self, line: str) -> Iterable[tuple[int, int]]:
-        """Return where the characters of a line stand."""
         return ((at, at + 1) for at in range(len(line)))

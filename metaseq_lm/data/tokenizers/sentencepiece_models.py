@@ -81,7 +81,6 @@ class SentencePiece(Tokenizer):
         return cls(model.getvalue())
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line; text that looks like a special symbol stays text."""
         ids: list[list[int]] = self._processor.encode(list(lines), out_type=int, num_threads=1)
         return ids
 
@@ -118,12 +117,10 @@ class SentencePiece(Tokenizer):
         return str(self._processor.decode(list(symbols)))
 
     def model_bytes(self) -> bytes:
-        """Return the serialised sentencepiece model."""
         return self._model
 
     @classmethod
     def restore(cls, model: bytes, vocabulary: Vocabulary | None, options: dict[str, Any]) -> Self:
-        """Rebuild from `spm.model`; ValueError if it is damaged or has other special symbols."""
         return cls(model)
 
 

@@ -7,14 +7,14 @@ vocabulary; pieces inside a word begin with "##". A word that cannot be cut so i
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import count, repeat
-from typing import Any, Self
+from typing import Self
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from metaseq_lm.core.registry import register_tokenizer
 from metaseq_lm.data.tokenizers.base import Offsets
-from metaseq_lm.data.tokenizers.byte_bpe import Cache, PackedTokenizer, symbols_in_order
+from metaseq_lm.data.tokenizers.byte_bpe import Cache, Json, PackedTokenizer, symbols_in_order
 from metaseq_lm.data.tokenizers.vocabulary import UNK
 
 INSIDE = "##"
@@ -31,9 +31,8 @@ def wordpiece_library(
 
     `accents` says whether they are stripped; None: as case is. `cjk` puts spaces around ideographs.
     """
-    library = tokenizers.Tokenizer(
-        models.WordPiece(ids, unk_token=UNK, max_input_chars_per_word=longest)
-    )
+    model = models.WordPiece(ids, unk_token=UNK, max_input_chars_per_word=longest)
+    library = tokenizers.Tokenizer(model)
     library.normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=cjk, strip_accents=accents, lowercase=not cased
     )
@@ -82,18 +81,15 @@ class WordPiece(PackedTokenizer):
         """
         ids = {symbol: i for i, symbol in enumerate(specials)}
         library = wordpiece_library(ids, LONGEST_WORD, cased)
-        words = _count_words(lines, library)
-        pieces = _learn_pieces(words, vocab_size - len(specials), min_frequency)
-        library.model = models.WordPiece(
-            {symbol: i for i, symbol in enumerate([*specials, *pieces])},
-            unk_token=UNK,
-            max_input_chars_per_word=LONGEST_WORD,
+        pieces = _learn_pieces(
+            _count_words(lines, library), vocab_size - len(specials), min_frequency
         )
+        ids = {symbol: i for i, symbol in enumerate([*specials, *pieces])}
+        library = wordpiece_library(ids, LONGEST_WORD, cased)
         library.add_special_tokens(specials)
         return cls(library)
 
     def encode_with_offsets(self, text: str) -> Offsets:
-        """Return ids, and where in `text` each starts and ends (exclusive), in characters."""
         encoding = self._library.encode(_valid(text), add_special_tokens=False)
         offsets = encoding.offsets
         return encoding.ids, [start for start, _ in offsets], [end for _, end in offsets]
@@ -116,10 +112,7 @@ class WordPiece(PackedTokenizer):
         return " ".join(words)
 
     @classmethod
-    def check_json(
-        cls, content: dict[str, Any], split: dict[str, Any], model: dict[str, Any]
-    ) -> None:
-        """Raise ValueError if it is not BERT's tokenizer."""
+    def check_json(cls, content: Json, split: Json, model: Json) -> None:
         normalizer = content.get("normalizer")
         bert = isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer"
         if not bert or split.get("type") != "BertPreTokenizer":
