@@ -193,11 +193,13 @@ class Term:
         per: Name of the denominator in `Batch.sizes`, which the engine sums over all micro-batches and
             replicas; None for a sum over the global batch.
         weight: A number or (C,); 0 for a term that is logged only.
+        is_summed: Whether the sum itself, not the mean, is what the gradient is of. Logs show the mean.
     """
 
     sum: Tensor
     per: str | None
     weight: float | Tensor = 1.0
+    is_summed: bool = False
 
     @property
     def is_loss(self) -> bool:
@@ -220,8 +222,9 @@ Logs = dict[str, Any]
 
 
 def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
-    """Return the weighted sum of the terms' means, and add its parts to `logs`."""
+    """Return the weighted sum of the terms' means, and add their means to `logs`."""
     total: Any = 0.0
+    excess: Any = 0.0  # of sums over the means that are logged
     for name, term in terms.items():
         if term.per is None:
             mean = term.sum
@@ -236,9 +239,12 @@ def weighted_loss(terms: Terms, totals: dict[str, Any], logs: Logs) -> Tensor:
             )
         logs[name] = logs.get(name, 0.0) + mean.detach().mean()
         if term.is_loss:
-            total = total + (mean * term.weight).sum()
+            part = term.sum if term.is_summed else mean
+            total = total + (part * term.weight).sum()
+            if term.is_summed:
+                excess = excess + ((term.sum - mean).detach() * term.weight).sum()
     loss = torch.as_tensor(total)
-    logs["loss"] = logs.get("loss", 0.0) + loss.detach()
+    logs["loss"] = logs.get("loss", 0.0) + loss.detach() - excess
     return loss
 
 

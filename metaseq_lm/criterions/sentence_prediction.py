@@ -22,7 +22,9 @@ class SentencePredictionConfig:
     """How the losses of a batch are put together."""
 
     batch_sum: bool = option(
-        True, "clip and apply the gradient of the sum of a batch's losses; false: of their mean"
+        True,
+        "clip (optimizer.clip_norm) and apply the gradient of the sum of a batch's losses; "
+        "false: of their mean. Logs show the mean",
     )
 
 
@@ -49,13 +51,15 @@ class SentencePrediction(Criterion):
 
     def terms(self, model: nn.Module, scores: Tensor, targets: Tensor) -> Terms:
         """Return the terms of scores (B, K) and targets (B,): classes, or floats for regression."""
-        per = None if self.config.batch_sum and model.training else "rows"
+        is_summed = self.config.batch_sum and model.training
         if targets.is_floating_point():
             errors = (scores.squeeze(-1) - model.scaled(targets)) ** 2  # type: ignore[operator]
-            return {"squared_error": Term(errors.sum(), per)}
+            return {"squared_error": Term(errors.sum(), "rows", is_summed=is_summed)}
         with torch.no_grad():
             right = (scores.argmax(-1) == targets).sum()
         return {
-            "cross_entropy": Term(cross_entropy(scores, targets).sum(), per),
+            "cross_entropy": Term(
+                cross_entropy(scores, targets).sum(), "rows", is_summed=is_summed
+            ),
             "accuracy": Term(right.to(scores.dtype), "rows", weight=0.0),
         }

@@ -23,7 +23,9 @@ class SquadConfig:
     """How the losses of a batch are put together."""
 
     batch_sum: bool = option(
-        True, "clip and apply the gradient of the sum of a batch's losses; false: of their mean"
+        True,
+        "clip (optimizer.clip_norm) and apply the gradient of the sum of a batch's losses; "
+        "false: of their mean. Logs show the mean",
     )
 
 
@@ -45,15 +47,15 @@ class SquadCriterion(Criterion):
 
     def terms(self, model: nn.Module, x: Tensor, batch: AnswerBatch) -> Terms:
         """Return the terms for states x (B, S, D) of the rows of `batch`."""
-        per = None if self.config.batch_sum and model.training else "rows"
+        is_summed = self.config.batch_sum and model.training
         heads: nn.ModuleDict = model.heads  # type: ignore[assignment]
         starts, ends = heads["span"](x, batch.answer_mask, batch.starts)
         losses = cross_entropy(starts, batch.starts) + cross_entropy(ends, batch.ends)
-        terms = {"span": Term(losses.sum() / 2, per)}
+        terms = {"span": Term(losses.sum() / 2, "rows", is_summed=is_summed)}
         if "answerability" in heads:
             logits = heads["answerability"](x, starts)
             wrong = F.binary_cross_entropy_with_logits(
                 logits, batch.impossible.to(logits.dtype), reduction="sum"
             )
-            terms["answerability"] = Term(wrong, per, ANSWERABILITY_WEIGHT)
+            terms["answerability"] = Term(wrong, "rows", ANSWERABILITY_WEIGHT, is_summed)
         return terms

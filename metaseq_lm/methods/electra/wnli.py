@@ -80,7 +80,9 @@ class WnliConfig:
     """Reduction of the losses of a batch."""
 
     batch_sum: bool = option(
-        True, "sum the losses of a batch (this affects clipping); false: take their mean"
+        True,
+        "clip (optimizer.clip_norm) and apply the gradient of the sum of a batch's losses; "
+        "false: of their mean. Logs show the mean",
     )
 
 
@@ -105,14 +107,14 @@ class Wnli(Criterion):
 
     def terms(self, model: nn.Module, scores: Tensor, batch: CandidateBatch) -> Terms:
         """Return the terms of scores (B, K)."""
-        per = None if self.config.batch_sum and model.training else "rows"
+        is_summed = self.config.batch_sum and model.training
         assert batch.positive is not None and batch.targets is not None
         positive = scores.masked_fill(~batch.positive, -torch.inf)
         losses = scores.logsumexp(-1) - positive.logsumexp(-1)
         with torch.no_grad():
             hits = ((query_margin(scores) > 0) == batch.targets.bool()).sum()
         return {
-            "cross_entropy": Term(losses.sum(), per),
+            "cross_entropy": Term(losses.sum(), "rows", is_summed=is_summed),
             "accuracy": Term(hits.to(scores.dtype), "rows", weight=0.0),
         }
 

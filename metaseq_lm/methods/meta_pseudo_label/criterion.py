@@ -9,7 +9,7 @@ Shapes: C micro-steps, B batch, S length, M targets, V vocabulary, P student par
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -87,7 +87,7 @@ class SoftConfig:
 
 def per_update(terms: Terms, batch: CopiesBatch) -> Terms:
     """Weight terms by 1/C, so that an update takes the mean over its micro-steps."""
-    return {n: Term(t.sum, t.per, t.weight / batch.copy_count) for n, t in terms.items()}
+    return {n: replace(t, weight=t.weight / batch.copy_count) for n, t in terms.items()}
 
 
 def student_mlm(student: nn.Module, batch: CopiesBatch) -> Terms:

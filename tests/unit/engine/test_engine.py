@@ -91,6 +91,26 @@ def test_a_term_per_nothing_is_the_sum(net: nn.Module, sizes: list[int]) -> None
         assert abs(each["sum"] - (out**2).sum()) < 1e-12 and abs(each["loss"] - total) < 1e-12
 
 
+@pytest.mark.parametrize("sizes", [[8], [1, 7], [2, 2, 2, 2]])
+def test_a_summed_term_is_logged_as_its_mean(net: nn.Module, sizes: list[int]) -> None:
+    """The gradient is that of the sum, the log shows the means, whatever the micro-batches."""
+    engine = build(net)
+
+    def loss(batch: RowBatch) -> Terms:
+        out = net(batch.x)
+        summed = Term((out**2).sum(), "rows", 0.5, is_summed=True)
+        return {"summed": summed, "mean": Term(out.sum(), "rows")}
+
+    out = net(torch.cat([b.x for b in batches(sizes)]))
+    total = 0.5 * (out**2).sum() + out.mean()
+    expected = torch.autograd.grad(total, list(net.parameters()))
+    grads, logs = engine.gradients(loss, batches(sizes), engine.parameters("main"))
+    assert same(grads, expected)
+    mean = (out**2).mean()
+    assert abs(logs["summed"] - mean) < 1e-12
+    assert abs(logs["loss"] - (0.5 * mean + out.mean())) < 1e-12
+
+
 def test_evaluate_agrees_and_takes_an_iterator(net: nn.Module) -> None:
     engine = build(net)
     _, logs = engine.gradients(squares(net), batches([8]), engine.parameters("main"))

@@ -103,8 +103,8 @@ def test_the_sum_is_of_training_only(batch_sum: bool) -> None:
     net = predictor(SentenceHead(WIDTH, 2, 0.0, False))
     made = batch(torch.tensor([[3, 4, 2], [3, 5, 2]]), torch.tensor([1, 0]))
     criterion = SentencePrediction(SentencePredictionConfig(batch_sum))
-    assert criterion(net, made)["cross_entropy"].per == (None if batch_sum else "rows")
-    assert criterion(net.eval(), made)["cross_entropy"].per == "rows"
+    assert criterion(net, made)["cross_entropy"].is_summed == batch_sum
+    assert not criterion(net.eval(), made)["cross_entropy"].is_summed
 
 
 def test_real_values_are_scaled_by_the_range_of_training() -> None:

@@ -81,12 +81,10 @@ def test_loss_by_hand(batch: AnswerBatch, states: Tensor) -> None:
     assert terms["span"].sum.item() == pytest.approx(spans, rel=1e-12)
     assert terms["answerability"].sum.item() == pytest.approx(wrong, rel=1e-12)
     assert (terms["span"].weight, terms["answerability"].weight) == (1.0, 0.5)
-    assert {term.per for term in terms.values()} == {None}
-    assert (
-        SquadCriterion(SquadConfig(batch_sum=False)).terms(model, states, batch)["span"].per
-        == "rows"
-    )
-    assert SquadCriterion(SquadConfig()).terms(model.eval(), states, batch)["span"].per == "rows"
+    assert {(term.per, term.is_summed) for term in terms.values()} == {("rows", True)}
+    mean = SquadCriterion(SquadConfig(batch_sum=False))
+    assert not mean.terms(model, states, batch)["span"].is_summed
+    assert not SquadCriterion(SquadConfig()).terms(model.eval(), states, batch)["span"].is_summed
 
 
 @pytest.mark.parametrize("answerability", [True, False])

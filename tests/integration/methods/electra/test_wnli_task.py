@@ -208,8 +208,8 @@ def test_scores_and_loss_in_closed_form(data: Path) -> None:
     wanted = math.log(1 + math.exp(2) + math.exp(4)) + math.log(1 + math.exp(-3))
     assert terms["cross_entropy"].sum.item() == pytest.approx(wanted, rel=1e-6)
     assert terms["accuracy"].sum.item() == 1  # the second row is no entailment, and predicted so
-    assert terms["cross_entropy"].per is None
-    assert criterion.terms(model.eval(), scores, batch)["cross_entropy"].per == "rows"
+    assert terms["cross_entropy"].is_summed
+    assert not criterion.terms(model.eval(), scores, batch)["cross_entropy"].is_summed
     # Without a known antecedent: minus log (1 - p(query)).
     batch.positive = torch.tensor([[0, 1, 1], [0, 1, 0]]).bool()
     found = criterion.terms(model, scores, batch)["cross_entropy"].sum.item()
