@@ -31,6 +31,14 @@ def nearest(name: str, names: list[str]) -> str:
     return " Did you mean " + " or ".join(repr(c) for c in close) + "?" if close else ""
 
 
+def abbreviated(names: Iterable[str], most: int = 10, width: int = 60) -> str:
+    """Return names with commas between them: the first `most`, each of at most `width` characters."""
+    names = list(names)
+    shown = [name if len(name) <= width else f"{name[:width]}..." for name in names[:most]]
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(shown) + more
+
+
 class Registry(Generic[T]):
     """Names of one kind of thing, filled by decorators when the module that defines it is imported."""
 

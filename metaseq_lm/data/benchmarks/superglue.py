@@ -37,6 +37,7 @@ class SuperglueReader:
     file: TextFile
     required: bool
     counts: Counter[str] = field(default_factory=Counter)
+    remarks: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Row]:
         seen = set()

@@ -29,6 +29,7 @@ from metaseq_lm.data.doctor.findings import (
     token_offsets,
 )
 from metaseq_lm.data.images import IMAGES, load_images
+from metaseq_lm.data.labelled.classes import label_warnings
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.parallel.sets import PARALLEL, SIDES, ParallelSet, references_name
 from metaseq_lm.data.squad.sets import SQUAD, SquadSet
@@ -169,6 +170,11 @@ def labelled_set(subject: Subject) -> Iterator[Finding]:
         text = f"{len(data):,} rows; {distribution(labels, names)}"
         yield Finding(OK, f"{folder}: {split} has {text}")
         yield from unseen_labels(f"{folder}: {split}", labels, names, train)
+        if split == "train" and names and labels is not None:
+            counts = np.bincount(labels, minlength=len(names)).tolist()
+            present = {name: count for name, count in zip(names, counts) if count}
+            for text in label_warnings(present):
+                yield Finding(WARNING, f"{folder}: {split}: {text}")
         for column in data.inputs:
             yield from text_faults(column, subject.tokenizer)
     yield from overlaps(folder, {split: row_hashes(data.inputs) for split, data in sets.items()})

@@ -1,4 +1,4 @@
-"""Rows of labelled TSV and JSONL files, and sentences to score; errors name file and line."""
+"""Rows of labelled CSV, TSV and JSONL files, and sentences to score; errors name file and line."""
 
 import difflib
 import json
@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.registry import nearest
+from metaseq_lm.core.registry import abbreviated, nearest
+from metaseq_lm.data.labelled.classes import NO_LABEL
+from metaseq_lm.data.storage.tables import (
+    JSON_SUFFIXES,
+    QUOTING,
+    TableFormat,
+    check_json_lines,
+    is_json,
+    table_format,
+    table_rows,
+)
 from metaseq_lm.data.storage.text_files import (
     BOM,
     TextFile,
@@ -21,7 +31,6 @@ from metaseq_lm.data.storage.text_files import (
     without_surrogates,
 )
 
-JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 STANDARD_INPUT = "-"
 MALFORMED_NAMED = 3  # of a file; the others are only counted
 
@@ -30,7 +39,7 @@ MALFORMED_NAMED = 3  # of a file; the others are only counted
 class Columns:
     """Which fields of a file are used."""
 
-    names: tuple[str, ...] | None = None  # the columns of a TSV file without header row
+    names: tuple[str, ...] | None = None  # the columns of a CSV or TSV file without header row
     # The text columns; None is `text`, or `text_a` and `text_b`, whichever the file has.
     texts: tuple[str, ...] | None = None
     label: str = "label"
@@ -39,6 +48,7 @@ class Columns:
     # lacks the column; None gives no index.
     index: str | None = None
     skip_malformed: bool = False  # count and leave out rows with a wrong number of fields
+    quoting: str = QUOTING[0]  # one of tables.QUOTING: whether quotes around a field are syntax
 
     def __post_init__(self) -> None:
         if self.texts is not None and len(self.texts) not in (1, 2):
@@ -49,7 +59,7 @@ class Columns:
 class Row:
     """One example of a file.
 
-    `label` is None in a file without labels. `bad` says that invalid UTF-8 was replaced. A span is
+    `label` is None in a file without labels, NO_LABEL in a row without one. `bad` says that invalid UTF-8 was replaced. A span is
     (text, first character, character after the last). `facts` serve scorers and leaderboards.
     """
 
@@ -68,17 +78,16 @@ class Rows(Protocol):
     def counts(self) -> Counter[str]:
         """The lines it passed over, by reason."""
 
+    @property
+    def remarks(self) -> list[str]:
+        """What is not as the name of the file promises."""
+
     def __iter__(self) -> Iterator[Row]: ...
 
 
 def may_lack_labels(split: str) -> bool:
     """Return whether a split may be without labels: any but train, valid and valid_*."""
     return split.split("_")[0] not in ("train", "valid")
-
-
-def is_json(path: Path) -> bool:
-    """Return whether the name of a file, packed or not, says that it holds JSON lines."""
-    return format_suffix(path) in JSON_SUFFIXES
 
 
 def text_lines(file: TextFile, counts: Counter[str]) -> Iterator[tuple[int, str, bool]]:
@@ -169,11 +178,11 @@ def json_objects(
 
 
 def label_word(value: Any, where: str) -> str:
-    """Return a label as JSON writes it, so that true and 1 are the labels "true" and "1"."""
+    """Return a label as JSON writes it, so that true and 1 are the labels "true" and "1", without blanks around it."""
     if isinstance(value, (dict, list)) or value is None:
         raise MetaseqError(f"{where}: label {value!r} is not a single text or number")
-    word = value if isinstance(value, str) else json.dumps(value)
-    if not word.strip():
+    word = (value if isinstance(value, str) else json.dumps(value)).strip()
+    if not word:
         raise MetaseqError(f"{where}: the label is empty")
     if isinstance(value, float) and not math.isfinite(value):
         raise MetaseqError(f"{where}: label {value!r} is not finite")
@@ -183,6 +192,8 @@ def label_word(value: Any, where: str) -> str:
 @dataclass
 class RowReader:
     """Iterates over the rows of a file; `counts` are the lines it passed over, by reason.
+
+    `remarks` say what is not as the name of the file promises.
 
     A file without the label column has rows without labels, if not `required`. `expand` turns a row
     into those that count.
@@ -195,32 +206,45 @@ class RowReader:
     counts: Counter[str] = field(default_factory=Counter)
     text_columns: tuple[str, ...] | None = None
     labelled: bool = True
+    remarks: list[str] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
 
     def __iter__(self) -> Iterator[Row]:
-        if format_suffix(self.file.path) == ".csv":
-            raise MetaseqError(
-                f"{self.file}: comma-separated files are not read; convert it to TSV"
-            )
-        objects = json_objects(self.file, self.counts) if is_json(self.file.path) else self._tsv()
+        objects = self._objects() if is_json(self.file.path) else self._table()
         rows = (self._row(*item) for item in objects)
         return rows if self.expand is None else chain.from_iterable(map(self.expand, rows))
 
-    def _tsv(self) -> Iterator[tuple[int, dict[str, Any], bool]]:
+    def _table(self) -> Iterator[tuple[int, dict[str, Any], bool]]:
         names = self.columns.names
-        for number, text, bad in text_lines(self.file, self.counts):
-            # No quoting: a quotation mark in these files is part of the text.
-            fields = text.split("\t")
+        form = TableFormat()  # of the official files of benchmarks
+        if self.columns.index is None:
+            form = table_format(self.file, self.columns.quoting, names is None)
+            if form.quoted and form.delimiter == "\t" and self.columns.quoting == QUOTING[0]:
+                self.remarks.append("is read without the quotes around fields (--quoting)")
+        for number, fields, bad in table_rows(self.file, form):
+            if not any(map(str.strip, fields)):
+                self.counts["blank"] += 1
+                continue
+            stripped = tuple(map(str.strip, fields))
             if names is None:
-                names = tuple(fields)
-                if len(set(names)) != len(names):
-                    raise MetaseqError(f"{self.file}:{number}: a column name occurs twice: {names}")
+                names = stripped
+                doubled = [name for name in {*names} - {""} if names.count(name) > 1]
+                if doubled:
+                    raise MetaseqError(
+                        f"{self.file}:{number}: a column name occurs twice: {abbreviated(doubled)}"
+                    )
                 self._resolve(names, number)
                 continue
+            if stripped == names:
+                self.counts["repeated_header"] += 1
+                if self.counts["repeated_header"] == 1:
+                    self.remarks.append(f"holds the header again in line {number}")
+                continue
             if len(fields) != len(names):
+                between = "tabs" if form.delimiter == "\t" else repr(form.delimiter)
                 message = (
                     f"{self.file}:{number}: {len(fields)} fields, expected {len(names)} "
-                    f"({', '.join(names)}) with tabs between them"
+                    f"({abbreviated(names)}) with {between} between them"
                 )
                 if not self.columns.skip_malformed:
                     raise MetaseqError(message)
@@ -235,6 +259,12 @@ class RowReader:
                 f"{MALFORMED_NAMED} are named above",
                 flush=True,
             )
+
+    def _objects(self) -> Iterator[tuple[int, dict[str, Any], bool]]:
+        check_json_lines(self.file)
+        if format_suffix(self.file.path) not in JSON_SUFFIXES:
+            self.remarks.append("is read as JSON lines, which it holds whatever its name")
+        yield from json_objects(self.file, self.counts)
 
     def _resolve(self, names: tuple[str, ...], number: int) -> None:
         """Decide on the columns once, from the names of the header or first object."""
@@ -256,7 +286,7 @@ class RowReader:
                 )
                 raise MetaseqError(
                     f"{self.file}:{number}: no column '{name}'.{nearest(name, list(names))} "
-                    f"There are: {', '.join(names)}. {remedy}"
+                    f"There are: {abbreviated(names)}. {remedy}"
                 )
         self.text_columns = texts
 
@@ -286,7 +316,10 @@ class RowReader:
         return {"idx": index}
 
     def _label(self, where: str, value: Any) -> str | float:
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return NO_LABEL
         word = label_word(value, where)
+        self.counts["stripped_labels"] += isinstance(value, str) and word != value
         if not self.columns.regression:
             return word
         try:

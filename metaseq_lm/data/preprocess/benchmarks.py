@@ -16,7 +16,7 @@ from metaseq_lm.data.benchmarks import (
     superglue,
 )
 from metaseq_lm.data.benchmarks.wnli import with_coreference
-from metaseq_lm.data.labelled.files import Columns, Row, RowReader, Rows, is_json, may_lack_labels
+from metaseq_lm.data.labelled.files import Columns, Row, RowReader, Rows, may_lack_labels
 from metaseq_lm.data.preprocess.labelled import LabelledForm, LabelledPipeline
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
@@ -28,6 +28,7 @@ from metaseq_lm.data.preprocess.pipeline import (
 )
 from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.preprocess.tokenizer import tokenizer_for_set
+from metaseq_lm.data.storage.tables import is_json
 from metaseq_lm.data.storage.text_files import OPENERS
 
 

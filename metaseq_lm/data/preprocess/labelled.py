@@ -1,9 +1,10 @@
-"""Labelled sets: rows of TSV or JSONL files to token files, labels, spans and facts."""
+"""Labelled sets: rows of CSV, TSV or JSONL files to token files, labels, spans and facts."""
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,9 +12,16 @@ import numpy as np
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.registry import nearest
+from metaseq_lm.core.registry import abbreviated, nearest
 from metaseq_lm.data.corpus.encode import encode_texts
-from metaseq_lm.data.labelled.files import Columns, Row, RowReader, Rows, is_json, may_lack_labels
+from metaseq_lm.data.labelled.classes import (
+    NO_GOLD,
+    NO_LABEL,
+    gold_classes,
+    label_warnings,
+    spelling_key,
+)
+from metaseq_lm.data.labelled.files import Columns, Row, RowReader, Rows, may_lack_labels
 from metaseq_lm.data.labelled.sets import WITH_PLACES, rows_name
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
@@ -30,6 +38,7 @@ from metaseq_lm.data.preprocess.tokenizer import (
 )
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import LABELLED, classes_of
+from metaseq_lm.data.storage.tables import QUOTING, is_json
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
 
 BATCH = 1024
@@ -41,14 +50,26 @@ class LabelledOptions:
     """Options of labelled sets."""
 
     NOUN: ClassVar[str] = "labelled sets"
-    UNUSED_WITH: ClassVar[dict[str, str]] = {"labels_from": "labels regression"}
+    UNUSED_WITH: ClassVar[dict[str, str]] = {
+        "labels_from": "labels regression",
+        "text_column": "text_columns",
+    }
 
     labelled: str = option("", "the files are a labelled set, written to D/NAME", metavar="NAME")
     columns: tuple[str, ...] | None = option(
-        None, "column names of TSV files that have no header row", metavar="A,B,..."
+        None, "column names of CSV and TSV files that have no header row", metavar="A,B,..."
     )
     text_columns: tuple[str, ...] | None = option(
         None, "default: text, or text_a,text_b", metavar="A[,B]"
+    )
+    text_column: tuple[str, ...] | None = option(
+        None, "the same as --text-columns", metavar="A[,B]"
+    )
+    quoting: str = option(
+        QUOTING[0],
+        "whether quotes around a field are syntax (csv) or text (none); auto: syntax in CSV files, and in "
+        "TSV files in which all are written so",
+        choices=QUOTING,
     )
     label_column: str = option("label", "the column of the labels", metavar="A")
     labels: tuple[str, ...] | None = option(
@@ -83,16 +104,19 @@ OpenRows = Callable[[str, Path], Rows]  # of a split and a file
 
 @register_dataset_kind("labelled", LabelledOptions)
 def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipeline":
-    """Return what makes a labelled set of TSV or JSONL files."""
+    """Return what makes a labelled set of CSV, TSV or JSONL files."""
     columns = Columns(
         names=options.columns,
-        texts=options.text_columns,
+        texts=options.text_columns or options.text_column,
         label=options.label_column,
         regression=options.regression,
+        quoting=options.quoting,
     )
     files = [path for paths in request.splits.values() for path in paths]
     if columns.names is not None and all(map(is_json, files)):
-        raise UsageError("--columns names those of TSV files; fields of JSON files have names")
+        raise UsageError(
+            "--columns names those of CSV and TSV files; fields of JSON files have names"
+        )
     labels = list(options.labels) if options.labels is not None else None
     if options.labels_from is not None:
         labels = classes_of(options.labels_from)
@@ -129,6 +153,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         self.tokenizer = tokenizer
         self._labels: dict[str, list[Label]] = {}
         self._classes = form.labels
+        self._warnings: list[str] = []
 
     def prepare(self) -> dict[str, Any]:
         labels, regression = self.form.labels, self.form.regression
@@ -138,18 +163,50 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             raise UsageError(f"--labels {','.join(labels)}: labels must be different and not empty")
         if labels is None and not regression and TRAIN not in self.request.splits:
             raise UsageError("without --trainpref the classes must be given with --labels a,b,...")
+        if labels is None and not regression:
+            self._classes = gold_classes(Counter(map(str, self._labels_of(TRAIN))))
         return describe_tokenizer(self.tokenizer)
+
+    def _labels_of(self, split: str) -> Iterator[str | float | None]:
+        """Yield the labels of a split before it is read, so that its classes are decided on."""
+        for path in self.request.splits[split]:
+            for row in self.open_rows(split, path):
+                if not (row.bad and self.request.on_bad_utf8 == "skip"):
+                    yield row.label
+
+    def _no_gold(self) -> set[str | float | None]:
+        """Return the labels that mean that a row has none."""
+        no_gold: set[str | float | None] = {NO_LABEL, *NO_GOLD}
+        return no_gold.difference(self._classes or [])
+
+    def _is_unlabelled(self, split: str) -> bool:
+        """Return whether a split that may be without labels has a label that means none in each row."""
+        if not may_lack_labels(split):
+            return False
+        labels, no_gold = self._labels_of(split), self._no_gold()
+        first = next(labels, None)
+        return first in no_gold and all(label in no_gold for label in labels)
 
     def read(self, split: Split) -> Iterator[tuple[Path, Row]]:
         """Yield the rows to keep with their file, counting the others and noting labels."""
         counts = split.counts
         counts.update(dict.fromkeys(COUNTS, 0))
         labels = self._labels[split.name] = []
-        columns = 0
+        columns, no_gold, unlabelled = 0, self._no_gold(), self._is_unlabelled(split.name)
         for path in split.sources:
             reader = self.open_rows(split.name, path)
             for row in reader:
                 if self.skips(split, row.bad):
+                    continue
+                if unlabelled:
+                    row = replace(row, label=None)
+                elif row.label in no_gold:
+                    counts["no_gold_label"] += 1
+                    if counts["no_gold_label"] == 1:
+                        self._warnings.append(
+                            f"{path}:{row.line}: label {row.label!r} means that the row has no gold label; "
+                            "it and others like it are left out (--labels can make it a class)"
+                        )
                     continue
                 columns = columns or len(row.texts)
                 if len(row.texts) != columns:
@@ -161,6 +218,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                 labels.append((path, row.line, row.label))
                 yield path, row
             counts.update(reader.counts)
+            self._warnings += [f"{path}: {remark}" for remark in reader.remarks]
 
     def encode(self, split: Split, records: Iterator[tuple[Path, Row]]) -> Iterator[EncodedRows]:
         for batch in batches(records, BATCH):
@@ -233,8 +291,6 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
         n_columns = {split.name: len(split.counts["tokens"]) for split in splits}
-        if not self.form.regression and self._classes is None:
-            self._classes = sorted_labels({str(label) for _, _, label in self._labels[TRAIN]})
         if len(set(n_columns.values())) != 1:
             listed = ", ".join(f"{split} has {count}" for split, count in n_columns.items())
             raise MetaseqError(
@@ -272,9 +328,12 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             numbers = {label: i for i, label in enumerate(classes)}
             for path, line, label in labels:
                 if label not in numbers:
+                    key = spelling_key(str(label))
+                    alike = [name for name in classes if spelling_key(name) == key]
+                    hint = f" Is it {alike[0]!r}?" if alike else nearest(str(label), classes)
                     raise MetaseqError(
-                        f"{path}:{line}: label {label!r} is not one of {', '.join(classes)}."
-                        f"{nearest(str(label), classes)} The classes are those of the train split "
+                        f"{path}:{line}: label {str(label)[:60]!r} is not one of "
+                        f"{abbreviated(classes)}.{hint} The classes are those of the train split "
                         "unless --labels or --benchmark gives them."
                     )
             values = np.array([numbers[str(label)] for _, _, label in labels], np.int32)
@@ -294,11 +353,9 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             values = np.array(labels, np.float64)
             return f"{text}; labels from {values.min():g} to {values.max():g}"
         shares = [f"{label} {labels.count(label):,}" for label in self._classes]
-        return f"{text}; {', '.join(shares)}"
+        return f"{text}; {abbreviated(shares, most=20)}"
 
-
-def sorted_labels(labels: set[str]) -> list[str]:
-    """Return labels in order: as numbers if all are whole numbers, else by code point."""
-    if all(label.isascii() and label.removeprefix("-").isdigit() for label in labels):
-        return sorted(labels, key=lambda label: (int(label), label))
-    return sorted(labels)
+    def report(self) -> str:
+        train = [str(label) for _, _, label in self._labels.get(TRAIN, [])]
+        faults = [] if self.form.regression else list(label_warnings(Counter(train)))
+        return "\n".join(f"warning: {text}" for text in (*self._warnings, *faults))

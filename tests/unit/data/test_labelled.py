@@ -1,5 +1,8 @@
 """Labelled sets from TSV and JSONL: what arrives, and what each wrong row is called."""
 
+import csv
+import gzip
+import io
 import json
 
 import numpy as np
@@ -143,7 +146,7 @@ J = '{"text": "a", "label": "x"}\n'
         ({"train.tsv": "text\ttext\na\tx\n"}, (), 1, "train.tsv:1: a column name occurs twice"),
         ({"train.tsv": "text\tlabel\n\n"}, (), 1, "train.tsv: no rows (1 blank lines"),
         ({"train.tsv": ""}, (), 1, "train.tsv: is empty"),
-        ({"train.tsv": TRAIN + "a\t \n"}, (), 1, "train.tsv:6: the label is empty"),
+        ({"train.tsv": "text\tlabel\na\t \n"}, (), 1, "train.tsv: no rows"),
         (
             {"train.jsonl": J + '{"text": "a", "label": NaN}\n'},
             (),
@@ -156,11 +159,47 @@ J = '{"text": "a", "label": "x"}\n'
         ({"train.tsv": TRAIN}, ("--labels", "a,a"), 2, "labels must be different"),
         ({"train.tsv": TRAIN}, ("--labels", "a", "--regression"), 2, "exclude each other"),
         ({"train.tsv": TRAIN}, ("--vocab-size", "9"), 2, "--vocab-size does not apply to labelled"),
-        ({"train.jsonl": J}, ("--columns", "text,label"), 2, "--columns names those of TSV files"),
+        (
+            {"train.jsonl": J},
+            ("--columns", "text,label"),
+            2,
+            "--columns names those of CSV and TSV files",
+        ),
         ({"train.tsv": TRAIN}, ("--text-columns", "a,b,c"), 2, "--text-columns takes one column"),
         ({"train.tsv": TRAIN}, ("--tokenizer-from", "/nowhere"), 1, "/nowhere: no tokenizer here"),
         ({"valid.tsv": TRAIN}, (), 2, "without --trainpref the classes must be given"),
-        ({"train.csv": "text,label\n"}, (), 1, "comma-separated files are not read"),
+        ({"train.csv": "text,label\n"}, (), 1, "train.csv: no rows"),
+        (
+            {"train.csv": 'text,label\na,x\n"b""c,y\nd,z\n'},
+            (),
+            1,
+            "train.csv:3: a quotation mark is",
+        ),
+        ({"train.csv": 'text,label\na,x\n"b"c,y\n'}, (), 1, "train.csv:3: ',' expected after '\"'"),
+        ({"train.csv": "text,label\na,x,y\n"}, (), 1, "(text, label) with ',' between them"),
+        ({"train.tsv": "text\tlabel\ra\tx\rb\ty\r"}, (), 1, "train.tsv: its lines end in CR alone"),
+        ({"train.csv": "text,label\ra,x\rb,y"}, (), 1, "train.csv: its lines end in CR alone"),
+        (
+            {"train.jsonl": J.replace("\n", "\r") * 3},
+            (),
+            1,
+            "train.jsonl: its lines end in CR alone",
+        ),
+        ({"train.json": f"[{J}, {J}]"}, (), 1, "train.json: JSON in an array or over several"),
+        (
+            {"train.json": J.replace("{", "{\n")},
+            (),
+            1,
+            "train.json: JSON in an array or over several",
+        ),
+        ({"train.tsv": "\t".join(f"c{i}" for i in range(99))}, (), 1, "c8, c9 and 89 more. Choose"),
+        ({"train.tsv": f"{'word ' * 99}\tx\n"}, (), 1, "word ..., x. Choose"),
+        (
+            {"train.csv": "text,label\na,1\nb,0", "valid.csv": "text,label\na,1.0"},
+            (),
+            1,
+            "Is it '1'?",
+        ),
         ({"train.jsonl": J + "{\n"}, (), 1, "train.jsonl:2: not valid JSON"),
         ({"train.jsonl": J + "[1]\n"}, (), 1, "train.jsonl:2: not a JSON object"),
         ({"train.jsonl": J + "[" * 100_000}, (), 1, "train.jsonl:2: not valid JSON"),
@@ -236,3 +275,144 @@ def test_files_that_do_not_belong_together(run):
 def test_a_corpus_is_not_a_labelled_set(corpus):
     with pytest.raises(MetaseqError, match="a corpus, not a labelled set"):
         LabelledSet(corpus, "train")
+
+
+ROWS = [("fox, the", "yes"), ('he said "no"', "no"), ("two\nlines", "yes"), ("tab\there", "no")]
+
+
+def written(delimiter="\t", quoting=csv.QUOTE_MINIMAL, end="\r\n", header=("text", "label")):
+    """Return ROWS as Python's csv module writes them."""
+    stream = io.StringIO()
+    csv.writer(stream, delimiter=delimiter, quoting=quoting, lineterminator=end).writerows(
+        [header, *ROWS] if header else ROWS
+    )
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name, content, options",
+    [
+        ("train.csv", written(","), ()),
+        ("train.csv", "\ufeff" + written(",", csv.QUOTE_ALL, "\n"), ()),
+        ("train.csv", written(",").replace("text,label", "text, label"), ()),
+        ("train.csv", written(";"), ()),
+        ("train.csv", written("\t"), ()),
+        ("train.csv", written(",", header=None), ("--columns", "text,label")),
+        (
+            "train.csv",
+            written(",", header=("Review", "Gold")),
+            ("--text-column", "Review", "--label-column", "Gold"),
+        ),
+        ("train.txt", written(","), ()),
+        ("train.tsv", written(), ()),
+        ("train.tsv", written(quoting=csv.QUOTE_ALL, end="\n"), ()),
+        ("train.csv.gz", gzip.compress(written(",").encode()), ()),
+        ("train.txt", "\n".join(json.dumps({"text": t, "label": x}) for t, x in ROWS), ()),
+    ],
+)
+def test_quotes_and_delimiters(run, corpus, name, content, options):
+    """One table in every form in which programs write it."""
+    code, output, folder = run({name: content}, *options)
+    assert code == 0, output
+    data, tokenizer = LabelledSet(folder, "train"), load_tokenizer(corpus)
+    expected = list(map(tokenizer.decode, tokenizer.encode_batch([text for text, _ in ROWS])))
+    assert [text for (text,) in texts(data, tokenizer)] == expected
+    assert data.label_names == ["no", "yes"] and data.labels.tolist() == [1, 0, 1, 0]
+    assert ("as JSON lines" in output) == (content[:1] == "{")
+
+
+@pytest.mark.parametrize(
+    "rows, options, expected",
+    [
+        ('"a ""b"" c"\tx\nd "e"\ty\n', (), '"a ""b"" c"'),  # pandas would have quoted d "e" too
+        ('"a b"\tx\n', (), '"a b"'),
+        ('"a ""b"" c"\tx\n', ("--quoting", "none"), '"a ""b"" c"'),
+        ('"a ""b"" c"\tx\n', (), 'a "b" c'),
+        ('"a b"\tx\n', ("--quoting", "csv"), "a b"),
+        ('"a\tx\n"b"" ""c"\ty\n', (), '"a'),
+    ],
+)
+def test_quotation_marks_in_tsv_are_text_unless_all_are_syntax(
+    run, corpus, rows, options, expected
+):
+    code, output, folder = run({"train.tsv": "text\tlabel\n" + rows}, *options)
+    assert code == 0, output
+    assert texts(LabelledSet(folder, "train"), load_tokenizer(corpus))[0] == [expected]
+
+
+def labels(*counts):
+    """Return a table with a row for each time that a label is to occur."""
+    rows = [f"{i}\t{label}\n" for label, count in counts for i in range(count)]
+    return "text\tlabel\n" + "".join(rows)
+
+
+@pytest.mark.parametrize(
+    "counts, names, message",
+    [
+        ([("0.5", 1), ("2.25", 1), ("3", 1)], ["0.5", "2.25", "3"], "numbers from 0.5 to 3;"),
+        ([(str(7 * i), 1) for i in range(30)], None, "preprocess with --regression"),
+        ([("1", 2), ("1.0", 3), ("0", 2)], None, "'1' (2 rows), '1.0' (3 rows) are 2 classes"),
+        ([("1", 2), ("true", 3), ("false", 2)], None, "'1' (2 rows), 'true' (3 rows) are 2"),
+        ([("True", 2), ("true", 3)], None, "'True' (2 rows), 'true' (3 rows) are 2"),
+        ([("not_x", 2), ("not-x", 3)], None, "'not-x' (3 rows), 'not_x' (2 rows) are 2"),
+        ([("pos ", 2), ("pos", 2), (" neg", 3)], ["neg", "pos"], "5 stripped_labels"),
+        ([("a", 9), ("b", 9), ("c", 1)], ["a", "b", "c"], "1 of 3 classes have one row: c"),
+        ([("a", 9), ("nan", 2)], ["a", "nan"], "'nan' (2 rows): a class; if it means"),
+        (
+            [("a", 2), ("-", 2), ("b", 2)],
+            ["a", "b"],
+            "train.tsv:4: label '-' means that the row has no",
+        ),
+        ([("+", 2), ("-", 2), ("=", 2)], ["+", "-", "="], ""),
+        ([("0", 30), ("1", 30), ("-1", 1)], ["0", "1"], "1 no_gold_label"),
+        ([("0", 3), ("1", 3), ("-1", 3)], ["-1", "0", "1"], ""),
+        ([("a", 2), ("", 2), ("b", 2)], ["a", "b"], "2 no_gold_label"),
+        ([("1", 2), ("-1", 3)], ["-1", "1"], ""),
+        ([(str(i), 9) for i in range(30)], None, ""),
+        ([("5", 2), ("10", 3)], ["5", "10"], ""),
+    ],
+)
+def test_labels_that_look_wrong(run, capsys, counts, names, message):
+    code, output, folder = run({"train.tsv": labels(*counts)})
+    assert code == 0, output
+    assert message in output
+    assert bool(message) == ("warning" in output or "stripped" in output)
+    if names is not None:
+        assert LabelledSet(folder, "train").label_names == names
+
+
+def test_doctor_warns_of_labels_too(run, capsys):
+    _, _, folder = run({"train.tsv": labels(("0.5", 1), ("2.25", 1))})
+    assert main(["doctor", str(folder)]) == 0
+    assert "warning" in (out := capsys.readouterr().out) and "--regression" in out
+
+
+def test_rows_without_gold_label(run):
+    """A test split without any is unlabelled; in any split single ones are left out."""
+    hidden = "text\tlabel\na\t-1\nb\t-1\n"
+    files = {"train.tsv": labels(("0", 2), ("1", 2)), "valid.tsv": labels(("0", 1), ("-", 2))}
+    code, output, folder = run(files | {"test.tsv": hidden})
+    assert code == 0, output
+    assert "valid: 1 rows, 1 tokens, 2 no_gold_label" in output
+    assert "test: 2 rows, 2 tokens; no labels" in output
+    assert LabelledSet(folder, "test").labels is None and len(LabelledSet(folder, "valid")) == 1
+    code, output, folder = run({"train.tsv": labels(("a", 2), ("-", 2))}, "--labels", "a,-")
+    assert LabelledSet(folder, "train").labels.tolist() == [0, 0, 1, 1]
+    code, output, folder = run({"train.tsv": labels(("0.5", 2), ("", 2))}, "--regression")
+    assert LabelledSet(folder, "train").labels.tolist() == [0.5, 0.5]
+
+
+def test_repeated_header(run):
+    code, output, folder = run({"train.tsv": TRAIN + TRAIN})
+    assert code == 0 and "1 repeated_header" in output
+    assert "train.tsv: holds the header again in line 6" in output
+    assert len(LabelledSet(folder, "train")) == 6
+    code, output, folder = run({"train.csv": "text,label\na,x\n"}, "--columns", "text,label")
+    assert LabelledSet(folder, "train").label_names == ["x"]
+
+
+def test_null_labels_of_json(run):
+    rows = [{"text": "a", "label": value} for value in ("x", None, "y")]
+    code, output, folder = run({"train.jsonl": "\n".join(map(json.dumps, rows))})
+    assert code == 0 and "1 no_gold_label" in output
+    assert LabelledSet(folder, "train").labels.tolist() == [0, 1]

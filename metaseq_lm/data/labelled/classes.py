@@ -1,0 +1,85 @@
+"""Classes of a labelled set: their order, labels that mean "none", and labels that look wrong."""
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from metaseq_lm.core.registry import abbreviated
+
+NO_LABEL = ""  # of a row whose label is empty or null
+NO_GOLD = ("-", "-1")  # what SNLI and MNLI, and exports of HF datasets, write for no gold label
+NULL_WORDS = {"?", "n/a", "na", "nan", "nil", "none", "null"}
+RARE_SHARE = 0.05  # of rows whose label -1 means none; a class is more frequent
+FEW_ROWS = 10  # too few to wonder about classes of one row
+FEW_CLASSES = 20
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][+-]?\d+)?")
+_BOOLEANS = {"true": 1.0, "false": 0.0}
+
+
+def sorted_labels(labels: set[str]) -> list[str]:
+    """Return labels in order: as numbers if all are whole numbers, else by code point."""
+    if all(label.isascii() and label.removeprefix("-").isdigit() for label in labels):
+        return sorted(labels, key=lambda label: (int(label), label))
+    return sorted(labels)
+
+
+def gold_classes(counts: Mapping[str, int]) -> list[str]:
+    """Return the classes, sorted, among the labels of the train split and how many rows have each.
+
+    Left out are the empty label, "-" beside at least two classes other than "+", and a rare "-1"
+    beside classes 0, 1, ..., which mean that a row has no gold label.
+    """
+    classes = set(counts) - {NO_LABEL}
+    if len(classes) > 2 and "+" not in classes:
+        classes.discard("-")
+    others = classes - {"-1"}
+    is_rare = counts.get("-1", 0) < RARE_SHARE * sum(counts.values())
+    if len(others) > 1 and others == set(map(str, range(len(others)))) and is_rare:
+        classes = others
+    return sorted_labels(classes)
+
+
+def number_of(label: str) -> float | None:
+    """Return the number that a label is, or None."""
+    return float(label.replace(",", ".")) if _NUMBER.fullmatch(label) else None
+
+
+def spelling_key(label: str) -> str:
+    """Return what a label has in common with others that are perhaps the same class.
+
+    That is the value of a number or a truth value, else the text without case, quotation marks and
+    the difference between blanks, "_" and "-".
+    """
+    text = unicodedata.normalize("NFKC", label).strip(" \t'\"").casefold()
+    number = _BOOLEANS.get(text, number_of(text))
+    return re.sub(r"[\s_-]+", " ", text) if number is None else repr(number)
+
+
+def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
+    """Yield what looks wrong with the classes of a split, of which `counts` has the rows of each."""
+    rows = sum(counts.values())
+    numbers = [number for label in counts if (number := number_of(label)) is not None]
+    if numbers and len(numbers) == len(counts):
+        fractions = any(number % 1 for number in numbers)
+        if fractions or (len(counts) > FEW_CLASSES and 2 * len(counts) > rows):
+            yield (
+                f"the {len(counts)} classes are numbers from {min(numbers):g} to {max(numbers):g}; if "
+                "they are values to predict, preprocess with --regression"
+            )
+            return
+    groups = defaultdict(list)
+    for label in sorted(counts):
+        groups[spelling_key(label)].append(label)
+    for labels in groups.values():
+        if len(labels) > 1:
+            listed = abbreviated(f"{label!r} ({counts[label]:,} rows)" for label in labels)
+            yield f"{listed} are {len(labels)} classes; if they are one, write them alike"
+    gold = set(gold_classes(counts))
+    nulls = [name for name in counts if name.casefold() in NULL_WORDS or name not in gold]
+    if nulls:
+        listed = abbreviated(f"{label!r} ({counts[label]:,} rows)" for label in nulls)
+        yield f"{listed}: a class; if it means that a row has no label, remove these rows"
+    single = [label for label, count in counts.items() if count == 1]
+    if single and rows >= FEW_ROWS:
+        yield f"{len(single):,} of {len(counts):,} classes have one row: {abbreviated(single)}"
