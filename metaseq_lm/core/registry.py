@@ -35,8 +35,8 @@ def abbreviated(names: Iterable[str], most: int = 10, width: int = 60) -> str:
     """Return names with commas between them: the first `most`, each of at most `width` characters."""
     names = list(names)
     shown = [name if len(name) <= width else f"{name[:width]}..." for name in names[:most]]
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(shown) + more
+    others = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(shown) + others
 
 
 class Registry(Generic[T]):
