@@ -16,6 +16,8 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # The manifest of a corpus of 10 TB is smaller; parsed, JSON can be twenty times its size.
 LARGEST_JSON = 12 << 20
+LARGEST_SWEEP = 64 << 20  # sweep.json of some 30,000 runs
+LARGEST_LOG = 1 << 30  # of a run or a job, and of an archive of runs
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
@@ -24,6 +26,14 @@ def read_bounded(path: Path, limit: int) -> bytes:
     if not path.is_file() or size > limit:
         raise ValueError(f"not a file of at most {limit:,} bytes ({size:,})")
     return path.read_bytes()
+
+
+def check_regular(path: Path) -> None:
+    """Raise MetaseqError for a link, a pipe or a device in the place of a file that is appended to."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise MetaseqError(
+            f"{path}: not a file of this folder but a link, a pipe or a device; remove it"
+        )
 
 
 def read_json(path: Path, limit: int = LARGEST_JSON) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import write_atomic
+from metaseq_lm.core.files import LARGEST_LOG, read_bounded, write_atomic
 from metaseq_lm.reporting.runs import PATH_KEYS, Run, bare_key, check_results, is_log_line
 
 KIND = "metaseq-lm runs "
@@ -28,7 +28,7 @@ def write(path: Path, runs: Sequence[Run]) -> None:
 
     Raises UsageError for a place that cannot be one, or an archive with runs that are not in `runs`.
     """
-    if not path.name or path.is_dir():
+    if not path.name or (path.exists() and not path.is_file()):
         raise UsageError(f"--archive '{path}': name a file, such as runs.jsonl")
     if path.exists():
         check_complete(path, runs)
@@ -113,7 +113,11 @@ def read(path: Path) -> list[Run]:
     runs: list[Run] = []
     usual: dict[str, Any] | None = None
     expected: int | None = 0  # number of runs before the next first line, or the end
-    for number, row in enumerate(path.read_bytes().splitlines() or [b""], start=1):
+    try:
+        rows = read_bounded(path, LARGEST_LOG).splitlines() or [b""]
+    except ValueError as error:
+        raise UsageError(f"{path}: not an archive of runs: {error}") from error
+    for number, row in enumerate(rows, start=1):
         try:
             line = json.loads(row)
             if "format" in line:

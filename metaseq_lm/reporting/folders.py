@@ -17,8 +17,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from metaseq_lm.core.config import flatten
-from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import read_json
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.files import LARGEST_LOG, LARGEST_SWEEP, read_bounded, read_json
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import Run, check_results, from_here, is_log_line, natural
@@ -37,6 +37,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
     cannot be read.
     """
     folders: dict[Path, None] = {}
+    links: dict[str, None] = {}
     archives: dict[Path, None] = {}
     for path in map(Path, paths):
         if path.is_file():
@@ -46,13 +47,18 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
             raise UsageError(
                 f"{path}: no such folder. Give run folders, folders of runs, or archives of them."
             )
-        inside = sorted(run_folders(path), key=lambda folder: natural(str(folder)))
+        inside = sorted(run_folders(path, links), key=lambda folder: natural(str(folder)))
         if not inside:
             raise UsageError(
                 f"{path}: no runs found. A run folder holds config.yaml and log.jsonl, as "
                 "'metaseq-lm train ... --save-dir RUN' writes them."
             )
         folders.update(dict.fromkeys(inside))
+    for link in links:
+        say(
+            f"metaseq-lm: warning: {link} leads to {os.path.realpath(link)}, outside of the folder, and is no run: "
+            "it is not searched; name it as well to report its runs"
+        )
     runs = [read_run(folder) for folder in folders]
     # A run counts once even if it is in its folder and in archives.
     seen = {archive.identity(run) for run in runs} if archives else set()
@@ -64,9 +70,14 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
     return archived + runs
 
 
-def run_folders(root: Path) -> Iterable[Path]:
-    """Yield the resolved run folders at or below `root`, behind links too, each once."""
+def run_folders(root: Path, links: dict[str, None]) -> Iterable[Path]:
+    """Yield the resolved run folders at or below `root`, each once.
+
+    A link that leads out of `root` counts if it is one of a run; other such links are not followed
+    (one could lead to /) and added to `links`.
+    """
     seen: set[str] = set()
+    top = Path(os.path.realpath(root))
     for folder, children, files in os.walk(root, onerror=raise_error, followlinks=True):
         children[:] = [d for d in children if d not in SKIPPED_FOLDERS and not d.startswith(".")]
         real = os.path.realpath(folder)
@@ -74,8 +85,13 @@ def run_folders(root: Path) -> Iterable[Path]:
             children.clear()
             continue
         seen.add(real)
+        outside = not Path(real).is_relative_to(top)
+        if outside:
+            children.clear()
         if is_run(files):
-            yield Path(folder).resolve()
+            yield Path(real)
+        elif outside:
+            links[folder] = None
 
 
 def is_run(files: Iterable[str]) -> bool:
@@ -161,10 +177,13 @@ def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     An incomplete last line, left by a killed process, is dropped and noted. Any other bad line is a
     MetaseqError with file and line number. A missing log counts as empty.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         notes.append("no log.jsonl: the run ended before its first update was logged")
         return []
-    rows = path.read_bytes().splitlines()
+    try:
+        rows = read_bounded(path, LARGEST_LOG).splitlines()
+    except (OSError, ValueError) as error:
+        raise MetaseqError(f"{path}: not a log: {error}") from error
     while rows and not rows[-1].strip():
         rows.pop()
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -233,7 +252,7 @@ def read_plan(path: Path) -> list[Planned]:
     Entries without stages or folders are left out.
     """
     try:
-        sweep = json.loads(path.read_bytes())
+        sweep = json.loads(read_bounded(path, LARGEST_SWEEP))
     except (ValueError, RecursionError) as error:
         raise MetaseqError(
             f"{path}: not readable as JSON ({error}). Delete it and start the sweep again."
@@ -243,7 +262,13 @@ def read_plan(path: Path) -> list[Planned]:
         stages = {}
         for stage in dicts(run.get("stages")):
             if stage.get("folder"):
-                folder = (path.parent / str(stage["folder"])).resolve()
+                place = os.path.normpath(path.parent.resolve() / str(stage["folder"]))
+                if not Path(place).is_relative_to(path.parent.resolve()):
+                    raise MetaseqError(
+                        f"{path}: the run folder {stage['folder']!r} leads out of the sweep; name the folders "
+                        "of the runs themselves"
+                    )
+                folder = Path(place).resolve()
                 stages[str(stage.get("name") or folder.name)] = folder
         if stages:
             planned.append(
@@ -265,7 +290,7 @@ def read_runs(paths: Iterable[str | Path]) -> list[Run]:
     places: list[Path] = []
     for path in map(Path, paths):
         is_sweep = (path / SWEEP_FILE).is_file()
-        if not is_sweep or any(run_folders(path)):
+        if not is_sweep or any(run_folders(path, {})):
             places.append(path)
         if not is_sweep:
             continue

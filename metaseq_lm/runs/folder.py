@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm.core.config import RunConfig, flatten, options_with
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
-from metaseq_lm.core.files import FULL_DISK, read_json, write_atomic
+from metaseq_lm.core.files import FULL_DISK, check_regular, read_json, write_atomic
 from metaseq_lm.core.registry import ALL
 
 # Keys that may change when a run is resumed, besides options that are `movable`.
@@ -42,6 +42,8 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"--save-dir {self.path} is a file; name a folder")
         self.path.mkdir(parents=True, exist_ok=True)
+        for name in ("command.txt", "log.jsonl"):
+            check_regular(self.path / name)
         self._waiting: list[str] = []
         commands = self._held = open_locked(self.path / "command.txt")
         file = self.path / "config.yaml"
@@ -96,8 +98,10 @@ def begun(folder: Path) -> bool:
     if any((folder / "checkpoints").glob("update_*")):
         return True
     log = folder / "log.jsonl"
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-    return any(line.startswith(('{"kind": "train"', '{"kind": "valid"')) for line in lines)
+    if not log.is_file():
+        return False
+    with open(log, errors="replace") as lines:
+        return any(line.startswith(('{"kind": "train"', '{"kind": "valid"')) for line in lines)
 
 
 def open_locked(path: Path) -> IO[str]:

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import write_atomic
+from metaseq_lm.core.files import (
+    LARGEST_LOG,
+    LARGEST_SWEEP,
+    check_regular,
+    read_bounded,
+    write_atomic,
+)
 from metaseq_lm.sweeps.definition import KEY, differences
 from metaseq_lm.sweeps.expansion import Run
 
@@ -77,7 +83,7 @@ class SweepFolder:
         """Return sweep.json; UsageError if there is none, MetaseqError if it is damaged."""
         file = self.path / "sweep.json"
         try:
-            content = json.loads(file.read_bytes())
+            content = json.loads(read_bounded(file, LARGEST_SWEEP))
             problem = misfit(content, FORM) or misused(content)
         except FileNotFoundError:
             raise UsageError(f"{self.path}: no sweep here (there is no sweep.json)") from None
@@ -129,6 +135,11 @@ class SweepFolder:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the lock for submitting runs of this sweep; MetaseqError if another command holds it."""
+        for name in (".lock", "jobs.jsonl"):
+            check_regular(self.path / name)
+        for place in (self.path / "jobs", self.path / "code"):
+            if place.is_symlink():
+                raise MetaseqError(f"{place}: a link, and not a folder of this sweep; remove it")
         with open(self.lock_file, "ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,8 +171,12 @@ class SweepFolder:
         Raises MetaseqError for a complete line that lacks a value.
         """
         file = self.path / "jobs.jsonl"
+        check_regular(file)
         rows = []
-        lines = file.read_bytes().splitlines() if file.exists() else []
+        try:
+            lines = read_bounded(file, LARGEST_LOG).splitlines() if file.exists() else []
+        except ValueError as error:
+            raise MetaseqError(f"{file}: {error}") from error
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)

@@ -142,7 +142,7 @@ def progress(place: Path) -> tuple[int, int, float]:
     """Return updates made, updates to make and seconds of a run, from its log and config."""
     update, seconds = 0, 0.0
     log = place / "log.jsonl"
-    if log.exists():
+    if log.is_file():
         with open(log, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
             lines = file.read().splitlines()
@@ -189,8 +189,9 @@ def requeued(folder: SweepFolder, last: Submission | None, slurm: Slurm) -> int:
         return 0
     lives = slurm.lives[last.job]
     log = log_file(folder, last, "out")
-    if lives == 0 and log.exists():
-        lives = log.read_text(errors="replace").count(START)
+    if lives == 0 and log.is_file():
+        with open(log, errors="replace") as lines:
+            lives = sum(line.startswith(START) for line in lines)
     return max(0, lives - 1)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,15 @@ import malicious_cases
 import pytest
 import torch
 from battery import CASES, TINY
+from synthetic import make_run
 
 from metaseq_lm.cli import main
+from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.checkpoint import CheckpointError
+from metaseq_lm.sweeps.definition import normalise
+from metaseq_lm.sweeps.expansion import expand
+from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.job import code_at
 
 MLM = [*CASES["masked_lm"][0], *TINY, "trainer.max_update=1"]
@@ -118,6 +124,51 @@ def test_links_in_a_run_folder_are_removed_and_not_followed(tmp_path: Path) -> N
         "update_000000006",
     ]
     assert (precious / "thesis").read_text() == "x"
+
+
+@pytest.mark.parametrize("target", ["/", "/proc", "outside", "above"])
+def test_report_follows_no_link_out_of_its_folder(
+    tmp_path: Path, target: str, capsys: pytest.CaptureFixture
+) -> None:
+    """Except one to a run; the link is named."""
+    runs, outside = tmp_path / "runs", tmp_path / "outside"
+    make_run(runs / "a")
+    make_run(outside / "b")
+    place = {"outside": outside, "above": tmp_path}.get(target, Path(target))
+    (runs / "link").symlink_to(place)
+    started = time.monotonic()
+    assert main(["report", str(runs), "--format", "csv"]) == 0
+    shown = capsys.readouterr()
+    assert time.monotonic() - started < 10
+    assert len(shown.out.splitlines()) == 2
+    assert f"{runs}/link leads to {place}" in shown.err
+    (runs / "run").symlink_to(outside / "b")
+    assert len(find_runs([runs])) == 2
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "jobs.jsonl", ".lock", "log.jsonl", "results.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "outside"])
+def test_sweep_reads_and_writes_only_files_of_its_folder(
+    moons: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    definition = normalise({"data": str(moons), "overrides": MLM})
+    out.mkdir()
+    SweepFolder(out).adopt(definition, expand(definition, out), {})
+    (out / "seed=1").mkdir()
+    file = (out / "seed=1" if name in ("log.jsonl", "results.json") else out) / name
+    file.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero" if kind == "device" else outside)
+    for command in (["status"], ["cancel"], ["report"]):
+        words = ["report", str(out)] if command == ["report"] else ["sweep", *command, str(out)]
+        done = subprocess.run(
+            [sys.executable, "-m", "metaseq_lm", *words], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode in (0, 1, 2) and "Traceback" not in done.stderr, done.stderr
+    assert not outside.exists()
 
 
 PLUGIN = "from pathlib import Path\nPath({canary!r}).write_text('imported')\n"

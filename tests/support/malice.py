@@ -289,6 +289,22 @@ def links_to(where: str, target: str) -> Build:
     return build
 
 
+def place_in_run(name: str, make: Callable[[Path], Any]) -> Build:
+    """Put something else in the place of a file of the run."""
+
+    def build(place: Place) -> None:
+        (place.run / name).unlink(missing_ok=True)
+        make(place.run / name)
+
+    return build
+
+
+def sparse(file: Path) -> None:
+    """Make a file of 100 GB that takes no room."""
+    with open(file, "wb") as stream:
+        stream.truncate(100 << 30)
+
+
 def yaml_bomb(place: Place) -> str:
     rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     rows += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 6)]

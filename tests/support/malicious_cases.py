@@ -49,8 +49,10 @@ from malice import (
     module_run,
     object_array,
     old_format,
+    place_in_run,
     process,
     saved,
+    sparse,
     state,
     system,
     tagged,
@@ -128,7 +130,24 @@ RUNS: dict[str, Build] = {
     "results.json a list": text("run/results.json", "[1]"),
     "results.json nested": text("run/results.json", NESTED),
 }
-LOGS: dict[str, Build] = {"log.jsonl nested": text("run/log.jsonl", log_line)}
+LOGS: dict[str, Build] = {
+    "log.jsonl nested": text("run/log.jsonl", log_line),
+    "log.jsonl of 100 GB of nothing": place_in_run("log.jsonl", sparse),
+}
+UNREADABLE: dict[str, Build] = {
+    f"{file} {name}": place_in_run(file, make)
+    for file in ("log.jsonl", "config.yaml", "results.json")
+    for name, make in (
+        ("a pipe", os.mkfifo),
+        ("leads to /dev/zero", lambda file: file.symlink_to("/dev/zero")),
+    )
+}
+PIPES: dict[str, Build] = {
+    "command.txt a pipe": place_in_run("command.txt", os.mkfifo),
+    "command.txt leads out": place_in_run(
+        "command.txt", lambda f: f.symlink_to(f.parents[1] / "x")
+    ),
+}
 RESULTS: dict[str, Build] = {
     "results.json empty": text("run/results.json", "{}"),
     "results.json with texts": text(
@@ -166,6 +185,8 @@ CASES = [
     *((name, build, [EVALUATE]) for name, build in CONFIGS.items()),
     *((name, build, [REPORT, RESUME]) for name, build in RUNS.items()),
     *((name, build, [REPORT]) for name, build in LOGS.items()),
+    *((n, b, [REPORT, RESUME][: 1 + (n[0] != "r")]) for n, b in UNREADABLE.items()),
+    *((name, build, [RESUME]) for name, build in PIPES.items()),
     *((name, build, [START, RESUME]) for name, build in RESULTS.items()),
     *((name, build, [TRY, DOCTOR]) for name, build in DATA.items()),
     *((name, build, [DOCTOR]) for name, build in TOKENIZERS.items()),

@@ -89,27 +89,16 @@ def test_planned_run_outside_the_sweep_folder_is_named(tmp_path):
     assert len(names) == 1 and notes == ["Missing: b (never started)."]
 
 
-def test_runs_that_the_sweep_put_elsewhere_are_read(tmp_path):
-    make_run(tmp_path / "store" / "pre")
-    make_run(tmp_path / "store" / "fine")
+@pytest.mark.parametrize("folder", ["../store/run", "a/../../store/run", "/", "{store}/run"])
+def test_a_plan_that_leads_out_of_the_sweep_is_refused(tmp_path, folder):
+    make_run(tmp_path / "store" / "run")
     sweep = tmp_path / "sweep"
-    sweep.mkdir()
-    # One pre-training run serves two others.
-    runs = [
-        {
-            "name": name,
-            "stages": [
-                {"name": "pretrain", "folder": str(tmp_path / "store" / "pre")},
-                {"name": "finetune", "folder": f"../store/{name}"},
-            ],
-        }
-        for name in ("fine", "other")
-    ]
+    make_run(sweep / "a")
+    folder = folder.format(store=tmp_path / "store")
+    runs = [{"name": "a", "stages": [{"name": "", "folder": folder}]}]
     (sweep / "sweep.json").write_text(json.dumps({"runs": runs}))
-    names, notes = picked(sweep)
-    assert names == ["store/fine"]
-    assert notes[0] == "Missing: other, stage finetune (never started)."
-    assert notes[1].startswith("Not in the table: 1 run of the stage pretrain")
+    with pytest.raises(MetaseqError, match="leads out of the sweep"):
+        picked(sweep)
 
 
 def test_a_damaged_plan_and_an_unknown_stage_are_errors(tmp_path):
