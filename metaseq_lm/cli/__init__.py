@@ -28,14 +28,26 @@ NOT_OPTIONS = ("command", "module", "parser", "overrides", "argv")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are UsageErrors and name the nearest option."""
+    """An argument parser whose errors are UsageErrors and name the option that is perhaps meant."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         options = [o for action in self._actions for o in action.option_strings]
         words = [word.split("=")[0].rstrip(":,") for word in message.split()]
         wrong = next((w for w in words if w.startswith("--") and w not in options), None)
-        hint = nearest(wrong, options) if wrong else ""
+        hint = self._option_with_value(wrong) or nearest(wrong, options) if wrong else ""
         raise UsageError(f"{message}.{hint} See '{self.prog} --help'.")
+
+    def _option_with_value(self, word: str) -> str:
+        """Return a hint for a value that is given as an option, such as --html; "" for another word."""
+        value = word.removeprefix("--")
+        for action in self._actions:
+            listed = action.help or "" if action.metavar == "LIST" else ""
+            if action.option_strings and value in (
+                *(action.choices or ()),
+                *listed.replace(",", " ").split(),
+            ):
+                return f" Did you mean '{action.option_strings[-1]} {value}'?"
+        return ""
 
 
 def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:

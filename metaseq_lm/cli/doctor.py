@@ -1,4 +1,4 @@
-"""Look over the machine and a data folder before compute is spent on them.
+"""Look over the machine and data folders before compute is spent on them.
 
 Each line is ok, warning or error. The exit code is 1 if there is an error, else 0.
 """
@@ -15,7 +15,9 @@ HELP = "check the machine, a corpus, its tokenizer, and sets of every kind"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("data", metavar="DATA", help="folder made by 'metaseq-lm preprocess'")
+    parser.add_argument(
+        "data", nargs="+", type=Path, metavar="DATA", help="folder made by 'metaseq-lm preprocess'"
+    )
     parser.add_argument(
         "--verify", action="store_true", help="compare every byte with the manifest's checksums"
     )
@@ -26,13 +28,12 @@ def run(args: argparse.Namespace) -> int:
     # Late, so that --help does not load the tokenizer libraries.
     from metaseq_lm.data.doctor.findings import machine
 
-    folder = Path(args.data)
-    findings: Iterable[Any] = machine(folder)
+    findings: Iterable[Any] = machine(args.data)
     # Some readers need torch; `machine` says what to install.
     with contextlib.suppress(ImportError):
         from metaseq_lm.data.doctor.examine import examine
 
-        findings = chain(findings, examine(folder, args.verify))
+        findings = chain(findings, *(examine(folder, args.verify) for folder in args.data))
     levels = []
     for finding in findings:
         print(f"{finding.level:<8} {finding.text}", flush=True)

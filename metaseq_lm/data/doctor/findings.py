@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +51,8 @@ class Subject:
         return list(self.manifest.splits) if self.manifest is not None else []
 
 
-def machine(folder: Path) -> Iterator[Finding]:
-    """Yield findings on Python, torch, processors and disk."""
+def machine(folders: Iterable[Path]) -> Iterator[Finding]:
+    """Yield findings on Python, torch, processors and the disks of some folders."""
     version = platform.python_version()
     tested = (3, 10) <= sys.version_info[:2] <= (3, 13)
     yield Finding(OK if tested else WARNING, f"Python {version}{'' if tested else ', not tested'}")
@@ -67,9 +67,10 @@ def machine(folder: Path) -> Iterator[Finding]:
             f"torch {torch.__version__}, {torch.get_num_threads()} threads on {os.cpu_count()} "
             f"processors, {', '.join(cards) or 'no CUDA device'}",
         )
-    free = free_bytes(folder)
-    level = OK if free >= LITTLE_SPACE else WARNING
-    yield Finding(level, f"{human_bytes(free)} free on the disk of {folder}")
+    for folder in folders:
+        free = free_bytes(folder)
+        level = OK if free >= LITTLE_SPACE else WARNING
+        yield Finding(level, f"{human_bytes(free)} free on the disk of {folder}")
 
 
 def document_hashes(data: IndexedDataset, documents: np.ndarray | None = None) -> np.ndarray:

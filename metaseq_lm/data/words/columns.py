@@ -156,10 +156,15 @@ class ConlluReader(SentenceReader):
             if text.startswith("#"):
                 continue
             fields = text.split("\t")
-            if len(fields) != len(FIELDS) or not all(fields):
+            if len(fields) != len(FIELDS):
                 raise MetaseqError(
-                    f"{self.file}:{number}: {len(fields)} fields (none may be empty), but a row of CoNLL-U "
-                    f"has {len(FIELDS)} with tabs between them"
+                    f"{self.file}:{number}: {len(fields)} fields, but a row of CoNLL-U has {len(FIELDS)} "
+                    'with tabs between them, "_" for what is not known'
+                )
+            if empty := [name for name, text in zip(FIELDS, fields) if not text.strip()]:
+                raise MetaseqError(
+                    f'{self.file}:{number}: field {", ".join(empty)} is empty; CoNLL-U has "_" for '
+                    "what is not known"
                 )
             if "-" in fields[ID] or "." in fields[ID]:
                 self.counts["multi_word" if "-" in fields[ID] else "empty_nodes"] += 1

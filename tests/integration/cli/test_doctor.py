@@ -64,6 +64,15 @@ def test_sound_folder(data, look):
     assert look(data / "set", "--verify")[0] == 0
 
 
+def test_several_folders(data, look, tmp_path):
+    code, lines = look(data, str(data / "set"), str(tmp_path / "nothing"))
+    assert (
+        code == 1 and lines[-1].startswith("1 errors") and has(lines, "error", "nothing: no such")
+    )
+    assert sum("train has 3 rows" in line for line in lines) == 2
+    assert sum("torch " in line for line in lines) == 1
+
+
 def test_flipped_bit_needs_verify(data, look):
     path = data / "train.bin"
     content = bytearray(path.read_bytes())

@@ -131,6 +131,7 @@ def test_where_selects_runs(runs, capsys):
         (["--baseline", "soft", "--columns", "task.labelled"], "leave --rows and --columns out"),
         (["--stage", "finetune"], "no sweep.json"),
         (["--where", "label=sof"], "Did you mean 'soft'"),
+        (["--html", "x"], "Did you mean '--format html'"),
     ],
 )
 def test_wrong_usage_names_the_remedy_and_writes_nothing(
