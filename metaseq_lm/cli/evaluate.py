@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.cli.score import split_overrides
 from metaseq_lm.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score each split with the checkpoint or the ensemble, print one JSON line per split."""
+    from metaseq_lm.core.config import split_overrides
     from metaseq_lm.data.storage.manifest import FILE_NAME
     from metaseq_lm.runs import checkpoint
     from metaseq_lm.training.restore import open_run

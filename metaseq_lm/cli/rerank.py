@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.cli.score import add_scoring_arguments, split_overrides
+from metaseq_lm.cli.score import add_scoring_arguments
 from metaseq_lm.core.errors import MetaseqError, UsageError
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class Lists:
 
 def run(args: argparse.Namespace) -> int:
     """Re-rank with every run and scores file; print a JSON line each and a table."""
+    from metaseq_lm.core.config import split_overrides
     from metaseq_lm.evaluation.nbest import read_nbest
 
     runs, options = split_overrides(args.runs + args.overrides)

@@ -77,6 +77,7 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score the input with the run and write the result."""
+    from metaseq_lm.core.config import split_overrides
     from metaseq_lm.core.errors import UsageError
     from metaseq_lm.data.labelled.files import read_pairs, read_sentences
     from metaseq_lm.training.restore import open_run
@@ -106,15 +107,6 @@ def run(args: argparse.Namespace) -> int:
             print(f"skipped for {reason}: {count:,}", file=sys.stderr)
     print(scorer.cost, file=sys.stderr)
     return 0
-
-
-def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split words into paths or names, and key=value overrides, which name no file.
-
-    argparse takes an override for one more path if it follows one.
-    """
-    overrides = [word for word in words if "=" in word and not Path(word).exists()]
-    return [word for word in words if word not in overrides], overrides
 
 
 def write_output(output: bytes, path: str | None) -> None:

@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.cli import NOT_OPTIONS
-from metaseq_lm.cli.score import split_overrides
 from metaseq_lm.cli.train import FLAGS, add_config_arguments, flag_values
 from metaseq_lm.core.errors import Interrupted, UsageError
 
@@ -202,6 +201,7 @@ def launch_sweep(args: argparse.Namespace) -> int:
 
     if args.failed:
         raise UsageError("--failed goes with 'metaseq-lm sweep resubmit'")
+    plugins.load_all(args.user_dir)
     content = content_of(args)
     stored = mapping(content.pop("launch", {}), "launch")
     launch = launch_from(stored, launch_options(args))
@@ -211,7 +211,6 @@ def launch_sweep(args: argparse.Namespace) -> int:
     out = Path(args.out).resolve()
     check_out(out, launch.executor)
     definition = normalise(content, args.stages.split(",") if args.stages else ())
-    plugins.load_all(definition["user_dir"])
     runs = expand(definition, out)
     check_configs(runs, definition)
     stages = len(definition["stages"])
@@ -231,10 +230,17 @@ def launch_sweep(args: argparse.Namespace) -> int:
 
 def content_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the content of the sweep file, if one is given, with the command line laid over it."""
-    from metaseq_lm.core.config import quote
-    from metaseq_lm.sweeps.definition import absolute, axis, mapping, plugin, read_file
+    from metaseq_lm.core.config import TOP, quote, split_overrides
+    from metaseq_lm.sweeps.definition import (
+        absolute,
+        absolute_sources,
+        axis,
+        mapping,
+        plugin,
+        read_file,
+    )
 
-    paths, overrides = split_overrides(args.words)
+    paths, overrides = split_overrides(args.words, TOP)
     files = [path for path in paths if path.endswith((".yaml", ".yml"))]
     data = [path for path in paths if path not in files]
     if len(files) > 1 or len(data) > 1:
@@ -251,9 +257,9 @@ def content_of(args: argparse.Namespace) -> dict[str, Any]:
         content["config_name"] = args.config_name
     if args.seeds:
         content["seeds"] = args.seeds.split(",")
-    for text in args.grid or []:
-        key, values = axis(text)
-        content["grid"] = mapping(content.get("grid", {}), "grid") | {key: values}
+    typed = absolute_sources({"grid": dict(map(axis, args.grid or []))}, here)
+    if args.grid:
+        content["grid"] = mapping(content.get("grid", {}), "grid") | typed["grid"]
     flags = [
         f"{key}={quote(absolute(value, working_dir) if key == 'init_from' else value)}"
         for key, value in flag_values(args).items()
@@ -261,6 +267,7 @@ def content_of(args: argparse.Namespace) -> dict[str, Any]:
     listed = content.get("overrides", [])
     if not isinstance(listed, list):
         raise UsageError(f"overrides: {listed!r} is not a list, such as [trainer.max_update=10]")
+    overrides = absolute_sources({"overrides": overrides}, here)["overrides"]
     content["overrides"] = [*flags, *listed, *overrides]
     return content
 

@@ -90,22 +90,22 @@ def flag_values(args: argparse.Namespace) -> dict[str, str]:
 
 def overrides_of(args: argparse.Namespace) -> list[str]:
     """Return flags and key=value arguments as overrides; a choice of a group comes first."""
-    from metaseq_lm.core.config import quote
+    from metaseq_lm.core.config import PATHS, TOP, quote, quote_path, split_overrides
 
     words = ([args.data] if args.data else []) + args.keys + args.overrides
-    data = [a for a in words if "=" not in a]
-    overrides = [a for a in words if "=" in a]
+    data, overrides = split_overrides(words, TOP)
     if len(data) > 1:
         raise UsageError(f"more than one DATA folder: {', '.join(data)}; options are key=value")
     for override in overrides:
         if override[0] in "+~":
             raise UsageError(f"'{override}': keys can be set (key=value), not added or removed")
+    quotes = dict.fromkeys((*PATHS, "init_from"), quote_path) | {"task": str, "criterion": str}
     flags = [
-        f"{key}={value if key in ('task', 'criterion') else quote(value)}"
+        f"{key}={quotes.get(key, quote)(value) if value != 'null' else value}"
         for key, value in flag_values(args).items()
     ]
-    user_dir = [f"user_dir={quote(args.user_dir)}"] if args.user_dir else []
-    return flags + [f"data={quote(d)}" for d in data] + user_dir + overrides
+    user_dir = [f"user_dir={quote_path(args.user_dir)}"] if args.user_dir else []
+    return flags + [f"data={quote_path(d)}" for d in data] + user_dir + overrides
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
@@ -15,6 +15,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -172,6 +173,8 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "below": ("below", operator.lt),
 }
 TOP = {item.name for item in fields(RunConfig)}
+KEY = re.compile(r"[+~]*[A-Za-z_][\w.@-]*")
+PATHS = ("data", "save_dir", "user_dir")  # besides options that name other runs
 # What a mistake in a config or in key=value raises: errors of Hydra, OmegaConf and YAML.
 MISTAKES = (HydraException, OmegaConfBaseException, YAMLError, RecursionError)
 
@@ -245,6 +248,7 @@ def load_config(
     fill_store()
     GlobalHydra.instance().clear()
     name = config_name or "base"
+    overrides = [literal_path(override) for override in overrides]
     if config_dir is not None:
         folder = Path(config_dir).resolve()
         if not (folder / f"{name}.yaml").is_file():
@@ -253,7 +257,7 @@ def load_config(
                 f"{folder / (name + '.yaml')} does not exist.{nearest(name, configs)} "
                 f"Configs there: {', '.join(configs) or 'none'}"
             )
-        overrides = [*overrides, f"hydra.searchpath=[file://{FOLDER}]"]
+        overrides = [*overrides, f"hydra.searchpath=[{quote(f'file://{FOLDER}')}]"]
     else:
         folder = FOLDER
     try:
@@ -269,6 +273,44 @@ def load_config(
     check_values(config)
     OmegaConf.set_struct(config, True)
     return config
+
+
+def split_overrides(
+    words: Sequence[str], keys: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Split words into paths or names, and key=value overrides.
+
+    A word with "=" is a path if what is before "=" is no key, as in runs/lr=0.001-seed=1, or if
+    there is such a file, unless it begins with one of `keys`.
+    """
+
+    def is_override(word: str) -> bool:
+        key, equals, _ = word.partition("=")
+        if not equals or not KEY.fullmatch(key):
+            return False
+        return key.split(".")[0] in keys or not Path(word).exists()
+
+    overrides = [word for word in words if is_override(word)]
+    return [word for word in words if word not in overrides], overrides
+
+
+def literal_path(override: str) -> str:
+    """Return key=value with its value in quotes if the option names paths, else unchanged.
+
+    A path is taken as it is typed, unless it is null, in quotes, or refers to another key (${key}).
+    """
+    key, equals, value = override.partition("=")
+    if not equals or "${" in value or key not in {*PATHS, *options_with("source")}:
+        return override
+    try:
+        is_valid = bool(OverridesParser.create().parse_override(override))
+    except HydraException:
+        is_valid = False
+    if value.startswith("[") and key not in TOP:
+        items = [quote_path(item.strip()) for item in value[1:].rstrip("]").split(",")]
+        return override if is_valid else f"{key}=[{','.join(items)}]"
+    as_typed = value == "null" or (is_valid and value[:1] in ("'", '"'))
+    return override if as_typed else f"{key}={quote_path(value)}"
 
 
 def overridden(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
@@ -500,4 +542,9 @@ def quote(text: str) -> str:
     """Return a string in quotes if Hydra's syntax needs them."""
     if re.fullmatch(r"[A-Za-z0-9._/+-]+", text):
         return text
+    return quote_path(text)
+
+
+def quote_path(text: str) -> str:
+    """Return a string in quotes, so that Hydra takes no name of a path for a number or a list."""
     return QuotedString(text, Quote.single).with_quotes()

@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metaseq_lm.core.config import format_value, quote
+from metaseq_lm.core.config import format_value, options_with, quote
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
 
@@ -65,7 +65,8 @@ def read_file(path: Path) -> dict[str, Any]:
     for key in ("data", "config_dir"):
         if content.get(key) is not None:
             content[key] = absolute(str(content[key]), path.parent)
-    return {str(key): value for key, value in content.items() if value is not None}
+    absolute_content = absolute_sources(content, path.parent)
+    return {str(key): value for key, value in absolute_content.items() if value is not None}
 
 
 def yaml_problem(error: Exception) -> str:
@@ -80,6 +81,37 @@ def yaml_problem(error: Exception) -> str:
 def absolute(path: str, base: Path) -> str:
     """Return a path of the user as an absolute path."""
     return os.path.abspath(base / Path(printable(path, "path")).expanduser())
+
+
+def absolute_sources(content: Any, base: Path, key: str = "") -> Any:
+    """Return (a part of) the content of a sweep in which options that name other runs are absolute.
+
+    A relative path starts from `base`; one that begins with a {placeholder} stays. `key` is the key
+    that the part stands under.
+    """
+    if isinstance(content, dict):
+        return {k: absolute_sources(value, base, str(k)) for k, value in content.items()}
+    if isinstance(content, list):
+        return [absolute_sources(item, base, key) for item in content]
+    if not isinstance(content, str):
+        return content
+    if key.rpartition(":")[2] in options_with("source"):
+        return content if content[:1] in ("", "{", "$", "/") else absolute(content, base)
+    option, equals, value = content.partition("=")
+    if key != "overrides" or option not in options_with("source") or value in ("", "null"):
+        return content
+    if value.startswith("["):
+        items = [item.strip().strip("'\"") for item in value[1:].rstrip("]").split(",") if item]
+        paths = absolute_sources(items, base, option)
+        return content if paths == items else f"{option}=[{','.join(map(quote_item, paths))}]"
+    bare = value[1:-1] if value[0] in "'\"" and value[0] == value[-1] else value
+    path = absolute_sources(bare, base, option)
+    return content if path == bare else f"{option}={path}"
+
+
+def quote_item(item: str) -> str:
+    """Return an entry of a list in quotes if it needs them; `fill` quotes one with a {placeholder}."""
+    return item if item.startswith("{") else quote(item)
 
 
 def plugin(name: str, base: Path) -> str:

@@ -93,8 +93,6 @@ def arguments_of(
     out: Path,
 ) -> list[list[str]]:
     """Return the arguments of `train` of every stage of one run, but --config-dir and --user-dir."""
-    data = definition["data"]
-    start = [data] if "=" not in data else [f"data={quote(data)}"]
     templates = [t for s in definition["stages"] for t in (s["config_name"] or "", *s["overrides"])]
     templates += definition["overrides"]
     used = {name for template in templates for name in PLACEHOLDER.findall(template)}
@@ -108,7 +106,7 @@ def arguments_of(
             only, _, bare = key.rpartition(":")
             if key not in used and only in ("", name):
                 overrides.append(f"{bare}={hydra_text(value, key)}")
-        arguments = list(start)
+        arguments = [definition["data"]]
         if stage["config_name"] is not None:
             arguments += ["--config-name", fill(stage["config_name"], filled, {})]
         folder = str(out / folders[name])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from battery import CASES, TINY
+from omegaconf import OmegaConf
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import load_config, quote
@@ -184,6 +185,39 @@ def test_flags_arrive_as_they_were_typed() -> None:
             continue
         config = load_config(["task=masked_lm", f"label={quote(name)}"])
         assert config.label == name
+
+
+PATHS = ["lr=0.001-seed=1", "a b", "it's", 'x"y', "[a]", "a,b", "#h", "50%", "é", "{a}", "1.50"]
+PATHS += ["(x)", "a\\b", "1e-3", "true", "a'b\"c=[d],{e}", "k: v", "*", "-x", "a\\'b", "$x", "~"]
+
+
+@pytest.mark.parametrize("key", ["data", "save_dir", "init_from"])
+def test_paths_arrive_as_they_were_typed(key: str) -> None:
+    """Hydra's grammar has no say in them; null and quotes have their meaning."""
+    for name in PATHS:
+        for path in (name, f"runs/{name}", f"/r/{name}/x"):
+            assert OmegaConf.select(load_config([f"{key}={path}"]), key) == path
+    quoted = load_config([f"{key}='a, b'"])
+    assert OmegaConf.select(quoted, key) == "a, b"
+
+
+def test_paths_in_a_list_arrive_as_they_were_typed() -> None:
+    for text, paths in [("a=1/b,c d", ["a=1/b", "c d"]), ("'a,b',/c", ["a,b", "/c"])]:
+        config = load_config(["task=bam", "criterion=bam_distill", f"task.teachers=[{text}]"])
+        assert config.task.teachers == paths
+
+
+def test_a_data_folder_with_an_equals_sign(sandbox: tuple[Path, Path]) -> None:
+    """A sweep's names of run folders can be passed on, and a folder is no option."""
+    root, inner = sandbox
+    shutil.copytree(root / "data", inner / "lr=1e-3")
+    first = ["train", "lr=1e-3", *MLM, "save_dir=sw/lr=0.001-seed=1"]
+    assert run(first)[0] == 0
+    second = ["train", "./lr=1e-3", *MLM, "save_dir=it's [b], #2", "init_from=sw/lr=0.001-seed=1"]
+    assert run(second)[0] == 0
+    assert (inner / "it's [b], #2" / "results.json").is_file()
+    code, said = run(["train", "gone/lr=1e-3", *MLM, "--save-dir", "run"])
+    assert code == 2 and "gone/lr=1e-3: there is no such data folder" in said
 
 
 def test_names_of_metrics_stay_in_the_folder_of_a_report(sandbox: tuple[Path, Path]) -> None:

@@ -17,7 +17,7 @@ from metaseq_lm.cli import build_parser, overrides
 from metaseq_lm.cli.train import overrides_of
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.sweeps.definition import normalise
+from metaseq_lm.sweeps.definition import absolute_sources, normalise
 from metaseq_lm.sweeps.expansion import NAME_LENGTH, Run, expand
 from metaseq_lm.sweeps.folder import SweepFolder
 from metaseq_lm.sweeps.options import Launch, check_out, launch_from, slurm_parameters
@@ -133,8 +133,6 @@ def test_the_example(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture)
         ({"overrides": ["+a=1"]}, ("+a=1", "not added")),
         ({"overrides": ["seed=1"]}, ("seed=1", "--seeds")),
         ({"overrides": ["optimizer.lr=x"]}, ("seed=1", "optimizer.lr")),
-        ({"overrides": ["init_from=runs/a"]}, ("init_from=runs/a", "absolute")),
-        ({"overrides": ["task.teachers=['/a,b',runs/c]"]}, ("runs/c", "absolute")),
         ({"stages": []}, ("stages", "empty")),
         ({"stages": [{"name": "a"}, {"name": "a"}]}, ("same name",)),
         ({"stages": [{"name": "a", "confg_name": "b"}]}, ("confg_name", "'config_name'")),
@@ -155,6 +153,30 @@ def test_wrong_definitions(
     file.write_text(json.dumps({"data": str(moons), **content}))
     refused(capsys, sweep(file, "--out", tmp_path / "out"), *words)
     assert files_below(tmp_path) == {"s.yaml"}
+
+
+def test_relative_paths_of_runs_become_absolute(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Those of a file start from the file, those of the command line from here, as DATA does."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    content = {
+        "data": str(moons),
+        "stages": [
+            {"name": "one", "overrides": ["init_from='r/lr=1, a'"]},
+            {"name": "two", "overrides": ["init_from={one}/checkpoints/last"]},
+        ],
+    }
+    (tmp_path / "s.yaml").write_text(json.dumps(content))
+    assert sweep(tmp_path / "s.yaml", "--out", tmp_path / "out", "--dry-run", *SHORT) == 0
+    shown = capsys.readouterr().out
+    assert f"init_from={tmp_path}/r/lr=1, a" in shown and "absolute" not in shown
+    for way in (["init_from=r/lr=1"], ["--init-from", "r/lr=1"], ["--grid", "init_from='r/lr=1'"]):
+        assert sweep(moons, "--out", tmp_path / "out", "--dry-run", *way, *SHORT) == 0
+        assert f"{tmp_path}/here/r/lr=1" in capsys.readouterr().out
+    teachers = absolute_sources({"overrides": ["task.teachers=[/a,c=1,{n}/x]"]}, tmp_path)
+    assert teachers["overrides"] == [f"task.teachers=[/a,'{tmp_path}/c=1',{{n}}/x]"]
 
 
 @pytest.mark.parametrize(
