@@ -257,7 +257,7 @@ def content_of(args: argparse.Namespace) -> dict[str, Any]:
         content["config_name"] = args.config_name
     if args.seeds:
         content["seeds"] = args.seeds.split(",")
-    typed = absolute_sources({"grid": dict(map(axis, args.grid or []))}, here)
+    typed = absolute_sources({"grid": dict(map(axis, args.grid or []))}, working_dir)
     if args.grid:
         content["grid"] = mapping(content.get("grid", {}), "grid") | typed["grid"]
     flags = [
@@ -267,7 +267,7 @@ def content_of(args: argparse.Namespace) -> dict[str, Any]:
     listed = content.get("overrides", [])
     if not isinstance(listed, list):
         raise UsageError(f"overrides: {listed!r} is not a list, such as [trainer.max_update=10]")
-    overrides = absolute_sources({"overrides": overrides}, here)["overrides"]
+    overrides = absolute_sources({"overrides": overrides}, working_dir)["overrides"]
     content["overrides"] = [*flags, *listed, *overrides]
     return content
 
