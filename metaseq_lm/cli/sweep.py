@@ -325,13 +325,14 @@ def launch_runs(
     again: Sequence[str],
 ) -> int:
     """Launch the runs whose state is one of `again`; with the local executor, wait for them."""
-    from metaseq_lm.sweeps.states import states, summary
+    from metaseq_lm.sweeps.states import check_data, states, summary
     from metaseq_lm.sweeps.submit import submit_slurm
 
     again = [*again, "diverged"] if args.diverged else again
     with folder.lock():
         folder.adopt(definition, runs, launch.non_default())
         current = states(folder, runs)
+        check_data(folder, runs)
         names = {state.run for state in current if state.state in again}
         todo = [run for run in runs if run.name in names]
         print(summary(current))

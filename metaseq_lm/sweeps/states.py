@@ -108,6 +108,36 @@ def unfinished(folder: SweepFolder, run: Run) -> list[StageRun]:
     return open_stages
 
 
+def check_data(folder: SweepFolder, runs: list[Run]) -> None:
+    """Raise MetaseqError if a finished stage was trained on other data than its folder holds now.
+
+    Data that are gone, or results that do not say which they were, count as the same.
+    """
+    from omegaconf import OmegaConf
+
+    from metaseq_lm.data.storage.manifest import fingerprint_of_run
+
+    present: dict[str, str | None] = {}
+    for place in {folder.path / stage.folder: None for run in runs for stage in run.stages}:
+        results = read_json_if_valid(place / "results.json")
+        trained_on = results.get("data")
+        if results.get("status") != "finished" or not trained_on:
+            continue
+        config: Any = OmegaConf.to_container(read_config(place / "config.yaml"))
+        data, options = str(config.get("data")), config.get("task")
+        key = json.dumps([data, options], default=str)
+        if key not in present:
+            try:
+                present[key] = fingerprint_of_run(data, options)
+            except (MetaseqError, OSError):
+                present[key] = None
+        if present[key] not in (None, trained_on):
+            raise MetaseqError(
+                f"{place} is finished, but was trained on other data than {data} holds now ({trained_on} then, "
+                f"{present[key]} now); choose another --out, or delete the run to train it again"
+            )
+
+
 def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slurm) -> State:
     """Return the state of one run."""
     stages = unfinished(folder, run)

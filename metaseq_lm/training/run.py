@@ -55,9 +55,15 @@ class TrainingRun:
         check_splits(self.parts)
         folder = Path(self.config.save_dir)
         results = read_results(folder)
-        complete = results is not None and is_complete(results, options)
-        if process_group.from_first(complete):
-            if results is not None and self.folder is not None:
+        complete = results if results is not None and is_complete(results, options) else None
+        if (results := process_group.from_first(complete)) is not None:
+            trained_on, current = results.get("data"), self.parts.data_fingerprint
+            if trained_on not in (None, current):
+                raise MetaseqError(
+                    f"{folder} is finished, but was trained on other data than {self.config.data} holds now "
+                    f"({trained_on} then, {current} now); choose another --save-dir"
+                )
+            if self.folder is not None:
                 print(f"{folder} is finished already ({results['updates']} updates)", flush=True)
             return
         messages = trainer.resume()

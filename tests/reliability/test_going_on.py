@@ -375,3 +375,47 @@ def test_run_folder_in_use_refuses_a_second_process(moons: Path, tmp_path: Path)
         first.kill()
         first.wait()
     train(configure(moons, tmp_path, CASE, "trainer.max_update=1"))
+
+
+def test_finished_run_is_compared_with_the_data_it_claims(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """By train and by sweep: a set that was made again with one label changed is another set."""
+    data, run, out = tmp_path / "data", tmp_path / "run", tmp_path / "out"
+    shutil.copytree(moons, data)
+    rows = [f"{word}\t{label}" for word in ("a", "b", "c", "d") for label in ("yes", "no")]
+
+    def make_set(rows: list[str]) -> None:
+        shutil.rmtree(data / "votes", ignore_errors=True)
+        (tmp_path / "votes.tsv").write_text("".join(f"{row}\n" for row in ["text\tlabel", *rows]))
+        files = [f"--{split}pref={tmp_path}/votes.tsv" for split in ("train", "valid")]
+        assert main(["preprocess", "--labelled", "votes", *files, "--destdir", str(data)]) == 0
+
+    make_set(rows)
+    options = [
+        "task=sentence_prediction",
+        "criterion=sentence_prediction",
+        "task.labelled=votes",
+        *TINY,
+    ]
+    options += ["task.batch_size=4", "task.tokens_per_sample=12"]
+    options += ["trainer.max_update=2"]
+    commands = (
+        ["train", str(data), "--save-dir", str(run)],
+        ["sweep", str(data), "--out", str(out)],
+    )
+    for command_line in commands:
+        assert main([*command_line, *options]) == 0
+    before = (run / "results.json").read_bytes()
+    make_set(rows)
+    for command_line in commands:
+        assert main([*command_line, *options]) == 0  # the same again
+    make_set([*rows[:-1], "d\tyes"])
+    for command_line in commands:
+        capsys.readouterr()
+        assert main([*command_line, *options]) == 1
+        said = capsys.readouterr().err
+        assert (
+            "is finished, but was trained on other data than" in said and "choose another" in said
+        )
+    assert (run / "results.json").read_bytes() == before
