@@ -19,9 +19,11 @@ import numpy as np
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.permutation import Permutation
 
 SAMPLED = 200  # batches of a stream from which the mean size is estimated
 POOL = 50  # batches whose samples are sorted by length together
+TABLE = 1 << 20  # samples up to which the order of an epoch is a table, 8 bytes for each
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,14 @@ class Shard:
             )
 
 
+class Lengths(Protocol):
+    """The tokens of each sample: an array, or what computes its entries when indexed."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, samples: Any, /) -> Any: ...
+
+
 class Order(Protocol):
     """Sample numbers by global batch, of which the smallest has `smallest` rows."""
 
@@ -63,10 +73,13 @@ class Shuffled:
 
     With `lengths` (samples,) the samples of a batch are about equally long, so that little time goes
     into padding: see `by_length`.
+
+    Up to TABLE samples the order of an epoch is drawn as a whole. Above, its entries are computed
+    batch by batch (`Permutation`), in time and memory that do not grow with the number of samples.
     """
 
     def __init__(
-        self, count: int, batch_size: int, seed: int, name: str, lengths: np.ndarray | None = None
+        self, count: int, batch_size: int, seed: int, name: str, lengths: Lengths | None = None
     ) -> None:
         self.count = count
         self.batch_size = batch_size
@@ -78,16 +91,40 @@ class Shuffled:
             order = generator.permutation(count)
             return order if lengths is None else by_length(order, lengths, batch_size, generator)
 
+        whole = count // batch_size
+
+        def pooled(epoch: int, pool: int) -> np.ndarray:
+            assert lengths is not None
+            last = min((pool + 1) * POOL, whole) * batch_size
+            places = np.arange(pool * POOL * batch_size, last)
+            samples = Permutation(count, seed, name, "epoch", epoch)(places)
+            batches: np.ndarray = samples[np.argsort(lengths[samples], kind="stable")].reshape(
+                -1, batch_size
+            )
+            return batches
+
         # A method cached per object would keep the object alive; a cached closure does not.
         self._order = lru_cache(maxsize=2)(permuted)
+        self._pool = lru_cache(maxsize=POOL)(pooled)
+        self._key = (seed, name)
+        self._sorted = lengths is not None
 
     def batch(self, number: int) -> np.ndarray:
         epoch, at = divmod(number, self.per_epoch)
-        return self._order(epoch)[at * self.batch_size : (at + 1) * self.batch_size]
+        first, last = at * self.batch_size, min((at + 1) * self.batch_size, self.count)
+        if self.count <= TABLE:
+            return self._order(epoch)[first:last]
+        whole = self.count // self.batch_size
+        if not self._sorted or at == whole:
+            return Permutation(self.count, *self._key, "epoch", epoch)(np.arange(first, last))
+        moved = Permutation(whole, *self._key, "batches", epoch)(np.array([at]))
+        pool, place = divmod(int(moved[0]), POOL)
+        batch: np.ndarray = self._pool(epoch, pool)[place]
+        return batch
 
 
 def by_length(
-    order: np.ndarray, lengths: np.ndarray, batch_size: int, generator: np.random.Generator
+    order: np.ndarray, lengths: Lengths, batch_size: int, generator: np.random.Generator
 ) -> np.ndarray:
     """Return a random order in which the samples of a batch are about equally long.
 
@@ -147,7 +184,7 @@ class Stream:
     order: Order
     collate: Collate
     seed: int
-    lengths: np.ndarray
+    lengths: Lengths
 
     def micro_batches(self, number: int, shard: Shard) -> list[Batch]:
         """Return this replica's part of global batch `number`."""
@@ -189,7 +226,7 @@ class Stream:
 def sorted_pass(
     name: str,
     samples: np.ndarray,
-    lengths: np.ndarray,
+    lengths: Lengths,
     collate: Collate,
     batch_size: int,
     seed: int,

@@ -17,7 +17,7 @@ from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.packing import SEGMENTS, open_corpus
 from metaseq_lm.data.corpus.pairs import Pairs, pair_batch
 from metaseq_lm.data.corpus.rows import masked_batch
-from metaseq_lm.data.streams import Collate, Order, Sequential, Shuffled, Stream
+from metaseq_lm.data.streams import Collate, Lengths, Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.models.transformer.encoder import SentenceHead, TransformerLM, initialise
 from metaseq_lm.models.transformer.flops_rules import Sizes, masked_lm
@@ -125,7 +125,7 @@ def scored_rows(task: Task, split: str, count: int) -> int:
     return first(count, task.config.valid_size if is_valid else 0)
 
 
-def text_stream(config: DictConfig, split: str, lengths: np.ndarray, collate: Collate) -> Stream:
+def text_stream(config: DictConfig, split: str, lengths: Lengths, collate: Collate) -> Stream:
     """Return shuffled epochs of "train", or one pass over another split.
 
     `lengths` (samples,) are the tokens of the rows, as Stream wants them.

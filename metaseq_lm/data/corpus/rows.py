@@ -14,6 +14,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
 from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers, ranges
 from metaseq_lm.data.storage.manifest import FILE_NAME, MANIFEST_FILE, Manifest
+from metaseq_lm.data.streams import Lengths
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 
@@ -27,7 +28,7 @@ class Samples(ABC):
 
     @property
     @abstractmethod
-    def row_lengths(self) -> np.ndarray:
+    def row_lengths(self) -> Lengths:
         """The tokens of each row with its special ones, int64 (samples,)."""
 
     @abstractmethod
@@ -44,12 +45,34 @@ class Samples(ABC):
         return None
 
 
+class StrideLengths:
+    """The lengths of consecutive windows of `room` out of `total` tokens, computed when indexed.
+
+    Each counts `extra` tokens more. A corpus of any size has all its lengths in a few bytes.
+    """
+
+    def __init__(self, total: int, room: int, extra: int = 0) -> None:
+        self.total, self.room, self.extra = total, room, extra
+
+    def __len__(self) -> int:
+        return -(-self.total // self.room)
+
+    def __getitem__(self, samples: np.ndarray) -> np.ndarray:
+        lengths: np.ndarray = np.minimum(self.room, self.total - samples * self.room)
+        return lengths + self.extra
+
+
 class Corpus(Samples):
     """Samples `[CLSn] tokens [SEP]` of at most `tokens_per_sample` tokens, read from a memory map.
 
     `break_mode` "eos": a sample is a document, a longer one is cut into disjoint windows. "none":
-    windows of the stream, across documents. Raises MetaseqError as `open_tokens`.
+    windows of the stream, across documents; start-up and memory do not grow with the corpus.
+    Raises MetaseqError as `open_tokens`.
     """
+
+    starts: np.ndarray | None  # of the windows, int64; None where they follow from their numbers
+    lengths: Lengths
+    _row_lengths: Lengths  # with the special tokens
 
     def __init__(
         self,
@@ -61,20 +84,31 @@ class Corpus(Samples):
     ) -> None:
         self.data = open_tokens(folder, split, vocabulary, tokens_per_sample, least=3)
         self.vocabulary = vocabulary
-        room = tokens_per_sample - 2
+        self._room = room = tokens_per_sample - 2
         if break_mode == "eos":
-            self.starts, self.lengths = disjoint_windows(self.data.starts, self.data.sizes, room)
+            self.starts, lengths = disjoint_windows(self.data.starts, self.data.sizes, room)
+            self.lengths, self._row_lengths = lengths, lengths + 2
         else:
-            total = len(self.data.tokens)
-            self.starts = np.arange(0, total, room)
-            self.lengths = np.minimum(room, total - self.starts)
+            self.starts = None
+            self.lengths = StrideLengths(len(self.data.tokens), room)
+            self._row_lengths = StrideLengths(len(self.data.tokens), room, extra=2)
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self.lengths)
 
     @property
-    def row_lengths(self) -> np.ndarray:
-        return self.lengths + 2
+    def row_lengths(self) -> Lengths:
+        return self._row_lengths
+
+    def start(self, samples: np.ndarray) -> np.ndarray:
+        """Return where `samples` (B,) begin in the token stream, int64 (B,)."""
+        return samples * self._room if self.starts is None else self.starts[samples]
+
+    def sample_at(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the sample that holds each token (n,) of the stream, int64 (n,)."""
+        if self.starts is None:
+            return tokens // self._room
+        return np.searchsorted(self.starts, tokens, side="right") - 1
 
     def rows(
         self, samples: np.ndarray, cls: int = 0, width: int = 0
@@ -84,7 +118,7 @@ class Corpus(Samples):
         rows = blank_rows(self.vocabulary, cls, lengths, lengths + 2, width)
         at = np.arange(rows.shape[1] - 2)
         inside = at < lengths[:, None]
-        offsets = np.where(inside, self.starts[samples][:, None] + at, 0)
+        offsets = np.where(inside, self.start(samples)[:, None] + at, 0)
         np.copyto(rows[:, 1:-1], self.data.tokens[offsets], where=inside)
         return rows, lengths + 2
 

@@ -10,6 +10,7 @@ import array
 import contextlib
 import os
 import struct
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,9 @@ class _Header:
 class IndexedDataset:
     """A read-only, memory-mapped list of token sequences stored as `prefix.bin`, `prefix.idx`.
 
-    Opening checks the header, the size of both files and every table entry.
+    Opening checks the header, the size of both files and that they end together. The tables are
+    read, and every entry checked, when one of them is first asked for; what reads the token stream
+    alone opens a corpus of any size in constant time and memory.
 
     Attributes:
         sizes: The tokens of each sequence, int64.
@@ -120,16 +123,13 @@ class IndexedDataset:
                     f"{path}: no such file. A data set is a pair .bin and .idx made by "
                     "'metaseq-lm preprocess'."
                 )
-        header = _Header(index)
+        self._index = index
+        self._header = header = _Header(index)
         self.dtype = header.dtype
-        count, at = header.count, header.start
-        self.sizes = np.fromfile(index, "<i4", count, offset=at).astype(np.int64)
-        self.starts = np.zeros(count, np.int64)
-        np.cumsum(self.sizes[:-1], out=self.starts[1:])
-        self._check_tables(index, header)
-        total = int(self.sizes.sum())
+        total = self._stored_total()
         actual = data.stat().st_size
         if actual != total * self.dtype.itemsize:
+            total = int(self.sizes.sum())  # raises what is said of a damaged table
             raise MetaseqError(
                 f"{data}: {actual} bytes, but {index.name} describes {total} tokens of "
                 f"{self.dtype.name}, {total * self.dtype.itemsize} bytes. The two files do not "
@@ -139,40 +139,71 @@ class IndexedDataset:
         self.tokens = np.memmap(data, self.dtype, "r") if total else np.frombuffer(b"", self.dtype)
         self._flat = np.asarray(self.tokens)
 
-    def _check_tables(self, index: Path, header: _Header) -> None:
-        """Compare the stored tables with what the sizes imply, in pieces of bounded memory."""
-        size = index.stat().st_size
-        broken = f"{index}: {size} bytes, damaged or truncated; copy or preprocess it again: "
-        if len(self.sizes) and self.sizes.min() < 0:
-            raise MetaseqError(f"{broken}sequence {int(self.sizes.argmin())} has a negative size.")
-        at = header.start + 4 * header.count
-        for first in range(0, header.count, CHUNK):
-            part = self.starts[first : first + CHUNK] * self.dtype.itemsize
+    def _stored_total(self) -> int:
+        """Return the tokens that the last size and the last pointer give."""
+        count, at = self._header.count, self._header.start
+        if not count:
+            return 0
+        size = np.fromfile(self._index, "<i4", 1, offset=at + 4 * (count - 1))
+        pointer = np.fromfile(self._index, "<i8", 1, offset=at + 4 * count + 8 * (count - 1))
+        return int(pointer[0]) // self.dtype.itemsize + int(size[0])
+
+    @cached_property
+    def _tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """The sizes and the starts of all sequences, compared with the stored pointers."""
+        index, count, at = self._index, self._header.count, self._header.start
+        sizes = np.fromfile(index, "<i4", count, offset=at).astype(np.int64)
+        if len(sizes) and sizes.min() < 0:
+            raise self._broken(f"sequence {int(sizes.argmin())} has a negative size.")
+        starts = np.zeros(count, np.int64)
+        np.cumsum(sizes[:-1], out=starts[1:])
+        at += 4 * count
+        for first in range(0, count, CHUNK):  # in pieces of bounded memory
+            part = starts[first : first + CHUNK] * self.dtype.itemsize
             stored = np.fromfile(index, "<i8", len(part), offset=at + 8 * first)
             wrong = np.flatnonzero(part != stored)
             if len(wrong):
                 i = int(wrong[0])
-                raise MetaseqError(
-                    f"{broken}pointer {first + i} is {int(stored[i])}, the sizes give "
+                raise self._broken(
+                    f"pointer {first + i} is {int(stored[i])}, the sizes give "
                     f"{int(part[i])} (older tools let it overflow past 2 GiB)."
                 )
+        return sizes, starts
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return self._tables[0]
+
+    @property
+    def starts(self) -> np.ndarray:
+        return self._tables[1]
+
+    @cached_property
+    def documents(self) -> np.ndarray:
+        header = self._header
         if header.documents is None:
-            self.documents = np.arange(header.count + 1, dtype=np.int64)
-            return
-        at += 8 * header.count
-        self.documents = np.fromfile(index, "<i8", header.documents, offset=at)
-        ends = self.documents
+            return np.arange(header.count + 1, dtype=np.int64)
+        at = header.start + 12 * header.count
+        ends = np.fromfile(self._index, "<i8", header.documents, offset=at)
         if not len(ends) or ends[0] != 0 or ends[-1] != header.count or (np.diff(ends) < 0).any():
-            raise MetaseqError(
-                f"{broken}document indices must rise from 0 to the {header.count} sequences."
+            raise self._broken(
+                f"document indices must rise from 0 to the {header.count} sequences."
             )
+        return ends
+
+    def _broken(self, problem: str) -> MetaseqError:
+        size = self._index.stat().st_size
+        return MetaseqError(
+            f"{self._index}: {size} bytes, damaged or truncated; copy or preprocess it again: "
+            + problem
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A memmap would be copied whole into another process; its name is enough.
         return IndexedDataset, (self.prefix,)
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return int(self._header.count)
 
     def __getitem__(self, i: int) -> np.ndarray:
         if not -len(self) <= i < len(self):

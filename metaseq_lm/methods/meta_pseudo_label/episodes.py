@@ -134,7 +134,7 @@ class Unlabelled:
         self.corpus = corpus
         self.masking = masking
         self.seed = seed
-        self.total = int(corpus.lengths.sum())
+        self.total = len(corpus.data.tokens)
 
     def mask(self, texts: np.ndarray, keys: np.ndarray, width: int = 0) -> Rows:
         """Return masked rows of the texts with task token [CLS1], and their targets."""
@@ -153,7 +153,7 @@ class Unlabelled:
 
     def text_at(self, tokens: np.ndarray) -> np.ndarray:
         """Return the text that holds each token of the stream; texts are disjoint and in order."""
-        return np.searchsorted(self.corpus.starts, tokens, side="right") - 1
+        return self.corpus.sample_at(tokens)
 
     def draw_other(self, samples: np.ndarray, query: bool) -> np.ndarray:
         """Return another text for each sample; the query's differs from the support's beside it."""
@@ -164,7 +164,7 @@ class Unlabelled:
         # A token outside the support text: what comes behind it moves up by its length.
         left = self.total - self.corpus.lengths[support]
         other = draw_below(random_streams.key(self.seed, "texts", "query"), samples, left)
-        behind = other >= self.corpus.starts[support]
+        behind = other >= self.corpus.start(support)
         return self.text_at(other + np.where(behind, self.corpus.lengths[support], 0))
 
     def __call__(self, samples: np.ndarray) -> UnlabelledBatch:

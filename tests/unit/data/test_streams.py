@@ -1,7 +1,9 @@
 """Orders, shards and streams: every sample once, whatever the replicas and micro-batches."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from metaseq_lm.core.batch import Batch, TokenBatch
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data import streams
 from metaseq_lm.data.streams import (
     POOL,
     Sequential,
@@ -24,6 +27,16 @@ from metaseq_lm.data.streams import (
     noise_rows,
     sorted_pass,
 )
+
+# The order of an epoch as a table, and with entries computed one by one, as for large corpora.
+computed_too = pytest.mark.parametrize("table", [streams.TABLE, 0], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def table(request: pytest.FixtureRequest) -> Iterator[None]:
+    with mock.patch.object(streams, "TABLE", request.param):
+        yield
+
 
 SIZES = {"count": st.integers(1, 60), "world": st.integers(1, 9), "micro": st.integers(0, 12)}
 
@@ -57,6 +70,8 @@ def test_a_replica_without_rows_is_refused(count: int, world: int, micro: int) -
             assert shard.parts(count)
 
 
+@computed_too
+@pytest.mark.usefixtures("table")
 @settings(max_examples=100, deadline=None)
 @given(count=st.integers(1, 60), batch=st.integers(1, 20))
 def test_the_smallest_batch_is_what_it_says(count: int, batch: int) -> None:
@@ -65,6 +80,8 @@ def test_the_smallest_batch_is_what_it_says(count: int, batch: int) -> None:
         assert order.smallest == min(len(order.batch(i)) for i in range(epoch))
 
 
+@computed_too
+@pytest.mark.usefixtures("table")
 @settings(max_examples=60, deadline=None)
 @given(count=st.integers(1, 50), size=st.integers(1, 60), seed=st.integers(0, 99))
 def test_shuffled_epochs(count: int, size: int, seed: int) -> None:
@@ -77,6 +94,8 @@ def test_shuffled_epochs(count: int, size: int, seed: int) -> None:
         assert all(len(batch) == size for batch in batches[:-1])
 
 
+@computed_too
+@pytest.mark.usefixtures("table")
 def test_shuffled_is_a_pure_function() -> None:
     one, other = Shuffled(100, 7, 5, "train"), Shuffled(100, 7, 5, "train")
     numbers = [40, 3, 0, 39, 3, 77, 200, 40]
@@ -84,6 +103,8 @@ def test_shuffled_is_a_pure_function() -> None:
     assert all(one.batch(n).tolist() == wanted[n] for n in numbers)
 
 
+@computed_too
+@pytest.mark.usefixtures("table")
 def test_epochs_seeds_and_names_have_their_own_order() -> None:
     orders = [
         Shuffled(100, 100, *which).batch(number).tolist()
@@ -93,6 +114,8 @@ def test_epochs_seeds_and_names_have_their_own_order() -> None:
     assert orders[0] != sorted(orders[0])
 
 
+@pytest.mark.parametrize("table", [streams.TABLE], indirect=True)  # few samples are uneven above
+@pytest.mark.usefixtures("table")
 def test_shuffled_is_even() -> None:
     order = Shuffled(5, 5, 1, "train")
     places = np.zeros((5, 5))
@@ -102,6 +125,8 @@ def test_shuffled_is_even() -> None:
         assert stats.chisquare(place).pvalue > 1e-3
 
 
+@computed_too
+@pytest.mark.usefixtures("table")
 @settings(max_examples=100, deadline=None)
 @given(count=st.integers(1, 2_000), batch=st.integers(1, 20), seed=st.integers(0, 9))
 def test_batches_of_like_lengths(count: int, batch: int, seed: int) -> None:
@@ -126,6 +151,8 @@ def test_batches_of_like_lengths(count: int, batch: int, seed: int) -> None:
         assert means != sorted(means)
 
 
+@computed_too
+@pytest.mark.usefixtures("table")
 def test_pools_of_like_lengths_are_many() -> None:
     """A batch is not always with the same others: pools are of random samples."""
     count, batch = 4 * POOL * 8, 8
@@ -196,7 +223,7 @@ def collate(samples: np.ndarray, keys: np.ndarray, width: int) -> Batch:
     return KeyedBatch(samples=samples, keys=keys.view(np.int64), sizes={"rows": len(samples)})
 
 
-def table(order: object, shards: list[Shard], number: int) -> dict[int, tuple]:
+def rows_of(order: object, shards: list[Shard], number: int) -> dict[int, tuple]:
     """Return by sample the key and the noise identity that it gets in a global batch."""
     stream = Stream("train", order, collate, 9, LENGTHS)  # type: ignore[arg-type]
     found: dict[int, tuple] = {}
@@ -212,8 +239,8 @@ def table(order: object, shards: list[Shard], number: int) -> dict[int, tuple]:
 @given(world=st.integers(1, 5), micro=st.integers(0, 6), number=st.integers(0, 30))
 def test_rows_keep_key_and_noise_however_they_are_cut(world: int, micro: int, number: int) -> None:
     order = Shuffled(24, 8, 1, "train")
-    whole = table(order, [Shard()], number)
-    cut = table(order, [Shard(rank, world, micro) for rank in range(world)], number)
+    whole = rows_of(order, [Shard()], number)
+    cut = rows_of(order, [Shard(rank, world, micro) for rank in range(world)], number)
     assert whole == cut and len(whole) == 8
     assert len({key for key, _ in whole.values()}) == 8
     assert len({row for _, row in whole.values()}) == 8
@@ -221,7 +248,7 @@ def test_rows_keep_key_and_noise_however_they_are_cut(world: int, micro: int, nu
 
 def test_a_batch_has_keys_of_its_own() -> None:
     order = Shuffled(24, 8, 1, "train")
-    tables = [table(order, [Shard()], number) for number in range(6)]
+    tables = [rows_of(order, [Shard()], number) for number in range(6)]
     keys = [key for found in tables for key, _ in found.values()]
     assert len(set(keys)) == 48
 
