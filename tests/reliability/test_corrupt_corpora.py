@@ -171,7 +171,7 @@ def test_tokens_are_whole_numbers(tmp_path: Path, code: int, kind: str) -> None:
         rows, _ = Corpus(tmp_path, "train", vocabulary, 8, "eos").rows(np.array([0]))
         assert rows[0].tolist() == [3, 7, 6, 7, 2]
     else:
-        with pytest.raises(MetaseqError, match="train.bin holds float32, not tokens"):
+        with pytest.raises(MetaseqError, match="train.bin: holds float32, not whole numbers"):
             Corpus(tmp_path, "train", vocabulary, 8, "eos")
 
 
