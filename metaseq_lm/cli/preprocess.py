@@ -1,6 +1,6 @@
 """Turn text into a data folder that training reads.
 
-A corpus: one document per line, blank lines are passed over, .gz, .xz and .bz2 are unpacked.
+A corpus: one document per line, blank lines are passed over, .gz, .xz, .bz2 and .zst are unpacked.
     metaseq-lm preprocess --trainpref train.txt --validpref valid.txt --destdir DATA
 With --documents blank it is one sentence per line, and a blank line ends a document.
 A labelled set (TSV with a header row, or JSONL), with the tokenizer of DATA, into DATA/NAME:
@@ -25,10 +25,10 @@ from pathlib import Path
 
 import metaseq_lm.data.preprocess  # noqa: F401  registers the kinds of datasets
 from metaseq_lm.cli import NOT_OPTIONS
-from metaseq_lm.cli.score import add_bad_utf8_argument
 from metaseq_lm.core import plugins
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.preprocess import pipeline
+from metaseq_lm.data.storage.text_files import BAD_UTF8, STANDARD_INPUT
 
 HELP = "turn text into a data folder"
 PREFS = {"trainpref": "train", "validpref": "valid", "testpref": "test"}
@@ -46,7 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--destdir", required=True, metavar="D", help="data folder to fill")
     for pref, split in PREFS.items():
-        add(f"--{pref}", nargs="+", metavar="F", help=f"text files of the {split} split")
+        add(
+            f"--{pref}",
+            nargs="+",
+            metavar="F",
+            help=f"text files of the {split} split; - is standard input",
+        )
     add("--split", action="append", metavar="NAME=F", help="a further split; may be repeated")
     add(
         "--workers",
@@ -55,7 +60,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="corpus: processes (default: 1); other data always takes one",
     )
-    add_bad_utf8_argument(parser)
+    add(
+        "--encoding",
+        default="utf-8",
+        metavar="E",
+        help="what text files are converted from, such as latin-1 or utf-16 (default: %(default)s)",
+    )
+    add(
+        "--on-bad-utf8",
+        choices=BAD_UTF8,
+        help="lines with invalid UTF-8: replace the bytes by U+FFFD, skip the line, or fail (default: "
+        "replace in files where they are at most 1 %% of the lines, and refuse others)",
+    )
     add("--overwrite", action="store_true", help="replace a data set that is already there")
     add(
         "--user-dir",
@@ -75,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         workers=args.workers,
         overwrite=args.overwrite,
         command=command_line(args),
+        encoding=args.encoding,
     )
     pipeline.preprocess(kind.value(options, request))
     return 0
@@ -95,6 +112,8 @@ def _splits(args: argparse.Namespace) -> dict[str, list[Path]]:
         if name in splits:
             raise UsageError(f"--split {text!r}: there is a split '{name}' already")
         splits[name] = [Path(path)]
+    if [str(p) for paths in splits.values() for p in paths].count(STANDARD_INPUT) > 1:
+        raise UsageError("standard input (-) is the text of one split only; it is named twice")
     return splits
 
 

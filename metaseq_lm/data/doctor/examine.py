@@ -4,6 +4,7 @@ A check is a generator of findings; CHECKS names the kinds of manifests that eac
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,7 @@ from metaseq_lm.data.storage.manifest import (
     check_sizes,
     verify,
 )
+from metaseq_lm.data.storage.text_content import DAMAGED_SHARE, describe_lines
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.words.sets import KINDS, TEXT, TREES, WordSet
@@ -49,6 +51,7 @@ from metaseq_lm.data.words.vocabulary import UNKNOWN, WordVocabulary
 
 MANY_CLASSES = 20
 MANY_UNKNOWN = 0.2
+SAMPLE, SAMPLE_TOKENS = 200, 2000  # texts of a corpus whose form is looked at, and how much of each
 # Sets of these kinds need neither tokenizer nor vocabulary of the folder that they lie in.
 STANDS_ALONE = {PARALLEL, IMAGES}
 T = TypeVar("T")
@@ -94,9 +97,22 @@ def examine_set(subject: Subject) -> Iterator[Finding]:
     if not faults:
         checked = "every checksum" if subject.full else "file sizes (--verify reads the checksums)"
         yield Finding(OK, f"{subject.folder}: {MANIFEST_FILE} agrees with {checked}")
+    yield from damaged_text(subject.folder, manifest)
     # Without its files, every reader of a set would say so again.
     if manifest.kind in CHECKS and (manifest.kind == CORPUS or not wrong_sizes):
         yield from CHECKS[manifest.kind](subject)
+
+
+def damaged_text(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+    """Yield a warning for each split that was made of text with much invalid UTF-8."""
+    for split, counts in manifest.splits.items():
+        damaged = counts.get("bad_utf8", 0)
+        units = ("lines", "rows", "sentences", "paragraphs", "pairs")
+        unit = next((unit for unit in units if unit in counts), "")
+        if unit and damaged > DAMAGED_SHARE * counts[unit]:
+            text = f"{damaged:,} lines held invalid UTF-8, of {counts[unit]:,} {unit} read"
+            remedy = "preprocess again with --encoding, such as latin-1, or mended files"
+            yield Finding(WARNING, f"{folder}: {split}: {text}; {remedy}")
 
 
 def open_splits(
@@ -131,6 +147,7 @@ def corpus(subject: Subject) -> Iterator[Finding]:
     for split, data in sets.items():
         yield from token_file(data, subject.tokenizer)
         if data.dtype.kind in "iu":
+            yield from text_form(data, subject.tokenizer)
             filled = np.diff(token_offsets(data, data.documents)) > 0
             hashes[split] = np.sort(document_hashes(data, data.documents)[filled])
             yield duplicates(str(folder / split), hashes[split])
@@ -148,6 +165,26 @@ def tokenizer_files(subject: Subject) -> Iterator[Finding]:
     else:
         expected = None if manifest is None else manifest.tokenizer["hash"]
         yield same_tokenizer(folder, subject.tokenizer, expected)
+
+
+def text_form(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Finding]:
+    """Yield a warning if the first texts are JSON, a table, binary or damaged rather than plain text."""
+    if tokenizer is None:
+        return
+    size, starts = len(tokenizer.vocabulary), data.starts[:SAMPLE]
+    texts = []
+    for start, end in zip(starts, starts + np.minimum(data.sizes[:SAMPLE], SAMPLE_TOKENS)):
+        ids = np.asarray(data.tokens[start:end])
+        # Some tokenizers set blanks around punctuation.
+        text = tokenizer.decode(ids[(ids >= 0) & (ids < size)].tolist())
+        texts.append(re.sub(r" ([,;|]) ", r"\1", text))
+    damaged = sum("\ufffd" in text or "\0" in text for text in texts)
+    if meaning := describe_lines(texts):
+        remedy = "preprocess its text alone, unless that is intended"
+        yield Finding(WARNING, f"{data.prefix}: its text looks like {meaning}; {remedy}")
+    elif damaged > DAMAGED_SHARE * len(texts):
+        text = f"{damaged} of the first {len(texts)} texts hold U+FFFD or NUL"
+        yield Finding(WARNING, f"{data.prefix}: {text}: binary data, or text of another encoding")
 
 
 # -------------------------------------------------------------------- labelled sets, SQuAD

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from metaseq_lm.core.config import option
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
@@ -23,7 +24,14 @@ from metaseq_lm.data.preprocess.pipeline import (
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import CORPUS
-from metaseq_lm.data.storage.text_files import Block, blocks
+from metaseq_lm.data.storage.text_content import describe_lines, first_lines
+from metaseq_lm.data.storage.text_files import (
+    Block,
+    blocks,
+    check_text_file,
+    source_bytes,
+    text_files,
+)
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, Vocabulary
@@ -60,6 +68,9 @@ class CorpusOptions(TokenizerOptions):
         "use the tokenizer of this folder (default: train one; of labelled sets: that of D)",
         metavar="DIR",
     )
+    plain_text: bool = option(
+        False, "the files are plain text although they look like JSON, a table or binary data"
+    )
 
 
 @register_dataset_kind("corpus", CorpusOptions)
@@ -74,9 +85,25 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
     tokenizer: Tokenizer
 
     def __init__(self, options: CorpusOptions, request: Request) -> None:
-        super().__init__(request)
+        splits = {split: text_files(paths) for split, paths in request.splits.items()}
+        super().__init__(replace(request, splits=splits))
         self.options = options
         self.train_frequencies: np.ndarray | None = None
+
+    def input_files(self) -> Iterable[Path]:
+        return [*super().input_files(), *self.options.tokenizer_corpus]
+
+    def check_file(self, path: Path) -> None:
+        file = self.request.text_file(path)
+        if self.options.plain_text:
+            check_text_file(path, file.is_utf8)
+            return
+        super().check_file(path)
+        if meaning := describe_lines(first_lines(file)):
+            raise MetaseqError(
+                f"{file}: is {meaning}, not plain text; write its text to a file, or read it as it is "
+                "with --plain-text"
+            )
 
     def prepare(self) -> dict[str, Any]:
         options, request = self.options, self.request
@@ -95,7 +122,7 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
         for path in split.sources:
             for block in blocks(self.request.text_file(path)):
                 yield replace(block, read=before + block.read)
-            before += path.stat().st_size
+            before += source_bytes(path)
 
     def encode(self, split: Split, records: Iterator[Block]) -> Iterator[Encoded]:
         return encode_blocks(records, self.tokenizer, self.folder, self.request.workers)
@@ -155,7 +182,7 @@ def with_progress(
 
     Shows a bar on a terminal, else a line now and then.
     """
-    total, done = sum(path.stat().st_size for path in split.sources), 0
+    total, done = sum(map(source_bytes, split.sources)), 0
     next_line = time.monotonic() + PLAIN_PROGRESS_SECONDS
     hidden = not sys.stderr.isatty()
     with tqdm(total=total, unit="B", unit_scale=True, desc=split.name, disable=hidden) as bar:

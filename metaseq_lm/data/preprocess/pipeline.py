@@ -27,7 +27,8 @@ from metaseq_lm.core.files import full_disk_message, sync_file, sync_folder
 from metaseq_lm.core.registry import Entry, Registry
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
-from metaseq_lm.data.storage.text_files import OPENERS, TextFile, check_text_file
+from metaseq_lm.data.storage.text_content import check_content
+from metaseq_lm.data.storage.text_files import OPENERS, TextFile
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_KIND = "corpus"
@@ -61,19 +62,21 @@ Encoded = TypeVar("Encoded")
 class Request:
     """What every kind of dataset needs to know: the folder to fill, the files of each split, and so on.
 
-    Only a corpus uses more than one of the `workers`; `command` is recorded in the manifest.
+    Only a corpus uses more than one of the `workers`; `command` is recorded in the manifest. If
+    `on_bad_utf8` is None, invalid UTF-8 is replaced in files that have little of it.
     """
 
     destdir: Path
     splits: dict[str, list[Path]]
-    on_bad_utf8: str = "replace"
+    on_bad_utf8: str | None = None
     workers: int = 1
     overwrite: bool = False
     command: str = ""
+    encoding: str = "utf-8"
 
     def text_file(self, path: Path) -> TextFile:
         """Return a file, to be read as the request says."""
-        return TextFile(path, self.on_bad_utf8)
+        return TextFile(path, self.on_bad_utf8 or "replace", self.encoding)
 
     def inside(self, name: str) -> "Request":
         """Return the same request for the set NAME in the folder."""
@@ -127,6 +130,10 @@ class Pipeline(Generic[Record, Encoded]):
         if not self.request.splits:
             raise UsageError("nothing to do; give --trainpref, --validpref, --testpref or --split")
         return [path for paths in self.request.splits.values() for path in paths]
+
+    def check_file(self, path: Path) -> None:
+        """Raise a MetaseqError if an input file cannot be read or is no text."""
+        check_content(self.request.text_file(path), self.request.on_bad_utf8 is not None)
 
     def prepare(self) -> dict[str, Any]:
         """Make or open the tokenizer; return what the manifest says of it."""
@@ -200,7 +207,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
     if request.workers < 1:
         raise UsageError(f"--workers {request.workers}: at least 1")
     for path in pipeline.input_files():
-        check_text_file(path)
+        pipeline.check_file(path)
     with staging(request.destdir, request.overwrite) as folder:
         pipeline.folder = folder
         tokenizer = pipeline.prepare()

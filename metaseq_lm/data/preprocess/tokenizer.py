@@ -8,7 +8,7 @@ from typing import Any
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.data.storage.text_files import TextFile, check_text_file, training_lines
+from metaseq_lm.data.storage.text_files import TextFile, training_lines
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
 
@@ -66,9 +66,8 @@ class TokenizerOptions:
                 "there is no text to train a tokenizer on; give --trainpref, --tokenizer-corpus or "
                 "--tokenizer-from"
             )
-        for file in files:
-            check_text_file(file.path)
-        text = f"training {self.tokenizer} on {', '.join(map(str, files))}"
+        more = f" and {len(files) - 3:,} more" if len(files) > 3 else ""
+        text = f"training {self.tokenizer} on {', '.join(map(str, files[:3]))}{more}"
         print(text, file=sys.stderr, flush=True)
         lines = training_lines(files)
         return kind.train(lines, self.vocab_size, task_tokens, min_frequency, **options)

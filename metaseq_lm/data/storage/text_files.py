@@ -1,15 +1,20 @@
 """Reading text files of any size, with any bytes in them, in bounded memory.
 
 Only "\\n" and "\\r\\n" end a line, which is a document or a sentence. Files may be compressed (by suffix).
+"-" is standard input, kept in an unnamed temporary file because text is read more than once.
 """
 
 import bz2
+import codecs
+import functools
 import gzip
 import lzma
 import os
 import re
+import shutil
 import stat
-import zlib
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +28,76 @@ PIECE = 1 << 16
 BOM = b"\xef\xbb\xbf"
 SURROGATES = re.compile("[\ud800-\udfff]")
 BAD_UTF8 = ("replace", "skip", "fail")
-OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+STANDARD_INPUT = "-"
+
+
+class ZstdReader:
+    """Reads zstd data; EOFError at a frame that does not end, which zstandard's own reader hides."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        try:
+            import zstandard
+        except ImportError as error:
+            raise MetaseqError(
+                f"{raw.name}: is zstd data, which is not read without the package zstandard; pip "
+                "install zstandard, or unpack the file with unzstd"
+            ) from error
+        self._raw = raw
+        self._new_frame = zstandard.ZstdDecompressor().decompressobj
+        self._frame: Any = None
+
+    def read(self, size: int) -> bytes:
+        """Return at least `size` bytes unless the data end before."""
+        content = bytearray()
+        # Little at a time: a few bytes may unpack to very many.
+        while len(content) < size and (packed := self._raw.read(1 << 12)):
+            while packed:
+                self._frame = self._frame or self._new_frame()
+                content += self._frame.decompress(packed)
+                packed = self._frame.unused_data if self._frame.eof else b""
+                self._frame = None if self._frame.eof else self._frame
+        if not content and self._frame is not None:
+            raise EOFError("the zstd data end before their end marker")
+        return bytes(content)
+
+
+OPENERS: dict[str, Callable[..., Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+    ".zst": ZstdReader,
+}
+# The first bytes of packed data: their suffix and name.
+PACKED = {
+    b"\x1f\x8b": (".gz", "gzip"),
+    b"\xfd7zXZ": (".xz", "xz"),
+    b"BZh9": (".bz2", "bzip2"),
+    b"\x28\xb5\x2f\xfd": (".zst", "zstd"),
+}
+
+# The first bytes of what is no text in UTF-8, with the remedy.
 SIGNS = {
-    b"\x1f\x8b": "gzip data; give it the suffix .gz",
-    b"\xfd7zXZ": "xz data; give it the suffix .xz",
-    b"BZh9": "bzip2 data; give it the suffix .bz2",
-    b"\x28\xb5\x2f\xfd": "zstd data, which is not read; unpack it first",
-    b"PK\x03\x04": "a zip archive; unpack it first",
-    b"\xff\xfe": "UTF-16; convert it, for example with 'iconv -f UTF-16 -t UTF-8'",
-    b"\xfe\xff": "UTF-16; convert it, for example with 'iconv -f UTF-16 -t UTF-8'",
+    b"PAR1": "a Parquet file; give the column of the text with --text-column NAME",
+    b"ARROW1": "an Arrow file; write it as Parquet and give --text-column NAME",
+    b"\xff\xff\xff\xff": "an Arrow stream; write it as Parquet and give --text-column NAME",
+    b"PK\x03\x04": "a zip archive (or .docx, .xlsx, .npz); unpack it, or save it as plain text, first",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it first",
+    b"Rar!": "a RAR archive; unpack it first",
+    b"\x04\x22\x4d\x18": "lz4 data; unpack it first",
+    b"\x1f\x8b": "gzip data, packed twice; unpack it first",
+    b"%PDF-": "a PDF; extract its text first, for example with pdftotext",
+    b"{\\rtf": "an RTF document; save it as plain text first",
+    b"SQLite format 3\0": "an SQLite database; write its text to a file first",
+    b"\x89PNG": "a PNG image, not text",
+    b"\xff\xd8\xff": "a JPEG image, not text",
+    b"GIF8": "a GIF image, not text",
+    b"\x7fELF": "a program, not text",
+    b"\x93NUMPY": "a NumPy array, not text",
+    b"\x89HDF": "an HDF5 file; write its text to a file first",
+    b"\xff\xfe\0\0": "UTF-32; convert it with --encoding utf-32",
+    b"\0\0\xfe\xff": "UTF-32; convert it with --encoding utf-32",
+    b"\xff\xfe": "UTF-16; convert it with --encoding utf-16",
+    b"\xfe\xff": "UTF-16; convert it with --encoding utf-16",
 }
 
 
@@ -42,26 +108,62 @@ class TextFile:
     Attributes:
         path: The file; `str` of a TextFile gives it, for messages.
         on_bad_utf8: "replace" the bytes by U+FFFD, "skip" the line, or "fail" with its number.
+        encoding: What the file is converted from, as Python names it.
     """
 
     path: Path
     on_bad_utf8: str = "replace"
+    encoding: str = "utf-8"
 
     def __post_init__(self) -> None:
         if self.on_bad_utf8 not in BAD_UTF8:
             choices = ", ".join(BAD_UTF8)
             raise UsageError(f"--on-bad-utf8 {self.on_bad_utf8}: choose one of {choices}")
 
+        try:
+            "".encode(self.encoding)
+        except (LookupError, ValueError) as error:
+            raise UsageError(
+                f"--encoding {self.encoding}: no text encoding of Python, such as latin-1, cp1252, "
+                "utf-16 or gb18030"
+            ) from error
+
     def __str__(self) -> str:
-        return str(self.path)
+        return source_name(self.path)
 
     @property
     def skips_bad(self) -> bool:
         """Whether readers leave out lines with invalid UTF-8."""
         return self.on_bad_utf8 == "skip"
 
-    def lines(self) -> Iterator[tuple[int, str, bool]]:
-        """Yield (line number, text without line end, held bad UTF-8) for each line, held whole."""
+    @property
+    def is_utf8(self) -> bool:
+        """Whether the file is read as it is."""
+        return codecs.lookup(self.encoding).name == "utf-8"
+
+    def chunks(self, size: int) -> Iterator[tuple[bytes, int]]:
+        """Yield the content as UTF-8 in chunks, and the bytes read from the disk."""
+        return self.raw_chunks(size) if self.is_utf8 else self._converted(self.raw_chunks(size))
+
+    def raw_chunks(self, size: int) -> Iterator[tuple[bytes, int]]:
+        """Yield the content in chunks, unpacked but not converted, and the bytes read from the disk."""
+        return _chunks(self.path, size, self.is_utf8)
+
+    def _converted(self, chunks: Iterator[tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
+        decoder, read, begins = codecs.getincrementaldecoder(self.encoding)(), 0, True
+        try:
+            for chunk, read in chunks:
+                text = decoder.decode(chunk)
+                yield (text.removeprefix("\ufeff") if begins else text).encode("utf-8"), read
+                begins = begins and not text
+            yield decoder.decode(b"", True).encode("utf-8"), read
+        except UnicodeError as error:
+            raise MetaseqError(
+                f"{self}: not {self.encoding}: {error}; give another --encoding"
+            ) from error
+
+    def byte_lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield (line number, bytes without line end) for each line, held whole."""
         pending = bytearray()
         for block in blocks(self):
             pending += block.data
@@ -69,12 +171,16 @@ class TextFile:
                 continue
             lines, pending = bytes(pending).removesuffix(b"\n").split(b"\n"), bytearray()
             for number, line in enumerate(lines, block.line):
-                text, bad = self.decode(line.removesuffix(b"\r"), number)
-                yield number, text, bad
+                yield number, line.removesuffix(b"\r")
+
+    def lines(self) -> Iterator[tuple[int, str, bool]]:
+        """Yield (line number, text without line end, held bad UTF-8) for each line, held whole."""
+        for number, line in self.byte_lines():
+            yield number, *self.decode(line, number)
 
     def decode(self, data: bytes, number: int) -> tuple[str, bool]:
         """Return the text of a part of line `number`, and whether it held invalid UTF-8."""
-        return decode(data, f"{self.path}:{number}", self.on_bad_utf8)
+        return decode(data, f"{self}:{number}", self.on_bad_utf8)
 
 
 @dataclass(frozen=True)
@@ -89,8 +195,56 @@ class Block:
     continues: bool = False  # whether the line of the piece goes on in the next block
 
 
-def check_text_file(path: Path) -> None:
-    """Raise a MetaseqError unless `path` is a regular, readable file that is not empty."""
+def source_name(path: Path) -> str:
+    """Return how messages call a file."""
+    return "standard input" if str(path) == STANDARD_INPUT else str(path)
+
+
+@functools.lru_cache(maxsize=1)
+def _spooled(stream: IO[str]) -> IO[bytes]:
+    file = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the process runs
+    try:
+        shutil.copyfileobj(stream.buffer, file, BLOCK)  # type: ignore[attr-defined]
+        file.flush()
+    except OSError as error:
+        raise MetaseqError(
+            f"standard input: cannot be kept in {tempfile.gettempdir()}: {error.strerror}; name a "
+            "folder with more space in TMPDIR, or write the text to a file"
+        ) from error
+    return file
+
+
+def _standard_input() -> IO[bytes]:
+    if sys.stdin is None:
+        raise MetaseqError("standard input: is closed")
+    return _spooled(sys.stdin)
+
+
+def open_source(path: Path) -> IO[bytes]:
+    """Open a file, or what standard input was; only one reader of the latter at a time."""
+    if str(path) != STANDARD_INPUT:
+        return open(path, "rb")
+    file = os.fdopen(os.dup(_standard_input().fileno()), "rb")
+    file.seek(0)
+    return file
+
+
+def source_bytes(path: Path) -> int:
+    """Return the size of a file on disk."""
+    if str(path) == STANDARD_INPUT:
+        return os.fstat(_standard_input().fileno()).st_size
+    return path.stat().st_size
+
+
+def check_text_file(path: Path, is_utf8: bool = True) -> None:
+    """Raise a MetaseqError unless `path` is a regular, readable file that is not empty.
+
+    With `is_utf8`, its first bytes may not be the sign of something else either.
+    """
+    if str(path) == STANDARD_INPUT:
+        if not source_bytes(path):
+            raise MetaseqError("standard input: is empty (0 bytes)")
+        return
     try:
         status = os.stat(path)
     except FileNotFoundError as error:
@@ -101,7 +255,10 @@ def check_text_file(path: Path) -> None:
         raise MetaseqError(f"{path}: is a directory; give text files, for example {path}/*.txt")
     if not stat.S_ISREG(status.st_mode):
         # It is read twice: for the tokenizer and to binarise.
-        raise MetaseqError(f"{path}: is not a regular file; write the text to a file first")
+        raise MetaseqError(
+            f"{path}: is not a regular file; give - and the text on standard input, or write it to a "
+            "file first"
+        )
     if not status.st_size:
         raise MetaseqError(f"{path}: is empty (0 bytes)")
     try:
@@ -113,28 +270,60 @@ def check_text_file(path: Path) -> None:
         ) from error
     if path.suffix in OPENERS:
         return
-    for sign, meaning in SIGNS.items():
+    for sign, (suffix, name) in PACKED.items():
+        if head.startswith(sign):
+            raise MetaseqError(f"{path}: is {name} data; give it the suffix {suffix}")
+    for sign, meaning in SIGNS.items() if is_utf8 else ():
         if head.startswith(sign):
             raise MetaseqError(f"{path}: is {meaning}")
 
 
-def _chunks(path: Path, size: int) -> Iterator[tuple[bytes, int]]:
+def text_files(paths: Iterable[Path]) -> list[Path]:
+    """Return files, and for a folder all in it in order of names, but those that begin with "." or "_"."""
+    files: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            files.append(path)
+            continue
+        inside = [
+            file
+            for file in sorted(path.rglob("*"))
+            if not any(part[0] in "._" for part in file.relative_to(path).parts)
+            and not file.is_dir()
+        ]
+        if not inside:
+            raise MetaseqError(f"{path}: is a directory without text files")
+        files += inside
+    return files
+
+
+def _opener(path: Path, head: bytes) -> Callable[..., Any] | None:
+    if str(path) != STANDARD_INPUT:
+        return OPENERS.get(path.suffix)
+    return next((OPENERS[s] for sign, (s, _) in PACKED.items() if head.startswith(sign)), None)
+
+
+def _chunks(path: Path, size: int, is_utf8: bool = True) -> Iterator[tuple[bytes, int]]:
     """Yield the content in chunks, unpacked and without BOM, and the bytes read from the disk."""
-    check_text_file(path)
-    with open(path, "rb") as raw:
-        file: IO[bytes] = OPENERS[path.suffix](raw) if path.suffix in OPENERS else raw
+    check_text_file(path, is_utf8)
+    with open_source(path) as raw:
+        opener = _opener(path, raw.read(8))
+        raw.seek(0)
+        file: IO[bytes] = raw if opener is None else opener(raw)
         count = 0
         while True:
             try:
                 chunk = file.read(size)
-            except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, OSError) as error:
+            except MetaseqError:
+                raise
+            except Exception as error:  # each way of packing has its own
                 raise MetaseqError(
-                    f"{path}: damaged after {count} bytes of text: {error}. "
+                    f"{source_name(path)}: damaged after {count} bytes of text: {error}. "
                     "Copy or pack the file again."
                 ) from error
             if not chunk:
                 return
-            if not count:
+            if not count and is_utf8:
                 chunk = chunk.removeprefix(BOM)
             count += len(chunk)
             yield chunk, raw.tell()
@@ -178,7 +367,7 @@ def pieces(line: bytes) -> list[bytes]:
 def blocks(file: TextFile, size: int = BLOCK) -> Iterator[Block]:
     """Yield a file in blocks of about `size` bytes; MetaseqError if it cannot be read."""
     rest, line, inside, read = b"", 1, False, 0
-    for chunk, read in _chunks(file.path, size):
+    for chunk, read in file.chunks(size):
         rest += chunk
         end = rest.rfind(b"\n") + 1
         start = 0

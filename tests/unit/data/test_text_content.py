@@ -1,0 +1,243 @@
+"""What a file holds is told by its content, before a tokenizer learns from it."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from metaseq_lm.cli import main
+from metaseq_lm.data.storage import text_files
+from metaseq_lm.data.storage.text_content import describe_lines, guess_encoding
+
+WORDS = "old house dogs tree cat eat sleeps blue while under café Noël".split()
+LINES = [" ".join(np.random.default_rng(i).choice(WORDS, 8)).capitalize() for i in range(150)]
+TEXT = "".join(f"{line} é.\n" for line in LINES)
+RUSSIAN = "старый дом и собака спят под деревом\n" * 30
+CHINESE = "我喜欢学习语言模型，今天天气很好。\n" * 30
+ROWS = [{"text": line, "meta": {"id": i}} for i, line in enumerate(LINES)]
+
+
+def zipped() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.txt", TEXT)
+    return file.getvalue()
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Preprocess a file; return (exit code, output, data folder)."""
+
+    def call(content, *options, name="train.txt", dest="data"):
+        if content is not None:
+            (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        folder = tmp_path / dest
+        source = name if name == "-" else f"{tmp_path}/{name}"
+        arguments = ["--trainpref", source, "--destdir", str(folder), "--vocab-size", "400"]
+        code = main(["preprocess", *arguments, *options])
+        return code, "".join(capsys.readouterr()), folder
+
+    return call
+
+
+def token_bytes(folder: Path) -> list[bytes]:
+    return [(folder / f"train.{suffix}").read_bytes() for suffix in ("bin", "idx")]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (TEXT.encode("latin-1"), "150 of 150 lines hold invalid UTF-8, the first is line 1"),
+        (TEXT.encode("latin-1"), "--encoding latin-1"),
+        ("“quoted” text\n".encode("cp1252") * 50, "--encoding cp1252"),
+        (RUSSIAN.encode("cp1251"), "--encoding cp1251"),
+        (RUSSIAN.encode("koi8-r"), "--encoding koi8-r"),
+        (CHINESE.encode("gb18030"), "--encoding gb18030"),
+        ((TEXT + "é\n").encode() + b"caf\xe9\n" * 3, "3 of 154 lines"),
+        (TEXT.encode("utf-16"), "is UTF-16; convert it with --encoding utf-16"),
+        (TEXT.encode("utf-16-le"), "without a byte order mark; convert it with --encoding utf-16-le"),
+        (TEXT.encode("utf-16-be"), "--encoding utf-16-be"),
+        (TEXT.encode("utf-32-le"), "--encoding utf-32-le"),
+        (TEXT.encode("utf-32"), "is UTF-32;"),
+        (CHINESE.encode("utf-16-le"), "--encoding utf-16-le"),
+        (np.random.default_rng(0).bytes(5000), "is binary data, not text"),
+        (TEXT.replace("cat", "c\0t"), "NUL bytes"),
+        ("one line\n" * 500 + "a\0b" * 3 + "\nc\0\n" * 9, "lines hold NUL bytes, the first is line 501"),
+        (b"\x01\x02\x03abc\n" * 40, "is binary data"),
+        (zipped(), "is a zip archive"),
+        (b"PAR1" + TEXT.encode() + b"PAR1", "is a Parquet file"),
+        (b"ARROW1\0\0" + TEXT.encode(), "is an Arrow file"),
+        (b"%PDF-1.7\n" + TEXT.encode(), "is a PDF"),
+        (b"x" * 257 + b"ustar" + TEXT.encode(), "is a tar archive"),
+        (gzip.compress(TEXT.encode()), "is gzip data; give it the suffix .gz"),
+        (bz2.compress(TEXT.encode()), "is bzip2 data; give it the suffix .bz2"),
+        ("".join(json.dumps(row) + "\n" for row in ROWS), "is JSON lines"),
+        (json.dumps(ROWS), "is JSON"),
+        (json.dumps(ROWS, indent=2), "is JSON"),
+        ("".join(json.dumps([line, 1]) + "\n" for line in LINES), "is JSON lines"),
+        ("id\ttext\n" + "".join(f"{i}\t{t}\n" for i, t in enumerate(LINES)), "table of 2 columns"),
+        ("".join(f"{i}\t{t}\n" for i, t in enumerate(LINES)), "is a table of 2 columns with tabs"),
+        ("id,text\n" + "".join(f'{i},"{t}, ""x"""\n' for i, t in enumerate(LINES)), "table (id, text)"),
+        ("id;text\n" + "".join(f"{i};{t}\n" for i, t in enumerate(LINES)), "with semicolons"),
+    ],
+)  # fmt: skip
+def test_what_is_no_plain_text_is_refused(run, content, message):
+    code, output, folder = run(content)
+    assert code == 1 and message in output, output
+    assert "training" not in output and not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        TEXT,
+        "\ufeff" + TEXT,
+        TEXT + "caf\ufffd\n",
+        TEXT.encode() + b"one damaged line \xe9\n",
+        TEXT + "one line with NUL \0\n",
+        "Name, age, and so on\n" + "Hello, my friend, today\n" * 20,
+        "\tindented code;\n" * 30,
+        '"Quoted," she said, "and so on"\n' * 30,
+        "{ not JSON } at all\n" * 30,
+        "[1] A footnote\n[2] Another one\n" * 20,
+        "a\n",
+        "x" * 300_000,
+    ],
+)
+def test_plain_text_is_read(run, content):
+    code, output, _ = run(content)
+    assert code == 0, output
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-32-be"])
+def test_encoding_converts(run, encoding):
+    _, _, plain = run(TEXT)
+    code, output, folder = run(TEXT.encode(encoding), "--encoding", encoding, dest="other")
+    assert code == 0, output
+    assert token_bytes(folder) == token_bytes(plain)
+
+
+def test_a_character_may_lie_on_the_border_of_two_blocks(tmp_path):
+    (tmp_path / "f").write_bytes("漢字\n".encode("utf-16") * 50)
+    file = text_files.TextFile(tmp_path / "f", encoding="utf-16")
+    assert b"".join(chunk for chunk, _ in file.chunks(3)).decode().startswith("漢字\n")
+
+
+@pytest.mark.parametrize(
+    "content, encoding, code, message",
+    [
+        (TEXT, "latin-1", 1, "is UTF-8, not latin-1; leave --encoding out"),
+        (TEXT.encode("latin-1"), "ascii", 1, "not ascii"),
+        (TEXT, "klingon", 2, "--encoding klingon: no text encoding"),
+        (TEXT, "base64", 2, "--encoding base64: no text encoding"),
+    ],
+)
+def test_wrong_encodings_are_named(run, content, encoding, code, message):
+    actual, output, folder = run(content, "--encoding", encoding)
+    assert (actual, message in output) == (code, True), output
+    assert not folder.exists()
+
+
+def test_options_allow_what_is_refused_and_the_doctor_names_it(run, capsys):
+    rows = "".join(json.dumps(row) + "\n" for row in ROWS)
+    for number, (content, option, message) in enumerate(
+        [
+            (TEXT.encode("latin-1"), "--on-bad-utf8=replace", "150 lines held invalid UTF-8"),
+            (TEXT.encode("latin-1"), "--on-bad-utf8=replace", "150 of the first 150 texts hold"),
+            (rows, "--plain-text", "its text looks like JSON lines"),
+            (TEXT.encode("utf-16-le"), "--plain-text", "binary data, or text of another encoding"),
+            ("id\ttext\n" + "a\tb c\n" * 9, "--plain-text", "a table of 2 columns"),
+        ]
+    ):
+        code, output, folder = run(content, option, dest=f"d{number}")
+        assert code == 0, output
+        assert main(["doctor", str(folder)]) == 0
+        assert f"warning  {folder}" in (output := capsys.readouterr().out) and message in output
+
+
+def test_labelled_sets_of_another_encoding_are_refused(run, tmp_path, capsys):
+    _, _, folder = run(TEXT)
+    rows = "text\tlabel\n" + "café\ta\nNoël\tb\n" * 20
+    (tmp_path / "train.tsv").write_bytes(rows.encode("latin-1"))
+    arguments = ["preprocess", "--labelled", "set", "--trainpref", f"{tmp_path}/train.tsv"]
+    assert main([*arguments, "--destdir", str(folder)]) == 1
+    assert "40 of 41 lines hold invalid UTF-8" in capsys.readouterr().err
+    assert main([*arguments, "--destdir", str(folder), "--on-bad-utf8", "replace"]) == 0
+    assert main(["doctor", str(folder)]) == 0
+    assert "set: train: 40 lines held invalid UTF-8, of 40 rows" in capsys.readouterr().out
+    assert main([*arguments, "--destdir", str(folder), "--overwrite", "--encoding=latin-1"]) == 0
+
+
+def standard_input(monkeypatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def test_every_form_of_a_text_makes_the_same_corpus(run, tmp_path, monkeypatch):
+    _, _, plain = run(TEXT)
+    lines = TEXT.splitlines(keepends=True)
+    (tmp_path / "folder" / "c").mkdir(parents=True)
+    for name, part in (("b", lines[50:90]), ("a.txt", lines[:50]), ("c/a", lines[90:])):
+        (tmp_path / "folder" / name).write_text("".join(part))
+    (tmp_path / "folder" / ".hidden").write_bytes(b"\0")
+    forms = {
+        "t.gz": gzip.compress(TEXT.encode()),
+        "t.xz": lzma.compress(TEXT.encode()),
+        "t.bz2": bz2.compress(TEXT.encode()),
+        "folder": None,
+    }
+    for name, content in forms.items():
+        code, output, folder = run(content, name=name, dest=f"of_{name}")
+        assert code == 0, output
+        assert token_bytes(folder) == token_bytes(plain), name
+    for dest, content in (("in", TEXT.encode()), ("packed", gzip.compress(TEXT.encode()))):
+        standard_input(monkeypatch, content)
+        code, output, folder = run(None, name="-", dest=dest)
+        assert code == 0 and "training byte_bpe on standard input" in output
+        assert token_bytes(folder) == token_bytes(plain)
+
+
+def test_zstd(run, tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    _, _, plain = run(TEXT)
+    packed = zstandard.compress(TEXT.encode())
+    code, output, folder = run(packed * 1, name="t.zst", dest="zst")
+    assert code == 0 and token_bytes(folder) == token_bytes(plain)
+    assert run(packed + packed, name="two.zst", dest="two")[0] == 0
+    code, output, _ = run(packed[:-9], name="cut.zst", dest="cut")
+    assert code == 1 and "cut.zst: damaged after" in output
+
+
+def test_standard_input_that_cannot_be_used(run, monkeypatch):
+    standard_input(monkeypatch, b"")
+    code, output, folder = run(None, name="-")
+    assert code == 1 and "standard input: is empty" in output
+    standard_input(monkeypatch, TEXT.encode("latin-1"))
+    code, output, folder = run(None, name="-")
+    assert code == 1 and "standard input: 150 of 150 lines hold invalid UTF-8" in output
+    code, output, folder = run(None, "--validpref", "-", name="-")
+    assert code == 2 and "it is named twice" in output
+    monkeypatch.setattr(sys, "stdin", None)
+    code, output, folder = run(None, name="-")
+    assert code == 1 and "standard input: is closed" in output
+    assert not folder.exists()
+
+
+def test_a_file_in_a_folder_that_is_no_text_is_named(run, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.txt").write_text(TEXT)
+    (tmp_path / "folder" / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    code, output, _ = run(None, name="folder")
+    assert code == 1 and "folder/b.png: is a PNG image" in output
+
+
+def test_forms_of_lines():
+    assert describe_lines([]) == "" and describe_lines(["", " "]) == ""
+    assert describe_lines(["a,b"]) == "" and describe_lines(["a\tb"]) == ""
+    assert guess_encoding("naïve café".encode("latin-1")) == "latin-1"
