@@ -148,10 +148,11 @@ class CopiesBatch(TokenBatch):
 
 @dataclass(kw_only=True)
 class ImageBatch(Batch):
-    """Images (B, channels, height, width), and their classes (B,) if they are labelled."""
+    """Images (B, channels, height, width), their classes (B,) if labelled, and the name of a head."""
 
     images: Tensor
     targets: Tensor | None = None
+    head: str | None = None
 
 
 @dataclass(kw_only=True)

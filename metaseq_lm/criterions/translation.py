@@ -17,9 +17,7 @@ from metaseq_lm.data.parallel.rows import TranslationBatch
 class TranslationConfig:
     """How targets are smoothed."""
 
-    label_smoothing: float = option(
-        0.0, "share of each target that is spread over the vocabulary", at_least=0, below=1
-    )
+    label_smoothing: float = option(0.0, "label smoothing in training", at_least=0, below=1)
 
 
 def target_terms(logits: Tensor, targets: Tensor, label_smoothing: float) -> Terms:

@@ -66,6 +66,11 @@ class Images:
         """The names of the classes."""
         return list(self.names)
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """The lengths of the images for a stream: each counts as one token."""
+        return np.ones(len(self), np.int64)
+
     def batch(
         self,
         mean: Sequence[float],
@@ -150,16 +155,15 @@ def normalised(images: np.ndarray, mean: Sequence[float], sd: Sequence[float]) -
     return scaled.transpose(0, 3, 1, 2)
 
 
-def moved(images: np.ndarray, shifts: np.ndarray, flips: np.ndarray) -> np.ndarray:
-    """Return images (B, H, W, C), each moved by its shifts (B, 2) in pixels and mirrored where asked.
+def moved(images: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+    """Return images (B, H, W, C), each moved by its shifts (B, 2) in pixels.
 
     Row 0 of the shifts is down, row 1 to the right, both at most H - 1 or W - 1 either way; what
-    comes in at an edge is the image reflected there. `flips` (B,) is boolean: left and right change.
+    comes in at an edge is the image reflected there.
     """
     count, height, width, _ = images.shape
     down = reflected(np.arange(height) - shifts[:, :1], height)  # (B, H)
     right = reflected(np.arange(width) - shifts[:, 1:], width)
-    right = np.where(flips[:, None], right[:, ::-1], right)
     image = np.arange(count)[:, None, None]
     return np.asarray(images[image, down[:, :, None], right[:, None, :]])
 

@@ -25,15 +25,9 @@ class BiLSTMConfig:
     """Sizes and dropout; the defaults are ELMo's."""
 
     encoder_layers: int = option(2, "LSTMs in the stack of each direction", at_least=1)
-    encoder_embed_dim: int = option(
-        512, "width of embeddings and states of each direction", at_least=1
-    )
-    encoder_hidden_dim: int = option(
-        4096, "cells of each LSTM, whose outputs are projected to encoder_embed_dim", at_least=1
-    )
-    dropout: float = option(
-        0.1, "dropout of the input of each LSTM and of the heads", at_least=0, below=1
-    )
+    encoder_embed_dim: int = option(512, "width of embeddings and of each direction", at_least=1)
+    encoder_hidden_dim: int = option(4096, "cells of an LSTM before its projection", at_least=1)
+    dropout: float = option(0.1, "dropout of the inputs of LSTMs and heads", at_least=0, below=1)
 
     @property
     def width(self) -> int:

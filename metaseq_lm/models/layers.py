@@ -12,12 +12,14 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import FACTORS, GOLDEN, SHIFTS, row_keys, uniforms, words
 
@@ -305,6 +307,16 @@ def use_context(context: ForwardContext) -> Iterator[ForwardContext]:
 
 
 RAW = "raw_"  # before the names of scores of the weights themselves
+
+
+@dataclass
+class AveragingConfig:
+    """Averaged weights."""
+
+    average_decay: float = option(
+        0.998, "decay of averaged weights (0 = none)", at_least=0, below=1
+    )
+    score_raw: bool = option(False, "score the weights without averaging too, as raw_*")
 
 
 class AveragedWeights(nn.Module):

@@ -135,14 +135,10 @@ class EncoderDecoderConfig:
     layers: int = option(2, "LSTM layers of the encoder and of the decoder", at_least=1)
     embed_dim: int = option(300, "width of the embeddings of both sides", at_least=1)
     hidden_dim: int = option(
-        1024, "cells of a decoder layer; each encoder direction has half", at_least=2
+        1024, "cells of the decoder; an encoder direction has half", at_least=2
     )
-    output_dim: int = option(
-        512, "width of the projected states; each encoder direction has half", at_least=2
-    )
-    dropout: float = option(
-        0.5, "dropout of embeddings and of the output of every LSTM", at_least=0, below=1
-    )
+    output_dim: int = option(512, "width of the states; an encoder direction has half", at_least=2)
+    dropout: float = option(0.5, "dropout of embeddings and LSTM outputs", at_least=0, below=1)
 
     def check(self) -> None:
         """Raise UsageError for sizes that do not fit together."""

@@ -221,11 +221,7 @@ class ConvLarge(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the primary head's logits (B, K) of images (B, C, H, W)."""
-        return self.primary(self.features(images))
-
-    def primary(self, features: Tensor) -> Tensor:
-        """Return the primary head's logits (B, K) of features (B, D, n, n)."""
-        logits: Tensor = self.heads[PRIMARY](features.mean((2, 3)))
+        logits: Tensor = self.heads[PRIMARY](self.features(images).mean((2, 3)))
         return logits
 
 

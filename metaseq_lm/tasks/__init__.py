@@ -14,7 +14,7 @@ from torch import nn
 from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import CRITERIONS, SCHEDULES, TASKS
+from metaseq_lm.core.registry import CRITERIONS, MODELS, SCHEDULES, TASKS
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -158,6 +158,17 @@ def tasks_for(criterion: type[Criterion]) -> list[str]:
     return [
         name for name, entry in sorted(TASKS.entries.items()) if takes(name, entry.value, criterion)
     ]
+
+
+def model_class(config: DictConfig, base: type) -> Any:
+    """Return the class of the configured model; UsageError that names the choices if it is no `base`."""
+    classes = {name: entry.value for name, entry in sorted(MODELS.entries.items())}
+    choices = [n for n, c in classes.items() if isinstance(c, type) and issubclass(c, base)]
+    model = config.model._name
+    if model not in choices:
+        task, names = config.task._name, " or ".join(choices)
+        raise UsageError(f"task {task} needs --model {names}, got {model}")
+    return classes[model]
 
 
 def with_epochs(

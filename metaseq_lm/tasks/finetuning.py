@@ -4,9 +4,9 @@ Shapes: N samples, K classes or candidates.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,24 +14,28 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from metaseq_lm.core.batch import Batch, Logs, Terms
-from metaseq_lm.core.config import typed_options
+from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import MODELS
+from metaseq_lm.data.images import Images
+from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
+from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation import classification
 from metaseq_lm.evaluation.predictions import mean_scores
 from metaseq_lm.models.bilstm import BiLSTMConfig
 from metaseq_lm.models.transformer.encoder import TransformerConfig
-from metaseq_lm.tasks import Scored
+from metaseq_lm.tasks import Scored, TextTask, with_epochs
 from metaseq_lm.tasks.masked_lm import check_rows
 
 ENCODER = "encoder."
 POSITIONS = "encoder.embeddings.positions.weight"
 # (number of a sample, its outputs) for each of some samples.
 Outputs = list[tuple[int, list[float]]]
+Labels = LabelledSet | Images  # a labelled set, as scoring needs it
 T = TypeVar("T")
 
 
@@ -81,35 +85,20 @@ def encoder_weights(weights: dict[str, Any], config: DictConfig) -> dict[str, An
 # ------------------------------------------------------------------------ labelled sets
 
 
-class Labels(Protocol):
-    """The properties of a labelled set that scoring needs: a LabelledSet, or a set of images."""
-
-    @property
-    def regression(self) -> bool:
-        """Whether labels are real values."""
-
-    @property
-    def benchmark(self) -> str:
-        """The name of the benchmark, or empty."""
-
-    @property
-    def label_names(self) -> list[str]:
-        """The classes."""
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """The labels (rows,), None for a split without."""
-
-    @property
-    def rows(self) -> list[dict[str, Any]] | None:
-        """The rows of the benchmark's file, or None."""
-
-
 def labelled_folder(config: DictConfig) -> Path:
     """Return the folder of the labelled set; UsageError if none is named."""
     if not config.task.labelled:
         raise UsageError("give task.labelled=NAME, a labelled set in DATA")
     return Path(config.data, config.task.labelled)
+
+
+def sentence_rows(
+    folder: Path, split: str, vocabulary: Vocabulary, max_tokens: int
+) -> SentenceRows:
+    """Return the rows of a split of the set in `folder`, whose tokenizer must be that of DATA."""
+    data = LabelledSet(folder, split)
+    require_tokenizer(data.folder, data.tokenizer_hash)
+    return SentenceRows(data, vocabulary, max_tokens)
 
 
 def different_sets(names: Sequence[str]) -> list[str]:
@@ -277,3 +266,46 @@ def ensemble_of(
     samples, scores = mean_scores(members)
     metrics = {} if data.labels is None else labelled_metrics(data, samples, scores)
     return metrics, prediction_rows(data, list(zip(samples.tolist(), scores.tolist())))
+
+
+@dataclass
+class OneSetConfig:
+    """Which labelled set, and how much of it."""
+
+    labelled: str = option("", "labelled set in DATA")
+    batch_size: int = option(32, "samples of a batch", at_least=1)
+    epochs: float = option(
+        0.0,
+        "sets trainer.max_update from the training set (0 = trainer.max_update counts)",
+        at_least=0,
+    )
+
+
+class LabelledSetTask(TextTask):
+    """A task on one labelled set; `labelled` returns the rows of a split with their `data`."""
+
+    labelled: Callable[[str], Any]
+
+    @classmethod
+    def n_examples(cls, config: DictConfig) -> int:
+        """Return the number of training samples, of which an epoch is made."""
+        return len(LabelledSet(labelled_folder(config), "train"))
+
+    @classmethod
+    def prepare(cls, config: DictConfig) -> DictConfig:
+        options = config.task
+        between = options.get("validate_epochs", 0.0)
+        if not (options.epochs or between):
+            return config
+        examples = cls.n_examples(config)
+        return with_epochs(config, examples, options.batch_size, options.epochs, between)
+
+    def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+        """Return the file that the benchmark's leaderboard wants for a test or diagnostic split."""
+        return leaderboard_files(self.labelled(split).data, split, rows)
+
+    def ensemble(
+        self, split: str, members: Sequence[Sequence[dict[str, Any]]]
+    ) -> tuple[Logs, Sequence[dict[str, Any]]]:
+        """Return metrics and predictions of the mean of the runs' probabilities (or real values)."""
+        return ensemble_of(self.labelled(split).data, members)

@@ -11,7 +11,7 @@ from torch import nn
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import MODELS, register_task
+from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.language_modeling import LanguageModeling
 from metaseq_lm.data.corpus.rows import Corpus, padding_of
 from metaseq_lm.data.streams import Stream, sorted_pass
@@ -21,7 +21,7 @@ from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.data.words.vocabulary import PAD, SPECIAL_WORDS, UNKNOWN, WordVocabulary
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.bilstm import BiLSTMLM
-from metaseq_lm.tasks import Passes, Scored, TextTask
+from metaseq_lm.tasks import Passes, Scored, TextTask, model_class
 from metaseq_lm.tasks.masked_lm import first, text_stream
 
 
@@ -60,13 +60,8 @@ class LanguageModelingTask(TextTask):
 
     def language_model(self, *vocabulary: Any) -> nn.Module:
         """Return the configured model; `vocabulary` are its size, the padding, and ids if any."""
-        entry = MODELS.entry(self.run_config.model._name)
-        if not issubclass(entry.value, BiLSTMLM) or entry.dataclass is None:
-            raise UsageError(
-                f"task {self.run_config.task._name} needs --model bilstm_lm, got {self.run_config.model._name}"
-            )
         sizes = typed_options("model", self.run_config.model)
-        model: nn.Module = entry.value(sizes, *vocabulary)
+        model: nn.Module = model_class(self.run_config, BiLSTMLM)(sizes, *vocabulary)
         return model
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
@@ -92,25 +87,11 @@ def language_batch(corpus: Corpus, samples: np.ndarray, width: int = 0) -> Token
 class WordLanguageModelingConfig(BucketsConfig):
     """Batches, and the words that the model knows: its softmax over them is most of the cost."""
 
-    batch_size: int = option(
-        64, "sentences of a batch on average; batches of long sentences have fewer", at_least=1
-    )
-    min_frequency: int = option(
-        2,
-        "words that occur less often become <unk>, so that the model learns a meaning for <unk>",
-        at_least=1,
-    )
-    vocab_size: int = option(
-        0,
-        "largest number of words besides <unk>; the most frequent ones are taken (0 = all)",
-        at_least=0,
-    )
-    longest: int = option(
-        LONGEST, "leave out training sentences with this many words or more (0 = none)", at_least=0
-    )
-    valid_size: int = option(
-        0, "sentences of the validation split that are used (0 = all)", at_least=0
-    )
+    batch_size: int = option(64, "mean number of sentences of a batch", at_least=1)
+    min_frequency: int = option(2, "words that occur less often become <unk>", at_least=1)
+    vocab_size: int = option(0, "most frequent words to know besides <unk> (0 = all)", at_least=0)
+    longest: int = option(LONGEST, "leave out sentences of so many words (0 = none)", at_least=0)
+    valid_size: int = option(0, "sentences used of the validation split (0 = all)", at_least=0)
 
 
 @register_task("word_language_modeling", dataclass=WordLanguageModelingConfig)

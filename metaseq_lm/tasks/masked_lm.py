@@ -44,12 +44,8 @@ class MaskedLMConfig:
         choices=("random", "nearest"),
     )
     legacy_duplicates: bool = option(False, "draw targets with replacement (ELECTRA's code)")
-    random_token_prob: float = option(
-        0.1, "share of the targets that become a random token", at_least=0, at_most=1
-    )
-    leave_unmasked_prob: float = option(
-        0.1, "share of the targets that stay as they are", at_least=0, at_most=1
-    )
+    random_token_prob: float = option(0.1, "share of targets made random", at_least=0, at_most=1)
+    leave_unmasked_prob: float = option(0.1, "share of targets left as is", at_least=0, at_most=1)
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
 

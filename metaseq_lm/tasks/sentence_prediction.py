@@ -7,36 +7,37 @@ As Clark et al. 2020 (ELECTRA) do it: the pre-trained encoder, a fresh linear la
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Logs, Terms
+from metaseq_lm.core.batch import Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import register_task
-from metaseq_lm.criterions.sentence_prediction import SentencePrediction
+from metaseq_lm.criterions.labelled import SentencePrediction
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch, SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
+from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
 from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead
 from metaseq_lm.runs import checkpoint
-from metaseq_lm.tasks import Passes, Scored, TextTask, with_epochs
+from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
+    LabelledSetTask,
+    OneSetConfig,
     encoder_weights,
-    ensemble_of,
     label_range,
     labelled_folder,
     labelled_scores,
-    leaderboard_files,
     row_encoder_sizes,
+    sentence_rows,
 )
 from metaseq_lm.tasks.masked_lm import scored_rows
 from metaseq_lm.tasks.protocols import facts_of
@@ -45,25 +46,14 @@ HEAD = "heads.sentence."
 
 
 @dataclass
-class SentencePredictionConfig:
+class SentencePredictionConfig(OneSetConfig):
     """Which labelled set, how it is batched, and the head (defaults: Clark et al. 2020)."""
 
-    labelled: str = option("", "labelled set in DATA")
-    batch_size: int = option(32, "samples of a batch", at_least=1)
-    epochs: float = option(
-        0.0,
-        "sets trainer.max_update from the training set (0 = trainer.max_update counts)",
-        at_least=0,
-    )
     validate_epochs: float = option(
         0.0, "epochs between validations (0 = trainer.validate_interval_updates counts)", at_least=0
     )
-    tokens_per_sample: int = option(
-        128, "longest row, with its special tokens; longer rows are cut"
-    )
-    group_by_length: bool = option(
-        False, "make training batches of rows of similar length, which saves time on padding"
-    )
+    tokens_per_sample: int = option(128, "longest row with its special tokens; longer rows are cut")
+    group_by_length: bool = option(False, "make training batches of rows of similar length")
     pooled: bool = option(False, "put BERT's tanh layer before the linear layer")
     head_dropout: float = option(0.1, "dropout before the linear layer", at_least=0, below=1)
     pooler_dropout: bool = option(False, "dropout before the tanh layer too (RoBERTa)")
@@ -72,7 +62,7 @@ class SentencePredictionConfig:
 
 
 @register_task("sentence_prediction", dataclass=SentencePredictionConfig)
-class SentencePredictionTask(TextTask):
+class SentencePredictionTask(LabelledSetTask):
     """A pre-trained encoder and a head on one labelled set.
 
     Forms of sets: single sentences, pairs, choices (candidates for a context, each scored by one
@@ -85,26 +75,11 @@ class SentencePredictionTask(TextTask):
     def __init__(self, config: SentencePredictionConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
         self.fresh = ("label_range",) if self.config.keep_head else ("heads.", "label_range")
-        self._splits: dict[str, SentenceRows] = {}
+        self.labelled = lru_cache(maxsize=None)(self._labelled)
 
-    @classmethod
-    def prepare(cls, config: DictConfig) -> DictConfig:
-        options = config.task
-        if not (options.epochs or options.validate_epochs):
-            return config
-        examples = len(LabelledSet(labelled_folder(config), "train"))
-        return with_epochs(
-            config, examples, options.batch_size, options.epochs, options.validate_epochs
-        )
-
-    def labelled(self, split: str) -> SentenceRows:
-        """Return the rows of a split, read once."""
-        if split not in self._splits:
-            data = LabelledSet(labelled_folder(self.run_config), split)
-            require_tokenizer(data.folder, data.tokenizer_hash)
-            room = self.config.tokens_per_sample
-            self._splits[split] = SentenceRows(data, self.vocabulary, room)
-        return self._splits[split]
+    def _labelled(self, split: str) -> SentenceRows:
+        folder = labelled_folder(self.run_config)
+        return sentence_rows(folder, split, self.vocabulary, self.config.tokens_per_sample)
 
     # ---------------------------------------------------------------- data and model
 
@@ -162,16 +137,6 @@ class SentencePredictionTask(TextTask):
             return self._outputs(model, scores), terms
 
         return labelled_scores(engine, self.labelled(split).data, batches, scored)
-
-    def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-        """Return the file that the benchmark's leaderboard wants for a test or diagnostic split."""
-        return leaderboard_files(self.labelled(split).data, split, rows)
-
-    def ensemble(
-        self, split: str, members: Sequence[Sequence[dict[str, Any]]]
-    ) -> tuple[Logs, Sequence[dict[str, Any]]]:
-        """Return metrics and predictions of the mean of the runs' probabilities (or real values)."""
-        return ensemble_of(self.labelled(split).data, members)
 
     def _outputs(self, model: nn.Module, scores: Tensor) -> Tensor:
         """Return probabilities (B, K), or values on the scale of the labels (B, 1), as float64."""

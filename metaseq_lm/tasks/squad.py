@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Logs, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_task
-from metaseq_lm.criterions.squad import SquadCriterion
+from metaseq_lm.criterions.labelled import SquadCriterion
 from metaseq_lm.data.squad.sets import SquadSet, squad_manifest
 from metaseq_lm.data.squad.windows import AnswerBatch, SquadWindows
 from metaseq_lm.data.storage.manifest import require_tokenizer
@@ -38,49 +38,35 @@ from metaseq_lm.evaluation.squad import (
     window_texts,
 )
 from metaseq_lm.models.transformer.span_head import SpanModel
-from metaseq_lm.tasks import Passes, Scored, TextTask, with_epochs
-from metaseq_lm.tasks.finetuning import encoder_sizes, encoder_weights, judged, labelled_folder
+from metaseq_lm.tasks import Passes, Scored
+from metaseq_lm.tasks.finetuning import (
+    LabelledSetTask,
+    OneSetConfig,
+    encoder_sizes,
+    encoder_weights,
+    judged,
+    labelled_folder,
+)
 
 # Scores of the official scripts that are per cent; the others are counts and thresholds.
 PER_CENT = re.compile("((HasAns|NoAns|best)_)?(exact|f1)")
 
 
 @dataclass
-class SquadConfig:
+class SquadConfig(OneSetConfig):
     """Windows, head and decoding (defaults: Clark et al. 2020, code)."""
 
-    labelled: str = option("", "SQuAD set in DATA")
-    batch_size: int = option(32, "windows of a batch", at_least=1)
-    epochs: float = option(
-        0.0,
-        "sets trainer.max_update from the training set (0 = trainer.max_update counts)",
-        at_least=0,
-    )
-    tokens_per_sample: int = option(
-        512, "longest row, with its special tokens; longer texts are cut into windows"
-    )
+    tokens_per_sample: int = option(512, "longest row; longer texts are cut into windows")
     max_query_length: int = option(64, "tokens of a question; longer ones are cut", at_least=0)
-    doc_stride: int = option(
-        128, "tokens from the start of a window to that of the next", at_least=1
-    )
-    joint: bool = option(
-        True,
-        "score the end of an answer given its start; false: BERT's head, start and end by themselves",
-    )
-    answerability: bool = option(
-        True,
-        "a head for questions without an answer; false: their answer is the span from [CLS0] to [CLS0]",
-    )
+    doc_stride: int = option(128, "tokens from the start of a window to the next", at_least=1)
     beam: int = option(20, "number of starts, and of ends for each start, in decoding", at_least=1)
     n_best: int = option(20, "answers of a question in the predictions file", at_least=1)
     max_answer_length: int = option(30, "longest answer in tokens", at_least=1)
-    null_threshold: float = option(
-        -2.75, "odds of no answer above which the prediction is empty (SQuAD 2.0)"
-    )
+    null_threshold: float = option(-2.75, "odds of no answer above which the prediction is empty")
 
 
 @register_task("squad", dataclass=SquadConfig)
-class SquadTask(TextTask):
+class SquadTask(LabelledSetTask):
     """A pre-trained encoder and heads that point at the answer."""
 
     criterion: SquadCriterion
@@ -94,12 +80,8 @@ class SquadTask(TextTask):
         self.windows = lru_cache(maxsize=4)(lambda split: windows_of(run_config, split))
 
     @classmethod
-    def prepare(cls, config: DictConfig) -> DictConfig:
-        options = config.task
-        if not options.epochs:
-            return config
-        examples = len(windows_of(config, "train"))
-        return with_epochs(config, examples, options.batch_size, options.epochs)
+    def n_examples(cls, config: DictConfig) -> int:
+        return len(windows_of(config, "train"))
 
     # ---------------------------------------------------------------- data and model
 
@@ -113,10 +95,8 @@ class SquadTask(TextTask):
         return {split: sorted_pass(split, numbers, windows.lengths, windows.batch, size, seed)}
 
     def build_model(self) -> nn.Module:
-        vocabulary, options = self.vocabulary, self.config
-        sizes = encoder_sizes(self.run_config)
-        flags = (options.joint, options.answerability)
-        return SpanModel(sizes, len(vocabulary), vocabulary.pad, *flags)
+        sizes, vocabulary = encoder_sizes(self.run_config), self.vocabulary
+        return SpanModel(sizes, len(vocabulary), vocabulary.pad)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the encoder of any model that calls it so."""
@@ -136,7 +116,7 @@ class SquadTask(TextTask):
         answers = merged(self.windows(split), windows, self.config.n_best)
         ids = [row["id"] for row in self.windows(split).data.texts[1]]
         texts = {ids[question]: best.best for question, best in answers.items()}
-        odds = {ids[question]: self._odds(best) for question, best in answers.items()}
+        odds = {ids[question]: best.null for question, best in answers.items()}
 
         def rows() -> list[dict[str, Any]]:
             return [self._row(split, question, best) for question, best in sorted(answers.items())]
@@ -185,10 +165,6 @@ class SquadTask(TextTask):
             answers.append(WindowAnswers(window, null, best))
         return answers
 
-    def _odds(self, answers: Answers) -> float:
-        """Return the odds of no answer: its logit, or (BERT) its score less that of the best span."""
-        return answers.null - (0.0 if self.config.answerability else answers.best_score)
-
     def _official(self, split: str, texts: dict[str, str], odds: dict[str, float]) -> Logs:
         """Return the official scores of the best texts and the odds of no answer, by question."""
         data = self.windows(split).data
@@ -210,7 +186,7 @@ class SquadTask(TextTask):
             "question": texts["question"],
             "gold": texts["answers"],
             "predicted": "",
-            "null_odds": self._odds(answers),
+            "null_odds": answers.null,
             "nbest": [{"text": t, "score": s, "probability": p} for (s, t), p in scored],
         }
         return row | {"predicted": self._predicted(split, row)}

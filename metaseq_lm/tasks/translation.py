@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Terms
 from metaseq_lm.core.config import option, typed_options
-from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.translation import Translation
 from metaseq_lm.data.parallel.rows import TranslationBatch, TranslationRows, shorter
@@ -26,37 +25,26 @@ from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.bleu import check_bleu, corpus_bleu
 from metaseq_lm.models.seq2seq import Beam, LSTMEncoderDecoder
-from metaseq_lm.tasks import Passes, Scored, Task
+from metaseq_lm.tasks import Passes, Scored, Task, model_class
 from metaseq_lm.tasks.finetuning import judged
 from metaseq_lm.tasks.masked_lm import scored_rows
 
 Translated = list[tuple[int, str]]  # sentence, its translation
-LONGER = 10  # added to the limit of a translation's length
+LENGTH_FACTOR, LONGER = 2, 10  # a translation has at most LENGTH_FACTOR * source + LONGER tokens
 
 
 @dataclass
 class TranslationConfig(BucketsConfig):
     """Batches, how much of the labels is used, and how translations are searched and scored."""
 
-    batch_size: int = option(
-        64, "sentence pairs of a batch on average; batches of long sentences have fewer", at_least=1
-    )
-    max_length: int = option(
-        100, "longest training sentence, in tokens of source or target (0 = no limit)", at_least=0
-    )
+    batch_size: int = option(64, "mean number of sentence pairs of a batch", at_least=1)
+    max_length: int = option(100, "longest training sentence in tokens (0 = no limit)", at_least=0)
     labelled_share: float = option(1.0, "share of the training pairs to use", above=0, at_most=1)
-    share_seed: int = option(
-        1, "seed that chooses this share; a smaller share is a subset of a larger one"
-    )
+    share_seed: int = option(1, "seed of this share; a smaller share is a part of a larger one")
     beam_size: int = option(10, "width of the beam; 1 is greedy search", at_least=1)
     length_penalty: float = option(
         0.0,
         "exponent a in the score log p / ((5 + length) / 6)^a of a hypothesis (0 = log p)",
-        at_least=0,
-    )
-    length_factor: float = option(
-        2.0,
-        "limit of the length of a translation: this factor times the length of the source, plus 10",
         at_least=0,
     )
     bleu: bool = option(True, "translate each scored split and compute BLEU; needs sacrebleu")
@@ -64,9 +52,7 @@ class TranslationConfig(BucketsConfig):
         "none",
         "tokenizer of sacrebleu: none (for text that is tokenised already), 13a, intl or char",
     )
-    valid_size: int = option(
-        0, "sentences of the validation split that are used (0 = all)", at_least=0
-    )
+    valid_size: int = option(0, "sentences used of the validation split (0 = all)", at_least=0)
 
 
 @register_task("translation", dataclass=TranslationConfig)
@@ -78,11 +64,7 @@ class TranslationTask(Task):
     def __init__(self, config: TranslationConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
         options = self.config
-        if run_config.model._name != "lstm_encoder_decoder":
-            raise UsageError(
-                f"task {run_config.task._name} needs --model lstm_encoder_decoder, got "
-                f"{run_config.model._name}"
-            )
+        model_class(run_config, LSTMEncoderDecoder)
         if options.bleu:
             check_bleu(options.bleu_tokenizer)
         self.tokenizers = load_sides(self.data)
@@ -124,27 +106,23 @@ class TranslationTask(Task):
 
     # ---------------------------------------------------------------- translations
 
-    def beam(self, size: int = 0) -> Beam:
-        """Return the settings of beam search; special tokens other than [UNK] are not generated."""
+    def search(self, model: nn.Module, batch: TranslationBatch) -> Tensor:
+        """Return the best translation of each source row, ids (B, L) padded behind [SEP].
+
+        Its length is bounded by the row's own source, so what it is depends on no other row. Special
+        tokens other than [UNK] are not generated.
+        """
         vocabulary = self.tokenizers[1].vocabulary
-        banned = vocabulary.unwritten - {vocabulary.sep}
-        return Beam(
-            size or self.config.beam_size,
+        beam = Beam(
+            self.config.beam_size,
             start=vocabulary.cls(),
             end=vocabulary.sep,
             pad=vocabulary.pad,
             length_penalty=self.config.length_penalty,
-            banned=tuple(sorted(banned)),
+            banned=tuple(sorted(vocabulary.unwritten - {vocabulary.sep})),
         )
-
-    def search(self, model: nn.Module, batch: TranslationBatch) -> Tensor:
-        """Return the best translation of each source row, ids (B, L) padded behind [SEP].
-
-        Its length is bounded by the row's own source, so what it is depends on no other row.
-        """
         lengths = (~batch.padding).sum(-1) - 1
-        limits = (lengths * self.config.length_factor).long() + LONGER
-        beam = self.beam()
+        limits = lengths * LENGTH_FACTOR + LONGER
         best: Tensor = model.translate(batch.tokens, batch.padding, limits, beam)[0]  # type: ignore[operator]
         return best
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Logs, Terms, WordBatch
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.registry import MODELS, register_task
+from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.tagging import Parsing, Tagging, WordLabels
 from metaseq_lm.data.storage.manifest import Manifest, tokenizer_hash
 from metaseq_lm.data.streams import Order, Stream, sorted_pass
@@ -33,7 +33,7 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.chunks import conlleval_report, conlleval_spans
 from metaseq_lm.evaluation.words import score_tags, score_trees, tag_names
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
-from metaseq_lm.models.layers import RAW, ScalarMix
+from metaseq_lm.models.layers import RAW, AveragingConfig, ScalarMix
 from metaseq_lm.models.words.prediction_modules import (
     PRIMARY,
     ROOTS,
@@ -45,7 +45,7 @@ from metaseq_lm.models.words.prediction_modules import (
 from metaseq_lm.models.words.word_model import WordModel, WordNet
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.lineage_cost import Costs, ancestors
-from metaseq_lm.tasks import Batches, Passes, Scored, Task
+from metaseq_lm.tasks import Batches, Passes, Scored, Task, model_class
 from metaseq_lm.tasks.finetuning import ENCODER, different_sets, judged
 from metaseq_lm.tasks.masked_lm import scored_rows
 
@@ -69,41 +69,22 @@ class ElmoConfig:
         "run of task word_language_modeling on DATA; its states are added to the input ('' = none)",
         source="language_model",
     )
-    elmo_dropout: float = option(
-        0.5, "dropout of the mixed states; the paper names no rate", at_least=0, below=1
-    )
+    elmo_dropout: float = option(0.5, "dropout of the mixed states", at_least=0, below=1)
     elmo_sizes: list[int] = option(
         [], "words, layers, width and cells of that model; taken from its run, not to be set"
     )
 
 
 @dataclass
-class WordTaskConfig(BucketsConfig, ElmoConfig):
+class WordTaskConfig(AveragingConfig, BucketsConfig, ElmoConfig):
     """Batches, heads, averaged weights (defaults: Clark et al. 2018), a language model's states."""
 
-    batch_size: int = option(
-        64, "sentences of a batch on average; batches of long sentences have fewer", at_least=1
-    )
-    label_fraction: float = option(
-        1.0, "share of the training sentences to use", above=0, at_most=1
-    )
-    fraction_seed: int | None = option(
-        1, "seed that chooses this share (null = the seed of the run)"
-    )
+    batch_size: int = option(64, "mean number of sentences of a batch", at_least=1)
+    label_fraction: float = option(1.0, "share of the training sentences used", above=0, at_most=1)
+    fraction_seed: int | None = option(1, "seed of this share (null = the run's seed)")
     hidden_dim: int = option(512, "hidden units of the heads", at_least=1)
-    average_decay: float = option(
-        0.998,
-        "decay of the moving average of the weights, which is what is scored (0 = score the weights)",
-        at_least=0,
-        below=1,
-    )
-    score_raw: bool = option(
-        False, "with a moving average, log the scores of the current weights too"
-    )
     freeze_encoder: bool = option(False, "train the heads only, on the encoder of init_from")
-    valid_size: int = option(
-        0, "sentences of the validation split that are used (0 = all)", at_least=0
-    )
+    valid_size: int = option(0, "sentences used of the validation split (0 = all)", at_least=0)
 
 
 @dataclass
@@ -193,18 +174,48 @@ class WordTask(Task):
 
     def build_model(self) -> nn.Module:
         options = self.config
-        encoder = build_encoder(self.run_config, self.vocabulary)
+        encoder = self.build_encoder()
         encoder.requires_grad_(not options.freeze_encoder)
-        mixes = head_mixes(options, self.names)
         heads = {name: self.build_heads(name, encoder) for name in self.names}
-        frozen = language_model(options, self.vocabulary)
+        if not options.elmo_sizes:
+            return WordModel(encoder, heads, options.average_decay)
+        mixes = {name: self.scalar_mix() for name in self.names}
+        words, layers, width, cells = options.elmo_sizes
+        ids = torch.zeros(len(self.vocabulary), dtype=torch.long)
+        frozen = BiLSTM(BiLSTMConfig(layers, width, cells, 0.0), words, PAD, ids)
         return WordModel(encoder, heads, options.average_decay, mixes, frozen)
+
+    def scalar_mix(self) -> ScalarMix:
+        """Return a mix of the layers of the language model."""
+        _, layers, width, _ = self.config.elmo_sizes
+        return ScalarMix(layers + 1, 2 * width, self.config.elmo_dropout)
+
+    def build_encoder(self) -> ViewsEncoder:
+        """Return the configured encoder of words; UsageError for a model of another kind."""
+        model, vocabulary = self.run_config.model, self.vocabulary
+        mix = self.scalar_mix() if self.config.elmo_sizes else None
+        encoder: ViewsEncoder = model_class(self.run_config, ViewsEncoder)(
+            typed_options("model", model),
+            len(vocabulary),
+            len(vocabulary.characters),
+            vocabulary.vectors if model.word_vectors else None,
+            mix,
+        )
+        if mix is not None:
+            encoder.extra_width = mix.width
+        if model.normalize_words and sum(vocabulary.counts):
+            counts = torch.tensor(vocabulary.counts, dtype=torch.float64)
+            encoder.embedding.frequencies.copy_(counts / counts.sum())
+        return encoder
 
     def load_frozen(self, model: nn.Module) -> None:
         """Fill in the language model of task.elmo."""
         assert isinstance(model, WordModel)
         if model.language_model is not None:
-            load_language_model(model.language_model, self.config.elmo)
+            stored = checkpoint.load(checkpoint.resolve(self.config.elmo, prefer="best"))
+            encoder = {n: w for n, w in stored.weights.items() if n.startswith(ENCODER)}
+            weights = {name.removeprefix(ENCODER): weight for name, weight in encoder.items()}
+            checkpoint.load_into(model.language_model, weights, stored.path)
 
     def further_costs(self) -> Costs:
         """Return what the language model of task.elmo has cost."""
@@ -241,15 +252,10 @@ class WordTask(Task):
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Do one step; the averaged weights move before the gradient is applied, as in the code."""
-        everything = [micro for stream in batches.values() for batch in stream for micro in batch]
-        grads, logs = engine.gradients(
-            lambda batch: self.criterion(model, batch), everything, engine.parameters("main")
-        )
         assert isinstance(model, WordModel)
         if model.average is not None:
             model.average.move(model)
-        engine.step("main", grads)
-        return logs
+        return super().update(engine, model, batches)
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return "score", the mean of the sets' main scores, all scores, the loss; `prediction_rows`.
@@ -377,36 +383,6 @@ def word_batch(
     return batch.replace(set_name=name, sizes={**batch.sizes, "pairs": pairs})
 
 
-def build_encoder(config: DictConfig, vocabulary: WordVocabulary) -> ViewsEncoder:
-    """Return the configured encoder of words; UsageError for a model of another kind."""
-    entry = MODELS.entry(config.model._name)
-    if not (isinstance(entry.value, type) and issubclass(entry.value, ViewsEncoder)):
-        encoders = [
-            n
-            for n, e in sorted(MODELS.entries.items())
-            if isinstance(e.value, type) and issubclass(e.value, ViewsEncoder)
-        ]
-        raise UsageError(
-            f"model {config.model._name} is not an encoder of words, which task "
-            f"{config.task._name} needs; choose --model {' or '.join(encoders)}"
-        )
-    assert entry.dataclass is not None
-    mix = scalar_mix(config.task)
-    encoder = entry.value(
-        typed_options("model", config.model),
-        len(vocabulary),
-        len(vocabulary.characters),
-        vocabulary.vectors if config.model.word_vectors else None,
-        mix,
-    )
-    if mix is not None:
-        encoder.extra_width = mix.width
-    if config.model.normalize_words and sum(vocabulary.counts):
-        counts = torch.tensor(vocabulary.counts, dtype=torch.float64)
-        encoder.embedding.frequencies.copy_(counts / counts.sum())
-    return encoder
-
-
 def with_sizes(config: DictConfig) -> DictConfig:
     """Return `config` with task.elmo_sizes as the run that task.elmo names has them.
 
@@ -436,37 +412,6 @@ def with_sizes(config: DictConfig) -> DictConfig:
     sizes = ("encoder_layers", "encoder_embed_dim", "encoder_hidden_dim")
     config.task.elmo_sizes = [words, *(model[name] for name in sizes)]
     return config
-
-
-def language_model(options: DictConfig, vocabulary: WordVocabulary) -> BiLSTM | None:
-    """Return the net for the language model, whose weights are still to come, or None without one."""
-    if not getattr(options, "elmo_sizes", None):
-        return None
-    words, layers, width, cells = options.elmo_sizes
-    ids = torch.zeros(len(vocabulary), dtype=torch.long)
-    return BiLSTM(BiLSTMConfig(layers, width, cells, 0.0), words, PAD, ids)
-
-
-def scalar_mix(options: DictConfig) -> ScalarMix | None:
-    """Return a mix of the layers of the language model, or None without one."""
-    if not getattr(options, "elmo_sizes", None):
-        return None
-    _, layers, width, _ = options.elmo_sizes
-    return ScalarMix(layers + 1, 2 * width, options.elmo_dropout)
-
-
-def head_mixes(options: DictConfig, names: Sequence[str]) -> dict[str, ScalarMix]:
-    """Return a mix for the heads of each of the sets `names`, none without a language model."""
-    mixes = {name: scalar_mix(options) for name in names}
-    return {name: mix for name, mix in mixes.items() if mix is not None}
-
-
-def load_language_model(net: BiLSTM, source: str) -> None:
-    """Give `net` the weights of the best checkpoint of the run `source`."""
-    stored = checkpoint.load(checkpoint.resolve(source, prefer="best"))
-    encoder = {n: w for n, w in stored.weights.items() if n.startswith(ENCODER)}
-    weights = {name.removeprefix(ENCODER): weight for name, weight in encoder.items()}
-    checkpoint.load_into(net, weights, stored.path)
 
 
 def predictions_of(data: WordSet, scores: Tensor, batch: WordBatch) -> list[Predicted]:

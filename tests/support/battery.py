@@ -189,7 +189,7 @@ CASES: dict[str, list[list[str]]] = {
     ],
     "squad": [
         [*QUESTIONS, "optimizer.clip_norm=1"],
-        [*QUESTIONS, "task.joint=false", "task.answerability=false", "criterion.batch_sum=false"],
+        [*QUESTIONS, "criterion.batch_sum=false"],
     ],
     "tartan_mt": [
         TARTAN,

@@ -24,7 +24,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
+from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.streams import Sequential, Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
@@ -46,6 +46,7 @@ from metaseq_lm.tasks.finetuning import (
     label_range,
     labelled_scores,
     leaderboard_files,
+    sentence_rows,
 )
 from metaseq_lm.tasks.masked_lm import scored_rows
 
@@ -184,15 +185,14 @@ class BamTask(Task):
     def labelled(self, name: str, split: str) -> SentenceRows:
         """Return the rows of a split of a set, from a cache."""
         if (name, split) not in self._splits:
-            data = LabelledSet(self.data / name, split)
-            require_tokenizer(data.folder, data.tokenizer_hash)
-            if data.form not in FORMS:
+            folder, max_tokens = self.data / name, self.config.tokens_per_sample
+            rows = sentence_rows(folder, split, self.vocabulary, max_tokens)
+            if rows.data.form not in FORMS:
                 raise UsageError(
-                    f"{data.folder}: task bam needs single texts or pairs; this set has the form "
-                    f"{data.form}"
+                    f"{folder}: task bam needs single texts or pairs; this set has the form "
+                    f"{rows.data.form}"
                 )
-            max_tokens = self.config.tokens_per_sample
-            self._splits[name, split] = SentenceRows(data, self.vocabulary, max_tokens)
+            self._splits[name, split] = rows
         return self._splits[name, split]
 
     def mixing(self) -> tuple[list[int], dict[str, float]]:

@@ -47,18 +47,14 @@ class UnlabelledConfig(TaggingConfig):
     # and collapses to one class for every word of text, as does the teacher.
     unlabelled_dropout: float | None = student_dropout(None)
     mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
-    hard_targets: bool = option(
-        False, "targets are the teacher's best class, not its probabilities"
-    )
+    hard_targets: bool = option(False, "targets are the teacher's best classes")
     confidence: float = option(
         0.0,
         "ignore words whose best class has a lower probability; the loss is still divided by all words",
         at_least=0,
         at_most=1,
     )
-    all_sets: bool = option(
-        True, "modules of all labelled sets learn from an unlabelled batch; false: of a random one"
-    )
+    all_sets: bool = option(True, "all sets learn from an unlabelled batch; false: a random one")
 
 
 class Unlabelled(WordLabels):
@@ -139,14 +135,10 @@ class CrossViewConfig(UnlabelledConfig):
 
     unlabelled_dropout: float | None = student_dropout(0.2)
     tagging_auxiliaries: list[str] = option(
-        list(TAGGING),
-        "auxiliary modules of tagged sets",
-        choices=tuple(TAGGING),
+        list(TAGGING), "modules of tagged sets", choices=tuple(TAGGING)
     )
     parsing_auxiliaries: list[str] = option(
-        list(PARSING),
-        "auxiliary modules of treebanks",
-        choices=tuple(PARSING),
+        list(PARSING), "modules of treebanks", choices=tuple(PARSING)
     )
     use_unlabelled: bool = option(True, "false: train on labelled sentences only")
     gold_auxiliaries: bool = option(False, "auxiliary modules learn from gold labels too")
@@ -207,9 +199,7 @@ class CrossView(Unlabelled):
 class WordDropoutConfig(UnlabelledConfig):
     """Word dropout."""
 
-    rate: float = option(
-        0.1, "probability of removing each of the student's words", at_least=0, at_most=1
-    )
+    rate: float = option(0.1, "share of the student's words removed", at_least=0, at_most=1)
 
 
 @register_criterion("word_dropout", dataclass=WordDropoutConfig)
@@ -246,15 +236,9 @@ class WordDropout(Unlabelled):
 class VATConfig(UnlabelledConfig):
     """Virtual adversarial training (constants but the norms: from memory of Miyato et al.)."""
 
-    tagging_norm: float = option(
-        0.5,
-        "norm of a sentence's perturbation for tagged sets (the paper has 1.5 for CCG)",
-        at_least=0,
-    )
+    tagging_norm: float = option(0.5, "perturbation's norm for tagged sets (CCG: 1.5)", at_least=0)
     parsing_norm: float = option(1.0, "norm of a sentence's perturbation for treebanks", at_least=0)
-    xi: float = option(
-        0.1, "norm of the step at which the adversarial direction is computed", above=0
-    )
+    xi: float = option(0.1, "norm of the step to the adversarial direction", above=0)
 
 
 @register_criterion("vat", dataclass=VATConfig)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,19 +50,6 @@ def student_dropout(default: float | None) -> Any:
     """Return the option for the student's dropout; the teacher has none."""
     about = "dropout of the student on unlabelled batches (null = model.dropout)"
     return option(default, about, at_least=0, below=1)
-
-
-@dataclass
-class AveragingConfig:
-    """Averaged weights."""
-
-    average_decay: float = option(
-        0.998,
-        "decay of the averaged weights, which are scored (0 = no averaging)",
-        at_least=0,
-        below=1,
-    )
-    score_raw: bool = option(False, "score the weights without averaging too, as raw_*")
 
 
 def check_teacher(mean_teacher: bool, decay: float) -> None:

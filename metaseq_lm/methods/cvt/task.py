@@ -33,13 +33,9 @@ UNLABELLED = "unlabelled"
 class CVTConfig(ParserConfig, WordTaskConfig):
     """Labelled sets and unlabelled text."""
 
-    labelled: list[str] = option(
-        [], "tagged sets and treebanks in DATA; with several, training is multi-task"
-    )
+    labelled: list[str] = option([], "tagged sets and treebanks in DATA; several are multi-task")
     unlabelled: str = option("train", "split of the text in DATA to use as unlabelled sentences")
-    unlabelled_longest: int = option(
-        LONGEST, "leave out unlabelled sentences of so many words or more (0 = none)", at_least=0
-    )
+    unlabelled_longest: int = option(LONGEST, "leave out texts this long (0 = none)", at_least=0)
 
 
 @register_task("cvt", dataclass=CVTConfig)

@@ -27,8 +27,8 @@ from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.methods.cvt.model import AveragedNet, AveragingConfig, student_dropout
-from metaseq_lm.models.layers import current_context
+from metaseq_lm.methods.cvt.model import AveragedNet, student_dropout
+from metaseq_lm.models.layers import AveragingConfig, current_context
 from metaseq_lm.models.seq2seq import PRIMARY, LSTMEncoderDecoder
 from metaseq_lm.models.words.word_model import dropout_at
 from metaseq_lm.tasks import Batches, Passes, Scored
@@ -45,12 +45,7 @@ class SemiSupervisedConfig:
 
     # Not 0.2 where the primary head is the student: see the criterions on words.
     unlabelled_dropout: float | None = student_dropout(None)
-    label_smoothing: float = option(
-        0.1, "label smoothing of the teacher's translations", at_least=0, below=1
-    )
-    gold_smoothing: float = option(
-        0.0, "label smoothing of reference translations, in training", at_least=0, below=1
-    )
+    label_smoothing: float = option(0.1, "label smoothing for translated text", at_least=0, below=1)
 
 
 @dataclass
@@ -63,9 +58,7 @@ class CrossViewConfig(SemiSupervisedConfig):
         "auxiliary heads: attention, future, full (sees everything, with dropout)",
         choices=(ATTENTION, FUTURE, FULL),
     )
-    attention_dropout: float = option(
-        0.5, "dropout of the attention weights of the head attention", at_least=0, below=1
-    )
+    attention_dropout: float = option(0.5, "dropout in the head attention", at_least=0, below=1)
 
 
 @dataclass
@@ -86,7 +79,7 @@ class SemiSupervisedTranslation(Translation):
 
     @property
     def gold_smoothing(self) -> float:
-        return self.config.gold_smoothing
+        return 0.0
 
     def __call__(self, model: nn.Module, batch: TranslationBatch) -> Terms:
         if batch.stream != UNLABELLED:
@@ -165,14 +158,8 @@ class CVTTranslationConfig(AveragingConfig, TranslationConfig):
         UNLABELLED,
         "split of unlabelled source text; rest: sources of the pairs that labelled_share leaves",
     )
-    unlabelled_batch_size: int = option(
-        0, "sentences of an unlabelled batch (0 = batch_size)", at_least=0
-    )
-    labelled_first: int = option(
-        0,
-        "updates before the first unlabelled one; an untrained teacher finds useless translations",
-        at_least=0,
-    )
+    unlabelled_batch_size: int = option(0, "unlabelled sentences (0 = batch_size)", at_least=0)
+    labelled_first: int = option(0, "updates before the first unlabelled one", at_least=0)
 
 
 @register_task("cvt_translation", dataclass=CVTTranslationConfig)

@@ -22,7 +22,7 @@ from metaseq_lm.core.batch import ImageBatch, Logs, Term, Terms, as_tensor
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_criterion, register_task
-from metaseq_lm.criterions.image_classification import ImageClassification, class_terms
+from metaseq_lm.criterions.labelled import ImageClassification, class_terms
 from metaseq_lm.data.images import (
     Images,
     load_images,
@@ -34,14 +34,13 @@ from metaseq_lm.data.streams import Sequential, Shuffled, Stream
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.cvt.model import (
     AveragedNet,
-    AveragingConfig,
     adversarial_direction,
     check_teacher,
     gaussian,
     student_dropout,
     unit,
 )
-from metaseq_lm.models.layers import full_precision
+from metaseq_lm.models.layers import AveragingConfig, full_precision
 from metaseq_lm.models.vision import (
     POSITIONAL,
     ConvLarge,
@@ -50,7 +49,7 @@ from metaseq_lm.models.vision import (
     places,
 )
 from metaseq_lm.models.words.word_model import dropout_at
-from metaseq_lm.tasks import Batches, Passes, Scored, Task
+from metaseq_lm.tasks import Batches, Passes, Scored, Task, model_class
 from metaseq_lm.tasks.finetuning import labelled_scores
 from metaseq_lm.tasks.protocols import Kinds
 
@@ -69,12 +68,8 @@ class ConsistencyConfig:
         "perturbation of the student's images: none, random or adversarial (VAT)",
         choices=PERTURBATIONS,
     )
-    radius: float = option(
-        8.0, "Euclidean norm of the perturbation of a normalised image", at_least=0
-    )
-    xi: float = option(
-        0.1, "norm of the step at which the adversarial direction is computed", above=0
-    )
+    radius: float = option(8.0, "norm of the perturbation of a normalised image", at_least=0)
+    xi: float = option(0.1, "norm of the step to the adversarial direction", above=0)
     weight: float = option(1.0, "weight of the consistency loss")
     unlabelled_dropout: float | None = student_dropout(None)
     mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
@@ -190,34 +185,21 @@ class PlaceHeads(nn.Module):
 class CVTVisionTaskConfig(AveragingConfig):
     """Labelled images, batches, augmentation (sizes of VAT: from memory), averaged weights."""
 
-    labelled: int = option(
-        4000, "number of labelled images, balanced over the classes (0 = all)", at_least=0
-    )
+    labelled: int = option(4000, "labelled images, balanced over classes (0 = all)", at_least=0)
     labelled_share: float = option(
         0.0,
         "share of labelled images, in place of their number (0 = unused)",
         at_least=0,
         at_most=1,
     )
-    valid_count: int = option(
-        1000, "training images held out as split valid (0 = the data has such a split)", at_least=0
-    )
-    split_seed: int = option(
-        1, "seed of both choices; a smaller labelled set is part of a larger one"
-    )
+    valid_count: int = option(1000, "training images held out as valid (0 = none)", at_least=0)
+    split_seed: int = option(1, "seed of both choices; a smaller set is a part of a larger one")
     batch_size: int = option(32, "labelled images of a batch", at_least=1)
     unlabelled_batch_size: int = option(128, "unlabelled images of a batch", at_least=1)
-    joint: bool = option(
-        False, "an update takes a labelled and an unlabelled batch; false: updates alternate"
-    )
-    translate: int = option(
-        0, "shift training images by up to so many pixels (CIFAR-10+: 2)", at_least=0
-    )
-    flip: bool = option(False, "mirror training images at random")
-    mean: list[float] = option([0.4914, 0.4822, 0.4465], "mean of each channel")
-    sd: list[float] = option(
-        [0.2023, 0.1994, 0.2010], "standard deviation of each channel", above=0
-    )
+    joint: bool = option(False, "update on labelled and unlabelled batches together, not by turns")
+    translate: int = option(0, "shift training images by so many pixels (CIFAR-10+: 2)", at_least=0)
+    mean: list[float] = option([0.4914, 0.4822, 0.4465], "mean by channel")
+    sd: list[float] = option([0.2023, 0.1994, 0.2010], "standard deviation by channel", above=0)
 
 
 def balanced(labels: np.ndarray, seed: int) -> np.ndarray:
@@ -240,8 +222,7 @@ class CVTVisionTask(Task):
     def __init__(self, config: CVTVisionTaskConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
         options, sizes = self.config, run_config.model
-        if sizes._name != "conv_large":
-            raise UsageError(f"task cvt_vision needs --model conv_large, got {sizes._name}")
+        model_class(run_config, ConvLarge)
         self.semi_supervised = isinstance(self.criterion, ConsistentImages)
         largest = options.batch_size
         if isinstance(self.criterion, ConsistentImages):
@@ -285,10 +266,10 @@ class CVTVisionTask(Task):
     ) -> ImageBatch:
         """Return augmented and normalised images (B, C, H, W) and targets (B,); the size is `size`."""
         options, images = self.config, part.images[samples]
-        if options.translate or options.flip:
-            u = random_streams.uniforms(keys, 0, 3)
-            shifts = (u[:, :2] * (2 * options.translate + 1)).astype(np.int64) - options.translate
-            images = moved(images, shifts, options.flip & (u[:, 2] < 0.5))
+        if options.translate:
+            u = random_streams.uniforms(keys, 0, 2)
+            shifts = (u * (2 * options.translate + 1)).astype(np.int64) - options.translate
+            images = moved(images, shifts)
         return ImageBatch(
             images=as_tensor(normalised(images, options.mean, options.sd)),
             targets=None if size == UNLABELLED else part.labels[samples],
@@ -302,7 +283,7 @@ class CVTVisionTask(Task):
             part = self.labelled(split)
             one_pass = Sequential(len(part.labels), options.unlabelled_batch_size)
             batch = partial(part.batch, list(options.mean), list(options.sd))
-            return {split: Stream(split, one_pass, batch, seed, ones(part))}
+            return {split: Stream(split, one_pass, batch, seed, part.lengths)}
         sizes = {"train": ("rows", options.batch_size)}
         if self.semi_supervised:
             sizes[UNLABELLED] = (UNLABELLED, options.unlabelled_batch_size)
@@ -315,7 +296,7 @@ class CVTVisionTask(Task):
                 )
             order = Shuffled(len(images), rows, seed, name)
             collate = partial(self.training_batch, images, size)
-            streams[name] = Stream(name, order, collate, seed, ones(images))
+            streams[name] = Stream(name, order, collate, seed, images.lengths)
         return streams
 
     # ---------------------------------------------------------------- model and updates
@@ -372,8 +353,3 @@ class CVTVisionTask(Task):
             return logits.double().softmax(-1), class_terms(logits, batch.targets)
 
         return labelled_scores(engine, self.labelled(split), batches, scored)
-
-
-def ones(images: Images) -> np.ndarray:
-    """Return the lengths of images for a stream: each counts as one token."""
-    return np.ones(len(images), np.int64)

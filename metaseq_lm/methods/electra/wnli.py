@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,12 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from metaseq_lm.core.batch import Logs, Term, Terms
+from metaseq_lm.core.batch import Term, Terms
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Criterion
+from metaseq_lm.criterions.labelled import BatchSumConfig
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest, require_tokenizer
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
@@ -32,16 +34,16 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.electra.wnli_rows import CandidateBatch, CandidateRows
 from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.transformer.encoder import BinaryHead, Encoder, TransformerConfig, initialise
-from metaseq_lm.tasks import Passes, Scored, Task, with_epochs
+from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
+    LabelledSetTask,
+    OneSetConfig,
     Outputs,
     encoder_sizes,
     encoder_weights,
-    ensemble_of,
     judged,
     labelled_folder,
     labelled_split,
-    leaderboard_files,
     listed,
 )
 
@@ -75,24 +77,13 @@ class Discriminator(nn.Module):
 # ------------------------------------------------------------------------ criterion
 
 
-@dataclass
-class WnliConfig:
-    """Reduction of the losses of a batch."""
-
-    batch_sum: bool = option(
-        True,
-        "clip (optimizer.clip_norm) and apply the gradient of the sum of a batch's losses; "
-        "false: of their mean. Logs show the mean",
-    )
-
-
-@register_criterion("wnli", dataclass=WnliConfig)
+@register_criterion("wnli", dataclass=BatchSumConfig)
 class Wnli(Criterion):
     """Minus the log-probability of the positive candidates (see CandidateRows)."""
 
     tasks = ("wnli",)
 
-    config: WnliConfig
+    config: BatchSumConfig
 
     def __call__(self, model: nn.Module, batch: CandidateBatch) -> Terms:
         return self.terms(model, self.scores(model, batch), batch)
@@ -107,7 +98,7 @@ class Wnli(Criterion):
 
     def terms(self, model: nn.Module, scores: Tensor, batch: CandidateBatch) -> Terms:
         """Return the terms of scores (B, K)."""
-        is_summed = self.config.batch_sum and model.training
+        is_summed = self.config.is_summed(model)
         assert batch.positive is not None and batch.targets is not None
         positive = scores.masked_fill(~batch.positive, -torch.inf)
         losses = scores.logsumexp(-1) - positive.logsumexp(-1)
@@ -138,21 +129,16 @@ def label_probabilities(scores: Tensor) -> Tensor:
 
 
 @dataclass
-class WnliTaskConfig:
-    """Labelled set and batches (defaults: Clark et al. 2020)."""
+class WnliTaskConfig(OneSetConfig):
+    """The set glue/WNLI and its batches; a sample has about ten rows (defaults: Clark et al. 2020)."""
 
-    labelled: str = option("", "labelled set in DATA, made by preprocess --benchmark glue/WNLI")
-    batch_size: int = option(32, "samples of a batch; each has about ten rows", at_least=1)
-    epochs: float = option(
-        0.0, "epochs to train; sets trainer.max_update (0 = use trainer.max_update)", at_least=0
-    )
     tokens_per_sample: int = option(
         128, "longest row, with its special tokens; longer ones are cut"
     )
 
 
 @register_task("wnli", dataclass=WnliTaskConfig)
-class WnliTask(Task):
+class WnliTask(LabelledSetTask):
     """A pre-trained discriminator on WNLI; samples without candidates get the more frequent label."""
 
     criterion: Wnli
@@ -160,26 +146,16 @@ class WnliTask(Task):
 
     def __init__(self, config: WnliTaskConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
-        self._splits: dict[str, CandidateRows] = {}
+        self.labelled = lru_cache(maxsize=None)(partial(candidate_rows, run_config))
 
     @classmethod
-    def prepare(cls, config: DictConfig) -> DictConfig:
-        options = config.task
-        if not options.epochs:
-            return config
-        examples = len(candidate_rows(config, "train"))
-        return with_epochs(config, examples, options.batch_size, options.epochs)
-
-    def rows(self, split: str) -> CandidateRows:
-        """Return the rows of a split, read once."""
-        if split not in self._splits:
-            self._splits[split] = candidate_rows(self.run_config, split)
-        return self._splits[split]
+    def n_examples(cls, config: DictConfig) -> int:
+        return len(candidate_rows(config, "train"))
 
     # ---------------------------------------------------------------- data and model
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        rows, size, seed = self.rows(split), self.config.batch_size, self.run_config.seed
+        rows, size, seed = self.labelled(split), self.config.batch_size, self.run_config.seed
         order: Order = Sequential(len(rows), size)
         if split == "train":
             if rows.data.labels is None or not len(rows):
@@ -215,7 +191,7 @@ class WnliTask(Task):
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return accuracy over all samples, and the loss of those with candidates."""
         ((split, batches),) = passes.items()
-        data = self.rows(split).data
+        data = self.labelled(split).data
 
         def judge(batch: CandidateBatch) -> tuple[Terms, Outputs]:
             scores = self.criterion.scores(model, batch)
@@ -227,18 +203,8 @@ class WnliTask(Task):
         # Samples that no batch has are predicted by the prior.
         assert isinstance(model.prior, Tensor)
         prior = model.prior.tolist()
-        outputs += [(sample, prior) for sample in self.rows(split).unusable.tolist()]
+        outputs += [(sample, prior) for sample in self.labelled(split).unusable.tolist()]
         return labelled_split(data, outputs, logs)
-
-    def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-        """Return WNLI.tsv in the format of GLUE's leaderboard, for a test split."""
-        return leaderboard_files(self.rows(split).data, split, rows)
-
-    def ensemble(
-        self, split: str, members: Sequence[Sequence[dict[str, Any]]]
-    ) -> tuple[Logs, Sequence[dict[str, Any]]]:
-        """Return metrics and predictions of the mean of the runs' probabilities."""
-        return ensemble_of(self.rows(split).data, members)
 
 
 def candidate_rows(config: DictConfig, split: str) -> CandidateRows:

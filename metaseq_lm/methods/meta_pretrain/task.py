@@ -20,7 +20,6 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
@@ -28,7 +27,12 @@ from metaseq_lm.methods.meta_pretrain.criterion import PAIRS, LabelledSets
 from metaseq_lm.methods.meta_pretrain.model import labelled_sets_model
 from metaseq_lm.methods.meta_pretrain.update import MetaOptions, meta_update
 from metaseq_lm.tasks import Batches, Task
-from metaseq_lm.tasks.finetuning import different_sets, encoder_sizes, encoder_weights
+from metaseq_lm.tasks.finetuning import (
+    different_sets,
+    encoder_sizes,
+    encoder_weights,
+    sentence_rows,
+)
 from metaseq_lm.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from metaseq_lm.tasks.masked_lm import SentencePairsConfig, SentencePairsTask, first
 
@@ -93,9 +97,7 @@ class MetaPretrainPairsConfig(MetaOptions):
 
     labelled: list[str] = option([], "labelled sets in DATA, each with its own head")
     batch_size: int = option(32, "rows of a batch, the same number from each set", at_least=1)
-    tokens_per_sample: int = option(
-        128, "maximum tokens of a row, special tokens included; longer rows are cut"
-    )
+    tokens_per_sample: int = option(128, "longest row with its special tokens; longer rows are cut")
     valid_size: int = option(0, "rows used of each validation split (0 = all)", at_least=0)
 
 
@@ -129,11 +131,10 @@ class MetaPretrainPairsTask(MetaLearned):
         rows_per_set = options.batch_size // len(options.labelled)
         streams = {}
         for name in self.sources:
-            data = LabelledSet(self.data / name, split)
-            require_tokenizer(data.folder, data.tokenizer_hash)
-            if data.labels is None:
-                raise MetaseqError(f"{data.folder}: '{split}' has no labels")
-            rows = SentenceRows(data, self.vocabulary, options.tokens_per_sample)
+            folder, max_tokens = self.data / name, options.tokens_per_sample
+            rows = sentence_rows(folder, split, self.vocabulary, max_tokens)
+            if rows.data.labels is None:
+                raise MetaseqError(f"{folder}: '{split}' has no labels")
             order: Order
             if split == "train":
                 order = Shuffled(len(rows), rows_per_set, seed, name)

@@ -36,9 +36,7 @@ class MetaOptions:
         "update; sgd: plain steps of inner_lr, not clipped",
         choices=("adam", "sgd"),
     )
-    inner_lr: float | None = option(
-        None, "learning rate of inner_optim=sgd; adam uses the optimizer's", at_least=0
-    )
+    inner_lr: float | None = option(None, "learning rate of inner_optim=sgd", at_least=0)
     second_order: str = option(
         "none",
         "none: use the gradient at theta_k; exact: differentiate through the inner steps (sgd only)",

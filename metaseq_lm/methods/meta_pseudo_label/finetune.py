@@ -30,14 +30,14 @@ from metaseq_lm.data.streams import Order, Sequential, Shuffled, Stream, sorted_
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.tasks import Passes, Scored, TextTask, with_epochs
+from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
+    LabelledSetTask,
+    OneSetConfig,
     chosen_rows,
-    ensemble_of,
     judged,
     labelled_folder,
     labelled_split,
-    leaderboard_files,
 )
 from metaseq_lm.tasks.masked_lm import build_transformer
 
@@ -68,17 +68,11 @@ class TokenLabelCriterion(Criterion):
 
 
 @dataclass
-class TokenLabelsConfig:
+class TokenLabelsConfig(OneSetConfig):
     """Which labelled set, and how it is batched (paper table 6)."""
 
-    labelled: str = option("", "labelled set in DATA")
     task_token: int = option(2, "n of the task token [CLSn]; as in pre-training")
     batch_size: int = option(4, "rows of a batch", at_least=1)
-    epochs: float = option(
-        0.0,
-        "sets trainer.max_update from the training set (0 = trainer.max_update counts)",
-        at_least=0,
-    )
     tokens_per_sample: int = option(
         34, "longest row, with its special tokens; longer rows are cut into windows"
     )
@@ -95,7 +89,7 @@ class TokenLabelsConfig:
 
 
 @register_task("token_labels", dataclass=TokenLabelsConfig)
-class TokenLabelsTask(TextTask):
+class TokenLabelsTask(LabelledSetTask):
     """The student of a meta_pseudo_label run (or any model of its shape) on one labelled set.
 
     In training a long row is one window, drawn anew each time; elsewhere all of its windows.
@@ -107,14 +101,6 @@ class TokenLabelsTask(TextTask):
     def __init__(self, config: TokenLabelsConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
         self._splits: dict[str, TokenLabels] = {}
-
-    @classmethod
-    def prepare(cls, config: DictConfig) -> DictConfig:
-        options = config.task
-        if not options.epochs:
-            return config
-        examples = len(LabelledSet(labelled_folder(config), "train"))
-        return with_epochs(config, examples, options.batch_size, options.epochs)
 
     def labelled(self, split: str) -> TokenLabels:
         """Return the rows of a split, read once; "mini" is a part of "valid"."""
@@ -210,7 +196,7 @@ class TokenLabelsTask(TextTask):
         split = data.data.split  # "mini" is a part of "valid"
         if data.token_level:
             return record_file(data.data, split, rows)
-        return leaderboard_files(data.data, split, rows)
+        return super().submissions(split, rows)
 
     def ensemble(
         self, split: str, members: Sequence[Sequence[dict[str, Any]]]
@@ -219,7 +205,7 @@ class TokenLabelsTask(TextTask):
         data = self.labelled(split)
         if data.token_level:
             raise UsageError(f"{data.data.folder}: answers that are texts have no mean")
-        return ensemble_of(data.data, members)
+        return super().ensemble(split, members)
 
 
 class Cyclic(Sequential):

@@ -15,15 +15,15 @@ from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
+from metaseq_lm.criterions.labelled import BatchSumConfig, SentencePrediction
 from metaseq_lm.criterions.masked_lm import labelled_terms
-from metaseq_lm.criterions.sentence_prediction import SentencePrediction, SentencePredictionConfig
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.tartan.data import TaskBatch
 from metaseq_lm.methods.tartan.model import scores_of
 from metaseq_lm.models.transformer.encoder import TransformerLM
 
-CLASSES = SentencePrediction(SentencePredictionConfig(batch_sum=False))
+CLASSES = SentencePrediction(BatchSumConfig(batch_sum=False))
 
 
 @dataclass
@@ -45,9 +45,7 @@ class MultiTaskConfig:
 class MetaConfig(MultiTaskConfig):
     """META-TARTAN: the task weights, a softmax of logits, follow the end task's development loss."""
 
-    weight_lr: float = option(
-        1e-2, "learning rate of the logits of the weights (0 = MT-TARTAN)", at_least=0
-    )
+    weight_lr: float = option(1e-2, "rate of the weights' logits (0 = MT-TARTAN)", at_least=0)
     similarity: str = option(
         "cosine",
         "similarity of two gradients: cosine (algorithm 1) or dot product (equation 7)",
@@ -58,18 +56,14 @@ class MetaConfig(MultiTaskConfig):
         "parameters it compares: encoder, or body, which adds the LM heads (the authors' code)",
         choices=("encoder", "body"),
     )
-    same_head: bool = option(
-        False, "use the end task's head instead of a separate meta head (section 5.4)"
-    )
+    same_head: bool = option(False, "use the end task's head as the meta head (section 5.4)")
     meta_head_split: str = option(
         "train",
         "rows that the meta head is trained on: train (paper) or dev (the authors' code)",
         choices=("train", "dev"),
     )
     meta_head_steps: int = option(10, "maximum training steps of the meta head", at_least=0)
-    meta_head_tolerance: float = option(
-        0.0, "stop when its loss changes by less (0 = never; the authors' code: 1e-3)"
-    )
+    meta_head_tolerance: float = option(0.0, "stop when its loss changes by less (authors: 1e-3)")
     meta_head_lr: float = option(1e-3, "learning rate of the meta head", at_least=0)
     meta_head_weight_decay: float = option(0.1, "weight decay of the meta head", at_least=0)
 

@@ -7,7 +7,7 @@ tartan_mt and tartan_meta the end task together with them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,8 +21,6 @@ from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.masked_lm import MaskedLM
 from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
-from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.storage.manifest import require_tokenizer
 from metaseq_lm.data.streams import Sequential, Shuffled, Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.engine.engine import Engine
@@ -37,6 +35,7 @@ from metaseq_lm.tasks.finetuning import (
     encoder_weights,
     labelled_folder,
     labelled_scores,
+    sentence_rows,
 )
 from metaseq_lm.tasks.masked_lm import masking_of, scored_rows
 
@@ -54,7 +53,7 @@ class TartanConfig:
 
     labelled: str = option("", "labelled set in DATA, the end task")
     auxiliary: list[str] = option(
-        [TAPT], "masked-LM tasks: tapt (the texts of the labelled set), or splits of DATA"
+        [TAPT], "masked-LM tasks: tapt (the labelled texts) or splits of DATA"
     )
     lines_per_example: int = option(
         0,
@@ -69,9 +68,7 @@ class TartanConfig:
         choices=("paper", "authors"),
     )
     batch_size: int = option(128, "rows of a batch of each task", at_least=1)
-    dev_batch_size: int = option(
-        0, "rows of a batch of the meta-objective (0 = batch_size)", at_least=0
-    )
+    dev_batch_size: int = option(0, "rows for the meta-objective (0 = batch_size)", at_least=0)
     meta_head_batch_size: int = option(32, "rows that the meta head is trained on", at_least=1)
     epochs: float = option(
         0.0,
@@ -79,16 +76,10 @@ class TartanConfig:
         "trainer.max_update counts)",
         at_least=0,
     )
-    tokens_per_sample: int = option(
-        128, "maximum tokens of a row, special tokens included; longer rows are cut"
-    )
+    tokens_per_sample: int = option(128, "longest row with its special tokens; longer rows are cut")
     mask_prob: float = option(0.15, "share of the tokens that are targets", at_least=0, at_most=1)
-    random_token_prob: float = option(
-        0.1, "share of the targets replaced by a random token", at_least=0, at_most=1
-    )
-    leave_unmasked_prob: float = option(
-        0.1, "share of the targets that stay unchanged", at_least=0, at_most=1
-    )
+    random_token_prob: float = option(0.1, "share of targets made random", at_least=0, at_most=1)
+    leave_unmasked_prob: float = option(0.1, "share of targets left as is", at_least=0, at_most=1)
     head_dropout: float = option(0.1, "dropout in the classification heads", at_least=0, below=1)
     head_lr: float = option(1e-3, "learning rate of the end task's head", at_least=0)
     head_weight_decay: float = option(0.1, "weight decay of the end task's head", at_least=0)
@@ -120,7 +111,7 @@ class TartanTask(EndTaskAware):
         if isinstance(self.criterion, MultiTask):
             self.members.append(ENDTASK)
             self.criterion.initial_logits(len(self.members))  # reports wrong weights early
-        self._labelled: dict[str, SentenceRows] = {}
+        self.labelled = lru_cache(maxsize=None)(self._labelled)
 
     @classmethod
     def prepare(cls, config: DictConfig) -> DictConfig:
@@ -133,19 +124,15 @@ class TartanTask(EndTaskAware):
 
     # ---------------------------------------------------------------- data
 
-    def labelled(self, split: str) -> SentenceRows:
-        """Return the rows of a split of the end task, from a cache."""
-        if split not in self._labelled:
-            data = LabelledSet(labelled_folder(self.run_config), split)
-            require_tokenizer(data.folder, data.tokenizer_hash)
-            if data.form not in FORMS or data.regression:
-                raise UsageError(
-                    f"{data.folder}: task tartan needs classes of single texts or pairs; this set "
-                    f"has {'real values' if data.regression else f'the form {data.form}'}"
-                )
-            max_tokens = self.config.tokens_per_sample
-            self._labelled[split] = SentenceRows(data, self.vocabulary, max_tokens)
-        return self._labelled[split]
+    def _labelled(self, split: str) -> SentenceRows:
+        folder = labelled_folder(self.run_config)
+        rows = sentence_rows(folder, split, self.vocabulary, self.config.tokens_per_sample)
+        if rows.data.form not in FORMS or rows.data.regression:
+            raise UsageError(
+                f"{folder}: task tartan needs classes of single texts or pairs; this set has "
+                f"{'real values' if rows.data.regression else f'the form {rows.data.form}'}"
+            )
+        return rows
 
     def labelled_rows(self, split: str) -> Rows:
         rows = self.labelled(split)
@@ -171,7 +158,7 @@ class TartanTask(EndTaskAware):
         return rows
 
     def for_head(self, batch: Any, head: str) -> Batch:
-        named: Batch = batch.replace(head=head)
+        named = super().for_head(batch, head)
         return named.replace(padding=None) if self.authors else named
 
     def build_streams(self, split: str) -> dict[str, Stream]:

@@ -21,8 +21,8 @@ from metaseq_lm.engine import vectors
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.tartan.criterion import Meta, MetaConfig, MultiTask, task_terms
-from metaseq_lm.methods.tartan.data import Drawn, Rows, StateBatch
-from metaseq_lm.methods.tartan.model import META, has_dropout, redraw, states_of
+from metaseq_lm.methods.tartan.data import Drawn, Rows
+from metaseq_lm.methods.tartan.model import META, redraw
 from metaseq_lm.models.vision import frozen_statistics
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.tasks import Batches, Task
@@ -55,7 +55,8 @@ class EndTaskAware(Task):
 
     def for_head(self, batch: Any, head: str) -> Batch:
         """Return a batch that names its head."""
-        raise NotImplementedError
+        named: Batch = batch.replace(head=head)
+        return named
 
     def stream(self, name: str, order: Order, rows: Rows, head: str) -> Stream:
         """Return a stream of batches for one head."""
@@ -259,14 +260,6 @@ def fit_meta_head(
         head, options, constant, config.meta_head_lr, config.meta_head_weight_decay
     )
     parameters = head_optimizer.parameters
-    # Without dropout the states of the fixed encoder are the same in every step.
-    if config.meta_head_steps > 1 and not has_dropout(model.get_submodule("encoder")):
-        states = engine.map(partial(states_of, model), batches, rng_key="fit")
-        shared = ("targets", "head", "sizes", "rows", "samples", "stream")
-        batches = [
-            StateBatch(states=s, **{field: getattr(batch, field) for field in shared})
-            for batch, s in zip(batches, states, strict=True)
-        ]
     previous = float("inf")
     logs: Logs = {}
     for step in range(config.meta_head_steps):

@@ -16,7 +16,6 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest, register_task
@@ -29,11 +28,11 @@ from metaseq_lm.data.images import (
 from metaseq_lm.data.streams import Sequential, Shuffled, Stream
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.tartan.criterion import Meta, MultiTask, endtask_scored
-from metaseq_lm.methods.tartan.data import HeadedImageBatch, Rows
+from metaseq_lm.methods.tartan.data import Rows
 from metaseq_lm.methods.tartan.model import META
 from metaseq_lm.methods.tartan.update import AUXILIARY, ENDTASK, EndTaskAware
 from metaseq_lm.models.vision import WideResNet, check_whole_batches
-from metaseq_lm.tasks import Passes, Scored
+from metaseq_lm.tasks import Passes, Scored, model_class
 from metaseq_lm.tasks.finetuning import labelled_scores
 
 OTHER, TARGET = "other", "target"  # heads
@@ -49,26 +48,18 @@ class TartanVisionConfig:
         "tasks to train: both, auxiliary (pre-training) or target (fine-tuning)",
         choices=("both", "auxiliary", "target"),
     )
-    dev_share: float = option(
-        0.2, "probability that a target image is for development", at_least=0, at_most=1
-    )
+    dev_share: float = option(0.2, "share of target images for development", at_least=0, at_most=1)
     dev_limit: int = option(65, "maximum development images (0 = all)", at_least=0)
     train_limit: int = option(200, "maximum training images of the target (0 = all)", at_least=0)
-    test_limit: int = option(
-        0,
-        "use only the first target images of a test split (0 = all; authors' code: 200)",
-        at_least=0,
-    )
+    test_limit: int = option(0, "first target images of a test split to use (0 = all)", at_least=0)
     split_seed: int = option(1, "seed of the split, the same for all runs")
     batch_size: int = option(64, "images of a batch of each task", at_least=1)
     dev_batch_size: int = option(16, "images of a batch of the meta-objective", at_least=1)
     meta_head_batch_size: int = option(16, "images that the meta head is trained on", at_least=1)
-    mean: list[float] = option([0.4914, 0.4822, 0.4465], "mean of each channel")
-    sd: list[float] = option(
-        [0.2023, 0.1994, 0.2010], "standard deviation of each channel", above=0
-    )
+    mean: list[float] = option([0.4914, 0.4822, 0.4465], "mean by channel")
+    sd: list[float] = option([0.2023, 0.1994, 0.2010], "standard deviation by channel", above=0)
     head_lr: float | None = option(
-        None, "learning rate of the end task's head (null = optimizer.lr)", at_least=0
+        None, "rate of the end task's head (null = the run's)", at_least=0
     )
     head_weight_decay: float = option(0.0, "weight decay of the end task's head", at_least=0)
 
@@ -111,10 +102,7 @@ class TartanVisionTask(EndTaskAware):
     def __init__(self, config: TartanVisionConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
         options = self.config
-        if run_config.model._name != "wide_resnet":
-            raise UsageError(
-                f"task tartan_vision needs model=wide_resnet, not {run_config.model._name}"
-            )
+        model_class(run_config, WideResNet)
         if isinstance(self.criterion, Meta) and options.train_on != "both":
             raise UsageError("criterion tartan_meta weighs tasks; it needs task.train_on=both")
         largest = max(options.batch_size, options.dev_batch_size, options.meta_head_batch_size)
@@ -160,15 +148,12 @@ class TartanVisionTask(EndTaskAware):
         return target[np.arange(len(target))[: self.config.test_limit or None]]
 
     def rows(self, part: Images) -> Rows:
-        """Return the rows of a part; an image counts as one token."""
+        """Return the rows of a part."""
         mean, sd = list(self.config.mean), list(self.config.sd)
-        return Rows(np.ones(len(part.labels), np.int64), partial(part.batch, mean, sd))
+        return Rows(part.lengths, partial(part.batch, mean, sd))
 
     def labelled_rows(self, split: str) -> Rows:
         return self.rows(self.parts[split])
-
-    def for_head(self, batch: Any, head: str) -> Batch:
-        return HeadedImageBatch(**vars(batch), head=head)
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         batch_size = self.config.batch_size

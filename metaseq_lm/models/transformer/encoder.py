@@ -32,15 +32,9 @@ class TransformerConfig:
     token_embed_dim: int = option(0, "width of the embeddings (0 = encoder_embed_dim)", at_least=0)
     segments: int = option(0, "number of segment embeddings", at_least=0)
     max_positions: int = option(128, "longest row", at_least=1)
-    dropout: float = option(
-        0.1, "dropout after embeddings, attention and feed-forward networks", at_least=0, below=1
-    )
-    attention_dropout: float = option(
-        0.1, "dropout of attention probabilities", at_least=0, below=1
-    )
-    activation_dropout: float = option(
-        0.0, "dropout inside the feed-forward networks", at_least=0, below=1
-    )
+    dropout: float = option(0.1, "dropout of embeddings and of sublayers", at_least=0, below=1)
+    attention_dropout: float = option(0.1, "dropout of attention weights", at_least=0, below=1)
+    activation_dropout: float = option(0.0, "dropout in feed-forward networks", at_least=0, below=1)
     norm_eps: float = option(1e-5, "epsilon of the layer norms", above=0)
     init: str = option(
         "xavier_attention",

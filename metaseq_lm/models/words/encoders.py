@@ -25,12 +25,8 @@ class CNNBiLSTMConfig(WordEmbeddingConfig):
 
     encoder_hidden_dim: int = option(1024, "cells of each direction of the first layer", at_least=1)
     second_hidden_dim: int = option(512, "cells of each direction of the second layer", at_least=1)
-    projection_dim: int = option(
-        512, "width that cells are projected to; fewer cells are not projected", at_least=1
-    )
-    dropout: float = option(
-        0.5, "of embeddings, characters, LSTM outputs and the parser", at_least=0, below=1
-    )
+    projection_dim: int = option(512, "width to which more cells are projected", at_least=1)
+    dropout: float = option(0.5, "dropout of inputs, states and the parser", at_least=0, below=1)
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -83,12 +79,7 @@ class TransformerViewsConfig(WordEmbeddingConfig, TransformerConfig):
 
     encoder_layers: int = option(2, "layers that see all words", at_least=1)
     directed_layers: int = option(2, "layers below them in each direction", at_least=1)
-    dropout: float = option(
-        0.1,
-        "of embeddings, attention and feed-forward outputs, and the parser",
-        at_least=0,
-        below=1,
-    )
+    dropout: float = option(0.1, "dropout of inputs, states and the parser", at_least=0, below=1)
 
     def check(self) -> None:
         super().check()

@@ -92,8 +92,6 @@ class ViewsEncoder(nn.Module):
 
 
 PRIMARY = "primary"
-HIDDEN = 512
-PARSER_DIM = 128
 ROOTS = ("linear", "vector")
 IMPOSSIBLE = -100.0  # added to the scores of classes that cannot be
 
@@ -140,7 +138,7 @@ class TaggingModule(nn.Module):
         self,
         encoder: ViewsEncoder,
         classes: int,
-        hidden: int = HIDDEN,
+        hidden: int,
         view: str = FULL,
         shift: int = 0,
         linear: bool = False,
@@ -173,9 +171,9 @@ class ParsingModule(nn.Module):
         encoder: ViewsEncoder,
         relations: int,
         dropout: Dropout,
-        hidden: int = HIDDEN,
-        width: int = PARSER_DIM,
-        root: str = ROOTS[0],
+        hidden: int,
+        width: int,
+        root: str,
         views: tuple[str, str] = (FULL, FULL),
     ) -> None:
         super().__init__()

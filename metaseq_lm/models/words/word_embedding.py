@@ -29,21 +29,15 @@ BLOCK = 2048
 class WordEmbeddingConfig:
     """Word embeddings and the character CNN (defaults: Clark et al. 2018)."""
 
-    word_embed_dim: int = option(
-        300, "width of word embeddings; equal to that of the word vectors, if used", at_least=1
-    )
-    word_vectors: bool = option(
-        True, "start from the word vectors of the data folder, if it has any"
-    )
+    word_embed_dim: int = option(300, "width of word embeddings and word vectors", at_least=1)
+    word_vectors: bool = option(True, "start from the word vectors of the data folder, if any")
     normalize_words: bool = option(
         False,
         "normalise the embeddings to mean 0 and variance 1, words weighted by their frequency "
         "(Miyato et al. 2017); criterion vat needs it, for its norm depends on the scale",
     )
     char_embed_dim: int = option(50, "width of character embeddings", at_least=1)
-    char_filters: int = option(
-        100, "filters of each width of the character CNN (0 = no CNN)", at_least=0
-    )
+    char_filters: int = option(100, "filters of each width of characters (0 = none)", at_least=0)
     char_widths: list[int] = option(
         [2, 3, 4],
         "widths of the filters, in characters",

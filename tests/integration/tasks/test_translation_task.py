@@ -94,7 +94,6 @@ def test_the_share_of_labels_is_nested_and_seeded(pairs: Path, tmp_path: Path) -
         (["model=bilstm_lm"], "needs --model lstm_encoder_decoder"),
         (["task.beam_size=0"], "task.beam_size must be at least 1"),
         (["task.labelled_share=0"], "task.labelled_share must be above 0"),
-        (["task.length_factor=-9"], "task.length_factor must be at least 0"),
         (["task.max_length=-1"], "task.max_length must be at least 0"),
         (["criterion.label_smoothing=1.5"], "criterion.label_smoothing must be below 1"),
         (["task.bleu=true", "task.bleu_tokenizer=moses"], "one of none"),

@@ -196,5 +196,5 @@ def test_scoring_the_training_split_is_told(sentences: Path) -> None:
 
 def test_another_kind_of_model_is_refused(sentences: Path) -> None:
     places = [f"data={sentences}", "save_dir=none", "model=transformer"]
-    with pytest.raises(MetaseqError, match="choose --model cnn_bilstm or transformer_views"):
+    with pytest.raises(MetaseqError, match="needs --model cnn_bilstm or transformer_views"):
         TrainingRun(load_config([*places, *TAGGING, "task.labelled=pos"]))

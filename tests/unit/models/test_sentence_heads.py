@@ -7,7 +7,7 @@ from torch.autograd import gradcheck
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from metaseq_lm.criterions.sentence_prediction import SentencePrediction, SentencePredictionConfig
+from metaseq_lm.criterions.labelled import BatchSumConfig, SentencePrediction
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
 from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead, TransformerConfig
@@ -39,9 +39,7 @@ def test_gradients_are_those_of_finite_differences(kind: str) -> None:
     def loss(x: Tensor, *weights: Tensor) -> Tensor:
         extra = (SPANS,) if kind == "spans" else ()
         scores = functional_call(head, dict(zip(names, weights)), (x, *extra))
-        terms = SentencePrediction(SentencePredictionConfig(batch_sum=True)).terms(
-            net, scores, targets
-        )
+        terms = SentencePrediction(BatchSumConfig(batch_sum=True)).terms(net, scores, targets)
         return next(iter(terms.values())).sum
 
     inputs = [states(), *(p.detach().clone() for p in head.parameters())]
@@ -84,7 +82,7 @@ def test_candidates_are_scored_each_alone() -> None:
     net = predictor(SentenceHead(WIDTH, 1, 0.0, False))
     tokens = torch.tensor([[[3, 4, 2, 5], [3, 4, 2, 0]], [[3, 6, 2, 7], [3, 6, 2, 0]]])
     made = batch(tokens, torch.tensor([1, 0]), absent=torch.tensor([[False, False], [False, True]]))
-    criterion = SentencePrediction(SentencePredictionConfig())
+    criterion = SentencePrediction(BatchSumConfig())
     scores = criterion.scores(net, made)
     for row, candidate in ((0, 0), (0, 1), (1, 0)):
         one = tokens[row, candidate][None]
@@ -102,7 +100,7 @@ def test_candidates_are_scored_each_alone() -> None:
 def test_the_sum_is_of_training_only(batch_sum: bool) -> None:
     net = predictor(SentenceHead(WIDTH, 2, 0.0, False))
     made = batch(torch.tensor([[3, 4, 2], [3, 5, 2]]), torch.tensor([1, 0]))
-    criterion = SentencePrediction(SentencePredictionConfig(batch_sum))
+    criterion = SentencePrediction(BatchSumConfig(batch_sum))
     assert criterion(net, made)["cross_entropy"].is_summed == batch_sum
     assert not criterion(net.eval(), made)["cross_entropy"].is_summed
 
@@ -113,15 +111,9 @@ def test_real_values_are_scaled_by_the_range_of_training() -> None:
     assert net.scaled(labels).tolist() == [0.0, 0.4, 0.8]
     torch.testing.assert_close(net.unscaled(net.scaled(labels)), labels)
     scores = torch.tensor([[0.5], [0.4], [0.6]], dtype=torch.float64)
-    terms = SentencePrediction(SentencePredictionConfig())(
-        net, batch(torch.tensor([[3, 4, 2]] * 3), labels)
-    )
+    terms = SentencePrediction(BatchSumConfig())(net, batch(torch.tensor([[3, 4, 2]] * 3), labels))
     assert set(terms) == {"squared_error"}
-    found = (
-        SentencePrediction(SentencePredictionConfig())
-        .terms(net, scores, labels)["squared_error"]
-        .sum
-    )
+    found = SentencePrediction(BatchSumConfig()).terms(net, scores, labels)["squared_error"].sum
     assert found.item() == pytest.approx(0.25 + 0.0 + 0.04)
     assert "label_range" in net.state_dict()
 

@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from metaseq_lm.criterions.squad import SquadConfig, SquadCriterion
+from metaseq_lm.criterions.labelled import BatchSumConfig, SquadCriterion
 from metaseq_lm.data.squad.windows import AnswerBatch
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.models.transformer.span_head import (
     AnswerabilityHead,
-    JointSpanHead,
     SpanHead,
     SpanModel,
 )
@@ -24,12 +23,10 @@ WIDTH, ROWS, LENGTH = 4, 3, 7
 class Heads(nn.Module):
     """What the criterion needs of a model, without encoder."""
 
-    def __init__(self, joint: bool, answerability: bool, hidden: int = 5) -> None:
+    def __init__(self, hidden: int = 5) -> None:
         super().__init__()
-        span = JointSpanHead(WIDTH, hidden) if joint else SpanHead(WIDTH)
-        self.heads = nn.ModuleDict({"span": span})
-        if answerability:
-            self.heads["answerability"] = AnswerabilityHead(WIDTH, hidden)
+        heads = {"span": SpanHead(WIDTH, hidden), "answerability": AnswerabilityHead(WIDTH, hidden)}
+        self.heads = nn.ModuleDict(heads)
         draw = torch.Generator().manual_seed(3)
         for p in self.parameters():
             p.data = torch.randn(p.shape, generator=draw, dtype=torch.float64)
@@ -63,7 +60,7 @@ def probabilities(scores: list[float], mask: list[bool]) -> list[float]:
 
 def test_loss_by_hand(batch: AnswerBatch, states: Tensor) -> None:
     """(CE of start + CE of end given the gold start) / 2, and 0.5 BCE; sums in training."""
-    model = Heads(joint=True, answerability=True)
+    model = Heads()
     span, answerable = model.heads["span"], model.heads["answerability"]
     spans, wrong = 0.0, 0.0
     for row in range(ROWS):
@@ -77,21 +74,19 @@ def test_loss_by_hand(batch: AnswerBatch, states: Tensor) -> None:
         logit = answerable.out(F.gelu(answerable.dense(torch.cat([x[0], mixed])))).item()
         sure = 1 / (1 + math.exp(-logit))
         wrong -= math.log(sure if batch.impossible[row] else 1 - sure)
-    terms = SquadCriterion(SquadConfig()).terms(model, states, batch)
+    terms = SquadCriterion(BatchSumConfig()).terms(model, states, batch)
     assert terms["span"].sum.item() == pytest.approx(spans, rel=1e-12)
     assert terms["answerability"].sum.item() == pytest.approx(wrong, rel=1e-12)
     assert (terms["span"].weight, terms["answerability"].weight) == (1.0, 0.5)
     assert {(term.per, term.is_summed) for term in terms.values()} == {("rows", True)}
-    mean = SquadCriterion(SquadConfig(batch_sum=False))
+    mean = SquadCriterion(BatchSumConfig(batch_sum=False))
     assert not mean.terms(model, states, batch)["span"].is_summed
-    assert not SquadCriterion(SquadConfig()).terms(model.eval(), states, batch)["span"].is_summed
+    assert not SquadCriterion(BatchSumConfig()).terms(model.eval(), states, batch)["span"].is_summed
 
 
-@pytest.mark.parametrize("answerability", [True, False])
-@pytest.mark.parametrize("joint", [True, False])
-def test_gradient(batch: AnswerBatch, states: Tensor, joint: bool, answerability: bool) -> None:
+def test_gradient(batch: AnswerBatch, states: Tensor) -> None:
     """All parameters and states, through the start probabilities too, in float64."""
-    model = Heads(joint, answerability)
+    model = Heads()
     names = [name for name, _ in model.named_parameters()]
     weights = [p.detach().clone().requires_grad_() for p in model.parameters()]
 
@@ -101,7 +96,7 @@ def test_gradient(batch: AnswerBatch, states: Tensor, joint: bool, answerability
             self.model = model
 
         def forward(self, x: Tensor) -> Tensor:
-            terms = SquadCriterion(SquadConfig()).terms(self.model, x, batch)
+            terms = SquadCriterion(BatchSumConfig()).terms(self.model, x, batch)
             return sum(t.sum * t.weight for t in terms.values())
 
     loss = Loss()
@@ -115,48 +110,44 @@ def test_gradient(batch: AnswerBatch, states: Tensor, joint: bool, answerability
 
 
 def test_answerability_moves_the_start_head(batch: AnswerBatch, states: Tensor) -> None:
-    model = Heads(joint=True, answerability=True)
-    terms = SquadCriterion(SquadConfig()).terms(model, states, batch)
+    model = Heads()
+    terms = SquadCriterion(BatchSumConfig()).terms(model, states, batch)
     terms["answerability"].sum.backward()
     assert model.heads["span"].start.weight.grad.abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("size", [3, LENGTH, 50])
-@pytest.mark.parametrize("joint", [True, False])
-def test_beam(batch: AnswerBatch, states: Tensor, joint: bool, size: int) -> None:
+def test_beam(batch: AnswerBatch, states: Tensor, size: int) -> None:
     """The best starts in order, for each the best ends given it; scores as in training."""
-    head = Heads(joint, False).heads["span"]
+    head = Heads().heads["span"]
     mask = batch.answer_mask
-    beam = head.beam(states, mask, size)
+    first, first_scores, last, last_scores = head.beam(states, mask, size)
     size = min(size, LENGTH)
-    assert beam.starts.shape == (ROWS, size) and beam.ends.shape == (ROWS, size, size)
+    assert first.shape == (ROWS, size) and last.shape == (ROWS, size, size)
     for row in range(ROWS):
         x, m = states[row : row + 1], mask[row : row + 1]
 
         def scores(start: int) -> tuple[Tensor, Tensor]:
             starts, ends = head(x, m, torch.tensor([start]))
-            return (starts.log_softmax(-1), ends.log_softmax(-1)) if joint else (starts, ends)
+            return starts.log_softmax(-1), ends.log_softmax(-1)
 
         order = scores(0)[0][0].argsort(descending=True)[:size].tolist()
-        assert beam.starts[row].tolist() == order
+        assert first[row].tolist() == order
         for k, start in enumerate(order):
             starts, ends = scores(start)
-            assert beam.start_scores[row, k].item() == pytest.approx(starts[0, start].item())
+            assert first_scores[row, k].item() == pytest.approx(starts[0, start].item())
             best = ends[0].argsort(descending=True)[:size]
-            assert beam.ends[row, k].tolist() == best.tolist()
-            assert beam.end_scores[row, k].tolist() == pytest.approx(ends[0, best].tolist())
-        starts, ends = scores(0)
-        assert beam.null[row].item() == pytest.approx((starts[0, 0] + ends[0, 0]).item())
+            assert last[row, k].tolist() == best.tolist()
+            assert last_scores[row, k].tolist() == pytest.approx(ends[0, best].tolist())
 
 
-@pytest.mark.parametrize("joint", [True, False])
-def test_masked_positions_are_never_chosen(batch: AnswerBatch, states: Tensor, joint: bool) -> None:
+def test_masked_positions_are_never_chosen(batch: AnswerBatch, states: Tensor) -> None:
     """However much the head would like them, while there is another."""
     mask = batch.answer_mask
     eager = torch.where(mask.unsqueeze(-1), states, 30 * states)
-    beam = Heads(joint, False).heads["span"].beam(eager, mask, 3)
+    starts, _, ends, _ = Heads().heads["span"].beam(eager, mask, 3)
     for row in range(ROWS):
-        assert mask[row][beam.starts[row]].all() and mask[row][beam.ends[row]].all()
+        assert mask[row][starts[row]].all() and mask[row][ends[row]].all()
 
 
 def test_the_model_and_its_names() -> None:
@@ -171,8 +162,6 @@ def test_the_model_and_its_names() -> None:
     assert model.heads["span"].end_dense.weight.std().item() == pytest.approx(
         math.sqrt(2 / (512 + 16)), rel=0.05
     )
-    plain = SpanModel(config, 11, joint=False, answerability=False)
-    assert sorted(plain.heads) == ["span"] and plain.heads["span"].out.weight.shape == (2, 8)
     tokens = torch.tensor([[3, 5, 2, 6, 7, 2]])
     mask = torch.tensor([[True, False, False, True, True, True]])
     beam = model.eval().best_spans(model(tokens), mask, 2)

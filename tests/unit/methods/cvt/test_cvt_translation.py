@@ -276,7 +276,6 @@ def test_the_average_moves_once_and_before_the_step(kind: str, pairs: Path, tmp_
         (["criterion.unlabelled_dropout=1"], "criterion.unlabelled_dropout must be below 1"),
         (["criterion.attention_dropout=-1"], "criterion.attention_dropout must be at least 0"),
         (["criterion.label_smoothing=1"], "criterion.label_smoothing must be below 1"),
-        (["criterion.gold_smoothing=-0.1"], "criterion.gold_smoothing must be at least 0"),
         (["task.unlabelled_batch_size=-1"], "task.unlabelled_batch_size must be at least 0"),
     ],
 )

@@ -125,7 +125,7 @@ def test_pretraining_then_fine_tuning(pictures: Path, tmp_path: Path) -> None:
         ("tartan_mt", ["task.target=[b]"], "two or more different classes"),
         ("tartan_mt", ["task.target=[a,b,c]"], "leave two or more"),
         ("tartan_mt", ["task.train_on=all"], "Choices: both, auxiliary, target"),
-        ("tartan_mt", ["model=transformer"], "needs model=wide_resnet"),
+        ("tartan_mt", ["model=transformer"], "needs --model wide_resnet"),
         ("tartan_mt", ["model.channels=1"], "model.channels is for 1 channel"),
         ("tartan_mt", ["task.sd=[0.2,0.2]"], "task.sd is for 2 channel"),
         ("tartan_mt", ["task.sd=[0.2,0.2,0]"], "task.sd must be above 0"),

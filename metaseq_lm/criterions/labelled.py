@@ -1,0 +1,116 @@
+"""Losses of labelled sets: classes, candidates and real values of rows, spans that answer, images.
+
+Shapes: B samples, K classes or candidates, S length, D width.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaseq_lm.core.batch import ImageBatch, Term, Terms, number_of
+from metaseq_lm.core.config import option
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
+from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.data.labelled.sentence_rows import SentenceBatch
+from metaseq_lm.data.squad.windows import AnswerBatch
+from metaseq_lm.models.layers import full_precision
+
+ANSWERABILITY_WEIGHT = 0.5  # of its loss beside that of the span (Clark et al. 2020, code)
+
+
+@dataclass
+class BatchSumConfig:
+    """How the losses of a batch are put together.
+
+    The sum over the batch is what the authors of ELECTRA clip to a norm of 1, so that nearly every
+    step has that norm. An evaluation has no batch: there it is the mean over samples.
+    """
+
+    batch_sum: bool = option(
+        True,
+        "clip (optimizer.clip_norm) and apply the gradient of the sum of a batch's losses; "
+        "false: of their mean. Logs show the mean",
+    )
+
+    def is_summed(self, model: nn.Module) -> bool:
+        """Return whether the gradient of a pass of `model` is that of the sum."""
+        return self.batch_sum and model.training
+
+
+def class_terms(logits: Tensor, targets: Tensor, is_summed: bool = False) -> Terms:
+    """Return the loss and the accuracy of logits (B, K) and targets (B,)."""
+    return {
+        "cross_entropy": Term(cross_entropy(logits, targets).sum(), "rows", is_summed=is_summed),
+        "accuracy": Term(number_of(logits.argmax(-1) == targets), "rows", weight=0.0),
+    }
+
+
+@register_criterion("image_classification")
+class ImageClassification(Criterion):
+    """The loss of a network's primary head on labelled images: supervised learning alone."""
+
+    general = False
+
+    def __call__(self, model: nn.Module, batch: ImageBatch) -> Terms:
+        assert batch.targets is not None
+        return class_terms(model(batch.images), batch.targets)
+
+
+@register_criterion("sentence_prediction", dataclass=BatchSumConfig)
+class SentencePrediction(Criterion):
+    """The loss of a SentencePredictor: of classes, of candidates, or of real values."""
+
+    tasks = ("sentence_prediction",)
+
+    config: BatchSumConfig
+
+    def __call__(self, model: nn.Module, batch: SentenceBatch) -> Terms:
+        assert batch.targets is not None
+        return self.terms(model, self.scores(model, batch), batch.targets)
+
+    def scores(self, model: nn.Module, batch: SentenceBatch) -> Tensor:
+        """Return the scores (B, K) of a batch, in full precision; -inf for what is not there."""
+        scores = full_precision(model(batch.tokens, batch.padding, batch.segments, batch.spans))
+        return scores if batch.absent is None else scores.masked_fill(batch.absent, -torch.inf)
+
+    def terms(self, model: nn.Module, scores: Tensor, targets: Tensor) -> Terms:
+        """Return the terms of scores (B, K) and targets (B,): classes, or floats for regression."""
+        is_summed = self.config.is_summed(model)
+        if targets.is_floating_point():
+            errors = (scores.squeeze(-1) - model.scaled(targets)) ** 2  # type: ignore[operator]
+            return {"squared_error": Term(errors.sum(), "rows", is_summed=is_summed)}
+        return class_terms(scores, targets, is_summed)
+
+
+@register_criterion("squad", dataclass=BatchSumConfig)
+class SquadCriterion(Criterion):
+    """Mean of the start's and the end's cross-entropy, plus that of "there is no answer" or is.
+
+    A question without an answer has both at position 0.
+    """
+
+    tasks = ("squad",)
+
+    config: BatchSumConfig
+
+    def __call__(self, model: nn.Module, batch: AnswerBatch) -> Terms:
+        x = model(batch.tokens, batch.padding, batch.segments)
+        return self.terms(model, x, batch)
+
+    def terms(self, model: nn.Module, x: Tensor, batch: AnswerBatch) -> Terms:
+        """Return the terms for states x (B, S, D) of the rows of `batch`."""
+        is_summed = self.config.is_summed(model)
+        heads: nn.ModuleDict = model.heads  # type: ignore[assignment]
+        starts, ends = heads["span"](x, batch.answer_mask, batch.starts)
+        losses = cross_entropy(starts, batch.starts) + cross_entropy(ends, batch.ends)
+        logits = heads["answerability"](x, starts)
+        wrong = F.binary_cross_entropy_with_logits(
+            logits, batch.impossible.to(logits.dtype), reduction="sum"
+        )
+        return {
+            "span": Term(losses.sum() / 2, "rows", is_summed=is_summed),
+            "answerability": Term(wrong, "rows", ANSWERABILITY_WEIGHT, is_summed),
+        }
