@@ -27,12 +27,7 @@ from metaseq_lm.models.words.word_model import WordNet
 class TaggingConfig:
     """The target of a word."""
 
-    label_smoothing: float = option(
-        0.1,
-        "label smoothing of tags in training: the share of the target that is spread over all classes",
-        at_least=0,
-        below=1,
-    )
+    label_smoothing: float = option(0.1, "label smoothing in training", at_least=0, below=1)
 
 
 class WordLabels(Criterion):

@@ -313,9 +313,7 @@ RAW = "raw_"  # before the names of scores of the weights themselves
 class AveragingConfig:
     """Averaged weights."""
 
-    average_decay: float = option(
-        0.998, "decay of averaged weights (0 = none)", at_least=0, below=1
-    )
+    average_decay: float = option(0.998, "decay of weight averages (0 = none)", at_least=0, below=1)
     score_raw: bool = option(False, "score the weights without averaging too, as raw_*")
 
 

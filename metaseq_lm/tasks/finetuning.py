@@ -274,11 +274,7 @@ class OneSetConfig:
 
     labelled: str = option("", "labelled set in DATA")
     batch_size: int = option(32, "samples of a batch", at_least=1)
-    epochs: float = option(
-        0.0,
-        "sets trainer.max_update from the training set (0 = trainer.max_update counts)",
-        at_least=0,
-    )
+    epochs: float = option(0.0, "training epochs, which set max_update (0 = unused)", at_least=0)
 
 
 class LabelledSetTask(TextTask):

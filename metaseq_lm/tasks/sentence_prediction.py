@@ -49,9 +49,7 @@ HEAD = "heads.sentence."
 class SentencePredictionConfig(OneSetConfig):
     """Which labelled set, how it is batched, and the head (defaults: Clark et al. 2020)."""
 
-    validate_epochs: float = option(
-        0.0, "epochs between validations (0 = trainer.validate_interval_updates counts)", at_least=0
-    )
+    validate_epochs: float = option(0.0, "epochs between validations (0 = unused)", at_least=0)
     tokens_per_sample: int = option(128, "longest row with its special tokens; longer rows are cut")
     group_by_length: bool = option(False, "make training batches of rows of similar length")
     pooled: bool = option(False, "put BERT's tanh layer before the linear layer")

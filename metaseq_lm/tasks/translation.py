@@ -43,15 +43,10 @@ class TranslationConfig(BucketsConfig):
     share_seed: int = option(1, "seed of this share; a smaller share is a part of a larger one")
     beam_size: int = option(10, "width of the beam; 1 is greedy search", at_least=1)
     length_penalty: float = option(
-        0.0,
-        "exponent a in the score log p / ((5 + length) / 6)^a of a hypothesis (0 = log p)",
-        at_least=0,
+        0.0, "exponent of (5 + length) / 6, which divides log p", at_least=0
     )
     bleu: bool = option(True, "translate each scored split and compute BLEU; needs sacrebleu")
-    bleu_tokenizer: str = option(
-        "none",
-        "tokenizer of sacrebleu: none (for text that is tokenised already), 13a, intl or char",
-    )
+    bleu_tokenizer: str = option("none", "sacrebleu's: none (tokenised text), 13a, intl or char")
     valid_size: int = option(0, "sentences used of the validation split (0 = all)", at_least=0)
 
 

@@ -48,12 +48,7 @@ class UnlabelledConfig(TaggingConfig):
     unlabelled_dropout: float | None = student_dropout(None)
     mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
     hard_targets: bool = option(False, "targets are the teacher's best classes")
-    confidence: float = option(
-        0.0,
-        "ignore words whose best class has a lower probability; the loss is still divided by all words",
-        at_least=0,
-        at_most=1,
-    )
+    confidence: float = option(0.0, "least probability of a target", at_least=0, at_most=1)
     all_sets: bool = option(True, "all sets learn from an unlabelled batch; false: a random one")
 
 

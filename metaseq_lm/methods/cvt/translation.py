@@ -154,10 +154,7 @@ class WordDropoutTranslation(SemiSupervisedTranslation):
 class CVTTranslationConfig(AveragingConfig, TranslationConfig):
     """Unlabelled source text, and averaged weights."""
 
-    unlabelled: str = option(
-        UNLABELLED,
-        "split of unlabelled source text; rest: sources of the pairs that labelled_share leaves",
-    )
+    unlabelled: str = option(UNLABELLED, "split of source text; rest: what labelled_share leaves")
     unlabelled_batch_size: int = option(0, "unlabelled sentences (0 = batch_size)", at_least=0)
     labelled_first: int = option(0, "updates before the first unlabelled one", at_least=0)
 

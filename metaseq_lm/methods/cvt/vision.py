@@ -187,10 +187,7 @@ class CVTVisionTaskConfig(AveragingConfig):
 
     labelled: int = option(4000, "labelled images, balanced over classes (0 = all)", at_least=0)
     labelled_share: float = option(
-        0.0,
-        "share of labelled images, in place of their number (0 = unused)",
-        at_least=0,
-        at_most=1,
+        0.0, "share of labelled images (0 = unused)", at_least=0, at_most=1
     )
     valid_count: int = option(1000, "training images held out as valid (0 = none)", at_least=0)
     split_seed: int = option(1, "seed of both choices; a smaller set is a part of a larger one")

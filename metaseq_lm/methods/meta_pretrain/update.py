@@ -25,11 +25,7 @@ MAIN = "main"  # the optimizer
 class MetaOptions:
     """Options of the inner steps."""
 
-    inner_steps: int = option(
-        1,
-        "number of inner steps k; an update uses k + 1 batches, and k = 0 is ordinary training",
-        at_least=0,
-    )
+    inner_steps: int = option(1, "inner steps k; an update uses k + 1 batches", at_least=0)
     inner_optim: str = option(
         "adam",
         "adam: steps of the run's optimizer (its moments, rate and clip_norm), undone after the "

@@ -30,10 +30,7 @@ CLASSES = SentencePrediction(BatchSumConfig(batch_sum=False))
 class MultiTaskConfig:
     """MT-TARTAN: fixed task weights."""
 
-    weights: list[float] | None = option(
-        None,
-        "weights of the auxiliary tasks and, last, of the end task, scaled to sum to 1 (null = equal)",
-    )
+    weights: list[float] | None = option(None, "task weights, the end task's last (null = equal)")
     algorithm_1: bool = option(
         False,
         "follow algorithm 1 of the paper where its text and the authors' code differ: weights change "

@@ -55,11 +55,7 @@ class TartanConfig:
     auxiliary: list[str] = option(
         [TAPT], "masked-LM tasks: tapt (the labelled texts) or splits of DATA"
     )
-    lines_per_example: int = option(
-        0,
-        "number of lines drawn from each such split per row of the labelled set (0 = all lines)",
-        at_least=0,
-    )
+    lines_per_example: int = option(0, "lines of each split per labelled row (0 = all)", at_least=0)
     lines_seed: int | None = option(None, "seed for drawing the lines (null = the run's seed)")
     fidelity: str = option(
         "paper",
@@ -70,12 +66,7 @@ class TartanConfig:
     batch_size: int = option(128, "rows of a batch of each task", at_least=1)
     dev_batch_size: int = option(0, "rows for the meta-objective (0 = batch_size)", at_least=0)
     meta_head_batch_size: int = option(32, "rows that the meta head is trained on", at_least=1)
-    epochs: float = option(
-        0.0,
-        "epochs of the largest auxiliary task, which set trainer.max_update (0 = "
-        "trainer.max_update counts)",
-        at_least=0,
-    )
+    epochs: float = option(0.0, "epochs of the largest auxiliary task (0 = unused)", at_least=0)
     tokens_per_sample: int = option(128, "longest row with its special tokens; longer rows are cut")
     mask_prob: float = option(0.15, "share of the tokens that are targets", at_least=0, at_most=1)
     random_token_prob: float = option(0.1, "share of targets made random", at_least=0, at_most=1)

@@ -38,12 +38,7 @@ class WordEmbeddingConfig:
     )
     char_embed_dim: int = option(50, "width of character embeddings", at_least=1)
     char_filters: int = option(100, "filters of each width of characters (0 = none)", at_least=0)
-    char_widths: list[int] = option(
-        [2, 3, 4],
-        "widths of the filters, in characters",
-        at_least=1,
-        at_most=CHARACTERS,
-    )
+    char_widths: list[int] = option([2, 3, 4], "filter widths", at_least=1, at_most=CHARACTERS)
     combine: str = option(
         "concat",
         "word embedding and character CNN: concat (the authors' code) or sum (the paper)",
