@@ -14,9 +14,10 @@ from omegaconf import DictConfig
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.criterions.labelled import BatchSumConfig
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.methods.electra.wnli import Wnli, WnliConfig, label_probabilities
+from metaseq_lm.methods.electra.wnli import Wnli, label_probabilities
 from metaseq_lm.methods.electra.wnli_rows import CandidateBatch, CandidateRows
 from metaseq_lm.training.run import TrainingRun
 
@@ -201,7 +202,7 @@ def test_scores_and_loss_in_closed_form(data: Path) -> None:
         def forward(self, tokens, padding, segments):
             return tokens
 
-    criterion, model = Wnli(WnliConfig()), Given()
+    criterion, model = Wnli(BatchSumConfig()), Given()
     scores = criterion.scores(model, batch)
     assert scores.tolist() == [[-3, -1, 1], [-3, 0, -math.inf]]
     terms = criterion.terms(model, scores, batch)
