@@ -134,9 +134,7 @@ class EncoderDecoderConfig:
 
     layers: int = option(2, "LSTM layers of the encoder and of the decoder", at_least=1)
     embed_dim: int = option(300, "width of the embeddings of both sides", at_least=1)
-    hidden_dim: int = option(
-        1024, "cells of the decoder; an encoder direction has half", at_least=2
-    )
+    hidden_dim: int = option(1024, "decoder cells; an encoder direction has half", at_least=2)
     output_dim: int = option(512, "width of the states; an encoder direction has half", at_least=2)
     dropout: float = option(0.5, "dropout of embeddings and LSTM outputs", at_least=0, below=1)
 

@@ -42,9 +42,7 @@ class TranslationConfig(BucketsConfig):
     labelled_share: float = option(1.0, "share of the training pairs to use", above=0, at_most=1)
     share_seed: int = option(1, "seed of this share; a smaller share is a part of a larger one")
     beam_size: int = option(10, "width of the beam; 1 is greedy search", at_least=1)
-    length_penalty: float = option(
-        0.0, "exponent of (5 + length) / 6, which divides log p", at_least=0
-    )
+    length_penalty: float = option(0.0, "power of (5 + length) / 6 that divides log p", at_least=0)
     bleu: bool = option(True, "translate each scored split and compute BLEU; needs sacrebleu")
     bleu_tokenizer: str = option("none", "sacrebleu's: none (tokenised text), 13a, intl or char")
     valid_size: int = option(0, "sentences used of the validation split (0 = all)", at_least=0)

@@ -57,11 +57,11 @@ Predicted = tuple[int, list[list[int]]]
 
 
 @dataclass
-class ElmoConfig:
-    """A frozen language model whose states are further input (ELMo, Peters et al. 2018; Clark et al. 2018).
+class WordTaskConfig(AveragingConfig, BucketsConfig):
+    """Batches, heads, averaged weights (defaults: Clark et al. 2018), a language model's states.
 
-    Its layers, mixed with learned weights and through dropout, go into the encoder, one mix for all
-    sets, and into the heads, one mix for each set.
+    The layers of a frozen language model (ELMo, Peters et al. 2018), mixed with learned weights, go
+    into the encoder, one mix for all sets, and into the heads, one mix for each set.
     """
 
     elmo: str = option(
@@ -70,15 +70,7 @@ class ElmoConfig:
         source="language_model",
     )
     elmo_dropout: float = option(0.5, "dropout of the mixed states", at_least=0, below=1)
-    elmo_sizes: list[int] = option(
-        [], "words, layers, width and cells of that model; taken from its run, not to be set"
-    )
-
-
-@dataclass
-class WordTaskConfig(AveragingConfig, BucketsConfig, ElmoConfig):
-    """Batches, heads, averaged weights (defaults: Clark et al. 2018), a language model's states."""
-
+    elmo_sizes: list[int] = option([], "sizes of that model, from its run; not to be set")
     batch_size: int = option(64, "mean number of sentences of a batch", at_least=1)
     label_fraction: float = option(1.0, "share of the training sentences used", above=0, at_most=1)
     fraction_seed: int | None = option(1, "seed of this share (null = the run's seed)")

@@ -25,10 +25,7 @@ class TransformerConfig:
     encoder_embed_dim: int = option(256, "width of the hidden states", at_least=1)
     encoder_ffn_embed_dim: int = option(1024, "width inside the feed-forward networks", at_least=1)
     encoder_attention_heads: int = option(4, "attention heads", at_least=1)
-    encoder_normalize_before: bool = option(
-        True,
-        "layer norms before attention and feed-forward networks (pre-LN); false: after them, as BERT",
-    )
+    encoder_normalize_before: bool = option(True, "layer norms come first (pre-LN); false: as BERT")
     token_embed_dim: int = option(0, "width of the embeddings (0 = encoder_embed_dim)", at_least=0)
     segments: int = option(0, "number of segment embeddings", at_least=0)
     max_positions: int = option(128, "longest row", at_least=1)
