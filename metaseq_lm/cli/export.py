@@ -3,7 +3,8 @@
 examples:
   metaseq-lm export runs/bert --out exported/bert --check
   metaseq-lm export runs/electra --part generator --out exported/generator
-Post-LN encoders only: BERT, RoBERTa and ELECTRA have no other.
+A post-LN encoder becomes a BERT, RoBERTa or ELECTRA, a pre-LN one a MegatronBERT; with it goes the
+head of a language model, a classifier or a span model (task.joint=false task.answerability=false).
 """
 
 import argparse

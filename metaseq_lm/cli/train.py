@@ -11,11 +11,14 @@ Any option of the configuration is set by key=value (Hydra's grammar), which win
 import argparse
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError, say
+
+if TYPE_CHECKING:
+    from metaseq_lm.training.parts import Parts
 
 HELP = "train an objective (resumes by itself)"
 OVERRIDES = True
@@ -155,9 +158,10 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
     run = None
     try:
         if dry_run:
-            price.dry_run(config)
+            say_if_not_exported(price.dry_run(config))
         else:
             run = TrainingRun(config)
+            say_if_not_exported(run.parts)
             run.train()
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError):
@@ -179,3 +183,14 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
         raise error
     process_group.finish()
     return 0
+
+
+def say_if_not_exported(parts: "Parts") -> None:
+    """Print one line if `metaseq-lm export` has no transformers class for the model of a run."""
+    from metaseq_lm.distributed import process_group
+    from metaseq_lm.interop.exporting import refusal
+
+    weights, vocabulary = parts.model.state_dict(), getattr(parts.task, "vocabulary", None)
+    reason = "" if process_group.rank() else refusal(weights, parts.config, vocabulary)
+    if reason:
+        say(f"cannot be exported to transformers: {reason}")

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.interop.heads import LABEL_RANGE
 from metaseq_lm.interop.parts import Part, build
 from metaseq_lm.models.transformer.encoder import Embeddings, TransformerLM, attention_mask
+from metaseq_lm.models.transformer.span_head import SpanHead
 
 LIMIT = 1e-5  # of logits, in fp32
 ROWS, LONGEST = 4, 64
@@ -66,10 +68,12 @@ def largest_difference(
     for padded in (False, True):
         rows, padding, segments = random_rows(part, vocabulary, padded)
         outputs = native_outputs(net, rows, padding if padded else None, segments)
+        if (label_range := part.original.get(LABEL_RANGE)) is not None:
+            outputs["sentence"] = outputs["sentence"] * label_range[1] + label_range[0]
         library_outputs = foreign_outputs(other, rows, padding, segments)
         for name, output in outputs.items():
             difference = (output - library_outputs[name]).abs()
-            if name != "next_sentence":
+            if name not in ("next_sentence", "sentence"):
                 difference = difference[~padding]
             largest = max(largest, float(difference.max().nan_to_num(torch.inf)))
     return largest
@@ -106,7 +110,13 @@ def native_outputs(
         states = parts["stack"](embeddings(rows, segments), attention_mask(padding))
         return {"lm": parts["head"](states, embeddings.tokens.weight)}
     states = net.encoder(rows, padding, segments)
-    outputs = {name: head(states) for name, head in net.heads.items() if name != "lm"}
+    outputs = {}
+    for name, head in net.heads.items():
+        if isinstance(head, SpanHead):
+            everywhere = torch.ones_like(rows, dtype=torch.bool)
+            outputs["start"], outputs["end"] = head(states, everywhere, rows)
+        elif name != "lm":
+            outputs[name] = head(states)
     if "lm" in net.heads:
         outputs["lm"] = net.predict(states, head="lm")
     return outputs or {"hidden": states}
@@ -116,10 +126,18 @@ def foreign_outputs(
     model: nn.Module, rows: Tensor, padding: Tensor, segments: Tensor | None
 ) -> dict[str, Tensor]:
     """Return the outputs of a model of the transformers library by our names of its heads."""
-    outputs = model(input_ids=rows, attention_mask=(~padding).long(), token_type_ids=segments)
+    inputs = {"input_ids": rows, "attention_mask": (~padding).long()}
+    if segments is not None:
+        inputs["token_type_ids"] = segments
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        inputs = {name: values.unsqueeze(1) for name, values in inputs.items()}
+    outputs = model(**inputs)
     names = {
         "lm": "prediction_logits" if "prediction_logits" in outputs else "logits",
         "rtd": "logits",
+        "sentence": "logits",
+        "start": "start_logits",
+        "end": "end_logits",
         "next_sentence": "seq_relationship_logits",
         "hidden": "last_hidden_state",
     }

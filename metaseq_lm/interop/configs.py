@@ -9,7 +9,7 @@ from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.interop.names import ARCHITECTURES, Architecture
+from metaseq_lm.interop.names import ARCHITECTURES, MEGATRON, Architecture
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 
 # Key of config.json for what its own options cannot express about our models.
@@ -90,7 +90,9 @@ def read_config(config: dict[str, Any], place: object) -> Foreign:
     largest = max(options["encoder_layers"], kinds)
     if least < 1 or largest > MOST or width % options["encoder_attention_heads"]:
         raise MetaseqError(f"{place}: there is no model with {options}")
-    model = TransformerConfig(encoder_normalize_before=False, init="truncated_normal", **options)
+    model = TransformerConfig(
+        encoder_normalize_before=architecture.base == MEGATRON, init="truncated_normal", **options
+    )
     tied = config.get("tie_word_embeddings", True) is not False
     return Foreign(architecture, model, number("vocab_size", int), pad, tied, segments)
 
@@ -112,7 +114,7 @@ def architecture_of(config: dict[str, Any], place: object) -> Architecture:
 def write_config(
     architecture: Architecture, model: TransformerConfig, vocabulary: Vocabulary, tied: bool
 ) -> dict[str, Any]:
-    """Return the `config.json` of a model; post-LN only."""
+    """Return the `config.json` of a model."""
     base, pad = architecture.base, vocabulary.pad
     values: dict[str, Any] = {"architectures": [architecture.name], "model_type": base}
     values |= {key: getattr(model, option) for key, option in SIZES.items()}

@@ -3,30 +3,36 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 from torch import Tensor
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.tokenizers.base import DICT_FILE
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.interop.configs import model_options, read_config, write_config
 from metaseq_lm.interop.folders import copy_tokenizer, new_folder, write_model
+from metaseq_lm.interop.heads import LABEL_RANGE, SENTENCE, to_library_form
 from metaseq_lm.interop.importing import EMBEDDINGS, ORIGINALS
-from metaseq_lm.interop.names import ARCHITECTURES, COPIES, Architecture
+from metaseq_lm.interop.model_card import model_card
+from metaseq_lm.interop.names import ARCHITECTURES, COPIES, FINE_TUNED, Architecture
 from metaseq_lm.interop.parts import KEY, Part, build, tensor_names, write_part
 from metaseq_lm.interop.tokenizer_files import write_tokenizer
 from metaseq_lm.models.transformer.encoder import TransformerConfig
+from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.checkpoint import Checkpoint
 
+CARD_FILE = "README.md"
 SIZE_OF_GENERATOR = "generator.stack.layers.0.fc1.weight"
 
 
 def export_checkpoint(
     stored: Checkpoint, config: DictConfig, out: Path, name: str, data: Path | None = None
 ) -> None:
-    """Fill the new folder `out` with config.json, weights and tokenizer of part `name` of a checkpoint.
+    """Fill the new folder `out` with config.json, weights, tokenizer and model card of part `name` of a checkpoint.
 
     `data` is the folder of its tokenizer; by default the run folder if it has one, else the data
     folder of its config. MetaseqError if the library has no such model.
@@ -37,8 +43,11 @@ def export_checkpoint(
     with new_folder(out) as target:
         write_model(target, part.config, write_part(part))
         originals = stored.path.parent.parent / ORIGINALS
+        write_atomic(target / CARD_FILE, model_card(stored, config, part.config).encode("utf-8"))
         if not (KEY in stored.manifest and data is None and copy_tokenizer(originals, target)):
-            write_tokenizer(tokenizer, target, part.foreign.model)
+            fine_tuned = bool(set(part.foreign.architecture.heads) & set(FINE_TUNED))
+            row_length = config.task.tokens_per_sample if fine_tuned else 0
+            write_tokenizer(tokenizer, target, part.foreign.model, row_length)
 
 
 def tokenizer_folder(stored: Checkpoint, config: DictConfig) -> Path:
@@ -72,7 +81,8 @@ def export_part(stored: Checkpoint, config: DictConfig, vocabulary: Vocabulary, 
     if stored.manifest.get(KEY) is not None:
         part = _imported_part(stored, name, weights)
     else:
-        part = _trained_part(stored, config, vocabulary, main, weights)
+        part = trained_part(weights, config, vocabulary, stored.path, main)
+        part.config |= label_options(part, config, stored)
     build(part, stored.path)
     return part
 
@@ -95,30 +105,35 @@ def _imported_part(stored: Checkpoint, name: str, weights: dict[str, Tensor]) ->
     return part
 
 
-def _trained_part(
-    stored: Checkpoint,
+def trained_part(
+    weights: dict[str, Tensor],
     config: DictConfig,
     vocabulary: Vocabulary,
-    main: bool,
-    weights: dict[str, Tensor],
+    place: object,
+    main: bool = True,
 ) -> Part:
-    """Return a model that was trained here as the matching class of the transformers library."""
-    model = model_options(config, stored.path)
-    if model.encoder_normalize_before:
+    """Return a model that was trained here as the matching class of the transformers library.
+
+    MetaseqError, which begins with `place`, if there is none.
+    """
+    model = model_options(config, place)
+    separate = model.token_embed_dim not in (0, model.encoder_embed_dim)
+    if model.encoder_normalize_before and (separate or "heads.rtd.out.bias" in weights or not main):
         raise MetaseqError(
-            f"{stored.path}: a pre-LN encoder, and BERT, RoBERTa and ELECTRA are post-LN; train with "
-            "model.encoder_normalize_before=false (e.g. --model bert_small) to export it"
+            f"{place}: a pre-LN encoder with ELECTRA's head or embeddings, and ELECTRA is post-LN; train "
+            "with model.encoder_normalize_before=false (e.g. --model electra_small) to export it"
         )
     if main:
-        architecture = choose(set(weights), model, vocabulary)
+        architecture = choose(weights, model, vocabulary, place)
     else:
         architecture = ARCHITECTURES["ElectraForMaskedLM"]
         if SIZE_OF_GENERATOR not in weights:
-            raise MetaseqError(f"{stored.path}: its generator is no masked language model of ours")
+            raise MetaseqError(f"{place}: its generator is no masked language model of ours")
         model = generator_sizes(model, weights)
     tied = ("heads.lm.weight" if main else "generator.head.weight") not in weights
     values = write_config(architecture, model, vocabulary, tied)
-    part = Part(read_config(values, stored.path), values, weights, main)
+    original, weights = weights, to_library_form(weights, architecture.base, place)
+    part = Part(read_config(values, place), values, weights, main, original=original)
     names = tensor_names(part.foreign, main)
     bias = next((n for group in names.values() for n in group if n in COPIES), None)
     part.copies = {} if bias is None else {COPIES[bias]: bias}
@@ -128,21 +143,69 @@ def _trained_part(
     ):
         if wrong:
             detail = f"{message.format(architecture.name)} {', '.join(sorted(wrong)[:4])}"
-            raise MetaseqError(f"{stored.path}: {detail}")
+            remedy = "; train with task.joint=false task.answerability=false to export it"
+            raise MetaseqError(f"{place}: {detail}{remedy * ('heads.span.start.bias' in wrong)}")
     return part
 
 
-def choose(names: set[str], model: TransformerConfig, vocabulary: Vocabulary) -> Architecture:
-    """Return the class of the transformers library whose parameters have these names."""
-    heads = {name.split(".")[1] for name in names if name.startswith("heads.")}
+def choose(
+    weights: dict[str, Tensor], model: TransformerConfig, vocabulary: Vocabulary, place: object
+) -> Architecture:
+    """Return the class of the transformers library for the encoder and heads of `weights`.
+
+    MetaseqError if the library has the head for other encoders only.
+    """
+    heads = {name.split(".")[1] for name in weights if name.startswith("heads.")}
     if "rtd" in heads:
         return ARCHITECTURES["ElectraForPreTraining"]
-    base = "Electra" if model.token_embed_dim not in (0, model.encoder_embed_dim) else "Bert"
-    if base == "Bert" and "next_sentence" in heads:
-        return ARCHITECTURES["BertForPreTraining"]
-    if base == "Bert" and vocabulary.layout == "roberta" and model.segments < 2:
+    base = "MegatronBert" if model.encoder_normalize_before else "Bert"
+    if model.token_embed_dim not in (0, model.encoder_embed_dim):
+        base = "Electra"
+    elif base == "Bert" and vocabulary.layout == "roberta" and model.segments < 2:
         base = "Roberta"
-    return ARCHITECTURES[base + ("ForMaskedLM" if "lm" in heads else "Model")]
+    kind = "ForMaskedLM" if "lm" in heads else "Model"
+    if "next_sentence" in heads and base in ("Bert", "MegatronBert"):
+        kind = "ForPreTraining"
+    elif "span" in heads:
+        kind = "ForQuestionAnswering"
+    elif "sentence" in heads:
+        scores = weights[f"{SENTENCE}out.bias"]
+        choices = len(scores) == 1 and LABEL_RANGE not in weights
+        kind = "ForMultipleChoice" if choices else "ForSequenceClassification"
+    if base + kind not in ARCHITECTURES:
+        raise MetaseqError(f"{place}: a {base}{kind} has other layers than its head")
+    return ARCHITECTURES[base + kind]
+
+
+def label_options(part: Part, config: DictConfig, stored: Checkpoint) -> dict[str, Any]:
+    """Return the options of `config.json` that name the outputs of a classifier."""
+    bias = part.weights.get(f"{SENTENCE}out.bias")
+    if bias is None or part.foreign.architecture.name.endswith("ForMultipleChoice"):
+        return {}
+    dropout = {"classifier_dropout": config.task.get("head_dropout", 0.0)}
+    if LABEL_RANGE in part.original:
+        names, kind = ["value"], "regression"
+    else:
+        facts = checkpoint.labels_of(stored.manifest.get("facts") or {"labels": {}}, stored.path)
+        names, kind = facts.get(config.task.get("labelled"), []), "single_label_classification"
+        if len(names) != len(bias):
+            names = [f"LABEL_{i}" for i in range(len(bias))]
+    ids = {name: i for i, name in enumerate(names)}
+    labels = {str(i): name for name, i in ids.items()}
+    return {**dropout, "problem_type": kind, "label2id": ids, "id2label": labels}
+
+
+def refusal(weights: dict[str, Tensor], config: DictConfig, vocabulary: object) -> str:
+    """Return why a model of these weights cannot be exported, "" if it can."""
+    place = "model"
+    try:
+        if not isinstance(vocabulary, Vocabulary) or f"{EMBEDDINGS[0]}tokens.weight" not in weights:
+            raise MetaseqError(f"{place}: not one encoder of tokens, which its classes are")
+        main = {name: w for name, w in weights.items() if not name.startswith("generator.")}
+        trained_part(main, config, vocabulary, place)
+    except MetaseqError as error:
+        return str(error).removeprefix(f"{place}: ")
+    return ""
 
 
 def generator_sizes(model: TransformerConfig, weights: dict[str, Tensor]) -> TransformerConfig:

@@ -61,6 +61,11 @@ def load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
     """Read one model; MetaseqError if it is none that we have, or of another vocabulary."""
     config = read_folder_config(folder)
     foreign = read_config(config, folder / CONFIG_FILE)
+    if foreign.architecture.name == "ElectraForSequenceClassification":
+        raise MetaseqError(
+            f"{folder}: our classifiers have no GELU layer; import the ElectraForPreTraining or "
+            "ElectraModel that it was made of, and fine-tune here"
+        )
     vocabulary = tokenizer.vocabulary
     for key, value, expected in (
         ("vocab_size", foreign.vocab_size, len(vocabulary)),

@@ -14,6 +14,7 @@ LAYER = {
     "fc2": ("output.dense",),
     "ffn_norm": ("output.LayerNorm",),
 }
+PRE_LN_LAYER = LAYER | {"attention_norm": ("attention.ln",), "ffn_norm": ("ln",)}
 # Heads below "heads." (ours) and below nothing (theirs); a name without a dot is one parameter.
 HEADS = {
     "bert": {
@@ -24,6 +25,8 @@ HEADS = {
             ".weight": "cls.predictions.decoder.weight",
         },
         "next_sentence": {"pooler": "bert.pooler.dense", "out": "cls.seq_relationship"},
+        "sentence": {"pooler": "bert.pooler.dense", "out": "classifier"},
+        "span": {"out": "qa_outputs"},
     },
     "roberta": {
         "lm": {
@@ -33,6 +36,8 @@ HEADS = {
             ".weight": "lm_head.decoder.weight",
         },
         "pooler": {"dense": "roberta.pooler.dense"},
+        "sentence": {"pooler": "classifier.dense", "out": "classifier.out_proj"},
+        "span": {"out": "qa_outputs"},
     },
     "electra": {
         "lm": {
@@ -45,8 +50,13 @@ HEADS = {
             "dense": "discriminator_predictions.dense",
             "out": "discriminator_predictions.dense_prediction",
         },
+        "sentence": {"dense": "classifier.dense", "out": "classifier.out_proj"},
+        "span": {"out": "qa_outputs"},
     },
 }
+MEGATRON = "megatron-bert"  # BERT with layer norms before attention and feed-forward networks
+HEADS[MEGATRON] = HEADS["bert"]
+FINE_TUNED = ("sentence", "span")
 # Copies of other tensors, and constants, that some folders hold as well.
 COPIES = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -66,6 +76,16 @@ class Architecture:
     base: str
     heads: tuple[str, ...] = ()
 
+    @property
+    def prefix(self) -> str:
+        """The name of the backbone among the parameters."""
+        return "bert" if self.base == MEGATRON else self.base
+
+    @property
+    def layer(self) -> Mapping:
+        """The table of the parameters of a layer."""
+        return PRE_LN_LAYER if self.base == MEGATRON else LAYER
+
 
 ARCHITECTURES = {
     a.name: a
@@ -73,26 +93,39 @@ ARCHITECTURES = {
         Architecture("BertModel", "bert"),
         Architecture("BertForMaskedLM", "bert", ("lm",)),
         Architecture("BertForPreTraining", "bert", ("lm", "next_sentence")),
+        Architecture("BertForSequenceClassification", "bert", ("sentence",)),
+        Architecture("BertForMultipleChoice", "bert", ("sentence",)),
+        Architecture("BertForQuestionAnswering", "bert", ("span",)),
+        Architecture("MegatronBertModel", MEGATRON),
+        Architecture("MegatronBertForMaskedLM", MEGATRON, ("lm",)),
+        Architecture("MegatronBertForPreTraining", MEGATRON, ("lm", "next_sentence")),
+        Architecture("MegatronBertForSequenceClassification", MEGATRON, ("sentence",)),
+        Architecture("MegatronBertForMultipleChoice", MEGATRON, ("sentence",)),
+        Architecture("MegatronBertForQuestionAnswering", MEGATRON, ("span",)),
         Architecture("RobertaModel", "roberta"),
         Architecture("RobertaForMaskedLM", "roberta", ("lm",)),
+        Architecture("RobertaForSequenceClassification", "roberta", ("sentence",)),
+        Architecture("RobertaForQuestionAnswering", "roberta", ("span",)),
         Architecture("ElectraModel", "electra"),
         Architecture("ElectraForMaskedLM", "electra", ("lm",)),
         Architecture("ElectraForPreTraining", "electra", ("rtd",)),
+        Architecture("ElectraForSequenceClassification", "electra", ("sentence",)),
+        Architecture("ElectraForQuestionAnswering", "electra", ("span",)),
     )
 }
 
 
-def canonical(name: str, base: str) -> str:
+def canonical(name: str, prefix: str) -> str:
     """Return the present name of a tensor that is stored under an older or a base model's name."""
     name = re.sub(r"\bLayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"\bLayerNorm\.beta$", "LayerNorm.bias", name)
-    return f"{base}.{name}" if name.startswith(BASE_PARTS) else name
+    return f"{prefix}.{name}" if name.startswith(BASE_PARTS) else name
 
 
 def optional_names(base: str) -> set[str]:
     """Return the tensor names, besides the backbone's, that a folder of this kind may hold."""
     names = set(COPIES)
-    for head in HEADS[base].values():
+    for head in (parts for name, parts in HEADS[base].items() if name not in FINE_TUNED):
         for part, name in head.items():
             single = part.startswith(".")
             names |= {name} if single else {f"{name}.weight", f"{name}.bias"}

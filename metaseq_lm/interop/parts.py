@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.interop.configs import Foreign
+from metaseq_lm.interop.heads import LABEL_RANGE, add_fine_tuned_heads
 from metaseq_lm.interop.names import (
     CONSTANTS,
     COPIES,
     HEADS,
-    LAYER,
     TWINS,
     Mapping,
     canonical,
@@ -39,7 +39,7 @@ class Part:
 
     `main` is False for ELECTRA's generator. `names` maps present names of tensors to differing ones in
     the folder, `copies` maps tensors to those that they equal, `rest` holds tensors that our model has
-    no place for.
+    no place for. `original` are our weights where `weights` are in the form of the library's head.
     """
 
     foreign: Foreign
@@ -49,6 +49,7 @@ class Part:
     names: dict[str, str] = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)
     rest: dict[str, Tensor] = field(default_factory=dict)
+    original: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -58,19 +59,21 @@ class Part:
 
 def tensor_names(foreign: Foreign, main: bool) -> Mapping:
     """Return the library's tensors that make each of our parameters; not `main`: ELECTRA's generator."""
-    base = foreign.architecture.base
+    architecture, prefix = foreign.architecture, foreign.architecture.prefix
     backbone, heads = ("encoder", "heads.") if main else ("generator", "generator.")
     names: Mapping = {}
-    modules: Mapping = {f"{backbone}.embeddings.norm": (f"{base}.embeddings.LayerNorm",)}
+    modules: Mapping = {f"{backbone}.embeddings.norm": (f"{prefix}.embeddings.LayerNorm",)}
+    if foreign.model.encoder_normalize_before:
+        modules = {f"{backbone}.stack.norm": (f"{prefix}.encoder.ln",)}
     if foreign.model.token_embed_dim:
-        modules[f"{backbone}.stack.project"] = (f"{base}.embeddings_project",)
+        modules[f"{backbone}.stack.project"] = (f"{prefix}.embeddings_project",)
     for n in range(foreign.model.encoder_layers):
-        for ours, theirs in LAYER.items():
-            layer = f"{base}.encoder.layer.{n}"
+        for ours, theirs in architecture.layer.items():
+            layer = f"{prefix}.encoder.layer.{n}"
             modules[f"{backbone}.stack.layers.{n}.{ours}"] = tuple(f"{layer}.{t}" for t in theirs)
-    for head in foreign.architecture.heads:
+    for head in architecture.heads:
         ours = "generator.head" if head == "lm" and not main else heads + head
-        for part, name in HEADS[base][head].items():
+        for part, name in HEADS[architecture.base][head].items():
             if not part.startswith("."):
                 modules[f"{ours}.{part}"] = (name,)
             elif not foreign.tied:
@@ -89,15 +92,14 @@ def tensor_names(foreign: Foreign, main: bool) -> Mapping:
 
 def table(foreign: Foreign, kind: str) -> str:
     """Return the name of the embedding table of "word", "position" or "token_type"."""
-    return f"{foreign.architecture.base}.embeddings.{kind}_embeddings.weight"
+    return f"{foreign.architecture.prefix}.embeddings.{kind}_embeddings.weight"
 
 
 def read_part(
     foreign: Foreign, config: dict[str, Any], tensors: dict[str, Tensor], place: object, main: bool
 ) -> Part:
     """Read the tensors of a folder into a Part; MetaseqError naming missing or unknown ones."""
-    base = foreign.architecture.base
-    stored = {canonical(name, base): name for name in tensors}
+    stored = {canonical(name, foreign.architecture.prefix): name for name in tensors}
     if len(stored) < len(tensors):
         raise MetaseqError(f"{place}: a tensor is there under an old and under its present name")
     names = tensor_names(foreign, main)
@@ -204,9 +206,12 @@ def assemble(
 
 def build(part: Part, place: object) -> nn.Module:
     """Return the net of a part, ready to predict; CheckpointError if the weights do not fit."""
-    foreign, weights = part.foreign, part.weights
+    foreign, weights = part.foreign, dict(part.original or part.weights)
+    weights.pop(LABEL_RANGE, None)
     with torch.device("meta"):  # nothing is drawn that is replaced at once
         net = assemble(foreign.model, foreign.vocab_size, foreign.pad, set(weights), not part.main)
+        if isinstance(net, TransformerLM):
+            add_fine_tuned_heads(net.heads, weights)
     checkpoint.check_fit(net, weights, place)
     net.load_state_dict(weights, assign=True)
     return net.float().eval()

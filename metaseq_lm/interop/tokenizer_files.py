@@ -25,22 +25,26 @@ WHITE_SPACE = (
 )
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path, model: TransformerConfig) -> None:
+def write_tokenizer(
+    tokenizer: Tokenizer, folder: Path, model: TransformerConfig, row_length: int = 0
+) -> None:
     """Write files that AutoTokenizer opens, and ours beside them, so that nothing is lost.
 
+    A fine-tuned model, of rows of `row_length` tokens, gets pairs of texts as it was trained on them,
+    with one separator between.
     Text that looks like a special symbol becomes one there, as is usual. MetaseqError for a kind
     that the library cannot hold.
     """
     library = library_tokenizer(tokenizer)
     vocabulary = tokenizer.vocabulary
     library.add_special_tokens([vocabulary.symbols[i] for i in vocabulary.specials])
-    library.post_processor = template(vocabulary)
+    library.post_processor = template(vocabulary, fine_tuned=row_length > 0)
     tokenizer.save(folder)
     write_atomic(folder / "tokenizer.json", (library.to_str(pretty=True) + "\n").encode("utf-8"))
-    write_json(folder / "tokenizer_config.json", settings(vocabulary, model))
+    write_json(folder / "tokenizer_config.json", settings(vocabulary, model, row_length))
 
 
-def settings(vocabulary: Vocabulary, model: TransformerConfig) -> dict[str, Any]:
+def settings(vocabulary: Vocabulary, model: TransformerConfig, row_length: int) -> dict[str, Any]:
     """Return the content of `tokenizer_config.json`."""
     ids = {"pad": vocabulary.pad, "mask": vocabulary.mask, "sep": vocabulary.sep}
     ids |= {"cls": vocabulary.cls()} if vocabulary.task_tokens else {}
@@ -52,14 +56,14 @@ def settings(vocabulary: Vocabulary, model: TransformerConfig) -> dict[str, Any]
         inputs.remove("token_type_ids")
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": model.max_positions,
+        "model_max_length": row_length or model.max_positions,
         "model_input_names": inputs,
         "clean_up_tokenization_spaces": False,
         **{f"{name}_token": vocabulary.symbols[i] for name, i in ids.items()},
     }
 
 
-def template(vocabulary: Vocabulary) -> processors.PostProcessor:
+def template(vocabulary: Vocabulary, fine_tuned: bool = False) -> processors.PostProcessor:
     """Return what puts the special symbols around one text or two, as each layout has it."""
     sep = vocabulary.symbols[vocabulary.sep]
     specials = [(sep, vocabulary.sep)]
@@ -68,7 +72,9 @@ def template(vocabulary: Vocabulary) -> processors.PostProcessor:
         cls = vocabulary.symbols[vocabulary.cls()]
         specials.append((cls, vocabulary.cls()))
         first = f"{cls} $A"
-    between = f"{sep} {sep} $B {sep}" if vocabulary.layout == "roberta" else f"{sep} $B:1 {sep}:1"
+    between = f"{sep} $B:1 {sep}:1"
+    if vocabulary.layout == "roberta" and not fine_tuned:
+        between = f"{sep} {sep} $B {sep}"
     return processors.TemplateProcessing(f"{first} {sep}", f"{first} {between}", specials)
 
 

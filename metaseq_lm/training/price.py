@@ -82,7 +82,7 @@ def estimate_price(config: DictConfig) -> PriceEstimate:
     return PriceEstimate(price, costs, window.means(), parts)
 
 
-def dry_run(config: DictConfig) -> None:
+def dry_run(config: DictConfig) -> Parts:
     """Make one update of each kind and a validation, print results and cost; write nothing."""
     config = prepare_config(config)
     estimate = estimate_price(config)
@@ -98,6 +98,7 @@ def dry_run(config: DictConfig) -> None:
     trained = count_parameters(parts.model)["trained"]
     log.message(f"an update costs {estimate.flops:.3g} FLOPs; {trained:,} parameters are trained")
     log.close()
+    return parts
 
 
 def resolve_flops_budget(config: DictConfig) -> DictConfig:

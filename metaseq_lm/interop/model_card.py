@@ -1,0 +1,50 @@
+"""The README.md of an exported model: what it is, how it was trained and scored, how to load it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from metaseq_lm import __version__
+from metaseq_lm.runs.checkpoint import Checkpoint
+
+# The end of a class's name, the pipeline that takes it, and the class that opens any such folder.
+PIPELINES = {
+    "ForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
+    "ForPreTraining": ("", "AutoModelForPreTraining"),
+    "ForSequenceClassification": ("text-classification", "AutoModelForSequenceClassification"),
+    "ForMultipleChoice": ("multiple-choice", "AutoModelForMultipleChoice"),
+    "ForQuestionAnswering": ("question-answering", "AutoModelForQuestionAnswering"),
+    "Model": ("feature-extraction", "AutoModel"),
+}
+
+
+def model_card(stored: Checkpoint, config: DictConfig, model: dict[str, Any]) -> str:
+    """Return the model card of a checkpoint; `model` is the content of its `config.json`."""
+    name = model["architectures"][0]
+    pipeline, opener = next(p for end, p in PIPELINES.items() if name.endswith(end))
+    task, criterion = config.task._name, config.criterion._name
+    title = config.label or Path(config.save_dir).name or task
+    facts = {
+        "Class": f"`{name}`",
+        "Trained by": f"metaseq-lm {__version__}, task `{task}`, criterion `{criterion}`",
+        "Updates": str(stored.manifest.get("update", "")),
+        "Labelled set": str(config.task.get("labelled", "")),
+        "Started from": Path(config.init_from or "").name,
+        "Labels": ", ".join(map(json.dumps, model.get("label2id", {}))),
+        "Longest input": f"{config.task.get('tokens_per_sample', model['max_position_embeddings'])} tokens",
+        "Seed": str(config.seed),
+    }
+    lines = ["---", "library_name: transformers", "tags: [metaseq-lm]"]
+    lines += [f"pipeline_tag: {pipeline}"] * bool(pipeline)
+    lines += ["---", "", f"# {title}", ""]
+    lines += [f"* {key}: {' '.join(value.split())}" for key, value in facts.items() if value]
+    scores = stored.manifest.get("valid") or {}
+    if scores:
+        lines += ["", "| validation | |", "|---|---|"]
+        lines += [f"| {metric} | {value:.4g} |" for metric, value in scores.items()]
+    lines += ["", "```python", f"from transformers import {opener}, AutoTokenizer", ""]
+    lines += [f'model = {opener}.from_pretrained("FOLDER")']
+    lines += ['tokenizer = AutoTokenizer.from_pretrained("FOLDER")', "```", ""]
+    return "\n".join(lines)

@@ -1,0 +1,140 @@
+"""Fine-tuned runs, exported and opened by the transformers library, which predicts the same."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from metaseq_lm.cli import main
+from metaseq_lm.interop.heads import to_library_form
+
+pytest.importorskip("transformers")
+from hf_folders import make, transformers
+
+TRAIN = ["--model", "inherit", "--max-update", "3", "task.tokens_per_sample=20"]
+TRAIN += ["engine.device=cpu", "engine.tensorboard=false", "trainer.best_checkpoint_metric=loss"]
+TRAIN += ["schedule=constant", "trainer.maximize_best_checkpoint_metric=false", "--lr", "1e-2"]
+SENTENCE = ["--task", "sentence_prediction", "--criterion", "sentence_prediction"]
+TEXTS = ["the quick fox", "it was the best", "a lazy dog", "times"]
+ROWS = {
+    "pair": "text_a\ttext_b\tlabel\n"
+    + "".join(
+        f"{a}\t{b}\t{('no', 'yes', 'perhaps')[i % 3]}\n"
+        for i, (a, b) in enumerate((a, b) for a in TEXTS for b in TEXTS)
+    ),
+    "single": "text\tlabel\n" + "".join(f"{t}\t{'yn'[i % 2]}\n" for i, t in enumerate(TEXTS * 3)),
+    "value": "text\tlabel\n" + "".join(f"{t}\t{i * 0.7 - 1}\n" for i, t in enumerate(TEXTS)),
+}
+CASES = {
+    "BERT, no pooler": ("BertModel", "pair", [], "BertForSequenceClassification"),
+    "BERT, pooler": ("BertModel", "pair", ["task.pooled=true"], "BertForSequenceClassification"),
+    "BERT, values": ("BertForMaskedLM", "value", [], "BertForSequenceClassification"),
+    "RoBERTa": ("RobertaForMaskedLM", "single", [], "RobertaForSequenceClassification"),
+    "RoBERTa, pooler": (
+        "RobertaModel",
+        "single",
+        ["task.pooled=true", "task.pooler_dropout=true"],
+        "RobertaForSequenceClassification",
+    ),
+    "ELECTRA": ("ElectraForPreTraining", "pair", [], "ElectraForSequenceClassification"),
+    "ELECTRA, values": ("ElectraModel", "value", [], "ElectraForSequenceClassification"),
+    "pre-LN": ("MegatronBertModel", "pair", [], "MegatronBertForSequenceClassification"),
+}
+
+
+def start(folder: Path, name: str, kind: str) -> tuple[str, str]:
+    """Import a model of class `name` and preprocess a set of ROWS; return both folders."""
+    make(folder / "hf", name)
+    assert main(["import", str(folder / "hf"), "--out", str(folder / "imported")]) == 0
+    (folder / "rows.tsv").write_text(ROWS[kind])
+    files = [f"--{split}pref={folder / 'rows.tsv'}" for split in ("train", "valid")]
+    files += ["--tokenizer-from", str(folder / "imported"), "--destdir", str(folder / "data")]
+    files += ["--regression"] * (kind == "value")
+    assert main(["preprocess", "--labelled", "mine", *files]) == 0
+    return str(folder / "data"), str(folder / "imported")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_predictions(tmp_path: Path, case: str, capsys) -> None:
+    name, kind, options, architecture = CASES[case]
+    data, imported = start(tmp_path, name, kind)
+    run, out = str(tmp_path / "run"), tmp_path / "out"
+    paths = ["--init-from", imported, "--save-dir", run, "task.labelled=mine", *options]
+    assert main(["train", data, *SENTENCE, *TRAIN, *paths]) == 0
+    assert "cannot be exported" not in capsys.readouterr().err
+    assert main(["export", run, "--out", str(out), "--check"]) == 0
+    assert main(["evaluate", run, "--split", "valid", "--out", str(tmp_path / "scores")]) == 0
+    file = tmp_path / "scores" / "predictions.valid.jsonl"
+    ours = sorted(map(json.loads, file.read_text().splitlines()), key=lambda row: row["index"])
+
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(out).eval()
+    assert type(model).__name__ == architecture
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    rows = [line.split("\t")[:-1] for line in ROWS[kind].splitlines()[1:]]
+    inputs = tokenizer(*map(list, zip(*rows)), padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**inputs).logits.double()
+    if kind == "value":
+        scores, names = logits, {0: "value"}
+    else:
+        scores, names = logits.softmax(-1), dict(enumerate(sorted({r["gold"] for r in ours})))
+        assert [names[int(i)] for i in scores.argmax(1)] == [row["predicted"] for row in ours]
+    assert model.config.id2label == names
+    np.testing.assert_allclose(scores, [row["scores"] for row in ours], atol=2e-5)
+    card = (out / "README.md").read_text()
+    assert card.startswith("---\n") and architecture in card and "text-classification" in card
+
+
+def test_spans_of_questions(tmp_path: Path, capsys) -> None:
+    """BERT's head is exported; ELECTRA's is said to have no counterpart, before it is trained."""
+    data, imported = start(tmp_path, "BertModel", "pair")
+    answer = {"text": "fox", "answer_start": 10}
+    question = {"id": "q", "question": "who was it", "answers": [answer]}
+    paragraph = {"context": "the quick fox, it was the best", "qas": [question]}
+    content = {"version": "1.1", "data": [{"title": "t", "paragraphs": [paragraph]}]}
+    (tmp_path / "squad.json").write_text(json.dumps(content))
+    files = [f"--{split}pref={tmp_path / 'squad.json'}" for split in ("train", "valid")]
+    assert main(["preprocess", "--benchmark", "squad/v1.1", *files, "--destdir", data]) == 0
+    (name,) = {path.name for path in Path(data).iterdir() if path.is_dir()} - {"mine"}
+    task = ["--task", "squad", "--criterion", "squad", *TRAIN, f"task.labelled={name}"]
+    task += ["--init-from", imported, "task.doc_stride=4", "task.max_query_length=5"]
+    assert main(["train", data, *task, "--dry-run"]) == 0
+    line = next(x for x in capsys.readouterr().err.splitlines() if "cannot be exported" in x)
+    assert "task.joint=false task.answerability=false" in line
+    run = [*task, "task.joint=false", "task.answerability=false"]
+    assert main(["train", data, *run, "--save-dir", str(tmp_path / "run")]) == 0
+    assert "cannot be exported" not in capsys.readouterr().err
+    out = str(tmp_path / "out")
+    assert main(["export", str(tmp_path / "run"), "--out", out, "--check"]) == 0
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(out)
+    assert type(model).__name__ == "BertForQuestionAnswering"
+
+
+def test_a_check_sees_a_wrong_head(tmp_path: Path, monkeypatch, capsys) -> None:
+    """The logits are compared with those of the head as it was trained, not as it is exported."""
+    data, imported = start(tmp_path, "BertModel", "single")
+    paths = ["--init-from", imported, "--save-dir", str(tmp_path / "run"), "task.labelled=mine"]
+    assert main(["train", data, *SENTENCE, *TRAIN, *paths]) == 0
+
+    def wrong(weights: dict, *args: object) -> dict:
+        form = to_library_form(weights, *args)
+        return form | {"heads.sentence.out.bias": form["heads.sentence.out.bias"] + 0.01}
+
+    monkeypatch.setattr("metaseq_lm.interop.exporting.to_library_form", wrong)
+    export = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--check"]
+    assert main(export) == 1
+    assert "logits differ" in capsys.readouterr().err
+
+
+def test_what_cannot_be_exported_is_said_first(tmp_path: Path, capsys) -> None:
+    data, imported = start(tmp_path, "ElectraModel", "pair")
+    run = ["--init-from", imported, "--save-dir", str(tmp_path / "run"), "task.labelled=mine"]
+    assert main(["train", data, *SENTENCE, *TRAIN, *run, "task.pooled=true"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    at = next(i for i, line in enumerate(lines) if "cannot be exported to transformers" in line)
+    assert "task.pooled=false" in lines[at] and any("train 3/3" in x for x in lines[at:])
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "out")]) == 1
+    assert "task.pooled=false" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
