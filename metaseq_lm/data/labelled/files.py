@@ -158,8 +158,12 @@ class Record:
         return replace(self, fields=self.get(key, dict), name=self.path(key))
 
     def records(self, key: str) -> list["Record"]:
-        """Return a list of objects."""
-        items, name = self.get(key, list), self.path(key)
+        """Return a list of objects; an object of lists, as `datasets` exports it, is transposed."""
+        items, name = self.get(key), self.path(key)
+        if items and type(items) is dict and all(type(v) is list for v in items.values()):
+            items = [dict(zip(items, values)) for values in zip(*items.values())]
+        if type(items) is not list:
+            raise MetaseqError(f"{self.where}: field '{name}' is not a list")
         if any(type(item) is not dict for item in items):
             raise MetaseqError(f"{self.where}: field '{name}' does not hold objects only")
         return [replace(self, fields=item, name=f"{name}[{i}]") for i, item in enumerate(items)]

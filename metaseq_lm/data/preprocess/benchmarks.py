@@ -1,6 +1,7 @@
 """Official files of benchmarks: GLUE and SuperGLUE to labelled sets, SQuAD and MRQA to questions."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,10 +14,18 @@ from metaseq_lm.data.benchmarks import (
     Benchmark,
     as_text,
     find_benchmark,
+    hub_forms,
     superglue,
 )
 from metaseq_lm.data.benchmarks.wnli import with_coreference
-from metaseq_lm.data.labelled.files import Columns, Row, RowReader, Rows, may_lack_labels
+from metaseq_lm.data.labelled.files import (
+    Columns,
+    Row,
+    RowReader,
+    Rows,
+    json_objects,
+    may_lack_labels,
+)
 from metaseq_lm.data.preprocess.labelled import LabelledForm, LabelledPipeline
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
@@ -29,7 +38,9 @@ from metaseq_lm.data.preprocess.pipeline import (
 from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.preprocess.tokenizer import tokenizer_for_set
 from metaseq_lm.data.storage.tables import is_json
-from metaseq_lm.data.storage.text_files import OPENERS
+from metaseq_lm.data.storage.text_files import OPENERS, TextFile
+
+HUB_INDEX = "idx"  # of a row that the `datasets` library exported
 
 
 @dataclass(frozen=True)
@@ -89,11 +100,16 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
         if suite == "superglue":
             variant = options.as_text
             examples = as_text.FORMS[variant][task] if variant else superglue.EXAMPLES[task]
-            return superglue.SuperglueReader(examples, file, required)
-        expand = with_coreference if name == "glue/WNLI" else None
+            return superglue.SuperglueReader(hub_forms.accepts_both(name, examples), file, required)
+        expand: Callable[[Row], Iterable[Row]] | None = (
+            with_coreference if name == "glue/WNLI" else None
+        )
         if doubled and split == TRAIN:
             expand = with_swapped
-        return RowReader(file, _columns(benchmark, split, path), required, expand=expand)
+        columns = _columns(name, benchmark, split, path)
+        if columns.index == HUB_INDEX:
+            expand = _renamed(name, expand)
+        return RowReader(file, columns, required, expand=expand)
 
     details: dict[str, Any] = {"doubled": doubled, "text_columns": list(benchmark.texts)}
     details |= {"as_text": bool(options.as_text)}
@@ -130,7 +146,9 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
     names = find_benchmark(name).files
     files: dict[str, list[Path]] = {}
     for split, file in names.items():
-        if path := find_packed(source / file):
+        exported = [f"{stem}.jsonl" for stem in hub_forms.SPLITS.get(split, (split,))]
+        paths = filter(None, (find_packed(source / file) for file in (file, *exported)))
+        if path := next(paths, None):
             files[split] = [path]
         elif split not in OPTIONAL_SPLITS:
             print(f"{source}: no {file}, so there will be no {split} split", flush=True)
@@ -148,9 +166,26 @@ def with_swapped(row: Row) -> Iterator[Row]:
     yield replace(row, texts=row.texts[::-1], facts={**(row.facts or {}), "swapped": True})
 
 
-def _columns(benchmark: Benchmark, split: str, path: Path) -> Columns:
+def _renamed(
+    name: str, expand: Callable[[Row], Iterable[Row]] | None
+) -> Callable[[Row], Iterable[Row]]:
+    """Return `expand` for rows of an export, whose labels become those of the official file."""
+    words = hub_forms.label_words(name)
+
+    def renamed(row: Row) -> Iterable[Row]:
+        row = hub_forms.with_official_label(row, words)
+        return [row] if expand is None else expand(row)
+
+    return renamed
+
+
+def _columns(name: str, benchmark: Benchmark, split: str, path: Path) -> Columns:
     regression = not benchmark.labels
     if is_json(path):
+        texts = hub_forms.TEXTS.get(name, benchmark.texts)
+        _, fields, _ = next(json_objects(TextFile(path), Counter()), (0, {}, False))
+        if fields.keys() >= {*texts}:
+            return Columns(texts=texts, regression=regression, index=HUB_INDEX)
         # A subset that somebody exported: text_a, text_b, label.
         return Columns(regression=regression, index=benchmark.index)
     return Columns(

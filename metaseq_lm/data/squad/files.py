@@ -1,7 +1,9 @@
 """Paragraphs and questions of official SQuAD and MRQA files, each part checked, with its place."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, groupby
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.labelled.files import Record, json_object
@@ -29,12 +31,21 @@ class Paragraph:
     questions: tuple[Question, ...]
 
 
+def _is_row(line: str) -> bool:
+    """Return whether a line is one question with its context, as `datasets` exports SQuAD."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(fields, dict) and "context" in fields and "data" not in fields
+
+
 @dataclass
 class SquadReader:
     """Iterates over the paragraphs of a file; `bad_utf8` counts the lines with invalid bytes so far.
 
-    `version` is "v1.1" or "v2.0" (the official JSON) or "mrqa" (one JSON object per line, the first
-    a header). MetaseqError names the file and the question or field that is wrong.
+    `version` is "v1.1" or "v2.0" (the official JSON, or lines of the `datasets` library) or "mrqa"
+    (one JSON object per line, the first a header). MetaseqError names the file and the question or field that is wrong.
     """
 
     file: TextFile
@@ -54,9 +65,24 @@ class SquadReader:
         return Record(json_object(text, where), where, remedy=remedy)
 
     def _articles(self) -> Iterator[Paragraph]:
-        content = "\n".join(text for _, text in self._text())
+        lines = self._text()
+        number, first = next(lines, (1, ""))
+        if _is_row(first):
+            yield from self._rows(chain([(number, first)], lines))
+            return
+        content = "\n".join([first, *(text for _, text in lines)])
         for article in self._record(content, str(self.file)).records("data"):
             yield from map(self._paragraph, article.records("paragraphs"))
+
+    def _rows(self, lines: Iterable[tuple[int, str]]) -> Iterator[Paragraph]:
+        """Yield a paragraph for each run of rows with the same context; one without answers is impossible."""
+        records = (self._record(text, f"{self.file}:{n}") for n, text in lines if text.strip())
+        for context, group in groupby(records, lambda record: record.text("context")):
+            questions = []
+            for record in group:
+                record.fields.setdefault("is_impossible", not record.records("answers"))
+                questions.append(self._question(record, record.text("id"), context))
+            yield Paragraph(context, tuple(questions))
 
     def _lines(self) -> Iterator[Paragraph]:
         for number, text in self._text():

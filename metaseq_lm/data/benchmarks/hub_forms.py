@@ -1,0 +1,116 @@
+"""GLUE and SuperGLUE in the JSON lines that the `datasets` library exports.
+
+There a label is a number (-1 for none) or its name, and what is nested in SuperGLUE's files is flat:
+one row per answer of MultiRC and per query of ReCoRD, whose spans end after their last character.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from metaseq_lm.data.benchmarks import PAIR, find_benchmark
+from metaseq_lm.data.benchmarks.superglue import Example, Examples
+from metaseq_lm.data.labelled.classes import NO_LABEL
+from metaseq_lm.data.labelled.files import Record, Row
+
+PREMISE = ("premise", "hypothesis")
+# The text columns of the tasks in which they are not those of the official files.
+TEXTS = {"glue/MRPC": PAIR, "glue/MNLI": PREMISE, "glue/AX": PREMISE}
+_ENTAILMENT = ("entailment", "not_entailment")
+_NLI = ("entailment", "neutral", "contradiction")
+_TRUTH = ("False", "True")
+# Names of the labels 0, 1, ...
+NAMES = {
+    "glue/CoLA": ("unacceptable", "acceptable"),
+    "glue/SST-2": ("negative", "positive"),
+    "glue/MRPC": ("not_equivalent", "equivalent"),
+    "glue/QQP": ("not_duplicate", "duplicate"),
+    "glue/MNLI": _NLI,
+    "glue/QNLI": _ENTAILMENT,
+    "glue/RTE": _ENTAILMENT,
+    "glue/WNLI": ("not_entailment", "entailment"),
+    "glue/AX": _NLI,
+    "superglue/BoolQ": _TRUTH,
+    "superglue/CB": ("entailment", "contradiction", "neutral"),
+    "superglue/COPA": ("choice1", "choice2"),
+    "superglue/MultiRC": _TRUTH,
+    "superglue/RTE": _ENTAILMENT,
+    "superglue/WiC": _TRUTH,
+    "superglue/WSC": _TRUTH,
+    "superglue/AX-b": _ENTAILMENT,
+    "superglue/AX-g": _ENTAILMENT,
+}
+SPLITS = {
+    "valid": ("validation", "validation_matched"),
+    "valid_mismatched": ("validation_mismatched",),
+    "test": ("test", "test_matched"),
+}
+
+
+def label_words(name: str) -> dict[str, str]:
+    """Return the label of a benchmark for each number and each name that an export has."""
+    labels = find_benchmark(name).labels
+    words: dict[str, str] = {}
+    for number, word in enumerate(NAMES.get(name, ())):
+        label = word if word in labels else labels[number]
+        words |= {str(number): label, word: label}
+    return words
+
+
+def with_official_label(row: Row, words: dict[str, str]) -> Row:
+    """Return a row of GLUE with the label of the official file; -1.0 of STS-B is none."""
+    if isinstance(row.label, str):
+        return replace(row, label=words.get(row.label, row.label))
+    return replace(row, label=NO_LABEL) if row.label == -1.0 else row
+
+
+def accepts_both(name: str, examples: Examples) -> Examples:
+    """Return the reader of a task of SuperGLUE for objects of official files and of exports."""
+    words, nest = label_words(name), _NESTED.get(name.partition("/")[2])
+
+    def read(record: Record) -> Iterator[Example]:
+        fields = dict(record.fields)
+        label = fields.get("label")
+        if label == -1 and type(label) is int:
+            del fields["label"]
+        elif isinstance(label, (int, str)):
+            fields["label"] = words.get(str(label).strip(), label)
+        record = replace(record, fields=fields)
+        return examples(replace(record, fields=fields | nest(record)) if nest else record)
+
+    return read
+
+
+def _wsc(record: Record) -> dict[str, Any]:
+    names = [name for name in record.fields if name.startswith(("span1_", "span2_"))]
+    return {"target": {name: record.fields[name] for name in names}} if names else {}
+
+
+def _multirc(record: Record) -> dict[str, Any]:
+    if "paragraph" not in record.fields:
+        return {}
+    places = record.record("idx")
+    answer = {"text": record.text("answer"), "idx": places.number("answer")}
+    answer |= {"label": record.fields["label"]} if "label" in record.fields else {}
+    question = {"question": record.text("question"), "idx": places.number("question")}
+    questions = [{**question, "answers": [answer]}]
+    passage = {"text": record.text("paragraph"), "questions": questions}
+    return {"idx": places.number("paragraph"), "passage": passage}
+
+
+def _record(record: Record) -> dict[str, Any]:
+    if "entity_spans" not in record.fields:
+        return {}
+    places = record.record("idx")
+    entities = [
+        {"text": span.text("text"), "start": span.number("start"), "end": span.number("end") - 1}
+        for span in record.records("entity_spans")
+    ]
+    query = {"query": record.text("query"), "idx": places.number("query")}
+    if answers := record.fields.get("answers"):
+        query["answers"] = [entity for entity in entities if entity["text"] in answers]
+    passage = {"text": record.text("passage"), "entities": entities}
+    return {"idx": places.number("passage"), "passage": passage, "qas": [query]}
+
+
+_NESTED = {"WSC": _wsc, "MultiRC": _multirc, "ReCoRD": _record}
