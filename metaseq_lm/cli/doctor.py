@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from metaseq_lm.core.errors import printable
+
 HELP = "check the machine, a corpus, its tokenizer, and sets of every kind"
 
 
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         findings = chain(findings, *(examine(folder, args.verify) for folder in args.data))
     levels = []
     for finding in findings:
-        print(f"{finding.level:<8} {finding.text}", flush=True)
+        print(printable(f"{finding.level:<8} {finding.text}"), flush=True)
         levels.append(finding.level)
     errors, warnings = levels.count("error"), levels.count("warning")
     print(f"{errors} errors, {warnings} warnings")

@@ -14,6 +14,7 @@ Results kept without their folders, and later runs beside them in one table:
 
 import argparse
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
-from metaseq_lm.reporting.formats import WRITERS
+from metaseq_lm.reporting.formats import WRITERS, clean
 from metaseq_lm.reporting.html import samples_markdown, samples_of, to_html
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.plots import (
@@ -200,10 +201,13 @@ def run(args: argparse.Namespace) -> int:
         pictures = Pictures(settings, args.spread, args.columns, args.x)
         with TemporaryDirectory() as spare:
             folder = args.out if "png" in output_formats else Path(spare)
-            drawn, notes = draw(pictures, metric, curves, folder)
+            with warnings.catch_warnings(record=True) as caught:
+                drawn, notes = draw(pictures, metric, curves, folder)
+            # matplotlib names characters that its font lacks.
+            notes += dict.fromkeys(str(warning.message) for warning in caught)
             page = to_html(table, settings, metric, drawn, notes, samples)
         if notes:
-            print("", *notes, sep="\n")
+            print("", *map(clean, notes), sep="\n")
         if "png" in output_formats:
             paths += drawn
         if "html" in output_formats:

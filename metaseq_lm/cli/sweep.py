@@ -39,7 +39,7 @@ from typing import Any
 
 from metaseq_lm.cli import NOT_OPTIONS
 from metaseq_lm.cli.train import FLAGS, add_config_arguments, flag_values
-from metaseq_lm.core.errors import Interrupted, UsageError
+from metaseq_lm.core.errors import Interrupted, UsageError, printable
 
 HELP = "launch a grid of runs, locally or on Slurm; status, resubmit, cancel"
 OVERRIDES = True
@@ -127,10 +127,10 @@ def run(args: argparse.Namespace) -> int:
         return resubmit(folder, args)
     if verb == "status":
         rows = states(folder)
-        print("\n".join([*lines(rows), summary(rows)]))
+        print(printable("\n".join([*lines(rows), summary(rows)])))
     else:
         output = [f"cancelled {name}" for name in cancel(folder)]
-        print("\n".join(output or ["nothing was pending or running"]))
+        print(printable("\n".join(output or ["nothing was pending or running"])))
     return 0
 
 
@@ -359,7 +359,7 @@ def run_locally(folder: Any, todo: list[Any], launch: Any, code: Any) -> int:
     folder.append("command", pid=pid, start=process_start(pid), host=socket.gethostname())
 
     def report(run: Any) -> None:
-        print("\n".join(lines(states(folder, [run]))), flush=True)
+        print(printable("\n".join(lines(states(folder, [run])))), flush=True)
 
     stopped = LocalRuns(folder, launch, code).work(todo, report)
     current = states(folder)

@@ -42,10 +42,15 @@ class ReplicaLost(MetaseqError):
     """Another replica died, failed or hangs; the message names it."""
 
 
+def printable(text: str) -> str:
+    """Return a text of lines without control characters, which could control a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
+
+
 def say(message: str) -> None:
     """Print a line on stderr; do nothing if it is closed or full."""
     with contextlib.suppress(OSError):
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)
 
 
 def run_script(main: Callable[[], None]) -> None:

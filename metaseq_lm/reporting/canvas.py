@@ -8,6 +8,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from metaseq_lm.core.errors import printable
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -115,6 +117,7 @@ def canvas(panels: int, path: Path, shared: bool = True) -> Iterator[tuple["Figu
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
     columns = 2 if panels == 4 else min(panels, 3)
     rows = -(-panels // columns)
@@ -129,6 +132,9 @@ def canvas(panels: int, path: Path, shared: bool = True) -> Iterator[tuple["Figu
         for i, axes in enumerate(grid[:panels]):
             if i % columns:
                 axes.set_ylabel("")
+        for text in figure.findobj(Text):
+            if (words := printable(text.get_text())) != text.get_text():
+                text.set_text(words)
         figure.savefig(path, dpi=DPI, format="png")
 
 

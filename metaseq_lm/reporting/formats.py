@@ -5,9 +5,12 @@ import io
 import re
 import unicodedata
 from collections.abc import Callable
+from typing import Any
 
 from metaseq_lm.reporting.table import Cell, Table
 
+FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
 TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -72,10 +75,21 @@ def to_csv(table: Table) -> str:
     """Return one line for each setting or cell with unrounded numbers; fractions stay fractions."""
     out = io.StringIO()
     head = list(table.records[0]) if table.records else table.head
-    writer = csv.DictWriter(out, head, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table.records)
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(map(inert, head))
+    writer.writerows([inert(record[key]) for key in head] for record in table.records)
     return out.getvalue()
+
+
+def inert(value: Any) -> Any:
+    """Return a value that no spreadsheet takes for a formula, which could send data away.
+
+    Of a text without control characters; an apostrophe stands before one that begins a formula.
+    """
+    if not isinstance(value, str):
+        return value
+    text = clean(value)
+    return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
 
 
 def to_tex(table: Table) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from metaseq_lm.core.errors import say
+from metaseq_lm.core.errors import printable, say
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.runs.folder import RunFolder
@@ -41,7 +41,11 @@ class RunLog:
         self.visible = process_group.rank() == 0
         if self.visible and sys.stderr.isatty():
             self.bar = tqdm(
-                total=total, initial=update, desc=self.name, unit="upd", dynamic_ncols=True
+                total=total,
+                initial=update,
+                desc=printable(self.name),
+                unit="upd",
+                dynamic_ncols=True,
             )
         if self.tensorboard and self.folder is not None:
             self.board = TensorBoard(self.folder.path / "tb")
@@ -54,7 +58,7 @@ class RunLog:
 
     def message(self, text: str) -> None:
         """Show a line on the screen only."""
-        line = f"{self.name}: {text}"
+        line = printable(f"{self.name}: {text}")
         if self.bar is not None:
             # The terminal may be closed: log.jsonl has every line.
             with contextlib.suppress(OSError):

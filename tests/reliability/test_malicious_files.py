@@ -1,7 +1,10 @@
 """Files made to do harm are refused in one message, run nothing, and cost no memory."""
 
+import csv
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -169,6 +172,55 @@ def test_sweep_reads_and_writes_only_files_of_its_folder(
         )
         assert done.returncode in (0, 1, 2) and "Traceback" not in done.stderr, done.stderr
     assert not outside.exists()
+
+
+FORMULAS = ["=HYPERLINK(0)", "+1+1", "-cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\r=1", " =1", "＝1"]
+COLOURED = "\x1b[31mred\x1b]0;title\x07\u202e"
+
+
+def test_reports_defuse_formulas_and_control_characters(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """In every file and on the terminal; numbers stay numbers."""
+    labels = [*FORMULAS, COLOURED, "soft", "-0.5"]
+    for seed, label in enumerate(labels):
+        make_run(tmp_path / "runs" / str(seed), 0.5, seed=seed, label=label, **{COLOURED: label})
+    out = tmp_path / "report"
+    words = ["report", str(tmp_path / "runs"), "--out", str(out)]
+    assert main([*words, "--curve", "valid.accuracy"]) == 0
+    printed = capfd.readouterr()
+    texts = [printed.out, printed.err]
+    texts += [path.read_text() for path in out.iterdir() if path.suffix != ".png"]
+    assert len(texts) == 7
+    for text in texts:
+        assert all(c.isprintable() or c == "\n" for c in text), text
+    rows = list(csv.reader((out / "table.csv").open()))
+    cells = [cell for row in rows for cell in row]
+    assert not [c for c in cells if re.match(r"\s*[=+@＝-]", c) and c != "-0.5"], cells
+    assert {"'=HYPERLINK(0)", "soft", "-0.5", "0.5"} <= set(cells)
+
+
+def test_terminal_gets_no_control_characters_of_files(
+    moons: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    data = shutil.copytree(moons, tmp_path / "data")
+    (tmp_path / "set.tsv").write_text(f"text\tlabel\na\t{COLOURED}\nb\tx\nc\t{COLOURED}\nd\tx\n")
+    file = tmp_path / "set.tsv"
+    words = ["--labelled", "odd", "--trainpref", str(file), "--validpref", str(file)]
+    main(["preprocess", *words, "--destdir", str(data)])
+    main(["doctor", str(data)])
+    definition = normalise({"data": str(moons), "overrides": MLM})
+    out = tmp_path / "out"
+    out.mkdir()
+    SweepFolder(out).adopt(definition, expand(definition, out), {})
+    rewrite(out / "sweep.json", lambda content: content["runs"][0].update(name=COLOURED))
+    assert main(["sweep", "status", str(out)]) == 0
+    rewrite(out / "sweep.json", lambda content: content.update(out=COLOURED))
+    assert main(["sweep", "resubmit", "--failed", str(out)]) == 1
+    printed = capfd.readouterr()
+    assert printed.out.count("red") >= 3
+    for text in printed:
+        assert all(c.isprintable() or c in "\n\t" for c in text), text
 
 
 PLUGIN = "from pathlib import Path\nPath({canary!r}).write_text('imported')\n"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, printable
 from metaseq_lm.data.labelled.files import Record, Row, json_objects
 from metaseq_lm.data.storage.text_files import TextFile
 
@@ -167,7 +167,8 @@ def _wsc(record: Record) -> Iterator[Example]:
             raise MetaseqError(f"{record.where}: target.span{number}_index {index}: {remark}")
         if remark:
             record.counts["span_text_elsewhere"] += 1
-            print(f"{record.where}: target.span{number}_index {index}: {remark}", flush=True)
+            text = f"{record.where}: target.span{number}_index {index}: {remark}"
+            print(printable(text), flush=True)
         spans.append((0, start, end))
     yield (text,), record.label(), tuple(spans), {"idx": record.number("idx")}
 

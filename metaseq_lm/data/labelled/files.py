@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError, printable
 from metaseq_lm.core.registry import abbreviated, nearest
 from metaseq_lm.data.labelled.classes import NO_LABEL
 from metaseq_lm.data.storage.tables import (
@@ -254,7 +254,7 @@ class RowReader:
                     raise MetaseqError(message)
                 self.counts["malformed"] += 1
                 if self.counts["malformed"] <= MALFORMED_NAMED:
-                    print(f"{message}; the row is left out", flush=True)
+                    print(printable(f"{message}; the row is left out"), flush=True)
                 continue
             yield number, dict(zip(names, fields)), bad
         if self.counts["malformed"] > MALFORMED_NAMED:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin,
 import numpy.typing as npt
 
 from metaseq_lm.core.config import check_options
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError, printable
 from metaseq_lm.core.files import full_disk_message, sync_file, sync_folder
 from metaseq_lm.core.registry import Entry, Registry
 from metaseq_lm.data.storage.indexed import IndexedWriter
@@ -221,11 +221,11 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
                 "sources": list(map(str, split.sources)),
             }
             manifest.add_files(folder, split.files)
-            print(pipeline.summary(split), flush=True)
+            print(printable(pipeline.summary(split)), flush=True)
         manifest.add_files(folder, pipeline.shared_files)
         publish(folder, request.destdir, manifest)
     if text := pipeline.report():
-        print(text, flush=True)
+        print(printable(text), flush=True)
     return manifest
 
 
