@@ -195,15 +195,14 @@ def blank_rows(
 def fill(
     rows: np.ndarray,
     data: IndexedDataset,
-    places: tuple[np.ndarray, np.ndarray],
+    columns: tuple[np.ndarray, np.ndarray],
     runs: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    """Copy runs (start, length) of the token stream to places (row, column); all (pieces,)."""
-    (row, column), (start, length) = places, runs
+    """Copy runs (start, length) of the token stream to `columns` (row, column); all (pieces,)."""
+    (row, column), (start, length) = columns, runs
     # The rows lie end to end in memory, so a run is one there too.
-    rows.reshape(-1)[ranges(row * rows.shape[1] + column, length)] = np.asarray(data.tokens)[
-        ranges(start, length)
-    ]
+    places = ranges(row * rows.shape[1] + column, length)
+    rows.reshape(-1)[places] = data.tokens[ranges(start, length)]
 
 
 def text_rows(

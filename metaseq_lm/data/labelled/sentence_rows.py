@@ -106,13 +106,15 @@ class SentenceRows:
         """
         lengths = self.row_lengths[samples]
         width = max(width, int(lengths.max()))
-        rows = [self._fill(row, samples, width) for row in range(len(self.layouts))]
+        tokens, segments = zip(
+            *(self._fill(row, samples, width) for row in range(len(self.layouts)))
+        )
         shape = (*lengths.shape, width) if self.choices else (len(samples), width)
         padding = padding_of(lengths.ravel(), width)
         labels, spans = self.data.labels, self.spans
         return SentenceBatch(
-            tokens=as_tensor(np.stack([tokens for tokens, _ in rows], 1).reshape(shape)),
-            segments=as_tensor(np.stack([segments for _, segments in rows], 1).reshape(shape)),
+            tokens=as_tensor(np.stack(tokens, 1).reshape(shape)),
+            segments=as_tensor(np.stack(segments, 1).reshape(shape)),
             padding=as_tensor(None if padding is None else padding.reshape(shape)),
             targets=None if labels is None else labels[samples],
             spans=None if spans is None else spans[samples],

@@ -7,16 +7,16 @@ the id, text and answers of its questions.
 """
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.labelled.files import Record, json_object
 from metaseq_lm.data.labelled.sets import rows_name
 from metaseq_lm.data.squad.files import VERSIONS
-from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers, prefix_path
+from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers
 from metaseq_lm.data.storage.manifest import Manifest, require_sizes
 from metaseq_lm.data.storage.text_files import TextFile
 
@@ -73,8 +73,9 @@ class SquadSet:
         require_sizes(self.folder)
 
     def _refuse(self, data: IndexedDataset, fault: str) -> None:
-        path = prefix_path(data.prefix, ".bin")
-        raise MetaseqError(f"{path}: {fault}; the files do not belong together, preprocess again")
+        raise MetaseqError(
+            f"{data.prefix}.bin: {fault}; the files do not belong together, preprocess again"
+        )
 
     def _check_table(self, spans: IndexedDataset) -> None:
         if len(self.paragraph) and not 0 <= self.paragraph.min() <= self.paragraph.max() < len(
@@ -104,14 +105,11 @@ class SquadSet:
         path = self.folder / rows_name(self.split)
         contexts, questions = [], []
         for number, text, _ in TextFile(path, "fail").lines():
-            try:
-                row = json.loads(text)
-                contexts.append(str(row["context"]))
-                questions += [
-                    {k: q[k] for k in ("id", "question", "answers")} for q in row["questions"]
-                ]
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise MetaseqError(f"{path}:{number}: damaged; preprocess again") from error
+            where = f"{path}:{number}: damaged, preprocess again"
+            row = Record(json_object(text, where), where)
+            contexts.append(row.text("context"))
+            for question in row.records("questions"):
+                questions.append({k: question.get(k) for k in ("id", "question", "answers")})
         if len(contexts) != len(self.contexts) or len(questions) != len(self):
             raise MetaseqError(
                 f"{path}: {len(contexts)} paragraphs and {len(questions)} questions, expected "

@@ -103,17 +103,12 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class TextFile:
-    """A text file, plain or packed, and what becomes of invalid UTF-8 in it.
+    """A text file, plain or packed, and what becomes of invalid UTF-8 in it."""
 
-    Attributes:
-        path: The file; `str` of a TextFile gives it, for messages.
-        on_bad_utf8: "replace" the bytes by U+FFFD, "skip" the line, or "fail" with its number.
-        encoding: What the file is converted from, as Python names it.
-    """
-
-    path: Path
+    path: Path  # the file; `str` of a TextFile gives it, for messages
+    # "replace" the bytes by U+FFFD, "skip" the line, or "fail" with its number.
     on_bad_utf8: str = "replace"
-    encoding: str = "utf-8"
+    encoding: str = "utf-8"  # what the file is converted from, as Python names it
 
     def __post_init__(self) -> None:
         if self.on_bad_utf8 not in BAD_UTF8:

@@ -138,8 +138,7 @@ class WordSet:
         """Return the numbers of `sentences` in one of the data sets end to end, int64 (words,)."""
         rows = np.asarray(sentences, np.int64)
         places = ranges(data.starts[rows], data.sizes[rows])
-        ids: np.ndarray = np.asarray(data.tokens)[places].astype(np.int64)
-        return ids
+        return np.asarray(data.tokens[places], np.int64)
 
     def surface(self, sentences: np.ndarray) -> list[list[str]]:
         """Return the words of `sentences` as they stand in the file."""

@@ -150,22 +150,21 @@ def test_empty_token_file(tmp_path, fairseq):
     assert len(data) == len(data.tokens) == 0
     data = IndexedDataset(write_pair(tmp_path / "b", [[], []], fairseq=fairseq))
     assert contents(data) == [[], []]
-    values, lengths = data.gather([0, 1], 7)
+    values, lengths = data.gather([0, 1], 7, 0)
     assert values.shape == (2, 0) and lengths.tolist() == [0, 0]
     assert not data.tokens.flags.writeable
 
 
 @same_folder
-@given(documents_strategy, st.data(), st.one_of(st.none(), st.integers(0, 8)))
+@given(documents_strategy, st.data(), st.integers(0, 8))
 def test_gather_is_what_a_loop_does(tmp_path, documents, data, length):
     opened = IndexedDataset(write_pair(tmp_path / "a", documents))
     rows = data.draw(st.lists(st.integers(-len(documents), len(documents) - 1), max_size=8))
     values, lengths = opened.gather(rows, -1, length)
-    wanted = [documents[i] if length is None else documents[i][:length] for i in rows]
-    width = max(map(len, wanted), default=0) if length is None else length
+    wanted = [documents[i][:length] for i in rows]
     assert lengths.tolist() == [len(w) for w in wanted]
-    assert values.shape == (len(rows), width) and values.dtype == lengths.dtype == np.int64
-    assert values.tolist() == [w + [-1] * (width - len(w)) for w in wanted]
+    assert values.shape == (len(rows), length) and values.dtype == lengths.dtype == np.int64
+    assert values.tolist() == [w + [-1] * (length - len(w)) for w in wanted]
 
 
 @same_folder
