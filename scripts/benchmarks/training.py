@@ -14,7 +14,6 @@ from timing import Step
 
 from metaseq_lm.core import plugins
 from metaseq_lm.core.config import load_config
-from metaseq_lm.data.labelled.sets import input_name, label_name
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest
 from metaseq_lm.data.streams import Shard
@@ -110,8 +109,8 @@ def made_up_set(
     for split, rows in sizes.items():
         texts = draw.integers(len(special_symbols()), vocab, (rows, length))
         gold = draw.integers(0, 2, (rows, 1))
-        kinds: dict[str, tuple[Any, type]] = {input_name(split, 0): (texts, np.uint16)}
-        kinds[label_name(split)] = (gold, np.int32 if classes else np.float64)
+        kinds: dict[str, tuple[Any, type]] = {f"{split}.input0": (texts, np.uint16)}
+        kinds[f"{split}.label"] = (gold, np.int32 if classes else np.float64)
         for prefix, (values, kind) in kinds.items():
             with IndexedWriter(place / prefix, np.dtype(kind)) as writer:
                 for row in values:

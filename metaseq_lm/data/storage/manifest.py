@@ -258,8 +258,8 @@ def labels_in(folder: str | Path, options: Any) -> dict[str, list[str]]:
 
     The name HERE is the data folder itself; real values have no classes, [].
     """
-    here = [HERE] if (Path(folder) / MANIFEST_FILE).is_file() else []
-    names = [*here, *sets_named(folder, options)]
+    unnamed = [HERE] if (Path(folder) / MANIFEST_FILE).is_file() else []
+    names = [*unnamed, *sets_named(folder, options)]
     labels = {name: Manifest.load(Path(folder) / name).details.get("labels") for name in names}
     return {name: classes for name, classes in labels.items() if isinstance(classes, list)}
 
