@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, printable
 from metaseq_lm.core.registry import abbreviated, nearest
-from metaseq_lm.data.labelled.classes import NO_LABEL
+from metaseq_lm.data.labelled.classes import NO_LABEL, number_of
 from metaseq_lm.data.storage.tables import (
     JSON_SUFFIXES,
     QUOTING,
@@ -329,7 +329,8 @@ class RowReader:
         try:
             label = float(value)
         except (ValueError, OverflowError) as error:
-            raise MetaseqError(f"{where}: label {value!r} is not a number") from error
+            remedy = "; write a decimal point" if number_of(word) is not None else ""
+            raise MetaseqError(f"{where}: label {value!r} is not a number{remedy}") from error
         if not math.isfinite(label):
             raise MetaseqError(f"{where}: label {value!r} is not finite")
         return label

@@ -19,6 +19,7 @@ from metaseq_lm.data.labelled.classes import (
     NO_LABEL,
     gold_classes,
     label_warnings,
+    number_of,
     spelling_key,
 )
 from metaseq_lm.data.labelled.files import Columns, Row, RowReader, Rows, may_lack_labels
@@ -73,7 +74,9 @@ class LabelledOptions:
     )
     label_column: str = option("label", "the column of the labels", metavar="A")
     labels: tuple[str, ...] | None = option(
-        None, "the classes in order (default: of train, sorted)", metavar="A,B,..."
+        None,
+        "the classes in order (default: of train, sorted); names for labels that are the numbers 0, 1, ...",
+        metavar="A,B,...",
     )
     labels_from: Path | None = option(
         None,
@@ -122,8 +125,16 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
         labels = classes_of(options.labels_from)
     details = {"text_columns": list(columns.texts or ()), "label_column": columns.label}
 
+    names = {str(i): label for i, label in enumerate(options.labels or ())}
+    if any(number_of(label) is not None for label in names.values()):
+        names = {}
+
+    def named(row: Row) -> list[Row]:
+        return [replace(row, label=names[str(row.label)]) if str(row.label) in names else row]
+
     def open_rows(split: str, path: Path) -> Rows:
-        return RowReader(request.text_file(path), columns, not may_lack_labels(split))
+        required = not may_lack_labels(split)
+        return RowReader(request.text_file(path), columns, required, expand=named)
 
     return LabelledPipeline(
         request.inside(options.labelled),
@@ -203,9 +214,13 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                 elif row.label in no_gold:
                     counts["no_gold_label"] += 1
                     if counts["no_gold_label"] == 1:
+                        text = (
+                            f"label {row.label!r} means" if row.label else "the empty label means"
+                        )
+                        remedy = " (--labels can make it a class)" if row.label else ""
                         self._warnings.append(
-                            f"{path}:{row.line}: label {row.label!r} means that the row has no gold label; "
-                            "it and others like it are left out (--labels can make it a class)"
+                            f"{path}:{row.line}: {text} that the row has no gold label; it and others "
+                            f"like it are left out{remedy}"
                         )
                     continue
                 columns = columns or len(row.texts)

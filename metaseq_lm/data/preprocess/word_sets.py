@@ -15,6 +15,7 @@ from metaseq_lm.data.preprocess.pipeline import TRAIN, Request, Split, register_
 from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline
 from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.storage.manifest import Manifest, classes_of
+from metaseq_lm.data.storage.tables import is_json
 from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.columns import (
     ColumnReader,
@@ -35,6 +36,7 @@ from metaseq_lm.data.words.tags import (
     guess_scheme,
     read_spans,
 )
+from metaseq_lm.data.words.token_lists import TokenListReader
 from metaseq_lm.data.words.vocabulary import WordVocabulary
 
 VALID = "valid"
@@ -48,7 +50,7 @@ class WordSetOptions:
     tag_column: str = option(
         "",
         "column of the tags, or of HEAD-RELATION (default: -1, the last); of .conllu files with "
-        "--tagged a field such as upos",
+        "--tagged a field such as upos, of JSON lines one such as ner_tags",
     )
     hold_out: int | None = option(
         None,
@@ -77,6 +79,11 @@ class TaggedOptions(WordSetOptions):
         "tagged: scheme in which tags mark spans, stored as BIOES; conlleval reads every scheme and "
         "faulty tags; none: each tag is the class of a word",
         choices=SCHEMES,
+    )
+    tag_names: tuple[str, ...] | None = option(
+        None,
+        "tagged: names of the tags 0, 1, ... in JSON lines with lists of tokens and of numbers",
+        metavar="A,B,...",
     )
     unseen_tags: str = option(
         "own",
@@ -237,6 +244,11 @@ class TagsPipeline(WordSetPipeline):
 
     def open_file(self, path: Path) -> SentenceReader:
         file, tag_field = self.request.text_file(path), self.options.tag_column
+        if is_json(path):
+            names, keeps_numbers = self.options.tag_names or (), self.options.tag_scheme == "none"
+            return TokenListReader(
+                file, tag_field=tag_field, tag_names=names, keeps_numbers=keeps_numbers
+            )
         if not is_conllu(path):
             return self.column_reader(ColumnReader, file)
         if not tag_field or _is_number(tag_field):

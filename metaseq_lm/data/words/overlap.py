@@ -13,9 +13,11 @@ import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
+from metaseq_lm.data.storage.tables import is_json
 from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.columns import ColumnReader, ConlluReader, SentenceReader, is_conllu
 from metaseq_lm.data.words.sets import KINDS, WordSet
+from metaseq_lm.data.words.token_lists import TokenListReader
 from metaseq_lm.data.words.vocabulary import normalise
 
 CHUNK = 4096
@@ -94,6 +96,8 @@ def dropped_sentences(dropped: int) -> str:
 
 def words_reader(file: TextFile, word_column: int) -> SentenceReader:
     """Return a reader of a labelled file of which only the words matter."""
+    if is_json(file.path):
+        return TokenListReader(file, has_tags=False)
     if is_conllu(file.path):
         return ConlluReader(file, trees=False)
     return ColumnReader(file, word_column=word_column, label_column=word_column)

@@ -128,6 +128,12 @@ def test_bad_bytes(run):
     assert code == 1 and "train.tsv:2: invalid UTF-8" in output
 
 
+def labels(*counts):
+    """Return a table with a row for each time that a label is to occur."""
+    rows = [f"{i}\t{label}\n" for label, count in counts for i in range(count)]
+    return "text\tlabel\n" + "".join(rows)
+
+
 J = '{"text": "a", "label": "x"}\n'
 
 
@@ -156,6 +162,12 @@ J = '{"text": "a", "label": "x"}\n'
         ({"train.tsv": TRAIN, "valid.tsv": TRAIN + "a\tyse\n"}, (), 1, "valid.tsv:6: label 'yse'"),
         ({"train.tsv": TRAIN}, ("--labels", "yes"), 1, "train.tsv:3: label 'no' is not one of"),
         ({"train.tsv": TRAIN}, ("--regression",), 1, "train.tsv:2: label 'yes' is not a number"),
+        (
+            {"train.tsv": labels(("3,5", 1))},
+            ("--regression",),
+            1,
+            "'3,5' is not a number; write a d",
+        ),
         ({"train.tsv": TRAIN}, ("--labels", "a,a"), 2, "labels must be different"),
         ({"train.tsv": TRAIN}, ("--labels", "a", "--regression"), 2, "exclude each other"),
         ({"train.tsv": TRAIN}, ("--vocab-size", "9"), 2, "--vocab-size does not apply to labelled"),
@@ -340,12 +352,6 @@ def test_quotation_marks_in_tsv_are_text_unless_all_are_syntax(
     assert texts(LabelledSet(folder, "train"), load_tokenizer(corpus))[0] == [expected]
 
 
-def labels(*counts):
-    """Return a table with a row for each time that a label is to occur."""
-    rows = [f"{i}\t{label}\n" for label, count in counts for i in range(count)]
-    return "text\tlabel\n" + "".join(rows)
-
-
 @pytest.mark.parametrize(
     "counts, names, message",
     [
@@ -416,3 +422,15 @@ def test_null_labels_of_json(run):
     code, output, folder = run({"train.jsonl": "\n".join(map(json.dumps, rows))})
     assert code == 0 and "1 no_gold_label" in output
     assert LabelledSet(folder, "train").labels.tolist() == [0, 1]
+
+
+def test_names_of_numbers(run):
+    """Exports of `datasets` have numbers for classes; --labels has their names in order."""
+    rows = [{"text": "a", "label": value} for value in (1, 0, 1)]
+    content = "\n".join(map(json.dumps, rows))
+    code, output, folder = run({"train.jsonl": content}, "--labels", "world,sports")
+    assert code == 0, output
+    data = LabelledSet(folder, "train")
+    assert data.label_names == ["world", "sports"] and data.labels.tolist() == [1, 0, 1]
+    code, output, folder = run({"train.jsonl": content}, "--labels", "1,0")
+    assert LabelledSet(folder, "train").labels.tolist() == [0, 1, 0]

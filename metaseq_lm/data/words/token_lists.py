@@ -1,0 +1,81 @@
+"""Sentences in JSON lines with lists of tokens and of tags, as the `datasets` library exports CoNLL."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import abbreviated, nearest
+from metaseq_lm.data.labelled.files import Record, json_objects
+from metaseq_lm.data.words.columns import Sentence, SentenceReader
+
+WORD_FIELDS = ("tokens", "words")
+
+
+@dataclass
+class TokenListReader(SentenceReader):
+    """Reads words, and the tags in `tag_field`; "" is the only other list as long as that of the words.
+
+    `tag_names` are the names of tags that are numbers; without them a number is refused, unless
+    `keeps_numbers`. With `has_tags` False only the words are read, and the labels are words too.
+    """
+
+    tag_field: str = ""
+    tag_names: tuple[str, ...] = ()
+    keeps_numbers: bool = False
+    has_tags: bool = True
+
+    def __iter__(self) -> Iterator[Sentence]:
+        for number, fields, bad in json_objects(self.file, self.counts):
+            self.counts["bad_utf8"] += bad
+            if bad and self.file.skips_bad:
+                self.counts["skipped"] += 1
+                continue
+            record = Record(fields, f"{self.file}:{number}", self.counts)
+            name = next((name for name in WORD_FIELDS if name in fields), WORD_FIELDS[0])
+            words = [self._word(record, word) for word in record.get(name, list)]
+            labels = self._tags(record, name, len(words)) if self.has_tags else words
+            if words:
+                yield Sentence(self.file.path, [number] * len(words), words, labels)
+
+    def _word(self, record: Record, word: Any) -> str:
+        if not isinstance(word, str) or not word or any(sign in word for sign in " \t\r\n\f\v"):
+            raise MetaseqError(f"{record.where}: token {str(word)[:40]!r} is not a word")
+        return word
+
+    def _tags(self, record: Record, word_field: str, count: int) -> list[str]:
+        if not self.tag_field:
+            lists = [
+                name
+                for name, values in record.fields.items()
+                if name != word_field and isinstance(values, list) and len(values) == count
+            ]
+            if len(lists) != 1:
+                listed = f": {abbreviated(lists)}" if lists else ", and there is none"
+                raise UsageError(
+                    f"{record.where}: name the field with the list of tags, --tag-column NAME{listed}"
+                )
+            self.tag_field = lists[0]
+        if self.tag_field not in record.fields:
+            hint = nearest(self.tag_field, list(record.fields))
+            raise MetaseqError(f"{record.where}: no field '{self.tag_field}'.{hint}")
+        values = record.get(self.tag_field, list)
+        if len(values) != count:
+            raise MetaseqError(
+                f"{record.where}: {len(values)} {self.tag_field} for {count} {word_field}"
+            )
+        return [self._tag(record, value) for value in values]
+
+    def _tag(self, record: Record, value: Any) -> str:
+        if isinstance(value, str) and value.strip():
+            return value.strip()
+        if type(value) is int and self.tag_names and 0 <= value < len(self.tag_names):
+            return self.tag_names[value]
+        if type(value) is int and self.keeps_numbers and not self.tag_names:
+            return str(value)
+        remedy = (
+            f"the names are of the numbers 0 to {len(self.tag_names) - 1}"
+            if self.tag_names
+            else "name the numbers in order with --tag-names O,B-PER,..., or keep them with --tag-scheme none"
+        )
+        raise MetaseqError(f"{record.where}: tag {str(value)[:40]!r} is not a name; {remedy}")
