@@ -214,7 +214,7 @@ class RowReader:
     _seen: set[int] = field(default_factory=set)
 
     def __iter__(self) -> Iterator[Row]:
-        objects = self._objects() if is_json(self.file.path) else self._table()
+        objects = self._objects() if is_json(self.file) else self._table()
         rows = (self._row(*item) for item in objects)
         return rows if self.expand is None else chain.from_iterable(map(self.expand, rows))
 
@@ -283,7 +283,7 @@ class RowReader:
         for name in (*texts, *([label] if self.labelled else [])):
             if name not in names:
                 remedy = (
-                    "Choose with --text-columns and --label-column (and --columns if the file "
+                    "Choose with --text-column and --label-column (and --columns if the file "
                     "has no header row)."
                     if self.columns.index is None
                     else "It is not the official file of this benchmark."

@@ -106,7 +106,7 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
         )
         if doubled and split == TRAIN:
             expand = with_swapped
-        columns = _columns(name, benchmark, split, path)
+        columns = _columns(name, benchmark, split, file)
         if columns.index == HUB_INDEX:
             expand = _renamed(name, expand)
         return RowReader(file, columns, required, expand=expand)
@@ -179,11 +179,11 @@ def _renamed(
     return renamed
 
 
-def _columns(name: str, benchmark: Benchmark, split: str, path: Path) -> Columns:
+def _columns(name: str, benchmark: Benchmark, split: str, file: TextFile) -> Columns:
     regression = not benchmark.labels
-    if is_json(path):
+    if is_json(file):
         texts = hub_forms.TEXTS.get(name, benchmark.texts)
-        _, fields, _ = next(json_objects(TextFile(path), Counter()), (0, {}, False))
+        _, fields, _ = next(json_objects(file, Counter()), (0, {}, False))
         if fields.keys() >= {*texts}:
             return Columns(texts=texts, regression=regression, index=HUB_INDEX)
         # A subset that somebody exported: text_a, text_b, label.

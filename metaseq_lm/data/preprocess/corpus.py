@@ -12,8 +12,9 @@ import numpy as np
 from tqdm import tqdm
 
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks
+from metaseq_lm.data.corpus.text_columns import ColumnFile
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -24,9 +25,11 @@ from metaseq_lm.data.preprocess.pipeline import (
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import CORPUS
+from metaseq_lm.data.storage.tables import QUOTING
 from metaseq_lm.data.storage.text_content import describe_lines, first_lines
 from metaseq_lm.data.storage.text_files import (
     Block,
+    TextFile,
     blocks,
     check_text_file,
     source_bytes,
@@ -46,7 +49,8 @@ class CorpusOptions(TokenizerOptions):
     NOUN: ClassVar[str] = "a corpus"
     UNUSED_WITH: ClassVar[dict[str, str]] = {
         "tokenizer_from": "tokenizer cased vocab_size word_pattern character_coverage task_tokens "
-        "min_frequency tokenizer_corpus"
+        "min_frequency tokenizer_corpus",
+        "plain_text": "text_column columns quoting",
     }
 
     documents: str = option(
@@ -68,6 +72,14 @@ class CorpusOptions(TokenizerOptions):
         "use the tokenizer of this folder (default: train one; of labelled sets: that of D)",
         metavar="DIR",
     )
+    text_column: str | None = option(
+        None,
+        "the column of the text, in files of JSON lines, CSV, TSV, Parquet or Arrow; a record is a "
+        "document (of a labelled set: A or A,B, the same as --text-columns)",
+        metavar="NAME",
+    )
+    columns: tuple[str, ...] | None = option(None, "")
+    quoting: str = option(QUOTING[0], "", choices=QUOTING)
     plain_text: bool = option(
         False, "the files are plain text although they look like JSON, a table or binary data"
     )
@@ -87,22 +99,45 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
     def __init__(self, options: CorpusOptions, request: Request) -> None:
         splits = {split: text_files(paths) for split, paths in request.splits.items()}
         super().__init__(replace(request, splits=splits))
+        if options.text_column is None and (options.columns or options.quoting != QUOTING[0]):
+            raise UsageError("--columns and --quoting are of tables; give --text-column as well")
         self.options = options
         self.train_frequencies: np.ndarray | None = None
 
     def input_files(self) -> Iterable[Path]:
         return [*super().input_files(), *self.options.tokenizer_corpus]
 
+    def text_file(self, path: Path) -> TextFile:
+        """Return a file as the options say."""
+        file, options = self.request.text_file(path), self.options
+        if options.text_column is None:
+            return file
+        return ColumnFile(
+            file.path,
+            file.on_bad_utf8,
+            file.encoding,
+            options.text_column,
+            options.columns,
+            options.quoting,
+            options.documents == "blank",
+        )
+
     def check_file(self, path: Path) -> None:
-        file = self.request.text_file(path)
+        file = self.text_file(path)
+        if isinstance(file, ColumnFile):
+            check_text_file(path, False)
+            if not file.is_arrow:
+                super().check_file(path)
+            next(file.chunks(1), None)  # is the column there?
+            return
         if self.options.plain_text:
             check_text_file(path, file.is_utf8)
             return
         super().check_file(path)
         if meaning := describe_lines(first_lines(file)):
             raise MetaseqError(
-                f"{file}: is {meaning}, not plain text; write its text to a file, or read it as it is "
-                "with --plain-text"
+                f"{file}: is {meaning}, not plain text; name the column of the text with --text-column "
+                "NAME, or read the file as it is with --plain-text"
             )
 
     def prepare(self) -> dict[str, Any]:
@@ -111,7 +146,7 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
             self.tokenizer = load_tokenizer(options.tokenizer_from)
         else:
             corpus = options.tokenizer_corpus or request.splits.get(TRAIN, ())
-            files = list(map(request.text_file, corpus))
+            files = list(map(self.text_file, corpus))
             self.tokenizer = options.train(files, options.min_frequency, options.task_tokens)
         self.tokenizer.save(self.folder)  # for the worker processes
         return describe_tokenizer(self.tokenizer)
@@ -120,7 +155,7 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
         """Yield the blocks of the files; `read` counts on from one file to the next."""
         before = 0
         for path in split.sources:
-            for block in blocks(self.request.text_file(path)):
+            for block in blocks(self.text_file(path)):
                 yield replace(block, read=before + block.read)
             before += source_bytes(path)
 

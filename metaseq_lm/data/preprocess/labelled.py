@@ -116,7 +116,7 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
         quoting=options.quoting,
     )
     files = [path for paths in request.splits.values() for path in paths]
-    if columns.names is not None and all(map(is_json, files)):
+    if columns.names is not None and all(is_json(request.text_file(path)) for path in files):
         raise UsageError(
             "--columns names those of CSV and TSV files; fields of JSON files have names"
         )

@@ -4,7 +4,6 @@ import csv
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.text_files import TextFile, blocks, format_suffix
@@ -38,9 +37,9 @@ def head(file: TextFile) -> str:
     return data.decode("utf-8", "replace")
 
 
-def is_json(path: Path) -> bool:
+def is_json(file: TextFile) -> bool:
     """Return whether a file, packed or not, holds JSON by its name or by its first character."""
-    return format_suffix(path) in JSON_SUFFIXES or _begins_like_json(head(TextFile(path)))
+    return format_suffix(file.path) in JSON_SUFFIXES or _begins_like_json(head(file))
 
 
 def check_json_lines(file: TextFile) -> None:

@@ -25,6 +25,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 BLOCK = 1 << 20
 # Longer lines go to the tokenizer in pieces of at most this many bytes, cut at white space.
 PIECE = 1 << 16
+LONGEST_LINE = 1 << 28  # where lines are held whole
 BOM = b"\xef\xbb\xbf"
 SURROGATES = re.compile("[\ud800-\udfff]")
 BAD_UTF8 = ("replace", "skip", "fail")
@@ -77,9 +78,9 @@ PACKED = {
 
 # The first bytes of what is no text in UTF-8, with the remedy.
 SIGNS = {
-    b"PAR1": "a Parquet file; give the column of the text with --text-column NAME",
-    b"ARROW1": "an Arrow file; write it as Parquet and give --text-column NAME",
-    b"\xff\xff\xff\xff": "an Arrow stream; write it as Parquet and give --text-column NAME",
+    b"PAR1": "a Parquet file; name the column of the text with --text-column NAME",
+    b"ARROW1": "an Arrow file; name the column of the text with --text-column NAME",
+    b"\xff\xff\xff\xff": "an Arrow stream; name the column of the text with --text-column NAME",
     b"PK\x03\x04": "a zip archive (or .docx, .xlsx, .npz); unpack it, or save it as plain text, first",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it first",
     b"Rar!": "a RAR archive; unpack it first",
@@ -163,6 +164,11 @@ class TextFile:
         for block in blocks(self):
             pending += block.data
             if block.continues:
+                if len(pending) > LONGEST_LINE:
+                    raise MetaseqError(
+                        f"{self}:{block.line}: a line of more than {LONGEST_LINE >> 20} MB; write one "
+                        "record a line"
+                    )
                 continue
             lines, pending = bytes(pending).removesuffix(b"\n").split(b"\n"), bytearray()
             for number, line in enumerate(lines, block.line):
@@ -280,9 +286,14 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
+        if (path / "dataset_dict.json").is_file():
+            split = next((f.parent for f in sorted(path.glob("*/state.json"))), path / "train")
+            raise MetaseqError(f"{path}: a dataset of several splits; give one, such as {split}")
+        # A folder of the library datasets has JSON files beside its Arrow files.
+        pattern = "*.arrow" if (path / "state.json").is_file() else "*"
         inside = [
             file
-            for file in sorted(path.rglob("*"))
+            for file in sorted(path.rglob(pattern))
             if not any(part[0] in "._" for part in file.relative_to(path).parts)
             and not file.is_dir()
         ]
