@@ -11,7 +11,6 @@ the best validation metric at the checkpoint that is used.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,15 +86,15 @@ def report(
     rows: Sequence[dict[str, Any]],
 ) -> None:
     """Print the metrics of a split; with --out write them, predictions and leaderboard files."""
-    from metaseq_lm.core.files import write_atomic
+    from metaseq_lm.core.files import to_json, write_atomic
     from metaseq_lm.evaluation.predictions import write_predictions
     from metaseq_lm.tasks.protocols import submissions_of
 
-    print(json.dumps({"split": split, **source, **metrics}))
+    print(to_json({"split": split, **source, **metrics}))
     if args.out:
         folder = Path(args.out)
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / f"metrics.{split}.json", (json.dumps(metrics) + "\n").encode())
+        write_atomic(folder / f"metrics.{split}.json", (to_json(metrics) + "\n").encode())
         if rows:
             write_predictions(folder, split, rows, submissions_of(scorer.task, split, rows))
 

@@ -15,7 +15,6 @@ examples:
 """
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.cli.score import add_scoring_arguments
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import to_json
 
 if TYPE_CHECKING:
     from metaseq_lm.evaluation.nbest import NBest
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         folder = Path(args.out) / str(number) if args.out else None
         plls = read_saved(source, sets) if saved else score_run(args, source, options, sets, folder)
         rows.append({"source": source, **rerank(sets, plls, grid, folder)})
-        print(json.dumps(rows[-1]), flush=True)
+        print(to_json(rows[-1]), flush=True)
     print(table(rows), end="", file=sys.stderr)
     return 0
 

@@ -17,11 +17,12 @@ examples:
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from metaseq_lm.core.files import to_json
 
 if TYPE_CHECKING:
     from metaseq_lm.data.labelled.files import Sentence
@@ -146,7 +147,7 @@ def score_sentences(
         }
         for score, text in rows
     ]
-    return "".join(json.dumps(line) + "\n" for line in lines).encode(), skipped
+    return "".join(to_json(line) + "\n" for line in lines).encode(), skipped
 
 
 def score_pairs(
@@ -158,7 +159,7 @@ def score_pairs(
     scored = {source: [(next(scores), next(scores)) for _ in files[source]] for source in files}
     overall = accuracy([pair for pairs in scored.values() for pair in pairs])
     summary = {source: accuracy(pairs) for source, pairs in scored.items()}
-    output = json.dumps({"overall": overall, "files": summary}, indent=1) + "\n"
+    output = to_json({"overall": overall, "files": summary}, 1) + "\n"
     return output.encode(), len(sentences) // 2 - int(overall["pairs"])
 
 

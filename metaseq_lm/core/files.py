@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -45,6 +46,40 @@ def read_json(path: Path, limit: int = LARGEST_JSON) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
     return content
+
+
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Return strict JSON (RFC 8259): a number that is not finite becomes a text, such as "NaN"."""
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(as_text(value), indent=indent, allow_nan=False)
+
+
+def as_text(value: Any) -> Any:
+    """Return a JSON value with texts in the place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: as_text(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_text(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def as_numbers(value: Any, depth: int = 20) -> Any:
+    """Return a JSON value with numbers in the place of the texts that `to_json` made of them.
+
+    What is nested deeper than `depth` stays as it is: an untrusted file may nest without end.
+    """
+    if isinstance(value, dict) and depth:
+        return {key: as_numbers(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list) and depth:
+        return [as_numbers(item, depth - 1) for item in value]
+    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def human_bytes(count: float) -> str:

@@ -1,6 +1,5 @@
 """Predictions of runs: files with one JSON object per example, ensembles, the choice of the best runs."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import write_atomic
+from metaseq_lm.core.files import to_json, write_atomic
 
 
 def write_predictions(
@@ -24,7 +23,7 @@ def write_predictions(
         name = f"{split}.{row['set']}" if "set" in row else split
         files.setdefault(name, []).append(row)
     for name, members in files.items():
-        lines = "".join(json.dumps(row) + "\n" for row in members)
+        lines = "".join(to_json(row) + "\n" for row in members)
         write_atomic(folder / f"predictions.{name}.jsonl", lines.encode())
     for name, text in submissions.items():
         write_atomic(folder / name, text.encode())

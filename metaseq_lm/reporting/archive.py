@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import LARGEST_LOG, read_bounded, write_atomic
+from metaseq_lm.core.files import LARGEST_LOG, as_numbers, read_bounded, to_json, write_atomic
 from metaseq_lm.reporting.runs import PATH_KEYS, Run, bare_key, check_results, is_log_line
 
 KIND = "metaseq-lm runs "
@@ -51,7 +51,7 @@ def write(path: Path, runs: Sequence[Run]) -> None:
                 "notes": list(run.notes),
             }
         )
-    write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    write_atomic(path, "".join(to_json(line) + "\n" for line in lines).encode())
 
 
 def check_complete(path: Path, runs: Sequence[Run]) -> None:
@@ -173,8 +173,10 @@ def parse_run(path: Path, line: dict[str, Any], usual: dict[str, Any] | None) ->
     values = {key: v for key, v in {**usual, **line["values"]}.items() if key not in absent}
     if not isinstance(values.get("label"), str) or dict in map(type, values.values()):
         raise ValueError("values that no config has")
-    check_results(line["results"] or {})
+    results = line["results"] and {k: as_numbers(v) for k, v in line["results"].items()}
+    check_results(results or {})
     log = list(line["log"])
     if not all(map(is_log_line, log)):
         raise ValueError("a line that no log has")
-    return Run(path / str(line["name"]), values, log, line["results"], tuple(line["notes"]))
+    log = [row if row["kind"] in LAST_LINES[1:] else as_numbers(row) for row in log]
+    return Run(path / str(line["name"]), values, log, results, tuple(line["notes"]))

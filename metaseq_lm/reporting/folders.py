@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from metaseq_lm.core.config import flatten
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
-from metaseq_lm.core.files import LARGEST_LOG, LARGEST_SWEEP, read_bounded, read_json
+from metaseq_lm.core.files import LARGEST_LOG, LARGEST_SWEEP, as_numbers, read_bounded, read_json
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import Run, check_results, from_here, is_log_line, natural
@@ -27,6 +27,7 @@ from metaseq_lm.runs import folder as run_folder
 # Folders below a run that can hold copies of its config, never a run.
 SKIPPED_FOLDERS = ("checkpoints", "tb")
 SWEEP_FILE = "sweep.json"
+TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
 LEVELS_ABOVE = 2  # how far above a folder its sweep is looked for
 
 
@@ -195,7 +196,7 @@ def read_log(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         if is_log_line(line):
             is_event = line["kind"] == "event"
             key = (line["kind"], number) if is_event else (line["kind"], line.get("update", number))
-            lines[key] = line
+            lines[key] = as_numbers(line) if line["kind"] not in TEXT_LINES else line
         elif number == len(rows):
             notes.append(f"log.jsonl:{number}: the last line is torn (killed?) and was left out")
         elif row.strip():
@@ -211,7 +212,7 @@ def read_results(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        results = read_json(path)
+        results = {k: v if k == "message" else as_numbers(v) for k, v in read_json(path).items()}
         check_results(results)
         return results
     except ValueError as error:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import read_json, sync_folder
+from metaseq_lm.core.files import as_numbers, read_json, sync_folder, to_json
 from metaseq_lm.runs.safe_load import check_archive, check_header
 
 FORMAT = 2
@@ -73,7 +73,7 @@ def save(
     files = {"model.safetensors": safetensors.torch.save(weights), "state.pt": stream.getvalue()}
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     manifest = {"format": FORMAT, "update": update, "sha256": sums, **description}
-    files["manifest.json"] = json.dumps(manifest, indent=1).encode()
+    files["manifest.json"] = to_json(manifest, 1).encode()
     final = folder_of(folder, update)
     temporary = folder / f"{TEMPORARY}{final.name}"
     needed = sum(map(len, files.values()))
@@ -226,7 +226,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         )
     if not isinstance(sums, dict):
         raise CheckpointError(f"{file} is damaged: it has no checksums")
-    return manifest
+    return manifest | {key: as_numbers(manifest[key]) for key in ("valid",) if key in manifest}
 
 
 def labels_of(facts: Any, source: object) -> dict[str, list[str]]:

@@ -20,7 +20,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm.core.config import RunConfig, flatten, options_with
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
-from metaseq_lm.core.files import FULL_DISK, check_regular, read_json, write_atomic
+from metaseq_lm.core.files import (
+    FULL_DISK,
+    as_numbers,
+    check_regular,
+    read_json,
+    to_json,
+    write_atomic,
+)
 from metaseq_lm.core.registry import ALL
 
 # Keys that may change when a run is resumed, besides options that are `movable`.
@@ -66,7 +73,7 @@ class RunFolder:
     def log(self, kind: str, update: int, seconds: float, values: dict[str, Any]) -> None:
         """Append one line to log.jsonl; on a full disk lines wait until there is room."""
         line = {"kind": kind, "update": update, "seconds": round(seconds, 3), **values}
-        self._waiting.append(json.dumps(line) + "\n")
+        self._waiting.append(to_json(line) + "\n")
         path = self.path / "log.jsonl"
         before = path.stat().st_size if path.exists() else 0
         try:
@@ -83,7 +90,7 @@ class RunFolder:
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Write results.json in one piece."""
-        write_atomic(self.path / "results.json", (json.dumps(results, indent=1) + "\n").encode())
+        write_atomic(self.path / "results.json", (to_json(results, 1) + "\n").encode())
 
     def is_finished(self) -> bool:
         """Return whether results.json says that the run is finished."""
@@ -183,7 +190,7 @@ def read_results(path: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        results = read_json(file)
+        results = {k: v if k == "message" else as_numbers(v) for k, v in read_json(file).items()}
         missing = [key for key in NEEDED if key not in results]
         if missing:
             raise ValueError(f"it has no {missing[0]}")
