@@ -106,11 +106,11 @@ class SquadCriterion(Criterion):
         heads: nn.ModuleDict = model.heads  # type: ignore[assignment]
         starts, ends = heads["span"](x, batch.answer_mask, batch.starts)
         losses = cross_entropy(starts, batch.starts) + cross_entropy(ends, batch.ends)
-        logits = heads["answerability"](x, starts)
-        wrong = F.binary_cross_entropy_with_logits(
-            logits, batch.impossible.to(logits.dtype), reduction="sum"
-        )
-        return {
-            "span": Term(losses.sum() / 2, "rows", is_summed=is_summed),
-            "answerability": Term(wrong, "rows", ANSWERABILITY_WEIGHT, is_summed),
-        }
+        terms = {"span": Term(losses.sum() / 2, "rows", is_summed=is_summed)}
+        if "answerability" in heads:
+            logits = heads["answerability"](x, starts)
+            wrong = F.binary_cross_entropy_with_logits(
+                logits, batch.impossible.to(logits.dtype), reduction="sum"
+            )
+            terms["answerability"] = Term(wrong, "rows", ANSWERABILITY_WEIGHT, is_summed)
+        return terms

@@ -59,6 +59,14 @@ class SquadConfig(OneSetConfig):
     tokens_per_sample: int = option(512, "longest row; longer texts are cut into windows")
     max_query_length: int = option(64, "tokens of a question; longer ones are cut", at_least=0)
     doc_stride: int = option(128, "tokens from the start of a window to the next", at_least=1)
+    joint: bool = option(
+        True,
+        "score the end of an answer given its start; false: BERT's head, start and end by themselves",
+    )
+    answerability: bool = option(
+        True,
+        "a head for questions without an answer; false: their answer is the span from [CLS0] to [CLS0]",
+    )
     beam: int = option(20, "number of starts, and of ends for each start, in decoding", at_least=1)
     n_best: int = option(20, "answers of a question in the predictions file", at_least=1)
     max_answer_length: int = option(30, "longest answer in tokens", at_least=1)
@@ -96,7 +104,8 @@ class SquadTask(LabelledSetTask):
 
     def build_model(self) -> nn.Module:
         sizes, vocabulary = encoder_sizes(self.run_config), self.vocabulary
-        return SpanModel(sizes, len(vocabulary), vocabulary.pad)
+        flags = (self.config.joint, self.config.answerability)
+        return SpanModel(sizes, len(vocabulary), vocabulary.pad, *flags)
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the encoder of any model that calls it so."""
@@ -116,7 +125,7 @@ class SquadTask(LabelledSetTask):
         answers = merged(self.windows(split), windows, self.config.n_best)
         ids = [row["id"] for row in self.windows(split).data.texts[1]]
         texts = {ids[question]: best.best for question, best in answers.items()}
-        odds = {ids[question]: best.null for question, best in answers.items()}
+        odds = {ids[question]: self._odds(best) for question, best in answers.items()}
 
         def rows() -> list[dict[str, Any]]:
             return [self._row(split, question, best) for question, best in sorted(answers.items())]
@@ -165,6 +174,10 @@ class SquadTask(LabelledSetTask):
             answers.append(WindowAnswers(window, null, best))
         return answers
 
+    def _odds(self, answers: Answers) -> float:
+        """Return the odds of no answer: its logit, or (BERT) its score less that of the best span."""
+        return answers.null - (0.0 if self.config.answerability else answers.best_score)
+
     def _official(self, split: str, texts: dict[str, str], odds: dict[str, float]) -> Logs:
         """Return the official scores of the best texts and the odds of no answer, by question."""
         data = self.windows(split).data
@@ -186,7 +199,7 @@ class SquadTask(LabelledSetTask):
             "question": texts["question"],
             "gold": texts["answers"],
             "predicted": "",
-            "null_odds": answers.null,
+            "null_odds": self._odds(answers),
             "nbest": [{"text": t, "score": s, "probability": p} for (s, t), p in scored],
         }
         return row | {"predicted": self._predicted(split, row)}

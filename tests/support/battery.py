@@ -109,7 +109,7 @@ LARGER_IMAGES = [
     "model=conv_large",
     "model.width=0.01",
 ]
-MOVED = ["task.joint=true", "task.translate=2", "task.flip=true"]
+MOVED = ["task.joint=true", "task.translate=2"]
 WORDS = [
     "model=cnn_bilstm",
     "model.word_embed_dim=6",
@@ -189,7 +189,7 @@ CASES: dict[str, list[list[str]]] = {
     ],
     "squad": [
         [*QUESTIONS, "optimizer.clip_norm=1"],
-        [*QUESTIONS, "criterion.batch_sum=false"],
+        [*QUESTIONS, "task.joint=false", "task.answerability=false", "criterion.batch_sum=false"],
     ],
     "tartan_mt": [
         TARTAN,

@@ -5,19 +5,31 @@ Shapes: B rows, S length.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from metaseq_lm.core import random_streams
-from metaseq_lm.core.batch import ImageBatch, TokenBatch
+from metaseq_lm.core.batch import Batch, ImageBatch, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.masking import Masking
 from metaseq_lm.data.corpus.rows import Corpus, masked_batch, masked_rows
 from metaseq_lm.data.labelled.sentence_rows import SentenceRows
 from metaseq_lm.data.streams import Collate, draw_below
 
-TaskBatch = TokenBatch | ImageBatch
+
+@dataclass(kw_only=True)
+class StateBatch(Batch):
+    """Encoder states of texts (B, S, D) or images (B, D), for one head."""
+
+    states: Tensor
+    targets: Tensor | None
+    head: str | None
+
+
+TaskBatch = TokenBatch | ImageBatch | StateBatch
 
 
 class Drawn:

@@ -11,20 +11,34 @@ import torch
 from torch import Tensor, nn
 
 from metaseq_lm.core.batch import ImageBatch
-from metaseq_lm.methods.tartan.data import TaskBatch
-from metaseq_lm.models.layers import full_precision
+from metaseq_lm.methods.tartan.data import StateBatch, TaskBatch
+from metaseq_lm.models.layers import Dropout, full_precision
 
 META = "meta"  # the meta head
 
 
-def scores_of(model: nn.Module, batch: TaskBatch) -> Tensor:
-    """Return the scores (B, K) of a batch of texts or images from the head `batch.head`."""
-    encoder, head = model.get_submodule("encoder"), model.get_submodule(f"heads.{batch.head}")
+def states_of(model: nn.Module, batch: TaskBatch) -> Tensor:
+    """Return the encoder's states of a batch of texts (B, S, D) or images (B, D)."""
+    if isinstance(batch, StateBatch):
+        return batch.states
+    encoder = model.get_submodule("encoder")
+    states: Tensor
     if isinstance(batch, ImageBatch):
         states = encoder(batch.images)
     else:
         states = encoder(batch.tokens, batch.padding, batch.segments)
-    return full_precision(head(states))
+    return states
+
+
+def scores_of(model: nn.Module, batch: TaskBatch) -> Tensor:
+    """Return the scores (B, K) of a batch of texts or images from the head `batch.head`."""
+    head = model.get_submodule(f"heads.{batch.head}")
+    return full_precision(head(states_of(model, batch)))
+
+
+def has_dropout(net: nn.Module) -> bool:
+    """Return whether two training passes of a network may differ."""
+    return any(isinstance(layer, Dropout) and layer.p > 0 for layer in net.modules())
 
 
 @torch.no_grad()

@@ -21,8 +21,8 @@ from metaseq_lm.engine import vectors
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.tartan.criterion import Meta, MetaConfig, MultiTask, task_terms
-from metaseq_lm.methods.tartan.data import Drawn, Rows
-from metaseq_lm.methods.tartan.model import META, redraw
+from metaseq_lm.methods.tartan.data import Drawn, Rows, StateBatch
+from metaseq_lm.methods.tartan.model import META, has_dropout, redraw, states_of
 from metaseq_lm.models.vision import frozen_statistics
 from metaseq_lm.optim import Optimizer, build_optimizer
 from metaseq_lm.tasks import Batches, Task
@@ -260,6 +260,14 @@ def fit_meta_head(
         head, options, constant, config.meta_head_lr, config.meta_head_weight_decay
     )
     parameters = head_optimizer.parameters
+    # Without dropout the states of the fixed encoder are the same in every step.
+    if config.meta_head_steps > 1 and not has_dropout(model.get_submodule("encoder")):
+        states = engine.map(partial(states_of, model), batches, rng_key="fit")
+        shared = ("targets", "head", "sizes", "rows", "samples", "stream")
+        batches = [
+            StateBatch(states=s, **{field: getattr(batch, field) for field in shared})
+            for batch, s in zip(batches, states, strict=True)
+        ]
     previous = float("inf")
     logs: Logs = {}
     for step in range(config.meta_head_steps):

@@ -17,9 +17,9 @@ MASKED = 1000.0
 
 
 class Beam(NamedTuple):
-    """The best spans of each row: starts (B, K) and ends (B, K, K) with their log-probabilities.
+    """The best spans of each row: starts and their scores (B, K), ends and theirs (B, K, K).
 
-    `null` (B,) is the logit of "there is no answer".
+    `null` (B,) is the score of the span from position 0 to position 0.
     """
 
     starts: Tensor
@@ -35,7 +35,7 @@ def masked(logits: Tensor, mask: Tensor) -> Tensor:
     return logits - MASKED * (~mask).to(logits.dtype)
 
 
-class SpanHead(nn.Module):
+class JointSpanHead(nn.Module):
     """A linear start score, and an end score that looks at the start (Clark et al. 2020, code).
 
     The end score of position j is a linear unit on a GELU layer of H units on the states of the
@@ -68,13 +68,44 @@ class SpanHead(nn.Module):
         hidden = (F.gelu(every + part.unsqueeze(1)) for part in chosen.unbind(1))
         return [masked(self.end(part).squeeze(-1), mask) for part in hidden]
 
-    def beam(self, x: Tensor, mask: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the `size` likeliest starts and for each the likeliest ends, as `Beam` has them."""
+    def beam(self, x: Tensor, mask: Tensor, size: int) -> Beam:
+        """Return the `size` likeliest starts and for each the likeliest ends; log-probabilities."""
         size = min(size, x.shape[1])
-        start_scores, starts = self.start_logits(x, mask).log_softmax(-1).topk(size)
-        every = self._ends(x, mask, starts)
-        scores, ends = zip(*(logits.log_softmax(-1).topk(size) for logits in every))
-        return starts, start_scores, torch.stack(ends, 1), torch.stack(scores, 1)
+        all_starts = self.start_logits(x, mask).log_softmax(-1)
+        start_scores, starts = all_starts.topk(size)
+        first = torch.zeros_like(starts[:, :1])
+        every = self._ends(x, mask, torch.cat([starts, first], 1))
+        scores, ends = zip(*(logits.log_softmax(-1).topk(size) for logits in every[:-1]))
+        null = all_starts[:, 0] + every[-1].log_softmax(-1)[:, 0]
+        return Beam(starts, start_scores, torch.stack(ends, 1), torch.stack(scores, 1), null)
+
+
+class SpanHead(nn.Module):
+    """Two linear scores that know nothing of each other (Devlin et al. 2019)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out = Linear(width, 2)
+        self.glorot = [self.out]
+
+    def forward(self, x: Tensor, mask: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return start logits and end logits (B, S) of states (B, S, D); `starts` are not used."""
+        first, last = self.out(x).unbind(-1)
+        return masked(first, mask), masked(last, mask)
+
+    def start_logits(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Return the start logits (B, S)."""
+        starts: Tensor = self(x, mask, mask)[0]
+        return starts
+
+    def beam(self, x: Tensor, mask: Tensor, size: int) -> Beam:
+        """Return the `size` best starts and ends by their logits."""
+        size = min(size, x.shape[1])
+        all_starts, all_ends = self(x, mask, mask)
+        start_scores, starts = all_starts.topk(size)
+        end_scores, ends = (t.unsqueeze(1).expand(-1, size, -1) for t in all_ends.topk(size))
+        null = all_starts[:, 0] + all_ends[:, 0]
+        return Beam(starts, start_scores, ends, end_scores, null)
 
 
 class AnswerabilityHead(nn.Module):
@@ -94,18 +125,25 @@ class AnswerabilityHead(nn.Module):
 
 
 class SpanModel(nn.Module):
-    """An encoder with a span head and an answerability head.
+    """An encoder with a span head, and an answerability head if asked for.
 
     The encoder's weights are called `encoder.*`, as in every model that pre-trains one.
     """
 
-    def __init__(self, config: TransformerConfig, vocab_size: int, padding_idx: int = 0) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        vocab_size: int,
+        padding_idx: int = 0,
+        joint: bool = True,
+        answerability: bool = True,
+    ) -> None:
         super().__init__()
         self.encoder = Encoder(config, vocab_size, padding_idx)
         width = config.encoder_embed_dim
-        self.heads = nn.ModuleDict(
-            {"span": SpanHead(width), "answerability": AnswerabilityHead(width)}
-        )
+        self.heads = nn.ModuleDict({"span": JointSpanHead(width) if joint else SpanHead(width)})
+        if answerability:
+            self.heads["answerability"] = AnswerabilityHead(width)
         initialise(self, config.init)
 
     def forward(
@@ -116,7 +154,9 @@ class SpanModel(nn.Module):
         return states
 
     def best_spans(self, x: Tensor, mask: Tensor, size: int) -> Beam:
-        """Return the beam of states (B, S, D); `null` are the logits of the answerability head."""
-        span: SpanHead = self.heads["span"]  # type: ignore[assignment]
-        null = self.heads["answerability"](x, span.start_logits(x, mask))
-        return Beam(*span.beam(x, mask, size), null)
+        """Return the beam of states (B, S, D); with an answerability head its logit is `null`."""
+        span: JointSpanHead | SpanHead = self.heads["span"]  # type: ignore[assignment]
+        beam = span.beam(x, mask, size)
+        if "answerability" not in self.heads:
+            return beam
+        return beam._replace(null=self.heads["answerability"](x, span.start_logits(x, mask)))

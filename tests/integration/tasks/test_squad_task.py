@@ -56,13 +56,16 @@ def configure(data: Path, save: Path, name: str, *more: str) -> Any:
     return load_config([*places, f"task.labelled={name}", *SIZES, *SHORT, *more])
 
 
-@pytest.mark.parametrize("name", ["v2", "v1"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("v2", []), ("v1", ["task.joint=false", "task.answerability=false"])],
+)
 def test_questions_learnt_by_heart(
-    data: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture
+    data: Path, tmp_path: Path, name: str, options: list[str], capsys: pytest.CaptureFixture
 ) -> None:
     """EM 100 on the training questions; the files for the leaderboard say so too."""
     steps = ["trainer.max_update=250", "optimizer.lr=0.004", "task.batch_size=40"]
-    final = ["trainer.final_splits=[valid]", "optimizer.clip_norm=1"]
+    final = ["trainer.final_splits=[valid]", "optimizer.clip_norm=1", *options]
     run = TrainingRun(configure(data, tmp_path / "run", name, *steps, *final))
     run.train()
     results = json.loads((tmp_path / "run" / "results.json").read_text())["metrics"]["valid"]

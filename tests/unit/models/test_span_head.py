@@ -13,6 +13,7 @@ from metaseq_lm.data.squad.windows import AnswerBatch
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 from metaseq_lm.models.transformer.span_head import (
     AnswerabilityHead,
+    JointSpanHead,
     SpanHead,
     SpanModel,
 )
@@ -23,10 +24,12 @@ WIDTH, ROWS, LENGTH = 4, 3, 7
 class Heads(nn.Module):
     """What the criterion needs of a model, without encoder."""
 
-    def __init__(self, hidden: int = 5) -> None:
+    def __init__(self, joint: bool, answerability: bool, hidden: int = 5) -> None:
         super().__init__()
-        heads = {"span": SpanHead(WIDTH, hidden), "answerability": AnswerabilityHead(WIDTH, hidden)}
-        self.heads = nn.ModuleDict(heads)
+        span = JointSpanHead(WIDTH, hidden) if joint else SpanHead(WIDTH)
+        self.heads = nn.ModuleDict({"span": span})
+        if answerability:
+            self.heads["answerability"] = AnswerabilityHead(WIDTH, hidden)
         draw = torch.Generator().manual_seed(3)
         for p in self.parameters():
             p.data = torch.randn(p.shape, generator=draw, dtype=torch.float64)
@@ -60,7 +63,7 @@ def probabilities(scores: list[float], mask: list[bool]) -> list[float]:
 
 def test_loss_by_hand(batch: AnswerBatch, states: Tensor) -> None:
     """(CE of start + CE of end given the gold start) / 2, and 0.5 BCE; sums in training."""
-    model = Heads()
+    model = Heads(joint=True, answerability=True)
     span, answerable = model.heads["span"], model.heads["answerability"]
     spans, wrong = 0.0, 0.0
     for row in range(ROWS):
@@ -84,9 +87,11 @@ def test_loss_by_hand(batch: AnswerBatch, states: Tensor) -> None:
     assert not SquadCriterion(BatchSumConfig()).terms(model.eval(), states, batch)["span"].is_summed
 
 
-def test_gradient(batch: AnswerBatch, states: Tensor) -> None:
+@pytest.mark.parametrize("answerability", [True, False])
+@pytest.mark.parametrize("joint", [True, False])
+def test_gradient(batch: AnswerBatch, states: Tensor, joint: bool, answerability: bool) -> None:
     """All parameters and states, through the start probabilities too, in float64."""
-    model = Heads()
+    model = Heads(joint, answerability)
     names = [name for name, _ in model.named_parameters()]
     weights = [p.detach().clone().requires_grad_() for p in model.parameters()]
 
@@ -110,44 +115,48 @@ def test_gradient(batch: AnswerBatch, states: Tensor) -> None:
 
 
 def test_answerability_moves_the_start_head(batch: AnswerBatch, states: Tensor) -> None:
-    model = Heads()
+    model = Heads(joint=True, answerability=True)
     terms = SquadCriterion(BatchSumConfig()).terms(model, states, batch)
     terms["answerability"].sum.backward()
     assert model.heads["span"].start.weight.grad.abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("size", [3, LENGTH, 50])
-def test_beam(batch: AnswerBatch, states: Tensor, size: int) -> None:
+@pytest.mark.parametrize("joint", [True, False])
+def test_beam(batch: AnswerBatch, states: Tensor, joint: bool, size: int) -> None:
     """The best starts in order, for each the best ends given it; scores as in training."""
-    head = Heads().heads["span"]
+    head = Heads(joint, False).heads["span"]
     mask = batch.answer_mask
-    first, first_scores, last, last_scores = head.beam(states, mask, size)
+    beam = head.beam(states, mask, size)
     size = min(size, LENGTH)
-    assert first.shape == (ROWS, size) and last.shape == (ROWS, size, size)
+    assert beam.starts.shape == (ROWS, size) and beam.ends.shape == (ROWS, size, size)
     for row in range(ROWS):
         x, m = states[row : row + 1], mask[row : row + 1]
 
         def scores(start: int) -> tuple[Tensor, Tensor]:
             starts, ends = head(x, m, torch.tensor([start]))
-            return starts.log_softmax(-1), ends.log_softmax(-1)
+            return (starts.log_softmax(-1), ends.log_softmax(-1)) if joint else (starts, ends)
 
         order = scores(0)[0][0].argsort(descending=True)[:size].tolist()
-        assert first[row].tolist() == order
+        assert beam.starts[row].tolist() == order
         for k, start in enumerate(order):
             starts, ends = scores(start)
-            assert first_scores[row, k].item() == pytest.approx(starts[0, start].item())
+            assert beam.start_scores[row, k].item() == pytest.approx(starts[0, start].item())
             best = ends[0].argsort(descending=True)[:size]
-            assert last[row, k].tolist() == best.tolist()
-            assert last_scores[row, k].tolist() == pytest.approx(ends[0, best].tolist())
+            assert beam.ends[row, k].tolist() == best.tolist()
+            assert beam.end_scores[row, k].tolist() == pytest.approx(ends[0, best].tolist())
+        starts, ends = scores(0)
+        assert beam.null[row].item() == pytest.approx((starts[0, 0] + ends[0, 0]).item())
 
 
-def test_masked_positions_are_never_chosen(batch: AnswerBatch, states: Tensor) -> None:
+@pytest.mark.parametrize("joint", [True, False])
+def test_masked_positions_are_never_chosen(batch: AnswerBatch, states: Tensor, joint: bool) -> None:
     """However much the head would like them, while there is another."""
     mask = batch.answer_mask
     eager = torch.where(mask.unsqueeze(-1), states, 30 * states)
-    starts, _, ends, _ = Heads().heads["span"].beam(eager, mask, 3)
+    beam = Heads(joint, False).heads["span"].beam(eager, mask, 3)
     for row in range(ROWS):
-        assert mask[row][starts[row]].all() and mask[row][ends[row]].all()
+        assert mask[row][beam.starts[row]].all() and mask[row][beam.ends[row]].all()
 
 
 def test_the_model_and_its_names() -> None:
@@ -162,6 +171,8 @@ def test_the_model_and_its_names() -> None:
     assert model.heads["span"].end_dense.weight.std().item() == pytest.approx(
         math.sqrt(2 / (512 + 16)), rel=0.05
     )
+    plain = SpanModel(config, 11, joint=False, answerability=False)
+    assert sorted(plain.heads) == ["span"] and plain.heads["span"].out.weight.shape == (2, 8)
     tokens = torch.tensor([[3, 5, 2, 6, 7, 2]])
     mask = torch.tensor([[True, False, False, True, True, True]])
     beam = model.eval().best_spans(model(tokens), mask, 2)

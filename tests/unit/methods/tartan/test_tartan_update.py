@@ -241,6 +241,37 @@ def test_fitting_keeps_no_graph_of_the_body(topics: Path, tmp_path: Path) -> Non
     assert all(p.requires_grad for p in run.model.parameters())
 
 
+def test_states_without_dropout_are_computed_once(
+    topics: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fitting passes the body once, not ten times, and no bit of the weights changes."""
+    runs, passes = [], []
+    for name, again in (("once", False), ("again", True)):
+        with monkeypatch.context() as patch:
+            if again:
+                patch.setattr(updates, "has_dropout", lambda net: True)
+            none = ["model.dropout=0", "model.attention_dropout=0"]
+            run = build(topics, tmp_path / name, "tartan_meta", *none)
+            seen: list[bool] = []
+            run.model.encoder.register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))
+            one_update(run)
+        runs.append(weights(run))
+        passes.append(len(seen))
+    assert passes[1] - passes[0] == run.task.criterion.config.meta_head_steps - 1
+    assert same(*runs)
+
+
+def test_states_with_dropout_are_computed_in_every_step(topics: Path, tmp_path: Path) -> None:
+    run = build(topics, tmp_path, "tartan_meta", "model.dropout=0.1")
+    engine = run.engine
+    seen: list[int] = []
+    run.model.encoder.register_forward_hook(lambda *_: seen.append(0))
+    engine.begin(0)
+    (rows,) = batches_of(run)["head"]
+    updates.fit_meta_head(engine, run.model, rows, run.task.criterion.config, run.config.optimizer)
+    assert len(seen) == 10
+
+
 def test_the_meta_head_learns(topics: Path, tmp_path: Path) -> None:
     """More steps lead to a lower loss on the rows it is fitted to; the tolerance ends it early."""
     last = {}
@@ -274,7 +305,7 @@ def test_the_meta_head_is_fitted_by_adam_with_its_own_decay(
     adam = kind(parameters, how.meta_head_lr, tuple(own.betas), own.eps, **decays)
     (batch,) = rows
     with torch.no_grad():
-        states = run.model.encoder(batch.tokens, batch.padding, batch.segments)
+        states = updates.states_of(run.model, batch)
     for _ in range(how.meta_head_steps):
         adam.zero_grad()
         torch.nn.functional.cross_entropy(head(states), batch.targets).backward()
