@@ -244,7 +244,7 @@ class TagsPipeline(WordSetPipeline):
 
     def open_file(self, path: Path) -> SentenceReader:
         file, tag_field = self.request.text_file(path), self.options.tag_column
-        if is_json(path):
+        if is_json(file):
             names, keeps_numbers = self.options.tag_names or (), self.options.tag_scheme == "none"
             return TokenListReader(
                 file, tag_field=tag_field, tag_names=names, keeps_numbers=keeps_numbers

@@ -96,7 +96,7 @@ def dropped_sentences(dropped: int) -> str:
 
 def words_reader(file: TextFile, word_column: int) -> SentenceReader:
     """Return a reader of a labelled file of which only the words matter."""
-    if is_json(file.path):
+    if is_json(file):
         return TokenListReader(file, has_tags=False)
     if is_conllu(file.path):
         return ConlluReader(file, trees=False)
