@@ -318,7 +318,7 @@ def written(delimiter="\t", quoting=csv.QUOTE_MINIMAL, end="\r\n", header=("text
         ("train.txt", written(","), ()),
         ("train.tsv", written(), ()),
         ("train.tsv", written(quoting=csv.QUOTE_ALL, end="\n"), ()),
-        ("train.csv.gz", gzip.compress(written(",").encode()), ()),
+        ("train.csv.gz", gzip.compress(written(",").encode(), mtime=0), ()),
         ("train.txt", "\n".join(json.dumps({"text": t, "label": x}) for t, x in ROWS), ()),
     ],
 )
