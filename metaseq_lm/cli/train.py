@@ -10,12 +10,14 @@ Any option of the configuration is set by key=value (Hydra's grammar), which win
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError, say
+from metaseq_lm.core.registry import nearest
 
 if TYPE_CHECKING:
     from metaseq_lm.training.parts import Parts
@@ -66,6 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(add)
     for flag, key in FLAGS.items():
         add(f"--{flag}", metavar="V", help=f"the same as {key}=V")
+    resets = "go on with other options than the run has, and start these parts anew: schedule, optimizer, data"
+    add("--reset", metavar="A,B", help=resets)
     processes = "processes on this machine (default: %(default)s)"
     add("--nproc", type=int, default=1, metavar="N", help=processes)
     add(
@@ -127,7 +131,10 @@ def prepare(args: argparse.Namespace) -> int:
     from metaseq_lm.distributed import launcher
 
     plugins.load_all(args.user_dir)
-    config = load_config(overrides_of(args), args.config_dir, args.config_name)
+    overrides = overrides_of(args)
+    if not (args.config_dir or args.config_name):
+        overrides = with_stored(overrides)
+    config = load_config(overrides, args.config_dir, args.config_name)
     plugins.check_named(config, args.user_dir)
     if args.help:
         print(args.parser.format_help() + "\nkeys, with the values this command gives them:")
@@ -144,11 +151,41 @@ def prepare(args: argparse.Namespace) -> int:
         raise UsageError(f"--nproc is {args.nproc}; it is a number of processes, at least 1")
     if args.nproc > 1 and "RANK" not in os.environ:
         return launcher.run(args.nproc, args.argv)
-    return train(config, dry_run=args.dry_run)
+    return train(config, args.dry_run, reset_parts(args.reset))
 
 
-def train(config: DictConfig, dry_run: bool = False) -> int:
-    """Train the configured run in this process; returns the exit code, raises MetaseqError."""
+def with_stored(overrides: list[str]) -> list[str]:
+    """Return `overrides` behind the options of the run that their save_dir holds.
+
+    Not if they choose a task, a criterion and so on: then they describe a whole run.
+    """
+    from metaseq_lm.core.config import GROUPS, literal_path, override_value
+    from metaseq_lm.runs.folder import stored_overrides
+
+    folders = [literal_path(o) for o in overrides if o.startswith("save_dir=")]
+    if not folders or any(o.partition("=")[0] in GROUPS for o in overrides):
+        return overrides
+    return stored_overrides(Path(override_value(folders[-1]) or "")) + overrides
+
+
+def reset_parts(text: str | None) -> list[str]:
+    """Return the parts of a run that --reset names, in order; UsageError for another name."""
+    from metaseq_lm.runs.folder import RESETS
+
+    parts = text.split(",") if text is not None else []
+    for part in parts:
+        if part not in RESETS:
+            raise UsageError(
+                f"--reset has '{part}'.{nearest(part, [*RESETS])} Parts: {', '.join(RESETS)}"
+            )
+    return [part for part in RESETS if part in parts]
+
+
+def train(config: DictConfig, dry_run: bool = False, reset: Collection[str] = ()) -> int:
+    """Train the configured run in this process; returns the exit code, raises MetaseqError.
+
+    The parts of an existing run in `reset` start anew.
+    """
     import torch
 
     from metaseq_lm.distributed import process_group
@@ -160,7 +197,7 @@ def train(config: DictConfig, dry_run: bool = False) -> int:
         if dry_run:
             say_if_not_exported(price.dry_run(config))
         else:
-            run = TrainingRun(config)
+            run = TrainingRun(config, reset)
             say_if_not_exported(run.parts)
             run.train()
     except Exception as error:

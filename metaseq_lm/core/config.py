@@ -294,6 +294,14 @@ def split_overrides(
     return [word for word in words if word not in overrides], overrides
 
 
+def override_value(override: str) -> Any:
+    """Return the value of a key=value; None if it is not in Hydra's grammar."""
+    try:
+        return OverridesParser.create().parse_override(override).value()
+    except HydraException:
+        return None
+
+
 def literal_path(override: str) -> str:
     """Return key=value with its value in quotes if the option names paths, else unchanged.
 

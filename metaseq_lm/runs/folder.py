@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +19,14 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metaseq_lm.core.config import RunConfig, flatten, options_with
+from metaseq_lm.core.config import (
+    GROUPS,
+    RunConfig,
+    flatten,
+    format_value,
+    options_with,
+    quote_path,
+)
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import (
     FULL_DISK,
@@ -32,6 +40,14 @@ from metaseq_lm.core.registry import ALL
 
 # Keys that may change when a run is resumed, besides options that are `movable`.
 FREE = ("engine.", "trainer.")
+# Parts of a run that `train --reset` names, and the options that may change with each.
+RESETS = {
+    "schedule": re.compile(r"schedule\..+|optimizer\.lr|criterion\.total_updates"),
+    "optimizer": re.compile(r"optimizer\..+"),
+    "data": re.compile(
+        r"task\.(\w*batch_size|batches_per_update|tokens_per_sample|valid_size|\w*epochs)"
+    ),
+}
 SOURCES_FILE = "sources.json"
 LARGEST_CONFIG = 1 << 20
 NAME = re.compile(r"[A-Za-z_][\w.]*")
@@ -40,9 +56,13 @@ NEEDED = ("status", "updates", "max_update", "seconds", "flops", "stopped_by", "
 
 
 class RunFolder:
-    """Opens or continues a run folder; raises UsageError if it holds a different run."""
+    """Opens or continues a run folder; raises UsageError if it holds a different run.
 
-    def __init__(self, config: DictConfig) -> None:
+    The options of the parts in `reset` may differ. A run that goes on calls `write_config` when its
+    checkpoint is loaded, so that a mistake leaves the folder as it was.
+    """
+
+    def __init__(self, config: DictConfig, reset: Collection[str] = ()) -> None:
         if not config.save_dir.isprintable():
             raise UsageError(f"--save-dir {config.save_dir!r}: a character of it cannot be printed")
         self.path = Path(config.save_dir)
@@ -56,19 +76,24 @@ class RunFolder:
         file = self.path / "config.yaml"
         if file.exists():
             try:
-                check_same(read_config(file), config, self.path)
+                check_same(read_config(file), config, self.path, reset)
             except UsageError:
                 if begun(self.path):
                     raise
                 # Nothing was trained: another config may take the folder.
                 (self.path / "log.jsonl").unlink(missing_ok=True)
-        write_atomic(file, OmegaConf.to_yaml(config).encode())
+        if not file.exists() or not begun(self.path):
+            self.write_config(config)
         sources = options_with("source", config)
         if sources.keys() - common_sources().keys():
             write_atomic(self.path / SOURCES_FILE, (json.dumps(sources) + "\n").encode())
         cut_torn_line(self.path / "log.jsonl")
         commands.write(shlex.join(sys.argv) + "\n")
         commands.flush()
+
+    def write_config(self, config: DictConfig) -> None:
+        """Write config.yaml in one piece."""
+        write_atomic(self.path / "config.yaml", OmegaConf.to_yaml(config).encode())
 
     def log(self, kind: str, update: int, seconds: float, values: dict[str, Any]) -> None:
         """Append one line to log.jsonl; on a full disk lines wait until there is room."""
@@ -214,29 +239,70 @@ def cut_torn_line(file: Path) -> None:
             write_atomic(file, data[: data.rfind(b"\n") + 1])
 
 
-def check_same(old: Any, new: DictConfig, path: Path) -> None:
-    """Raise UsageError naming the keys in which the configs of two runs differ.
+def stored_overrides(folder: Path) -> list[str]:
+    """Return the configuration of the run in a folder as key=value; [] if there is none.
 
-    An option that did not exist when the old one was written counts as its default.
+    What follows trainer.max_update is left out, so that it follows a new number too.
     """
-    before, after = (flatten(OmegaConf.to_container(config)) for config in (old, new))
+    file = folder / "config.yaml"
+    if not file.is_file():
+        return []
+    stored = read_config(file)
+    names = {group: OmegaConf.select(stored, f"{group}._name") for group in GROUPS}
+    if missing := [group for group, name in names.items() if name is None]:
+        raise MetaseqError(f"{file}: not a readable config: it has no {missing[0]}")
+    values = flatten(OmegaConf.to_container(stored))
+    follows = {
+        key
+        for key, value in values.items()
+        if value == values.get("trainer.max_update")
+        and default_of(stored, key) == "${trainer.max_update}"
+    }
+    skipped = {"save_dir", "user_dir", *follows, *(f"{group}._name" for group in GROUPS)}
+    return [f"{group}={name}" for group, name in names.items()] + [
+        f"{key}={quote_path(value) if isinstance(value, str) else format_value(value)}"
+        for key, value in values.items()
+        if key not in skipped
+    ]
+
+
+def changed_options(old: Any, new: DictConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the options in which the configs of two runs differ, with both values.
+
+    An option that did not exist when the old one was written counts as its default. Options that
+    are `movable`, and those of the engine, are not compared.
+    """
+    before, after = (flatten(OmegaConf.to_container(OmegaConf.create(c))) for c in (old, new))
     before |= {key: default_of(new, key) for key in after.keys() - before.keys()}
     movable = options_with("movable", new)
-    keys = [
-        key
+    return {
+        key: (before.get(key), after.get(key))
         for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and not key.startswith(FREE) and key not in movable
-    ]
-    if keys:
-        differences = [f"{k} is {before.get(k)!r} there, {after.get(k)!r} here" for k in keys[:5]]
-        longer = (
-            f". What ends with the run (total_updates) follows trainer.max_update; a new run that goes on "
-            f"from its weights is init_from={path}"
-        )
-        raise UsageError(
-            f"{path} holds another run ({'; '.join(differences)}); choose another --save-dir, or the same options "
-            f"to resume it{longer if any(k.endswith('.total_updates') for k in keys) else ''}"
-        )
+        if before.get(key) != after.get(key)
+        and key not in movable
+        and not key.startswith("engine.")
+    }
+
+
+def check_same(old: Any, new: DictConfig, path: Path, reset: Collection[str] = ()) -> None:
+    """Raise UsageError naming the options in which two runs differ, but those of parts in `reset`."""
+    changes = {
+        key: values
+        for key, values in changed_options(old, new).items()
+        if not key.startswith(FREE) and not any(RESETS[part].fullmatch(key) for part in reset)
+    }
+    if not changes:
+        return
+    differences = [f"{k} is {a!r} there, {b!r} here" for k, (a, b) in [*changes.items()][:5]]
+    parts = [[p for p, options in RESETS.items() if options.fullmatch(key)] for key in changes]
+    remedy = "choose another --save-dir, or the same options to resume it"
+    if all(parts):
+        names = [p for p in RESETS if p in reset or p in {fitting[0] for fitting in parts}]
+        remedy = f"to go on with these options add --reset {','.join(names)}, else {remedy}"
+    raise UsageError(
+        f"{path} holds another run ({'; '.join(differences)}); {remedy}. A new run that starts from its weights "
+        f"is init_from={path}"
+    )
 
 
 def default_of(config: DictConfig, key: str) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
@@ -17,8 +18,10 @@ from metaseq_lm.data.storage.manifest import tokenizer_hash
 from metaseq_lm.distributed import process_group
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.checkpoint import Checkpoint, CheckpointError
+from metaseq_lm.runs.folder import RESETS, changed_options, check_same, code_hash
 from metaseq_lm.tasks.protocols import facts_of
 from metaseq_lm.training.parts import Parts
+from metaseq_lm.training.restore import check_tokenizer
 
 
 class Checkpointer:
@@ -37,6 +40,8 @@ class Checkpointer:
             "config": OmegaConf.to_container(config),
             "data": self.parts.data_fingerprint,
             "tokenizer": tokenizer_hash(config.data),
+            "code": code_hash(config.user_dir),
+            "torch": str(torch.__version__),
             "facts": facts_of(self.parts.task),
         }
 
@@ -92,20 +97,43 @@ class Checkpointer:
             checkpoint.link(self.folder, "best", checkpoint.folder_of(self.folder, update))
         checkpoint.prune(self.folder, self.options.keep_last, update)
 
-    def newest(self) -> tuple[Checkpoint | None, list[str]]:
+    def newest(self, reset: Collection[str] = ()) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest checkpoint that verifies and fits, and why newer ones were skipped.
 
-        The first replica chooses for all. Raises CheckpointError if there are some and none fits.
+        The first replica chooses for all. The parts of the run in `reset` need not fit. Raises
+        CheckpointError if there are some and none fits.
         """
         stored: Checkpoint | None = None
         skipped: list[str] = []
         if process_group.rank() == 0:
-            stored, skipped = checkpoint.newest(self.folder, self._check_fit)
+            stored, skipped = checkpoint.newest(
+                self.folder, lambda stored: self._check_fit(stored, reset)
+            )
         path, skipped = process_group.from_first((stored.path if stored else None, skipped))
         messages = [f"skipped a checkpoint that cannot be used: {reason}" for reason in skipped]
         if path is not None and stored is None:
             stored = checkpoint.load(path)
         return stored, messages
+
+    def describe_resume(self, stored: Checkpoint, reset: Collection[str]) -> list[str]:
+        """Return messages: the checkpoint with what was reset or changed, other code or torch."""
+        pairs = changed_options(stored.manifest.get("config") or {}, self.parts.config)
+        pairs["data"] = (stored.manifest.get("data"), self.parts.data_fingerprint)
+        changes = [f"{key} {then} -> {now}" for key, (then, now) in pairs.items() if then != now]
+        message = f"resumed from {stored.path} at update {stored.state['update']}"
+        message += f"; reset {', '.join(reset)}" * bool(reset)
+        messages = ["; changed ".join([message, ", ".join(changes)] if changes else [message])]
+        others = [
+            f"{name} {stored.manifest[name]} -> {self.description[name]}"
+            for name in ("code", "torch")
+            if stored.manifest.get(name) not in (None, self.description[name])
+        ]
+        if others:
+            messages.append(
+                f"the checkpoint was made with other software ({', '.join(others)}), so the run may not be "
+                "bitwise equal to an uninterrupted one"
+            )
+        return messages
 
     def resumed(self, stored: Checkpoint, update: int, best: int | None) -> None:
         """Record that the run was resumed from a checkpoint, and correct the links."""
@@ -113,21 +141,32 @@ class Checkpointer:
         if process_group.rank() == 0:
             checkpoint.relink(self.folder, stored.path, best)
 
-    def _check_fit(self, stored: Checkpoint) -> None:
+    def _check_fit(self, stored: Checkpoint, reset: Collection[str]) -> None:
         """Raise CheckpointError if the run cannot resume from a checkpoint."""
+        config = self.parts.config
         trained_on, current = stored.manifest.get("data"), self.parts.data_fingerprint
-        if trained_on != current:
+        if trained_on != current and "data" not in reset:
+            names = [part for part in RESETS if part in reset or part == "data"]
             raise CheckpointError(
-                f"{stored.path} was trained on other data than {self.parts.config.data} holds now "
-                f"({trained_on} then, {current} now); choose another --save-dir"
+                f"{stored.path} was trained on other data than {config.data} holds now "
+                f"({trained_on} then, {current} now); to go on with these data add --reset "
+                f"{','.join(names)}, else choose another --save-dir"
             )
+        try:
+            check_tokenizer(stored, config.data)
+        except UsageError as error:
+            raise CheckpointError(str(error)) from error
         facts = self.description["facts"]
         checkpoint.check_facts(stored.manifest.get("facts"), facts, stored.path)
         checkpoint.check_fit(self.parts.model, stored.weights, stored.path)
         optimizers = self.parts.engine.optimizers.keys()
         differing = optimizers ^ stored.state.get("optimizers", {}).keys()
-        if differing:
+        if differing and "optimizer" not in reset:
             raise CheckpointError(f"{stored.path}: the optimizers {sorted(differing)} do not match")
+        try:
+            check_same(stored.manifest.get("config") or {}, config, stored.path, reset)
+        except UsageError as error:
+            raise CheckpointError(str(error)) from error
 
 
 class BestCheckpoint:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from metaseq_lm.core.errors import Interrupted, MetaseqError
+from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.predictions import write_predictions
 from metaseq_lm.runs import checkpoint, lineage_cost
-from metaseq_lm.runs.folder import RunFolder, code_hash, read_results
+from metaseq_lm.runs.folder import RunFolder, begun, code_hash, read_results
 from metaseq_lm.tasks.protocols import LoadsFrozen, PricedByRule, UsesOtherRuns, submissions_of
 from metaseq_lm.training.checkpointing import Checkpointer, check_room
 from metaseq_lm.training.parts import (
@@ -30,10 +31,12 @@ from metaseq_lm.training.trainer import Trainer
 class TrainingRun:
     """Builds a run from its configuration and trains it into `config.save_dir`.
 
-    All methods are calls of all replicas. `folder` is None on all but the first.
+    All methods are calls of all replicas. `folder` is None on all but the first. The parts of the
+    run in `reset` (see RESETS) start anew with the options of `config`.
     """
 
-    def __init__(self, config: DictConfig) -> None:
+    def __init__(self, config: DictConfig, reset: Collection[str] = ()) -> None:
+        self.reset = reset
         self.config = config = resolve_flops_budget(prepare_config(config))
         self.parts = build_parts(config)
         self.task, self.model, self.engine = self.parts.task, self.parts.model, self.parts.engine
@@ -42,7 +45,9 @@ class TrainingRun:
         self.initialisation = Initialisation()
         if config.init_from:
             self.initialisation = initialise_from(self.parts, config.init_from)
-        self.folder = RunFolder(config) if process_group.rank() == 0 else None
+        if reset:
+            check_resettable(Path(config.save_dir), config.trainer)
+        self.folder = RunFolder(config, reset) if process_group.rank() == 0 else None
         name = config.label or f"{config.task._name}/{config.criterion._name}"
         self.log = RunLog(name, self.folder, config.engine.tensorboard)
         self.checkpointer = Checkpointer(self.parts, Path(config.save_dir) / "checkpoints")
@@ -61,12 +66,16 @@ class TrainingRun:
             if trained_on not in (None, current):
                 raise MetaseqError(
                     f"{folder} is finished, but was trained on other data than {self.config.data} holds now "
-                    f"({trained_on} then, {current} now); choose another --save-dir"
+                    f"({trained_on} then, {current} now); choose another --save-dir, or go on with "
+                    "--reset data and a larger --max-update"
                 )
             if self.folder is not None:
+                self.folder.write_config(self.config)
                 print(f"{folder} is finished already ({results['updates']} updates)", flush=True)
             return
-        messages = trainer.resume()
+        messages = trainer.resume(self.reset)
+        if self.folder is not None:
+            self.folder.write_config(self.config)
         if self.initialisation.message and not trainer.update:
             messages.insert(0, self.initialisation.message)
         self.log.start(options.max_update, trainer.update)
@@ -144,6 +153,18 @@ class TrainingRun:
                 "replicas": process_group.world_size(),
                 "pretraining": lineage_cost.total(ancestors, config.init_from),
             }
+        )
+
+
+def check_resettable(folder: Path, options: DictConfig) -> None:
+    """Raise UsageError if a folder has no run that --reset could change."""
+    if not begun(folder):
+        raise UsageError(f"--reset goes on with a run, but {folder} holds none; leave it out")
+    results = read_results(folder)
+    if results is not None and is_complete(results, options):
+        raise UsageError(
+            f"{folder} is finished after {results['updates']} updates, so --reset changes nothing; "
+            "give a larger --max-update too"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -216,22 +217,41 @@ class Trainer:
         else:
             self.nonfinite.saved()
 
-    def resume(self) -> list[str]:
+    def resume(self, reset: Collection[str] = ()) -> list[str]:
         """Load the newest checkpoint that verifies and fits, if there are any; return messages.
 
-        Raises CheckpointError if there are some and none fits.
+        The parts of the run in `reset` start anew, and the checkpoint is written again. Raises
+        CheckpointError if there are some and none fits.
         """
-        stored, messages = self.checkpointer.newest()
+        stored, messages = self.checkpointer.newest(reset)
         if stored is None:
             return messages
         self.model.load_state_dict(stored.weights)
         try:
-            self.load_state_dict(stored.state)
+            self.load_state_dict(self._without(reset, stored.state))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{stored.path}: its state is not of this run: {error}"
             ) from error
         self.last_valid = stored.manifest["valid"]
+        if stored.manifest["data"] != self.parts.data_fingerprint:  # its scores are not comparable
+            self.best, self.last_valid, self._validated_at = BestCheckpoint(self.options), {}, -1
         best = None if self.best.value is None else self.best.update
         self.checkpointer.resumed(stored, self.update, best)
-        return [*messages, f"resumed from {stored.path} at update {self.update}"]
+        if reset:
+            self.checkpointer.saved_at = -1
+            self.save(False, required=True)
+        return messages + self.checkpointer.describe_resume(stored, reset)
+
+    def _without(self, reset: Collection[str], state: dict[str, Any]) -> dict[str, Any]:
+        """Return a saved state without moments or positions in the data, if they are reset."""
+        state = dict(state)
+        if "data" in reset:
+            state["positions"] = {}
+        if "optimizer" in reset:
+            counts = {name: saved["updates"] for name, saved in state["optimizers"].items()}
+            state["optimizers"] = {
+                name: {"updates": counts.get(name, state["update"]), "state": {}}
+                for name in self.engine.optimizers
+            }
+        return state
