@@ -63,16 +63,21 @@ def library() -> Any:
 def largest_difference(
     part: Part, net: nn.Module, other: nn.Module, vocabulary: Vocabulary
 ) -> float:
-    """Return the largest difference of all outputs on random rows, with and without padding."""
+    """Return the largest difference of all outputs on random rows, with and without padding.
+
+    That of real values is relative to their range.
+    """
     largest = 0.0
+    label_range = part.original.get(LABEL_RANGE)
+    scale = 1.0 if label_range is None else max(1.0, float(label_range.abs().max()))
     for padded in (False, True):
         rows, padding, segments = random_rows(part, vocabulary, padded)
         outputs = native_outputs(net, rows, padding if padded else None, segments)
-        if (label_range := part.original.get(LABEL_RANGE)) is not None:
+        if label_range is not None:
             outputs["sentence"] = outputs["sentence"] * label_range[1] + label_range[0]
         library_outputs = foreign_outputs(other, rows, padding, segments)
         for name, output in outputs.items():
-            difference = (output - library_outputs[name]).abs()
+            difference = (output - library_outputs[name]).abs() / scale
             if name not in ("next_sentence", "sentence"):
                 difference = difference[~padding]
             largest = max(largest, float(difference.max().nan_to_num(torch.inf)))

@@ -95,6 +95,7 @@ class Embeddings(nn.Module):
         self.tokens = Embedding(vocab_size, width, padding_idx=padding_idx)
         self.positions = nn.Embedding(config.max_positions, width)
         self.segments = Embedding(config.segments, width) if config.segments else None
+        self.one_segment = config.segments == 1  # RoBERTa: that of every token
         post = not config.encoder_normalize_before
         self.norm = LayerNorm(width, config.norm_eps) if post else None
         self.dropout = Dropout(config.dropout)
@@ -102,7 +103,7 @@ class Embeddings(nn.Module):
     def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         """Return (..., S, E) of ids (..., S) or probabilities (..., S, V).
 
-        `segments` (..., S) is 0 throughout if not given. Raises ValueError for S > max_positions.
+        `segments` (..., S) is 0 throughout if not given, or if there is just one. Raises ValueError for S > max_positions.
         """
         x = self.tokens(tokens)
         length = x.shape[-2]
@@ -114,7 +115,7 @@ class Embeddings(nn.Module):
         positions = self.positions.weight[..., :length, :]
         x = x + (positions if positions.dim() == 2 else positions.unsqueeze(1))
         if self.segments is not None:
-            if segments is None:
+            if segments is None or self.one_segment:
                 segments = torch.zeros(x.shape[:-1], dtype=torch.long, device=x.device)
             x = x + self.segments(segments)
         embeddings: Tensor = self.dropout(x if self.norm is None else self.norm(x))

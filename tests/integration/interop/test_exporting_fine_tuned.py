@@ -32,6 +32,7 @@ CASES = {
     "BERT, pooler": ("BertModel", "pair", ["task.pooled=true"], "BertForSequenceClassification"),
     "BERT, values": ("BertForMaskedLM", "value", [], "BertForSequenceClassification"),
     "RoBERTa": ("RobertaForMaskedLM", "single", [], "RobertaForSequenceClassification"),
+    "RoBERTa, pairs": ("RobertaModel", "pair", [], "RobertaForSequenceClassification"),
     "RoBERTa, pooler": (
         "RobertaModel",
         "single",
@@ -110,6 +111,23 @@ def test_spans_of_questions(tmp_path: Path, capsys) -> None:
     assert main(["export", str(tmp_path / "run"), "--out", out, "--check"]) == 0
     model = transformers.AutoModelForQuestionAnswering.from_pretrained(out)
     assert type(model).__name__ == "BertForQuestionAnswering"
+
+
+def test_choices(tmp_path: Path) -> None:
+    """COPA: a premise and two candidates, one unit for each."""
+    _, imported = start(tmp_path, "BertModel", "pair")
+    row = {"premise": "the fox", "choice1": "best", "choice2": "lazy dog", "question": "cause"}
+    lines = [json.dumps({**row, "label": i % 2, "idx": i}) for i in range(6)]
+    (tmp_path / "copa.jsonl").write_text("\n".join(lines) + "\n")
+    files = [f"--{split}pref={tmp_path / 'copa.jsonl'}" for split in ("train", "valid")]
+    files += ["--tokenizer-from", imported, "--destdir", str(tmp_path / "sets")]
+    assert main(["preprocess", "--benchmark", "superglue/COPA", *files]) == 0
+    paths = ["--init-from", imported, "--save-dir", str(tmp_path / "run"), "task.labelled=COPA"]
+    assert main(["train", str(tmp_path / "sets"), *SENTENCE, *TRAIN, *paths]) == 0
+    export = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--check"]
+    assert main(export) == 0
+    model = transformers.AutoModelForMultipleChoice.from_pretrained(tmp_path / "out")
+    assert type(model).__name__ == "BertForMultipleChoice"
 
 
 def test_a_check_sees_a_wrong_head(tmp_path: Path, monkeypatch, capsys) -> None:
