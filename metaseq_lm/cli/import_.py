@@ -1,4 +1,4 @@
-"""Turn a BERT, RoBERTa or ELECTRA folder of the transformers library into a run folder.
+"""Turn a BERT, DistilBERT, MegatronBERT, RoBERTa or ELECTRA folder of the transformers library into a run folder.
 
 examples:
   metaseq-lm import bert-base-uncased --out imported/bert --check

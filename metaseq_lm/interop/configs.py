@@ -9,7 +9,7 @@ from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
-from metaseq_lm.interop.names import ARCHITECTURES, MEGATRON, Architecture
+from metaseq_lm.interop.names import ARCHITECTURES, DISTIL, MEGATRON, Architecture
 from metaseq_lm.models.transformer.encoder import TransformerConfig
 
 # Key of config.json for what its own options cannot express about our models.
@@ -24,6 +24,16 @@ RATES = {
     "hidden_dropout_prob": ("dropout", 0.1),
     "attention_probs_dropout_prob": ("attention_dropout", 0.1),
     "layer_norm_eps": ("norm_eps", 1e-12),
+}
+# The keys that DistilBERT has for these.
+DISTIL_KEYS = {
+    "num_hidden_layers": "n_layers",
+    "hidden_size": "dim",
+    "intermediate_size": "hidden_dim",
+    "num_attention_heads": "n_heads",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "hidden_act": "activation",
 }
 MOST = 1000  # layers, and kinds of segments
 # Options that must have this value, if they are there at all, for our encoder to be the same.
@@ -67,6 +77,9 @@ def read_config(config: dict[str, Any], place: object) -> Foreign:
         return kind(value)
 
     architecture = architecture_of(config, place)
+    if architecture.base == DISTIL:
+        renamed = {key: config[name] for key, name in DISTIL_KEYS.items() if name in config}
+        config = {**config, **renamed, OUR_KEY: {"segments": 0}}
     for key, value in FIXED.items():
         if config.get(key, value) != value:
             raise MetaseqError(

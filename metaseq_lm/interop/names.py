@@ -15,6 +15,14 @@ LAYER = {
     "ffn_norm": ("output.LayerNorm",),
 }
 PRE_LN_LAYER = LAYER | {"attention_norm": ("attention.ln",), "ffn_norm": ("ln",)}
+DISTIL_LAYER = {
+    "attention.in_proj": tuple(f"attention.{part}_lin" for part in "qkv"),
+    "attention.out_proj": ("attention.out_lin",),
+    "attention_norm": ("sa_layer_norm",),
+    "fc1": ("ffn.lin1",),
+    "fc2": ("ffn.lin2",),
+    "ffn_norm": ("output_layer_norm",),
+}
 # Heads below "heads." (ours) and below nothing (theirs); a name without a dot is one parameter.
 HEADS = {
     "bert": {
@@ -54,6 +62,16 @@ HEADS = {
         "span": {"out": "qa_outputs"},
     },
 }
+DISTIL = "distilbert"  # BERT without segments; its classifiers have a layer that ours do not have
+HEADS[DISTIL] = {
+    "lm": {
+        "dense": "vocab_transform",
+        "norm": "vocab_layer_norm",
+        ".bias": "vocab_projector.bias",
+        ".weight": "vocab_projector.weight",
+    },
+    "span": {"out": "qa_outputs"},
+}
 MEGATRON = "megatron-bert"  # BERT with layer norms before attention and feed-forward networks
 HEADS[MEGATRON] = HEADS["bert"]
 FINE_TUNED = ("sentence", "span")
@@ -65,7 +83,7 @@ COPIES = {
 # Without tied weights the head's bias is the other one of the two.
 TWINS = COPIES | {original: copy for copy, original in COPIES.items()}
 CONSTANTS = re.compile(r"\w+\.embeddings\.(position_ids|token_type_ids)")
-BASE_PARTS = ("embeddings.", "embeddings_project.", "encoder.", "pooler.")
+BASE_PARTS = ("embeddings.", "embeddings_project.", "encoder.", "transformer.", "pooler.")
 
 
 @dataclass(frozen=True)
@@ -84,7 +102,12 @@ class Architecture:
     @property
     def layer(self) -> Mapping:
         """The table of the parameters of a layer."""
-        return PRE_LN_LAYER if self.base == MEGATRON else LAYER
+        return {MEGATRON: PRE_LN_LAYER, DISTIL: DISTIL_LAYER}.get(self.base, LAYER)
+
+    @property
+    def layers(self) -> str:
+        """The name of the list of layers."""
+        return f"{self.prefix}.{'transformer' if self.base == DISTIL else 'encoder'}.layer"
 
 
 ARCHITECTURES = {
@@ -96,6 +119,9 @@ ARCHITECTURES = {
         Architecture("BertForSequenceClassification", "bert", ("sentence",)),
         Architecture("BertForMultipleChoice", "bert", ("sentence",)),
         Architecture("BertForQuestionAnswering", "bert", ("span",)),
+        Architecture("DistilBertModel", DISTIL),
+        Architecture("DistilBertForMaskedLM", DISTIL, ("lm",)),
+        Architecture("DistilBertForQuestionAnswering", DISTIL, ("span",)),
         Architecture("MegatronBertModel", MEGATRON),
         Architecture("MegatronBertForMaskedLM", MEGATRON, ("lm",)),
         Architecture("MegatronBertForPreTraining", MEGATRON, ("lm", "next_sentence")),

@@ -12,6 +12,7 @@ from metaseq_lm.interop.heads import LABEL_RANGE, add_fine_tuned_heads
 from metaseq_lm.interop.names import (
     CONSTANTS,
     COPIES,
+    DISTIL,
     HEADS,
     TWINS,
     Mapping,
@@ -69,7 +70,7 @@ def tensor_names(foreign: Foreign, main: bool) -> Mapping:
         modules[f"{backbone}.stack.project"] = (f"{prefix}.embeddings_project",)
     for n in range(foreign.model.encoder_layers):
         for ours, theirs in architecture.layer.items():
-            layer = f"{prefix}.encoder.layer.{n}"
+            layer = f"{architecture.layers}.{n}"
             modules[f"{backbone}.stack.layers.{n}.{ours}"] = tuple(f"{layer}.{t}" for t in theirs)
     for head in architecture.heads:
         ours = "generator.head" if head == "lm" and not main else heads + head
@@ -169,7 +170,7 @@ def write_part(part: Part) -> dict[str, Tensor]:
         for name, piece in zip(pieces, part.weights[parameter].chunk(len(pieces)))
     }
     words, position = tensors[table(foreign, "word")], table(foreign, "position")
-    if not foreign.segments:
+    if not foreign.segments and foreign.architecture.base != DISTIL:
         rows = int(part.config.get("type_vocab_size", 2))
         tensors[table(foreign, "token_type")] = words.new_zeros(rows, words.shape[1])
     rest = dict(part.rest)

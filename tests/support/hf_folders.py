@@ -71,6 +71,8 @@ def make(folder: Path, name: str, seed: int = 0, **options: Any) -> Any:
     else:
         write_bert_tokenizer(folder)
         usual = {"embedding_size": 16} if name.startswith("Electra") else {}
+    if name.startswith("DistilBert"):
+        usual = {"hidden_dim": 48, "dropout": 0.0, "attention_dropout": 0.0}
     size = len(transformers.AutoTokenizer.from_pretrained(folder))
     kind = getattr(transformers, name)
     config = kind.config_class(vocab_size=size, **{**SMALL, **usual, **options})

@@ -145,12 +145,14 @@ def _kind(model: bytes) -> str:
 def _as_configured(model: bytes, settings: dict[str, Any]) -> bytes:
     """Return a `tokenizer.json` of WordPiece as the transformers library understands it.
 
-    For BERT's and ELECTRA's classes tokenizer_config.json, with the library's defaults for what it
+    For the classes of BERT, DistilBERT and ELECTRA tokenizer_config.json, with the library's defaults for what it
     does not say, wins over the normalizer in the file.
     """
     content = json.loads(model)
     normalizer = content.get("normalizer")
-    known = str(settings.get("tokenizer_class", "Bert")).startswith(("Bert", "Electra"))
+    known = str(settings.get("tokenizer_class", "Bert")).startswith(
+        ("Bert", "DistilBert", "Electra")
+    )
     if not settings or not known or not isinstance(normalizer, dict):
         return model
     if normalizer.get("type") != "BertNormalizer":

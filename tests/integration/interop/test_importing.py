@@ -23,7 +23,10 @@ from hf_folders import make
 
 NAMES = [
     *("BertModel", "BertForMaskedLM", "BertForPreTraining", "RobertaModel", "RobertaForMaskedLM"),
-    *("ElectraModel", "ElectraForPreTraining", "ElectraForMaskedLM"),
+    *("ElectraModel", "ElectraForPreTraining", "ElectraForMaskedLM", "MegatronBertForMaskedLM"),
+    *("DistilBertModel", "DistilBertForMaskedLM", "DistilBertForQuestionAnswering"),
+    *("BertForSequenceClassification", "BertForQuestionAnswering", "BertForMultipleChoice"),
+    *("RobertaForSequenceClassification", "MegatronBertForSequenceClassification"),
 ]
 HEADS = ["BertForPreTraining", "RobertaForMaskedLM", "ElectraForPreTraining", "ElectraForMaskedLM"]
 GENERATOR = {
