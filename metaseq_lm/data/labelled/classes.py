@@ -59,8 +59,9 @@ def spelling_key(label: str) -> str:
 def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
     """Yield what looks wrong with the classes of a split, of which `counts` has the rows of each."""
     rows = sum(counts.values())
-    numbers = [number for label in counts if (number := number_of(label)) is not None]
-    if numbers and len(numbers) == len(counts):
+    words = [label for label in counts if label.casefold() not in NULL_WORDS]
+    numbers = [number for label in words if (number := number_of(label)) is not None]
+    if numbers and len(numbers) == len(words):
         fractions = any(number % 1 for number in numbers)
         if fractions or (len(counts) > FEW_CLASSES and 2 * len(counts) > rows):
             yield (

@@ -223,8 +223,7 @@ class RowReader:
         form = TableFormat()  # of the official files of benchmarks
         if self.columns.index is None:
             form = table_format(self.file, self.columns.quoting, names is None)
-            if form.quoted and form.delimiter == "\t" and self.columns.quoting == QUOTING[0]:
-                self.remarks.append("is read without the quotes around fields (--quoting)")
+            self.remarks += [form.remark] if form.remark else []
         for number, fields, bad in table_rows(self.file, form):
             if not any(map(str.strip, fields)):
                 self.counts["blank"] += 1

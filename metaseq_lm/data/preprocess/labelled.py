@@ -300,7 +300,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
     def nothing(self, split: Split) -> str:
         counts = split.counts
         return (
-            f"{split}: no rows ({counts['blank']} blank lines, "
+            f"{split}: no rows ({counts['blank']} blank lines, {counts['no_gold_label']} rows without label, "
             f"{counts['skipped'] + counts['malformed']} rows skipped, apart from a header row)"
         )
 

@@ -19,10 +19,14 @@ _QUOTED_TSV_ROW = re.compile(rf'(?:{_QUOTED}|[^"\t]*)(?:\t(?:{_QUOTED}|[^"\t]*))
 
 @dataclass(frozen=True)
 class TableFormat:
-    """The character between the fields of a row, and whether quotes around a field are syntax."""
+    """The character between the fields of a row, and whether quotes around a field are syntax.
+
+    `remark` says what was decided of the quotes of a TSV file, if there are some.
+    """
 
     delimiter: str = "\t"
     quoted: bool = False
+    remark: str = ""
 
 
 def head(file: TextFile) -> str:
@@ -71,37 +75,45 @@ def table_format(file: TextFile, quoting: str, has_header: bool) -> TableFormat:
         best = max(DELIMITERS, key=outside.count)
         delimiter = best if best in outside else delimiter
     if quoting == "auto":
-        return TableFormat(delimiter, delimiter != "\t" or _is_quoted_tsv(file))
+        return _tsv_format(file) if delimiter == "\t" else TableFormat(delimiter, True)
     return TableFormat(delimiter, quoting == "csv")
 
 
-def _is_quoted_tsv(file: TextFile) -> bool:
-    """Return whether every quotation mark of a TSV file is one of RFC 4180, and some can be no text.
+def _tsv_format(file: TextFile) -> TableFormat:
+    """Return the format of a TSV file: quoted if every quotation mark is one of RFC 4180, and some can be no text.
 
     That is a doubled mark, a tab or a line end in quotes, or a header row in which all names are.
     """
-    evident, pending, width = False, "", 0
+    evident, pending, width, rows, quoted_rows = False, "", 0, 0, 0
     for _, text, _ in file.lines():
         pending = f"{pending}\n{text}" if pending else text
         if pending.count('"') % 2:
             if len(pending) > FIELD_LIMIT:
-                return False
+                return TableFormat()
             continue
         if '"' in pending:
             if not _QUOTED_TSV_ROW.fullmatch(pending):
-                return False
+                return TableFormat()
             fields = _QUOTED_TSV_FIELD.findall(pending)
+            quoted_rows += 1
             inner = [field[1:-1] for field in fields if field.startswith('"')]
             evident = evident or any(re.search(r'""|\t|\n', field) for field in inner)
             evident = evident or (not width and len(inner) == len(fields))
         else:
             fields = pending.split("\t")
         if pending.strip():
+            rows += 1
             width = width or len(fields)
             if len(fields) != width:
-                return False
+                return TableFormat()
         pending = ""
-    return evident and not pending
+    if pending or (2 * quoted_rows < rows and not evident):
+        return TableFormat()
+    if evident:
+        return TableFormat(
+            quoted=True, remark="is read without the quotes around fields (--quoting)"
+        )
+    return TableFormat(remark="has quotes around fields, which are read as text (--quoting csv)")
 
 
 def table_rows(file: TextFile, form: TableFormat) -> Iterator[tuple[int, list[str], bool]]:

@@ -152,7 +152,7 @@ J = '{"text": "a", "label": "x"}\n'
         ({"train.tsv": "text\ttext\na\tx\n"}, (), 1, "train.tsv:1: a column name occurs twice"),
         ({"train.tsv": "text\tlabel\n\n"}, (), 1, "train.tsv: no rows (1 blank lines"),
         ({"train.tsv": ""}, (), 1, "train.tsv: is empty"),
-        ({"train.tsv": "text\tlabel\na\t \n"}, (), 1, "train.tsv: no rows"),
+        ({"train.tsv": "text\tlabel\na\t \n"}, (), 1, "1 rows without label"),
         (
             {"train.jsonl": J + '{"text": "a", "label": NaN}\n'},
             (),
@@ -334,28 +334,32 @@ def test_quotes_and_delimiters(run, corpus, name, content, options):
 
 
 @pytest.mark.parametrize(
-    "rows, options, expected",
+    "rows, options, expected, remark",
     [
-        ('"a ""b"" c"\tx\nd "e"\ty\n', (), '"a ""b"" c"'),  # pandas would have quoted d "e" too
-        ('"a b"\tx\n', (), '"a b"'),
-        ('"a ""b"" c"\tx\n', ("--quoting", "none"), '"a ""b"" c"'),
-        ('"a ""b"" c"\tx\n', (), 'a "b" c'),
-        ('"a b"\tx\n', ("--quoting", "csv"), "a b"),
-        ('"a\tx\n"b"" ""c"\ty\n', (), '"a'),
+        # pandas would have quoted d "e" too
+        ('"a ""b"" c"\tx\nd "e"\ty\n', (), '"a ""b"" c"', ""),
+        ('"a b"\tx\n', (), '"a b"', "read as text"),
+        ('"a b"\tx\nb\ty\nc\ty\n', (), '"a b"', ""),
+        ('"a ""b"" c"\tx\n', ("--quoting", "none"), '"a ""b"" c"', ""),
+        ('"a ""b"" c"\tx\n', (), 'a "b" c', "read without the quotes"),
+        ('"a b"\tx\n', ("--quoting", "csv"), "a b", ""),
+        ('"a\tx\n"b"" ""c"\ty\n', (), '"a', ""),
     ],
 )
 def test_quotation_marks_in_tsv_are_text_unless_all_are_syntax(
-    run, corpus, rows, options, expected
+    run, corpus, rows, options, expected, remark
 ):
     code, output, folder = run({"train.tsv": "text\tlabel\n" + rows}, *options)
     assert code == 0, output
     assert texts(LabelledSet(folder, "train"), load_tokenizer(corpus))[0] == [expected]
+    assert remark in output and ("warning" in output) == bool(remark)
 
 
 @pytest.mark.parametrize(
     "counts, names, message",
     [
         ([("0.5", 1), ("2.25", 1), ("3", 1)], ["0.5", "2.25", "3"], "numbers from 0.5 to 3;"),
+        ([("0.5", 1), ("2.25", 1), ("nan", 1)], None, "numbers from 0.5 to 2.25;"),
         ([(str(7 * i), 1) for i in range(30)], None, "preprocess with --regression"),
         ([("1", 2), ("1.0", 3), ("0", 2)], None, "'1' (2 rows), '1.0' (3 rows) are 2 classes"),
         ([("1", 2), ("true", 3), ("false", 2)], None, "'1' (2 rows), 'true' (3 rows) are 2"),
