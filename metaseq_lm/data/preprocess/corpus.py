@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks
 from metaseq_lm.data.corpus.text_columns import ColumnFile
 from metaseq_lm.data.preprocess.pipeline import (
@@ -26,7 +26,7 @@ from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_toke
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import CORPUS
 from metaseq_lm.data.storage.tables import QUOTING
-from metaseq_lm.data.storage.text_content import describe_lines, first_lines
+from metaseq_lm.data.storage.text_content import check_plain_text
 from metaseq_lm.data.storage.text_files import (
     Block,
     TextFile,
@@ -50,7 +50,8 @@ class CorpusOptions(TokenizerOptions):
     UNUSED_WITH: ClassVar[dict[str, str]] = {
         "tokenizer_from": "tokenizer cased vocab_size word_pattern character_coverage task_tokens "
         "min_frequency tokenizer_corpus",
-        "plain_text": "text_column columns quoting",
+        "plain_text": "text_column text_columns columns quoting",
+        "text_column": "text_columns",
     }
 
     documents: str = option(
@@ -78,6 +79,7 @@ class CorpusOptions(TokenizerOptions):
         "document (of a labelled set: A or A,B, the same as --text-columns)",
         metavar="NAME",
     )
+    text_columns: tuple[str, ...] | None = option(None, "")
     columns: tuple[str, ...] | None = option(None, "")
     quoting: str = option(QUOTING[0], "", choices=QUOTING)
     plain_text: bool = option(
@@ -99,13 +101,17 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
     def __init__(self, options: CorpusOptions, request: Request) -> None:
         splits = {split: text_files(paths) for split, paths in request.splits.items()}
         super().__init__(replace(request, splits=splits))
+        if options.text_columns is not None:
+            if len(options.text_columns) > 1:
+                raise UsageError("--text-columns: a corpus has one column of text")
+            options = replace(options, text_column=options.text_columns[0], text_columns=None)
         if options.text_column is None and (options.columns or options.quoting != QUOTING[0]):
             raise UsageError("--columns and --quoting are of tables; give --text-column as well")
         self.options = options
         self.train_frequencies: np.ndarray | None = None
 
     def input_files(self) -> Iterable[Path]:
-        return [*super().input_files(), *self.options.tokenizer_corpus]
+        return [*super().input_files(), *text_files(self.options.tokenizer_corpus)]
 
     def text_file(self, path: Path) -> TextFile:
         """Return a file as the options say."""
@@ -134,18 +140,18 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
             check_text_file(path, file.is_utf8)
             return
         super().check_file(path)
-        if meaning := describe_lines(first_lines(file)):
-            raise MetaseqError(
-                f"{file}: is {meaning}, not plain text; name the column of the text with --text-column "
-                "NAME, or read the file as it is with --plain-text"
-            )
+        check_plain_text(
+            file,
+            "name the column of the text with --text-column NAME (and --columns A,B,... in a table "
+            "without header row), or read the file as it is with --plain-text",
+        )
 
     def prepare(self) -> dict[str, Any]:
         options, request = self.options, self.request
         if options.tokenizer_from is not None:
             self.tokenizer = load_tokenizer(options.tokenizer_from)
         else:
-            corpus = options.tokenizer_corpus or request.splits.get(TRAIN, ())
+            corpus = text_files(options.tokenizer_corpus) or request.splits.get(TRAIN, [])
             files = list(map(self.text_file, corpus))
             self.tokenizer = options.train(files, options.min_frequency, options.task_tokens)
         self.tokenizer.save(self.folder)  # for the worker processes

@@ -4,7 +4,7 @@ import array
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,6 +23,8 @@ from metaseq_lm.data.preprocess.pipeline import (
     register_dataset_kind,
 )
 from metaseq_lm.data.storage.indexed import smallest_dtype
+from metaseq_lm.data.storage.text_content import check_plain_text
+from metaseq_lm.data.storage.text_files import text_files
 from metaseq_lm.data.words.columns import SentenceReader, is_conllu
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap, words_reader
 from metaseq_lm.data.words.running_text import SPLITTING, TextReader
@@ -98,6 +100,7 @@ class WordsOptions:
     tokenizer_corpus: tuple[Path, ...] = option((), "")
     tokenizer_from: Path | None = option(None, "")
     documents: str = option("lines", "")
+    plain_text: bool = option(False, "")
 
 
 # Columns of numbers, end to end, each stored as a pair of files; and the size of each sentence.
@@ -207,7 +210,8 @@ class WordsPipeline(SentencePipeline[list[str]]):
 
     def __init__(self, options: WordsOptions, request: Request) -> None:
         labelled_files = [*options.labelled_corpus, *map(Path, options.drop_overlap_with)]
-        super().__init__(request, options.word_column, labelled_files)
+        splits = {split: text_files(paths) for split, paths in request.splits.items()}
+        super().__init__(replace(request, splits=splits), options.word_column, labelled_files)
         if options.word_places != "text" and options.word_vectors is None:
             raise UsageError(f"--word-places {options.word_places} needs --word-vectors FILE")
         if options.documents == "blank" and options.split_text == "lines":
@@ -222,6 +226,13 @@ class WordsPipeline(SentencePipeline[list[str]]):
         splits = super().input_files() if self.request.splits or options.tokenizer_from else []
         vectors = [options.word_vectors] if options.word_vectors else []
         return [*splits, *options.tokenizer_corpus, *options.labelled_corpus, *vectors]
+
+    def check_file(self, path: Path) -> None:
+        super().check_file(path)
+        labelled_or_vectors = [*self.options.labelled_corpus, self.options.word_vectors]
+        if path not in labelled_or_vectors and not self.options.plain_text:
+            remedy = "write its text to a file, or read the file as it is with --plain-text"
+            check_plain_text(self.request.text_file(path), remedy)
 
     def prepare(self) -> dict[str, Any]:
         options = self.options

@@ -14,11 +14,13 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.text_files import SIGNS, Block, TextFile, blocks
 
 DAMAGED_SHARE = 0.01  # of the lines; more is another encoding rather than damage
-HEAD = 1 << 18  # bytes of a file whose form is looked at
+HEAD, HEAD_LINES = 1 << 18, 200  # bytes and lines of a file whose form is looked at
 MOST = 0.95  # of the lines looked at
 CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 EAST_ASIAN = re.compile("[\u3000-\u9fff\uac00-\ud7a3\uff01-\uff5e]")
 OPENS_JSON = re.compile(r'\s*\[?\s*\{\s*"[^"\n]*"\s*:')
+# A quoted text or a number, with the next field right behind it.
+FIRST_FIELD = re.compile(r'("([^"]|"")*"|-?\d+(\.\d+)?)([,;|])\S')
 COLUMN_NAME = re.compile(r"\w[\w .:/()-]{0,39}")
 
 
@@ -142,11 +144,12 @@ def guess_encoding(sample: bytes) -> str:
     return "cp1251" if 2 * small > len(high) else "koi8-r"
 
 
-def first_lines(file: TextFile, most: int = 200) -> list[str]:
-    """Return the first lines of a file; a line that is too long is cut."""
+def check_plain_text(file: TextFile, remedy: str) -> None:
+    """Raise a MetaseqError, which ends in `remedy`, if the first lines of a file are JSON or a table."""
     block = next(blocks(file, HEAD), None)
-    data = b"" if block is None else block.data
-    return data.decode("utf-8", "replace").splitlines()[:most]
+    lines = [] if block is None else block.data.decode("utf-8", "replace").split("\n")[:HEAD_LINES]
+    if meaning := describe_lines(lines):
+        raise MetaseqError(f"{file}: is {meaning}, not plain text; {remedy}")
 
 
 def describe_lines(lines: Sequence[str]) -> str:
@@ -164,6 +167,8 @@ def describe_lines(lines: Sequence[str]) -> str:
         columns = table_columns(lines, delimiter)
         if columns:
             return f"a table ({', '.join(columns)}) with {name} between its columns"
+    if len(lines) > 4 and _share(bool(FIRST_FIELD.match(line)) for line in lines) >= MOST:
+        return "a table without a header row"
     return ""
 
 

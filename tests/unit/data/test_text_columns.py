@@ -143,6 +143,10 @@ def test_what_cannot_be_read_is_named(run, name, content, options, code, message
 
 
 def test_columns_without_a_text_column(run):
+    code, output, _ = run(JSONL, "--text-columns", "text", column="", dest="plural")
+    assert code == 0, output
+    code, output, _ = run(JSONL, "--text-columns", "text,id", column="")
+    assert code == 2 and "a corpus has one column of text" in output
     code, output, _ = run(JSONL, "--columns", "a,b", column="")
     assert code == 2 and "give --text-column" in output
     code, output, _ = run(JSONL, column="")

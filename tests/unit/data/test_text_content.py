@@ -85,6 +85,8 @@ def token_bytes(folder: Path) -> list[bytes]:
         ("id\ttext\n" + "".join(f"{i}\t{t}\n" for i, t in enumerate(LINES)), "table of 2 columns"),
         ("".join(f"{i}\t{t}\n" for i, t in enumerate(LINES)), "is a table of 2 columns with tabs"),
         ("id,text\n" + "".join(f'{i},"{t}, ""x"""\n' for i, t in enumerate(LINES)), "table (id, text)"),
+        ("".join(f'"{i}","{t}, and more"\n' for i, t in enumerate(LINES)), "table without a header row"),
+        ("".join(f"{i},{t}, x\n" for i, t in enumerate(LINES)), "is a table"),
         ("id;text\n" + "".join(f"{i};{t}\n" for i, t in enumerate(LINES)), "with semicolons"),
     ],
 )  # fmt: skip
@@ -105,6 +107,8 @@ def test_what_is_no_plain_text_is_refused(run, content, message):
         "Name, age, and so on\n" + "Hello, my friend, today\n" * 20,
         "\tindented code;\n" * 30,
         '"Quoted," she said, "and so on"\n' * 30,
+        '"Quoted", she said\n' * 30,
+        "3, 5 or 7\n1,000 dogs\n" * 30,
         "{ not JSON } at all\n" * 30,
         "[1] A footnote\n[2] Another one\n" * 20,
         "a\n",
@@ -227,6 +231,18 @@ def test_standard_input_that_cannot_be_used(run, monkeypatch):
     code, output, folder = run(None, name="-")
     assert code == 1 and "standard input: is closed" in output
     assert not folder.exists()
+
+
+def test_words_are_of_plain_text_too(run, tmp_path, capsys):
+    rows = "".join(json.dumps(row) + "\n" for row in ROWS)
+    for name, content in (("c.jsonl", rows), ("f/a.txt", TEXT)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    arguments = ["preprocess", "--words", "--destdir", f"{tmp_path}/words", "--trainpref"]
+    assert main([*arguments, f"{tmp_path}/c.jsonl"]) == 1
+    assert "c.jsonl: is JSON lines, not plain text" in capsys.readouterr().err
+    assert main([*arguments, f"{tmp_path}/f"]) == 0
+    assert main([*arguments, f"{tmp_path}/c.jsonl", "--plain-text", "--overwrite"]) == 0
 
 
 def test_a_file_in_a_folder_that_is_no_text_is_named(run, tmp_path):
