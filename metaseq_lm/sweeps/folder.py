@@ -269,7 +269,8 @@ def misused(content: dict[str, Any]) -> str:
         if words[:2] == ["--save-dir", os.path.join(content["out"], stage["folder"])]:
             words = words[2:]
         keys = [word.partition("=")[0] if "=" in word else "" for word in words]
-        keys += [data.partition("=")[0]] if "=" in data else []
+        if not data.startswith("/"):  # else it is a path, whatever is in it
+            keys += [data.partition("=")[0]] if "=" in data else []
         if any(word.startswith("-") for word in (data, *names)) or not all(
             KEY.fullmatch(key) and key not in ("user_dir", "save_dir") for key in keys
         ):

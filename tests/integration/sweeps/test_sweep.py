@@ -241,6 +241,23 @@ def test_sweep_in_the_folder_of_another_is_refused(
     )
 
 
+def test_a_sweep_of_a_data_folder_with_an_equals_sign_is_read_again(tmp_path: Path) -> None:
+    data = tmp_path / "lr=1, [é] #50% it's"
+    data.mkdir()
+    definition = normalise({"data": str(data), "overrides": [f"init_from={data}/lr=1-seed=1"]})
+    runs = expand(definition, tmp_path / "out=1")
+    (tmp_path / "out=1").mkdir()
+    folder = SweepFolder(tmp_path / "out=1")
+    with folder.lock():
+        folder.adopt(definition, runs, {})
+    assert SweepFolder(tmp_path / "out=1").runs() == runs
+    parser = build_parser("train")
+    args, rest = parser.parse_known_args(["train", *runs[0].stages[0].arguments])
+    args.overrides = overrides(args.parser, rest)
+    config = load_config(overrides_of(args))
+    assert (config.data, config.init_from) == (str(data), f"{data}/lr=1-seed=1")
+
+
 def test_jobs_are_remembered_in_spite_of_a_torn_line(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
     about = {"executor": "slurm", "folder": "jobs/0001", "code": "c" * 16}
