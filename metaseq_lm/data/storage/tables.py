@@ -149,4 +149,5 @@ def table_rows(file: TextFile, form: TableFormat) -> Iterator[tuple[int, list[st
                 f"{file}:{first}: {reason}; in a quoted field quotation marks are doubled. Mend the "
                 "row, or give --quoting none if quotation marks are a part of the text"
             ) from error
-        yield first, fields, has_bad
+        if first > 1 or fields != ["sep=", ""]:  # Excel's line that names the delimiter
+            yield first, fields, has_bad

@@ -308,6 +308,7 @@ def written(delimiter="\t", quoting=csv.QUOTE_MINIMAL, end="\r\n", header=("text
         ("train.csv", "\ufeff" + written(",", csv.QUOTE_ALL, "\n"), ()),
         ("train.csv", written(",").replace("text,label", "text, label"), ()),
         ("train.csv", written(";"), ()),
+        ("train.csv", "sep=;\r\n" + written(";"), ()),
         ("train.csv", written("\t"), ()),
         ("train.csv", written(",", header=None), ("--columns", "text,label")),
         (
