@@ -51,9 +51,14 @@ def export_checkpoint(
 
 
 def tokenizer_folder(stored: Checkpoint, config: DictConfig) -> Path:
-    """Return the folder with the tokenizer of a checkpoint: its run or its data."""
+    """Return the folder with the tokenizer of a checkpoint: its run or its data; UsageError if gone."""
     run = stored.path.parent.parent
-    return run if (run / DICT_FILE).is_file() else Path(config.data)
+    folder = run if (run / DICT_FILE).is_file() else Path(config.data)
+    if not folder.is_dir():
+        raise UsageError(
+            f"{folder}: no such data folder; give one with its tokenizer by --data DIR"
+        )
+    return folder
 
 
 def export_part(stored: Checkpoint, config: DictConfig, vocabulary: Vocabulary, name: str) -> Part:
@@ -200,7 +205,9 @@ def refusal(weights: dict[str, Tensor], config: DictConfig, vocabulary: object) 
     place = "model"
     try:
         if not isinstance(vocabulary, Vocabulary) or f"{EMBEDDINGS[0]}tokens.weight" not in weights:
-            raise MetaseqError(f"{place}: not one encoder of tokens, which its classes are")
+            raise MetaseqError(
+                f"{place}: its classes are encoders of subword tokens with one head, and this model is none"
+            )
         main = {name: w for name, w in weights.items() if not name.startswith("generator.")}
         trained_part(main, config, vocabulary, place)
     except MetaseqError as error:

@@ -140,8 +140,12 @@ def test_a_check_sees_a_wrong_head(tmp_path: Path, monkeypatch, capsys) -> None:
         form = to_library_form(weights, *args)
         return form | {"heads.sentence.out.bias": form["heads.sentence.out.bias"] + 0.01}
 
-    monkeypatch.setattr("metaseq_lm.interop.exporting.to_library_form", wrong)
+    (tmp_path / "data").rename(tmp_path / "moved")
     export = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--check"]
+    assert main(export) == 2
+    assert "--data DIR" in capsys.readouterr().err
+    export += ["--data", str(tmp_path / "moved")]
+    monkeypatch.setattr("metaseq_lm.interop.exporting.to_library_form", wrong)
     assert main(export) == 1
     assert "logits differ" in capsys.readouterr().err
 
