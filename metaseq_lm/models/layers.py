@@ -24,6 +24,11 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import FACTORS, GOLDEN, SHIFTS, row_keys, uniforms, words
 
 
+def select(x: Tensor, positions: Tensor) -> Tensor:
+    """Return the states (..., M, D) of x (..., S, D) at `positions` (..., M)."""
+    return x.gather(-2, positions.unsqueeze(-1).expand(*positions.shape, x.shape[-1]))
+
+
 def full_precision(x: Tensor) -> Tensor:
     """Return x in fp32 if it is in half precision, in which a softmax over many classes drowns."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -33,8 +33,7 @@ from metaseq_lm.methods.electra.model import (
     replaced,
     sample,
 )
-from metaseq_lm.models.layers import current_context, full_precision
-from metaseq_lm.models.transformer.encoder import select
+from metaseq_lm.models.layers import current_context, full_precision, select
 
 
 @dataclass

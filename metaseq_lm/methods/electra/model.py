@@ -18,7 +18,7 @@ from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_model
 from metaseq_lm.methods.electra.data import ElectraBatch
-from metaseq_lm.models.layers import Linear, current_context, full_precision
+from metaseq_lm.models.layers import Linear, current_context, full_precision, select
 from metaseq_lm.models.transformer.encoder import (
     BinaryHead,
     Embeddings,
@@ -28,7 +28,6 @@ from metaseq_lm.models.transformer.encoder import (
     TransformerConfig,
     attention_mask,
     initialise,
-    select,
 )
 
 NOISES = ("mlm", "two_tower", "unigram", "uniform")

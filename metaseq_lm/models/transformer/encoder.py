@@ -12,7 +12,15 @@ from torch.nn import functional as F
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_model
-from metaseq_lm.models.layers import Dropout, Embedding, LayerNorm, Linear, SelfAttention, linear
+from metaseq_lm.models.layers import (
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Linear,
+    SelfAttention,
+    linear,
+    select,
+)
 
 INITS = ("xavier_attention", "truncated_normal")
 
@@ -251,11 +259,6 @@ class TransformerLM(nn.Module):
         name = head if head is not None else next(iter(self.heads))
         logits: Tensor = self.heads[name](x, self.encoder.embeddings.tokens.weight)
         return logits
-
-
-def select(x: Tensor, positions: Tensor) -> Tensor:
-    """Return the states (..., M, D) of x (..., S, D) at `positions` (..., M)."""
-    return x.gather(-2, positions.unsqueeze(-1).expand(*positions.shape, x.shape[-1]))
 
 
 class LMHead(nn.Module):
