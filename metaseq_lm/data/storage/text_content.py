@@ -15,6 +15,7 @@ from metaseq_lm.data.storage.text_files import SIGNS, Block, TextFile, blocks
 
 DAMAGED_SHARE = 0.01  # of the lines; more is another encoding rather than damage
 HEAD, HEAD_LINES = 1 << 18, 200  # bytes and lines of a file whose form is looked at
+MANY_HIGH = 0.3  # bytes above ASCII: more than Western languages have
 MOST = 0.95  # of the lines looked at
 CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 EAST_ASIAN = re.compile("[\u3000-\u9fff\uac00-\ud7a3\uff01-\uff5e]")
@@ -109,6 +110,8 @@ def describe_bytes(head: bytes) -> str:
         return "a tar archive; unpack it first"
     if b"\0" in head:
         return _describe_nuls(head)
+    if b"\n" not in head and head.count(b"\r") > 1:
+        return "text, but its lines end in CR alone; convert them with tr '\\r' '\\n' < OLD > NEW"
     if len(CONTROL.findall(head)) > DAMAGED_SHARE * len(head):
         return "binary data, not text"
     return ""
@@ -132,16 +135,18 @@ def _describe_nuls(head: bytes) -> str:
 def guess_encoding(sample: bytes) -> str:
     """Return the likely encoding of text that is not UTF-8."""
     high = [byte for byte in sample if byte >= 0x80]
-    if len(high) < 0.3 * len(sample):
+    if len(high) < MANY_HIGH * len(sample):
         return "cp1252" if any(byte < 0xA0 for byte in high) else "latin-1"
     for encoding in ("gb18030", "shift_jis", "euc_kr", "big5"):
         if _decodes(sample, encoding):
             text = codecs.getincrementaldecoder(encoding)().decode(sample)
             if 2 * len(EAST_ASIAN.findall(text)) > len(text):
                 return encoding
+    letters = sum(byte >= 0xC0 for byte in high)
+    if letters < MANY_HIGH * len(sample):
+        return "cp1252"
     # Small letters, which most letters are, are the last 32 of one and the last but 32 of the other.
-    small = sum(byte >= 0xE0 for byte in high)
-    return "cp1251" if 2 * small > len(high) else "koi8-r"
+    return "cp1251" if 2 * sum(byte >= 0xE0 for byte in high) > letters else "koi8-r"
 
 
 def check_plain_text(file: TextFile, remedy: str) -> None:
