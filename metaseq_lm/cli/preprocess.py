@@ -20,7 +20,6 @@ Sentences of whole words, for taggers and parsers, and sets of them with D's voc
 """
 
 import argparse
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +27,7 @@ import metaseq_lm.data.preprocess  # noqa: F401  registers the kinds of datasets
 from metaseq_lm.cli import NOT_OPTIONS
 from metaseq_lm.core import plugins
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.secrets import masked
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.storage.text_files import BAD_UTF8, STANDARD_INPUT
 
@@ -119,7 +119,7 @@ def _splits(args: argparse.Namespace) -> dict[str, list[Path]]:
 
 
 def command_line(args: argparse.Namespace) -> str:
-    """Return a command that does what `args` say, quoted for a shell."""
+    """Return a command that does what `args` say, quoted for a shell, without secrets."""
     words = ["metaseq-lm", "preprocess"]
     for name, value in vars(args).items():
         if name in NOT_OPTIONS or value is None or value is False:
@@ -131,4 +131,4 @@ def command_line(args: argparse.Namespace) -> str:
             words.append(option)
         else:
             words += [option, *(map(str, value) if isinstance(value, list) else [str(value)])]
-    return shlex.join(words)
+    return masked(words)

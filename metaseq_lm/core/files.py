@@ -1,6 +1,7 @@
 """Writing files so that a reader finds the old content or the new one, never a part."""
 
 import errno
+import glob
 import json
 import math
 import os
@@ -132,8 +133,24 @@ def sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def require_folder(folder: Path) -> None:
+    """Raise MetaseqError if a folder that a command works in is there no longer."""
+    if not folder.is_dir():
+        raise MetaseqError(
+            f"{folder}: this folder is gone; was it deleted or moved while the command ran? Move it back, or "
+            "start the command again"
+        )
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed processes left of writing the file at `path`, while nobody else writes it."""
+    for file in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        file.unlink(missing_ok=True)
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Replace the file at `path` by `content`, or leave it as it was."""
+    require_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with full_disk_message(path, lambda: len(content)), open(temporary, "wb") as file:

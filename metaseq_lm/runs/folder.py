@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Collection
 from dataclasses import fields
@@ -33,10 +32,13 @@ from metaseq_lm.core.files import (
     as_numbers,
     check_regular,
     read_json,
+    remove_leftovers,
+    require_folder,
     to_json,
     write_atomic,
 )
 from metaseq_lm.core.registry import ALL
+from metaseq_lm.core.secrets import masked
 
 # Keys that may change when a run is resumed, besides options that are `movable`.
 FREE = ("engine.", "trainer.")
@@ -73,6 +75,8 @@ class RunFolder:
             check_regular(self.path / name)
         self._waiting: list[str] = []
         commands = self._held = open_locked(self.path / "command.txt")
+        for name in ("config.yaml", SOURCES_FILE, "log.jsonl", "results.json"):
+            remove_leftovers(self.path / name)
         file = self.path / "config.yaml"
         if file.exists():
             try:
@@ -88,7 +92,7 @@ class RunFolder:
         if sources.keys() - common_sources().keys():
             write_atomic(self.path / SOURCES_FILE, (json.dumps(sources) + "\n").encode())
         cut_torn_line(self.path / "log.jsonl")
-        commands.write(shlex.join(sys.argv) + "\n")
+        commands.write(masked(sys.argv) + "\n")
         commands.flush()
 
     def write_config(self, config: DictConfig) -> None:
@@ -100,6 +104,7 @@ class RunFolder:
         line = {"kind": kind, "update": update, "seconds": round(seconds, 3), **values}
         self._waiting.append(to_json(line) + "\n")
         path = self.path / "log.jsonl"
+        require_folder(self.path)
         before = path.stat().st_size if path.exists() else 0
         try:
             with open(path, "a", encoding="utf-8") as log:

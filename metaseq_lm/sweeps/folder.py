@@ -21,6 +21,7 @@ from metaseq_lm.core.files import (
     LARGEST_SWEEP,
     check_regular,
     read_bounded,
+    remove_leftovers,
     write_atomic,
 )
 from metaseq_lm.sweeps.definition import KEY, differences
@@ -148,6 +149,7 @@ class SweepFolder:
                     f"{self.path}: another 'sweep' command works here, or the runs of one that was "
                     "killed are still saving; wait, or use 'metaseq-lm sweep cancel'"
                 ) from None
+            remove_leftovers(self.path / "sweep.json")
             yield
 
     # ---------------------------------------------------------------- jobs.jsonl

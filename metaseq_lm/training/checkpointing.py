@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from metaseq_lm.core.errors import DivergedError, MetaseqError, UsageError
-from metaseq_lm.core.files import free_bytes, human_bytes
+from metaseq_lm.core.files import free_bytes, human_bytes, require_folder
 from metaseq_lm.data.storage.manifest import tokenizer_hash
 from metaseq_lm.distributed import process_group
 from metaseq_lm.runs import checkpoint
@@ -89,6 +89,7 @@ class Checkpointer:
     def _write(
         self, update: int, state: dict[str, Any], valid: dict[str, float], is_best: bool
     ) -> None:
+        require_folder(self.folder.parent)
         if self.saved_at != update:
             weights = self.parts.model.state_dict()
             manifest = {**self.description, "valid": valid}

@@ -176,12 +176,16 @@ def sample_texts(parts: Parts) -> list[str]:
 
 
 def batches_of(parts: Parts, split: str) -> Passes:
-    """Return iterators over this replica's batches of a split, by stream."""
+    """Return iterators over this replica's batches of a split, by stream.
+
+    They raise Interrupted after a stop signal, on all replicas at the same batch.
+    """
     shard = parts.shard
 
     def read(stream: Any) -> Any:
         for batch in stream.one_epoch(shard):
             process_group.alive()
+            process_group.stop_if_signalled("during an evaluation")
             yield parts.engine.to_device(batch)
 
     return {name: read(stream) for name, stream in parts.task.build_streams(split).items()}

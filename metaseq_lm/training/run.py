@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError
-from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.evaluation.predictions import write_predictions
 from metaseq_lm.runs import checkpoint, lineage_cost
 from metaseq_lm.runs.folder import RunFolder, begun, code_hash, read_results
@@ -97,7 +97,10 @@ class TrainingRun:
         self._load_best(metrics)
         for split in self.config.trainer.final_splits:
             process_group.stop_if_signalled(self.trainer.progress_text())
-            metrics[split], rows = self.parts.score(split)
+            try:
+                metrics[split], rows = self.parts.score(split)
+            except Interrupted as error:
+                raise signals.interruption(error.signal, self.trainer.progress_text()) from None
             if self.folder is not None and rows:
                 files = submissions_of(self.task, split, rows)
                 write_predictions(self.folder.path, split, rows, files)

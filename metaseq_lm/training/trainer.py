@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import Interrupted, UsageError
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.runs.checkpoint import CheckpointError
 from metaseq_lm.runs.flops import FlopMeter
@@ -158,7 +158,12 @@ class Trainer:
 
     def _validate(self) -> bool:
         """Validate and log; return whether this is the best so far."""
-        self.last_valid = evaluate_split(self.parts, self.options.valid_split).metrics
+        try:
+            self.last_valid = evaluate_split(self.parts, self.options.valid_split).metrics
+        except Interrupted as error:
+            if self.update:
+                self.save(False, required=True)
+            raise signals.interruption(error.signal, self.progress_text()) from None
         self._validated_at = self.update
         self.checkpointer.saved_at = -1  # a checkpoint of this update lacks the validation
         self.log.values("valid", self.update, self.seconds, self.last_valid)

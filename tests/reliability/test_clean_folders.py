@@ -1,0 +1,122 @@
+"""What a run leaves in its folder: no temporary files, no secrets, and a clear message if it goes."""
+
+import os
+import shlex
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from battery import CASES, TINY
+from real_runs import rows
+
+from metaseq_lm.cli import main
+from metaseq_lm.core.secrets import masked
+from metaseq_lm.distributed import signals
+from metaseq_lm.runs import checkpoint
+from metaseq_lm.training import parts
+from metaseq_lm.training.trainer import Trainer
+
+MLM = [*CASES["masked_lm"][0], *TINY, "trainer.max_update=2"]
+
+
+def test_leftovers_of_killed_processes_are_removed(moons: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run [1]"
+    run.mkdir()
+    names = [f".{name}.123.tmp" for name in ("config.yaml", "results.json", "sources.json")]
+    for name in (*names, ".mine.tmp"):
+        (run / name).write_text("x")
+    assert main(["train", str(moons), "--save-dir", str(run), *MLM]) == 0
+    assert [path.name for path in run.iterdir() if path.suffix == ".tmp"] == [".mine.tmp"]
+
+
+@pytest.mark.parametrize("when", ["log", "save"])
+def test_deleted_folder_of_a_run_is_named(
+    when: str,
+    moons: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """And not made anew with a part of its files."""
+    run = tmp_path / "run"
+    inner = Trainer._update
+
+    def update(trainer: Trainer, *arguments: Any) -> None:
+        inner(trainer, *arguments)
+        if trainer.update == 1:
+            shutil.rmtree(run)
+
+    monkeypatch.setattr(Trainer, "_update", update)
+    more = ["trainer.max_update=4", f"trainer.log_interval={1 if when == 'log' else 100}"]
+    more += ["trainer.valid_split=''", "trainer.save_interval_updates=2"]
+    assert main(["train", str(moons), "--save-dir", str(run), *MLM, *more]) == 1
+    said = capsys.readouterr().err
+    assert said.count("metaseq-lm: ") == 1 and f"{run}: this folder is gone" in said, said
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    "words, shown",
+    [
+        (["train", "task.hub_token=hf_abc"], "train 'task.hub_token=***'"),
+        (["x", "--password", "abc", "a"], "x --password '***' a"),
+        (["x", "--api-key=abc"], "x '--api-key=***'"),
+        (["x", "db_password=a=b", "my.SECRET='s'"], "x 'db_password=***' 'my.SECRET=***'"),
+        (["data=https://me:pw@host/x"], "'data=https://***@host/x'"),
+        (["x", "--key", "--seed", "3"], "x --key --seed 3"),
+        (["task.tokens_per_sample=34", "task.task_token=2"], None),
+        (["label=a key", "tokenizer=word", "optimizer.lr=1e-3", "--lr", "0.1"], None),
+    ],
+)
+def test_secrets_are_masked(words: list[str], shown: str | None) -> None:
+    assert masked(words) == (shlex.join(words) if shown is None else shown)
+
+
+def test_command_of_a_run_holds_no_secret(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["metaseq-lm", "train", "hub.token=hf_abc", "seed=1"])
+    assert main(["train", str(moons), "--save-dir", str(tmp_path), *MLM]) == 0
+    assert (tmp_path / "command.txt").read_text() == "metaseq-lm train 'hub.token=***' seed=1\n"
+
+
+@pytest.mark.parametrize("split", ["valid", "final"])
+def test_validation_hears_a_signal_at_the_next_batch(
+    split: str,
+    moons: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """The updates are saved, and the run goes on to the same end."""
+    often = ["trainer.validate_interval_updates=2", "trainer.save_interval_updates=0"]
+    more = [*often, "trainer.max_update=4", "task.batch_size=8"]
+    more += ["trainer.valid_split=''", "trainer.final_splits=[valid]"] if split == "final" else []
+    assert main(["train", str(moons), "--save-dir", str(tmp_path / "whole"), *MLM, *more]) == 0
+    run = tmp_path / "run"
+    inner, seen = parts.batches_of, []
+
+    def signalled(*arguments: Any) -> Any:
+        def read(batches: Any) -> Any:
+            for batch in batches:
+                seen.append(1)
+                if len(seen) == 2:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                yield batch
+
+        return {name: read(batches) for name, batches in inner(*arguments).items()}
+
+    monkeypatch.setattr(parts, "batches_of", signalled)
+    assert main(["train", str(moons), "--save-dir", str(run), *MLM, *more]) == 75
+    assert len(seen) == 2
+    said = capsys.readouterr().err
+    update = 4 if split == "final" else 2
+    assert f"stopped by SIGTERM after update {update}; a checkpoint is saved" in said
+    assert (run / "checkpoints/last").resolve().name == f"update_{update:09d}"
+    assert not signals.received()
+    assert main(["train", str(moons), "--save-dir", str(run), *MLM, *more]) == 0
+    ends = [checkpoint.load(checkpoint.resolve(str(r))) for r in (run, tmp_path / "whole")]
+    assert all((ends[0].weights[name] == ends[1].weights[name]).all() for name in ends[0].weights)
+    assert rows(run, "valid") == rows(tmp_path / "whole", "valid")
