@@ -116,8 +116,8 @@ def whole(value: Any, name: str, low: int, high: int) -> int:
 def check_out(out: Path, executor: str) -> None:
     """Raise UsageError if OUT cannot be written into a Slurm script, or not be printed."""
     text = str(out)
-    if not text.isprintable() or "\\" in text or "'" in text or '"' in text:
-        raise UsageError(f"--out {text!r}: has quotes, backslashes or control characters in it")
+    if not text.isprintable():
+        raise UsageError(f"--out {text!r}: has characters in it that cannot be printed")
     if executor == "slurm" and not SLURM_PATH.fullmatch(text):
         raise UsageError(
             f"--out {text!r}: for Slurm the path may hold only letters, digits and ._/=@+,~-"

@@ -403,6 +403,13 @@ def test_sound_options_are_taken(option: str, value: Any, tmp_path: Path) -> Non
         assert line in text
 
 
+def test_out_may_have_quotes_on_this_machine(tmp_path: Path) -> None:
+    for name in ("it's", 'a "b" \\c', "lr=1, [é] #50%"):
+        check_out(tmp_path / name, "local")
+    with pytest.raises(UsageError, match="cannot be printed"):
+        check_out(tmp_path / "a\nb", "local")
+
+
 def test_payloads_in_out_are_refused(tmp_path: Path) -> None:
     for payload in PAYLOADS:
         if payload not in ("x" * 5000, "--", "-", "-x", "~", "~root"):
