@@ -144,7 +144,8 @@ def prepare(args: argparse.Namespace) -> int:
         print(OmegaConf.to_yaml(config), end="")
         return 0
     if not config.data:
-        raise UsageError("no DATA folder given; see 'metaseq-lm train --help'")
+        no_run = f", and {config.save_dir} holds no run to go on with" if config.save_dir else ""
+        raise UsageError(f"no DATA folder given{no_run}; see 'metaseq-lm train --help'")
     if not config.save_dir and not args.dry_run:
         raise UsageError("no --save-dir given; it is the folder of the run (or use --dry-run)")
     if args.nproc < 1:

@@ -137,7 +137,9 @@ def retain_heap() -> None:
 def check_data_folder(config: DictConfig) -> None:
     """Raise UsageError if the data folder does not exist."""
     if not Path(config.data).is_dir():
-        raise UsageError(f"{config.data}: there is no such data folder; make it with 'preprocess'")
+        raise UsageError(
+            f"{config.data}: there is no such data folder; make it with 'preprocess', or name another"
+        )
 
 
 def check_splits(parts: Parts) -> None:
