@@ -167,8 +167,8 @@ def _wsc(record: Record) -> Iterator[Example]:
             raise MetaseqError(f"{record.where}: target.span{number}_index {index}: {remark}")
         if remark:
             record.counts["span_text_elsewhere"] += 1
-            text = f"{record.where}: target.span{number}_index {index}: {remark}"
-            print(printable(text), flush=True)
+            message = f"{record.where}: target.span{number}_index {index}: {remark}"
+            print(printable(message), flush=True)
         spans.append((0, start, end))
     yield (text,), record.label(), tuple(spans), {"idx": record.number("idx")}
 
