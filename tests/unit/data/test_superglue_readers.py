@@ -206,7 +206,7 @@ def test_span_without_a_token(run, corpus, tmp_path):
     arguments = ["preprocess", "--trainpref", f"{tmp_path}/train.txt", "--destdir", str(words)]
     assert main([*arguments, "--tokenizer", "word", "--word-pattern", "[a-z]+"]) == 0
     record = changed("WiC", sentence1="run !", start1=4, end1=5)
-    options = ("--tokenizer-from", str(words))
+    options = ("--destdir", str(words))
     code, output, _ = run("superglue/WiC", {"train.jsonl": lines(record)}, *options)
     assert code == 1
     assert "train.jsonl:1: no token holds '!' (characters 4 to 5 of text 1)" in output
