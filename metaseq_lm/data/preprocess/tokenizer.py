@@ -66,8 +66,8 @@ class TokenizerOptions:
                 "there is no text to train a tokenizer on; give --trainpref, --tokenizer-corpus or "
                 "--tokenizer-from"
             )
-        more = f" and {len(files) - 3:,} more" if len(files) > 3 else ""
-        text = f"training {self.tokenizer} on {', '.join(map(str, files[:3]))}{more}"
+        rest = f" and {len(files) - 3:,} more" if len(files) > 3 else ""
+        text = f"training {self.tokenizer} on {', '.join(map(str, files[:3]))}{rest}"
         print(text, file=sys.stderr, flush=True)
         lines = training_lines(files)
         return kind.train(lines, self.vocab_size, task_tokens, min_frequency, **options)
