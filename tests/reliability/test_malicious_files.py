@@ -204,7 +204,9 @@ def test_terminal_gets_no_control_characters_of_files(
     moons: Path, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
     data = shutil.copytree(moons, tmp_path / "data")
-    (tmp_path / "set.tsv").write_text(f"text\tlabel\na\t{COLOURED}\nb\tx\nc\t{COLOURED}\nd\tx\n")
+    labels = (COLOURED, "x", COLOURED, "x")
+    rows = [f"{'many words ' * 60}{i}\t{label}\n" for i, label in enumerate(labels)]
+    (tmp_path / "set.tsv").write_text("text\tlabel\n" + "".join(rows))
     file = tmp_path / "set.tsv"
     words = ["--labelled", "odd", "--trainpref", str(file), "--validpref", str(file)]
     main(["preprocess", *words, "--destdir", str(data)])
