@@ -225,10 +225,13 @@ def train(config: DictConfig, dry_run: bool = False, reset: Collection[str] = ()
 
 def say_if_not_exported(parts: "Parts") -> None:
     """Print one line if `metaseq-lm export` has no transformers class for the model of a run."""
+    from metaseq_lm.data.tokenizers.base import DICT_FILE
     from metaseq_lm.distributed import process_group
     from metaseq_lm.interop.exporting import refusal
 
-    weights, vocabulary = parts.model.state_dict(), getattr(parts.task, "vocabulary", None)
+    weights, task = parts.model.state_dict(), parts.task
+    # A language model of words inherits `vocabulary`, but its data folder has no tokens.
+    vocabulary = getattr(task, "vocabulary", None) if (task.data / DICT_FILE).is_file() else None
     reason = "" if process_group.rank() else refusal(weights, parts.config, vocabulary)
     if reason:
         say(f"cannot be exported to transformers: {reason}")

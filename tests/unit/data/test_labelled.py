@@ -189,13 +189,23 @@ J = '{"text": "a", "label": "x"}\n'
         ),
         ({"train.csv": 'text,label\na,x\n"b"c,y\n'}, (), 1, "train.csv:3: ',' expected after '\"'"),
         ({"train.csv": "text,label\na,x,y\n"}, (), 1, "(text, label) with ',' between them"),
-        ({"train.tsv": "text\tlabel\ra\tx\rb\ty\r"}, (), 1, "train.tsv: its lines end in CR alone"),
-        ({"train.csv": "text,label\ra,x\rb,y"}, (), 1, "train.csv: its lines end in CR alone"),
+        (
+            {"train.tsv": "text\tlabel\ra\tx\rb\ty\r"},
+            (),
+            1,
+            "train.tsv: is text, but its lines end in CR alone",
+        ),
+        (
+            {"train.csv": "text,label\ra,x\rb,y"},
+            (),
+            1,
+            "train.csv: is text, but its lines end in CR alone",
+        ),
         (
             {"train.jsonl": J.replace("\n", "\r") * 3},
             (),
             1,
-            "train.jsonl: its lines end in CR alone",
+            "train.jsonl: is text, but its lines end in CR alone",
         ),
         ({"train.json": f"[{J}, {J}]"}, (), 1, "train.json: JSON in an array or over several"),
         (
