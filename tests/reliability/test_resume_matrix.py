@@ -105,16 +105,16 @@ def test_other_batch_size(work: Path, capsys: pytest.CaptureFixture) -> None:
 def test_other_data(work: Path, capsys: pytest.CaptureFixture) -> None:
     lines = "".join(f"{n} {n + 1} {n + 2}\n" for n in range(10, 70))
     Path("t.txt").write_text(lines)
-    made = ["--destdir", "new", "--tokenizer-from", "data", "--trainpref", "t.txt"]
-    assert main(["preprocess", *made, "--validpref", "t.txt"]) == 0
+    arguments = ["--destdir", "new", "--tokenizer-from", "data", "--trainpref", "t.txt"]
+    assert main(["preprocess", *arguments, "--validpref", "t.txt"]) == 0
     refused(capsys, "new", say="add --reset data,")
     go_on("new", "--reset", "data")
     assert "reset data; changed trainer.max_update 2 -> 4, data " in events()
     assert last().state["best"]["update"] == 4  # scores on other data are not compared
-    made[3:4] = []
-    made[2:3] = ["--tokenizer", "char"]
-    made[1] = "char"
-    assert main(["preprocess", *made, "--validpref", "t.txt"]) == 0
+    arguments[3:4] = []
+    arguments[2:3] = ["--tokenizer", "char"]
+    arguments[1] = "char"
+    assert main(["preprocess", *arguments, "--validpref", "t.txt"]) == 0
     refused(capsys, "char", "--reset", "data", "--max-update", "5", say="tokenizer")
 
 

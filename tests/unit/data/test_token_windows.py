@@ -38,10 +38,10 @@ def library(room: int, stride: int, pair: bool) -> Tokenizer:
 def test_windows_are_those_of_the_library(first: int, second: int, room: int, stride: int) -> None:
     """Where the stride leaves each window at least a quarter of its own; `second` 0 is no pair."""
     sizes = np.array([[first, second] if second else [first]])
-    kept = tokens_per_window(sizes, room)[0]
+    lengths = tokens_per_window(sizes, room)[0]
     assume(stride < room)
     # The library stops with an error if a text keeps no more than the stride.
-    assume(all(k == s or stride <= k - -(-k // 4) for k, s in zip(kept, sizes[0])))
+    assume(all(k == s or stride <= k - -(-k // 4) for k, s in zip(lengths, sizes[0])))
     texts = [" ".join(f"{side}{i}" for i in range(n)) for side, n in zip("ab", sizes[0])]
     encoded = library(room, stride, second > 0).encode(*texts)
     wanted = {tuple(part.tokens) for part in [encoded, *encoded.overflowing]}

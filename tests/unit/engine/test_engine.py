@@ -131,10 +131,12 @@ def test_sizes_and_weights_per_copy(net: nn.Module) -> None:
         return {"square": Term(items.sum(1), "rows", weight)}
 
     cuts = [[0, 1, 2, 3, 4], [0, 1], [2, 3, 4]]
-    made = [RowBatch(x=x[:, c], mask=mask[:, c], sizes={"rows": mask[:, c].sum(1)}) for c in cuts]
+    micro_batches = [
+        RowBatch(x=x[:, c], mask=mask[:, c], sizes={"rows": mask[:, c].sum(1)}) for c in cuts
+    ]
     out = (net(x).squeeze(-1) ** 2 * mask).sum(1) / mask.sum(1)
     wanted = torch.autograd.grad((weight * out).sum(), list(net.parameters()))
-    for parts in (made[:1], made[1:]):
+    for parts in (micro_batches[:1], micro_batches[1:]):
         grads, logs = engine.gradients(loss, parts, engine.parameters("main"))
         assert same(grads, wanted)
         assert abs(logs["square"] - out.mean()) < 1e-13

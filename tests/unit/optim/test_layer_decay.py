@@ -37,9 +37,9 @@ def names(net: nn.Module) -> list[str]:
 
 def test_multipliers_of_twelve_layers() -> None:
     """decay^(L + 2 - depth) as in the authors' code."""
-    found = layer_multipliers(names(model()), 0.8)
-    assert set(found) == set(names(model()))
-    for name, factor in found.items():
+    multipliers = layer_multipliers(names(model()), 0.8)
+    assert set(multipliers) == set(names(model()))
+    for name, factor in multipliers.items():
         parts = name.split(".")
         if parts[0] == "heads":
             wanted = 1.0
@@ -49,17 +49,21 @@ def test_multipliers_of_twelve_layers() -> None:
             assert parts[1] == "embeddings" or parts[1:3] == ["stack", "project"]
             wanted = 0.8**14
         assert factor == pytest.approx(wanted, rel=1e-15), name
-    assert found["heads.sentence.out.weight"] == 1.0
+    assert multipliers["heads.sentence.out.weight"] == 1.0
     top = "encoder.stack.layers.11.fc1.weight"
-    assert found[top] == pytest.approx(0.64, rel=1e-15)
+    assert multipliers[top] == pytest.approx(0.64, rel=1e-15)
 
 
 def test_pooler_and_last_norm() -> None:
     """BERT's pooler is what the square of the top layer was meant for; the last norm is of the top."""
     net = model(2, pooled=True, before=True)
-    found = layer_multipliers(names(net), 0.5)
-    assert found["heads.sentence.pooler.weight"] == 0.5
-    assert found["encoder.stack.norm.weight"] == found["encoder.stack.layers.1.fc1.bias"] == 0.25
+    multipliers = layer_multipliers(names(net), 0.5)
+    assert multipliers["heads.sentence.pooler.weight"] == 0.5
+    assert (
+        multipliers["encoder.stack.norm.weight"]
+        == multipliers["encoder.stack.layers.1.fc1.bias"]
+        == 0.25
+    )
 
 
 def build(net: nn.Module, **more: object) -> Optimizer:

@@ -183,9 +183,9 @@ def test_the_loss_of_labelled_sets_is_the_sum_of_their_means(moons: Path, tmp_pa
     line = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
     assert line["loss"] == pytest.approx(wanted, rel=1e-6)
     assert line["loss_pairs"] + line["loss_which_moon_20"] == pytest.approx(line["loss"])
-    found = run.parts.score("valid")[0]
-    assert found["loss_pairs"] + found["loss_which_moon_20"] == pytest.approx(found["loss"])
-    assert 0 <= found["accuracy_pairs"] <= 1
+    metrics = run.parts.score("valid")[0]
+    assert metrics["loss_pairs"] + metrics["loss_which_moon_20"] == pytest.approx(metrics["loss"])
+    assert 0 <= metrics["accuracy_pairs"] <= 1
 
 
 @pytest.mark.parametrize("steps", [[], ["task.inner_optim=sgd", "task.inner_lr=0.05"]])

@@ -11,11 +11,11 @@ NUMBERS = [[0, 1, 2, 3], [3, 0]]
 
 def rows(**fields):
     """Return JSON lines with SENTENCES as tokens and lists of `fields`."""
-    made = [
+    records = [
         {"id": str(i), "tokens": words, **{name: values[i] for name, values in fields.items()}}
         for i, words in enumerate(SENTENCES)
     ]
-    return "".join(json.dumps(row) + "\n" for row in made)
+    return "".join(json.dumps(row) + "\n" for row in records)
 
 
 def test_numbers_and_names_give_the_set_that_columns_give(run, words):

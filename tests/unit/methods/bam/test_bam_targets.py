@@ -175,12 +175,12 @@ def test_rates_by_layer(bam_sets: Path) -> None:
     """Heads 1, the shared pooler alpha, layer i alpha^(L + 1 - i), embeddings alpha^(L + 2)."""
     run = bam_bench.dry(bam_sets, "model.encoder_layers=3", "optimizer.layer_decay=0.9")
     names = [name for name, _ in run.model.named_parameters()]
-    found = layer_multipliers(names, 0.9)
-    assert {found[n] for n in names if n.startswith("heads.sets.")} == {1.0}
-    assert {found[n] for n in names if n.startswith("heads.pooler.")} == {0.9}
+    multipliers = layer_multipliers(names, 0.9)
+    assert {multipliers[n] for n in names if n.startswith("heads.sets.")} == {1.0}
+    assert {multipliers[n] for n in names if n.startswith("heads.pooler.")} == {0.9}
     for layer in range(3):
-        (rate,) = {found[n] for n in names if f"layers.{layer}." in n}
+        (rate,) = {multipliers[n] for n in names if f"layers.{layer}." in n}
         assert rate == pytest.approx(0.9 ** (3 + 1 - layer))
-    assert found["encoder.embeddings.tokens.weight"] == pytest.approx(0.9 ** (3 + 2))
+    assert multipliers["encoder.embeddings.tokens.weight"] == pytest.approx(0.9 ** (3 + 2))
     groups = run.engine.optimizers["main"].inner.param_groups
     assert {round(g["lr"] / 0.01, 6) for g in groups} == {round(0.9**k, 6) for k in range(6)}

@@ -22,10 +22,10 @@ def test_word_dropout_removes_words(sentences: Path) -> None:
     """A tenth of the words with their characters, never <start> or <end>."""
     run = built(sentences, "criterion=word_dropout")
     batch = batch_of(run)
-    found = [run.task.criterion.remove_words(batch_of(run, number=n)) for n in range(10)]
-    gone = torch.cat([(b.tokens == REMOVED)[b.scored] for b in found])
+    batches = [run.task.criterion.remove_words(batch_of(run, number=n)) for n in range(10)]
+    gone = torch.cat([(b.tokens == REMOVED)[b.scored] for b in batches])
     assert gone.double().mean().item() == pytest.approx(0.1, abs=0.04)
-    for changed in found:
+    for changed in batches:
         removed = changed.tokens == REMOVED
         assert not (removed & ~changed.scored).any()
         assert (changed.characters[removed] == 0).all()

@@ -172,8 +172,8 @@ def test_a_development_gradient_that_is_not_finite(
     linear, similarity: str, algorithm_1: bool
 ) -> None:
     """Its loss is finite, and no step uses it, but the weights would: nothing moves."""
-    how = {"similarity": similarity, "algorithm_1": algorithm_1, "weight_lr": 0.3}
-    model, step, logs = linear(OPPOSED, spoilt="dev", **how)
+    options = {"similarity": similarity, "algorithm_1": algorithm_1, "weight_lr": 0.3}
+    model, step, logs = linear(OPPOSED, spoilt="dev", **options)
     assert math.isfinite(logs["loss_dev"]) and math.isnan(logs[f"{similarity}_a"])
     assert model.task_logits.tolist() == [0, 0] and not step.any()
 
