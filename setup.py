@@ -1,4 +1,4 @@
-"""The build step that setup.cfg cannot express: examples, plug-in and scripts go into the wheel.
+"""The build step that setup.cfg cannot express: documentation, examples, plug-in and scripts go into the wheel.
 
 They stay at the top of the repository. `metaseq-lm examples DIR` copies them out of an installed
 package again.
@@ -10,7 +10,7 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-SHIPPED = ("examples", "scripts", "user_dir")
+SHIPPED = ("docs", "examples", "scripts", "user_dir")
 # Needs the tests, which are not part of the package.
 LEFT_OUT = ("test", "__pycache__")
 

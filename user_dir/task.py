@@ -39,10 +39,10 @@ class SpanMaskingTask(MaskedLMTask):
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         options, seed = self.config, self.run_config.seed
-        if options.mask_rounding != "random" or options.legacy_duplicates:
+        if options.mask_rounding != "random" or options.legacy_duplicates or options.mask_rarity:
             raise UsageError(
                 "task span_masking chooses spans, whose number of tokens is random: it has "
-                "task.mask_rounding=random and task.legacy_duplicates=false only"
+                "task.mask_rounding=random, task.legacy_duplicates=false and task.mask_rarity=0 only"
             )
         corpus = open_corpus(self.data, split, self.vocabulary, options, seed)
         spans = Spans(options.mean_span, options.longest_span)

@@ -17,7 +17,7 @@ source=${METASEQ_LM_DATA:?name the folder of the data sets}
 seeds=${SEEDS:-1,2,3,4,5} jobs=${JOBS:-2} flops=${FLOPS:-6e13}
 stages=${STAGES:-single-*,multi,single_single-*,multi_multi,single_multi}
 data=$out/data
-export OMP_NUM_THREADS=1
+export OMP_NUM_THREADS=1 METASEQ_LM_NO_HINTS=1
 
 metaseq() { python -m metaseq_lm "$@"; }
 found() { if [ -f "$1" ]; then echo "$1"; else echo "$1.xz"; fi; }

@@ -22,7 +22,7 @@ known=(chunk ncbi pos dep longer_{chunk,ncbi,pos,dep} multitask ablations probe 
 general=$out/data/general runs=$out/runs report=$out/report
 buckets=[3,6,9,12,15,18,21,24,27,30,33,36,40,45,50,60] # those of sweep.yaml
 failed=0
-export OMP_NUM_THREADS=1
+export OMP_NUM_THREADS=1 METASEQ_LM_NO_HINTS=1
 
 metaseq() { python -m metaseq_lm "$@"; }
 sweep() { # definition, data, folder of the runs, more

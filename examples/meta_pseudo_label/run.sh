@@ -2,6 +2,7 @@
 # Two Moons: data, pre-training by every objective, fine-tuning, table and pictures.
 #
 #   run.sh OUT                          a tenth of the paper's schedule, n = 10 and 160, 3 seeds
+#                                       (`untrained`, a student without pre-training, is the control)
 #   UPDATES=40000 SIZES="10 20 40 80 160" run.sh OUT      the paper's schedule and sizes
 #   UPDATES=40000 SIZES="10 20 40 80 160" OBJECTIVES=hard SEEDS=1 run.sh OUT      beside MLM only hard labels
 #
@@ -13,9 +14,9 @@ here=$(cd "$(dirname "$0")" && pwd)
 updates=${UPDATES:-4000}   # of 4 micro-steps each
 warmup=${WARMUP:-1000} lr=${LR:-0.08}
 seeds=${SEEDS:-1 2 3} sizes=${SIZES:-10 160} jobs=${JOBS:-2}
-log=${LOG:-500} objectives=${OBJECTIVES-hard soft soft_fixed_y}
+log=${LOG:-500} objectives=${OBJECTIVES-hard soft_x soft_fixed_y_x}
 data=$out/data
-export OMP_NUM_THREADS=1
+export OMP_NUM_THREADS=1 METASEQ_LM_NO_HINTS=1
 
 metaseq() { python -m metaseq_lm "$@"; }
 
@@ -46,6 +47,10 @@ pretrain() { # seed, objective, n, folder
         "task.labelled=[which_moon_$3] --max-update $updates --lr $lr --warmup-updates $warmup" \
         "--log-interval $log"
 }
+untrained() { # seed: the control, a student as it is initialised
+    local place=$out/pretrain/seed$1/untrained
+    finished "$place" 1 || echo "--config-name untrained --save-dir $place --seed $1"
+}
 finetune() { # seed, label, n, batch, updates, checkpoint
     local place=$out/finetune/seed$1/$2_$3
     finished "$place" "$5" || echo "--config-name finetune --save-dir $place --seed $1 --label $2" \
@@ -61,6 +66,7 @@ train_all() { # runs the lines of standard input, $jobs at a time; stops at the 
 
 echo "== pre-training, $updates updates each, $jobs at a time"
 for seed in $seeds; do
+    untrained "$seed"
     pretrain "$seed" mlm 10 mlm
     for n in $sizes; do
         for objective in $objectives; do pretrain "$seed" "$objective" "$n" "${objective}_$n"; done
@@ -71,6 +77,7 @@ echo "== fine-tuning on n labelled points, 100 epochs each"
 for seed in $seeds; do
     for n in $sizes; do
         b=$(batch_of MLM "$n") h=$(batch_of Hard "$n")
+        finetune "$seed" untrained "$n" "$h" $((100 * n / h)) untrained/checkpoints/last
         finetune "$seed" MLM_latest "$n" "$b" $((100 * n / b)) mlm/checkpoints/last
         finetune "$seed" MLM_best_loss "$n" "$b" $((100 * n / b)) mlm/checkpoints/best
         for objective in $objectives; do

@@ -17,21 +17,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from metaseq_lm.core import plugins
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
-from metaseq_lm.distributed import process_group
-from metaseq_lm.engine import reduction
-from metaseq_lm.training.parts import build_parts
+from metaseq_lm.distributed import placement, process_group
+from metaseq_lm.training.parts import Parts, build_parts, peak_memory
 from metaseq_lm.training.prefetch import Prefetcher
 
 VOCAB, LENGTH = 30522, 128
@@ -83,13 +83,36 @@ def link(sizes: list[int]) -> list[dict[str, float]]:
     return found
 
 
-def updates(data: Path, rows: int, precision: str, count: int) -> dict[str, Any]:
+def held_bytes(run: Parts) -> dict[str, int]:
+    """Return the bytes of parameters, gradients and moments that this process holds between passes."""
+    (optimizer,) = run.engine.optimizers.values()
+    parameters = [placement.local(p) for p in optimizer.parameters]
+    moments = [m for s in optimizer.local_state()["state"].values() for m in s.values() if m.dim()]
+    size = sum(p.numel() * p.element_size() for p in parameters)
+    # A gradient leaves a pass in the placement of its parameter.
+    return {
+        "parameters": size,
+        "gradients": size,
+        "moments": sum(m.numel() * m.element_size() for m in moments),
+    }
+
+
+def sizes_of(run: Parts) -> dict[str, Any]:
+    """Return the options of the model."""
+    sizes: Any = OmegaConf.to_container(run.config.model)
+    return {name: value for name, value in sizes.items() if not name.startswith("_")}
+
+
+def updates(
+    data: Path, rows: int, precision: str, count: int, further: Sequence[str]
+) -> dict[str, Any]:
     """Make `count` updates after two to warm up; return medians over them."""
     world = int(os.environ["WORLD_SIZE"])
     options = [f"data={data}", "model=bert_small", "model.token_embed_dim=0", "model.segments=0"]
-    options += [f"task.batch_size={rows * world}"]
+    options += [f"task.batch_size={rows * world}", *further]
     options += [f"task.tokens_per_sample={LENGTH}", "trainer.valid_split=''"]
     options += [f"engine.precision={precision}", "engine.threads=1", "engine.tensorboard=false"]
+    base = peak_memory(torch.device("cpu"))
     run = build_parts(load_config(options))
     waiting = Waiting()
     prefetcher = Prefetcher(run.task.needs, run.task.build_streams("train"), {}, run.shard)
@@ -113,6 +136,11 @@ def updates(data: Path, rows: int, precision: str, count: int) -> dict[str, Any]
         "spread": [min(seconds[2:]), max(seconds[2:])],
         "wait": statistics.median(waits[2:]),
         "tokens_per_second": rows * world * LENGTH / statistics.median(seconds[2:]),
+        "gather": run.config.engine.gather,
+        "model": sizes_of(run),
+        "held": held_bytes(run),
+        "base": base,  # before the model was built
+        "peak": peak_memory(run.engine.device),
     }
 
 
@@ -123,13 +151,13 @@ def replica(options: argparse.Namespace) -> None:
     lines = []
     for buckets in (True, False):
         if not buckets:
-            reduction.BUCKET_BYTES = 1 << 60
+            placement.BUCKET_BYTES = 1 << 60
         for precision in options.precisions:
-            figure = updates(data, options.rows, precision, options.updates)
+            figure = updates(data, options.rows, precision, options.updates, options.override)
             lines.append({"kind": "update", "overlap": buckets, **figure})
-        if process_group.world_size() == 1:
+        if process_group.world_size() == 1 or options.no_link:
             break
-    if process_group.world_size() > 1:
+    if process_group.world_size() > 1 and not options.no_link:
         sizes = [1 << 12, 1 << 16, 1 << 20, 25 << 20, 100 << 20]
         lines += [
             {"kind": "link", "processes": process_group.world_size(), **f} for f in link(sizes)
@@ -155,6 +183,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="rows of 128 tokens in each process")
     parser.add_argument("--updates", type=int, default=8)
     parser.add_argument("--precisions", nargs="+", default=["fp32"])
+    parser.add_argument("--parallel", nargs="+", default=["replicate"], help="placements")
+    parser.add_argument(
+        "--override",
+        action="append",
+        default=[],
+        help="of the configuration, such as model=bert_base",
+    )
+    parser.add_argument("--no-link", action="store_true", help="do not measure the link")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--replica", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--data", help=argparse.SUPPRESS)
@@ -168,9 +204,14 @@ def main() -> None:
         for count in options.processes:
             given = ["--rows", str(options.rows), "--updates", str(options.updates)]
             given += ["--precisions", *options.precisions, "--data", str(data)]
-            for line in group(count, given):
-                print(json.dumps(line), flush=True)
-                lines.append(line)
+            given += [f"--override={override}" for override in options.override]
+            # A group for each placement: the peak of memory is that of a process's whole life.
+            for turn, parallel in enumerate(options.parallel if count > 1 else ["replicate"]):
+                more = [f"--override=engine.parallel={parallel}"]
+                more += ["--no-link"] * (options.no_link or turn > 0)
+                for line in group(count, [*given, *more]):
+                    print(json.dumps({"parallel": parallel, **line}), flush=True)
+                    lines.append({"parallel": parallel, **line})
     if options.out:
         options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
 

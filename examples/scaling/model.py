@@ -1,11 +1,12 @@
-"""From measured constants to tokens per second at 1 ... 1024 devices, and where that breaks.
+"""Memory, bytes and time of an update of a large model on 8, 64 and 1024 devices, by placement.
 
-    python examples/scaling/model.py measured.json            # this machine's constants
-    python examples/scaling/model.py --assume h200            # a data sheet's constants
+    python examples/scaling/model.py examples/scaling/measured.jsonl    # speed and link of this machine
+    python examples/scaling/model.py --assume h200                      # those of a data sheet
+    python examples/scaling/model.py --check examples/scaling/memory.jsonl
 
-An update takes  compute + small messages + the part of the gradients' time that is not hidden
-behind the last backward pass. Gradients cross the slowest link 2 (N - 1) / N times. A message costs
-2 (N - 1) latencies on gloo's ring, 2 log2 N on NCCL's trees.
+The model is built of tensors without memory. `Plan` has all the formulas: P parameters of 4 bytes on N
+devices, in S shards with R = N / S replicas. "Layer" and "model" are engine.gather: a pass gathers one layer of L
+at a time, forward and backward, or the whole model once.
 """
 
 from __future__ import annotations
@@ -13,118 +14,313 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-BUCKET_BYTES = 25 << 20
-SMALL_MESSAGES = 2  # of an update: the sizes of the batch, and what all agree to stop for
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+
+from metaseq_lm.distributed import placement
+from metaseq_lm.distributed.layers import TOGETHER
+from metaseq_lm.engine.reduction import ON_THE_WAY
+from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
+
+VOCAB, LENGTH, MASKED = 30522, 128, 20
 BACKWARD = 2 / 3  # of the compute time
+BILLION: dict[str, Any] = {
+    "encoder_layers": 20,
+    "encoder_embed_dim": 2048,
+    "encoder_ffn_embed_dim": 8192,
+    "encoder_attention_heads": 16,
+    "attention_dropout": 0.0,
+}
 
 
-@dataclass
+@dataclass(frozen=True)
+class Network:
+    """What a model's parameters and one row of 128 tokens take; bytes."""
+
+    parameters: int
+    weights: int
+    buckets: int  # messages in which the weights travel
+    bucket: int  # the largest of them
+    layers: int
+    layer: int  # one of them
+    casts: int  # of the weights, under autocast
+    row: int  # what the backward pass needs of a row
+
+
+def build_network(sizes: dict[str, Any], bf16: bool) -> Network:
+    """Build an encoder with a masked-LM head of tensors without memory and count."""
+    with FakeTensorMode():
+        model = TransformerLM(TransformerConfig(**sizes), VOCAB).train()
+        parameters = list(model.parameters())
+        size = [p.numel() * p.element_size() for p in parameters]
+        buckets = placement.buckets(range(len(parameters)), parameters)
+        layers = model.encoder.stack.layers
+        layer = sum(p.numel() * p.element_size() for p in layers[0].parameters())
+        two, three = (saved_bytes(model, rows, bf16) for rows in (2, 3))
+    return Network(
+        parameters=sum(p.numel() for p in parameters),
+        weights=sum(size),
+        buckets=len(buckets),
+        bucket=max(sum(size[i] for i in bucket) for bucket in buckets),
+        layers=len(layers),
+        layer=layer,
+        casts=3 * two - 2 * three,
+        row=three - two,
+    )
+
+
+def saved_bytes(model: TransformerLM, rows: int, bf16: bool) -> int:
+    """Return the bytes that a forward pass keeps for the backward pass, parameters not counted."""
+    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    stored: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            stored[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda t: t), torch.autocast("cpu", enabled=bf16):
+        tokens = torch.zeros(rows, LENGTH, dtype=torch.long)
+        # The graph has to live on, lest storages take each other's places.
+        _graph = model(tokens, positions=torch.zeros(rows, MASKED, dtype=torch.long))
+    return sum(stored.values())
+
+
+@dataclass(frozen=True)
 class Machine:
-    """What one device computes and what a link carries; seconds and bytes per second."""
+    """What a device computes and its links carry; per second."""
 
     name: str
-    compute: float  # seconds of an update of `rows` rows on one device
-    rows: int
-    parameters: int
-    latency: float
-    near: float  # link inside a node, bytes per second
-    far: float  # link between nodes, per device
+    flops: float
+    latency: float  # seconds that a hop takes
+    near: float  # bytes of a device inside its node
+    far: float  # bytes of a device to other nodes
+    bf16: bool
     node: int = 8
-    tree: bool = False
-
-    def hops(self, devices: int) -> float:
-        """Return the latencies that a message to all and back costs."""
-        return 2 * math.log2(devices) if self.tree else 2 * (devices - 1)
+    tree: bool = False  # sums over replicas take log2 hops
 
 
 def measured(path: Path) -> Machine:
-    """Return the machine that measure.py wrote about; all its processes are one node."""
+    """Return the machine that measure.py wrote about; its link is taken for both."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     one = next(x for x in lines if x["kind"] == "update" and x["processes"] == 1)
-    links = [x for x in lines if x["kind"] == "link"]
-    big = max(links, key=lambda x: x["bytes"])
-    small = min((x for x in links if x["bytes"] <= 1 << 16), key=lambda x: x["seconds"])
+    sums = [x for x in lines if x["kind"] == "link"]  # of two gathers' bytes and hops
+    big = max(sums, key=lambda x: x["bytes"])
     count = big["processes"]
     speed = 2 * (count - 1) / count * big["bytes"] / big["seconds"]
-    latency = small["seconds"] / (2 * (count - 1))
-    rows, parameters = one["rows"], one["parameters"]
-    return Machine("measured", one["seconds"], rows, parameters, latency, speed, speed, 1 << 20)
+    latency = min(x["seconds"] for x in sums) / (2 * (count - 1))
+    flops = 6 * one["parameters"] * one["rows"] * LENGTH / one["seconds"]
+    return Machine("measured", flops, latency, speed, speed, bf16=False)
 
 
-def assumed(parameters: int, rows: int) -> Machine:
-    """Return H200s at half of their dense bf16 rate, NVLink 4 and one 400 Gb/s port for each.
-
-    Data-sheet numbers, not measured: 989 TFLOP/s, 450 GB/s one way, 50 GB/s.
-    """
-    flops = 6 * parameters * rows * 128
-    return Machine("h200", flops / 494e12, rows, parameters, 10e-6, 450e9, 50e9, tree=True)
+# 989 TFLOP/s of dense bf16, half of it reached; NVLink 4; one 400 Gb/s port for each device.
+H200 = Machine("h200", 494e12, 10e-6, 450e9, 50e9, bf16=True, tree=True)
 
 
-def seconds(machine: Machine, devices: int, overlap: bool = True, zero: bool = False) -> float:
-    """Return the time of an update on so many devices, the same rows on each."""
-    if devices == 1:
-        return machine.compute
-    link = machine.near if devices <= machine.node else machine.far
-    size = 4 * machine.parameters
-    messages = max(1, -(-size // BUCKET_BYTES))
-    small = machine.hops(devices) * machine.latency
-    gradients = 2 * (devices - 1) / devices * size / link + messages * small
-    # The last bucket is sent when the backward pass is over; the others travel beside it.
-    hidden = 0.0
-    if overlap and messages > 1:
-        hidden = min(gradients * (messages - 1) / messages, BACKWARD * machine.compute)
-    total = machine.compute + gradients - hidden + SMALL_MESSAGES * small
-    if zero:  # every owner sends its share of the parameters to all, one owner after the other
-        total += size / link + devices * small / 2
-    return total
+@dataclass(frozen=True)
+class Plan:
+    """A placement of a network on some devices of a machine."""
+
+    network: Network
+    machine: Machine
+    devices: int
+    parallel: str
+    rows: int
+
+    @property
+    def shards(self) -> int:
+        """S."""
+        inside = min(self.machine.node, self.devices)
+        return {"replicate": 1, "shard": self.devices, "hybrid": inside}[self.parallel]
+
+    @property
+    def replicas(self) -> int:
+        """R."""
+        return self.devices // self.shards
+
+    # ------------------------------------------------------------ memory, bytes per device
+
+    @property
+    def held(self) -> float:
+        """Parameters, gradients and two moments: 16 P / S."""
+        return 4 * self.network.weights / self.shards
+
+    @property
+    def activations(self) -> float:
+        """What the backward pass needs, for rows computed at once."""
+        return self.network.row * self.rows
+
+    @property
+    def in_flight(self) -> float:
+        """Gradients that are computed and not summed yet, each with its message: 3 buckets twice."""
+        return min(2 * (ON_THE_WAY + 1) * self.network.bucket, 2 * self.network.weights)
+
+    @property
+    def _pass(self) -> float:
+        return self.network.casts + self.activations + self.in_flight
+
+    @property
+    def peak_model(self) -> float:
+        """16 P / S, 4 P if there are shards; casts to bf16, activations, gradients in flight."""
+        return self.held + (self.network.weights if self.shards > 1 else 0) + self._pass
+
+    @property
+    def rest(self) -> float:
+        """The 4 bytes of what is in no layer: embeddings and head."""
+        return self.network.weights - self.network.layers * self.network.layer
+
+    @property
+    def peak_layer(self) -> float:
+        """16 P / S, the rest, two layers and the message of one in place of the 4 P."""
+        if self.shards == 1:
+            return self.peak_model
+        return self.held + self.rest + (TOGETHER + 1) * self.network.layer + self._pass
+
+    # ------------------------------------------------------------ bytes that a device sends per update
+
+    @property
+    def scattered(self) -> float:
+        """4 P (S - 1) / S of gradients; a gather of the whole model moves as much."""
+        return self.network.weights * (self.shards - 1) / self.shards
+
+    @property
+    def layer_gathers(self) -> int:
+        """Forward and backward; the backward pass begins with layers that are still there."""
+        return 2 * self.network.layers - TOGETHER
+
+    @property
+    def gathered(self) -> float:
+        """The rest once and the layers twice."""
+        whole = self.rest + self.layer_gathers * self.network.layer
+        return whole * (self.shards - 1) / self.shards
+
+    @property
+    def summed(self) -> float:
+        """2 (R - 1) / R of the 4 P / S that the replicas of a shard sum."""
+        return 2 * (self.replicas - 1) / self.replicas * self.network.weights / self.shards
+
+    # ------------------------------------------------------------ seconds per update
+
+    @property
+    def compute(self) -> float:
+        """6 P FLOPs a token."""
+        return 6 * self.network.parameters * self.rows * LENGTH / self.machine.flops
+
+    def _ring(self, size: float, messages: int) -> float:
+        """A gather or a scattered sum: S - 1 hops for each message, over the slowest link."""
+        machine = self.machine
+        # A ring crosses to the next node once, over the ports of all the node's devices together.
+        between = min(machine.near, machine.far * machine.node)
+        link = machine.near if self.shards <= machine.node else between
+        return size / link + messages * (self.shards - 1) * machine.latency
+
+    @property
+    def gather_seconds(self) -> float:
+        """The gathers by layer."""
+        return self._ring(self.gathered, self.layer_gathers + 1)
+
+    @property
+    def gradient_seconds(self) -> float:
+        """The scattered sum, and the sum over the replicas of a shard."""
+        if self.replicas == 1:
+            return self._ring(self.scattered, self.network.buckets)
+        machine, count = self.machine, self.replicas
+        hops = 2 * math.log2(count) if machine.tree else 2 * (count - 1)
+        far = machine.far if self.shards > 1 else min(machine.near, machine.far * machine.node)
+        link = machine.near if self.devices <= machine.node else far
+        wide = self.summed / link + self.network.buckets * hops * machine.latency
+        return self._ring(self.scattered, self.network.buckets) + wide
+
+    def seconds(self, gather: str = "layer", overlap: bool = True) -> float:
+        """The gathers, the pass, and what of the gradients is not hidden behind its backward half."""
+        whole = self._ring(self.scattered, self.network.buckets)
+        last = self.gradient_seconds * self.network.bucket / self.network.weights
+        hidden = min(self.gradient_seconds - last, BACKWARD * self.compute) if overlap else 0.0
+        gathers = self.gather_seconds if gather == "layer" else whole
+        return gathers + self.compute + self.gradient_seconds - hidden
+
+    @property
+    def seconds_prefetched(self) -> float:
+        """Were each layer gathered while the one before it computes, which is not built."""
+        moved = self.gather_seconds + self.gradient_seconds
+        ends = self.gather_seconds * (self.rest + self.network.layer) / self.network.weights / 2
+        ends += self.gradient_seconds * self.network.bucket / self.network.weights
+        return max(self.compute, moved - ends) + ends
 
 
-def table(machine: Machine) -> str:
-    """Return tokens per second and efficiency for every count of devices."""
-    head = f"{'devices':>7}  {'rows':>7}  {'update s':>9}  {'tokens/s':>10}  {'efficiency':>10}"
-    lines = [head + f"  {'no overlap':>10}  {'ZeRO-1':>7}"]
-    for power in range(11):
-        n = 2**power
-        one = machine.compute
-        whole, plain, zero = (
-            seconds(machine, n),
-            seconds(machine, n, overlap=False),
-            seconds(machine, n, zero=True),
-        )
-        rate = machine.rows * n * 128 / whole
-        lines.append(
-            f"{n:>7}  {machine.rows * n:>7}  {whole:>9.4g}  {rate:>10.4g}  {one / whole:>10.1%}"
-            f"  {one / plain:>10.1%}  {one / zero:>7.1%}"
-        )
-    return "\n".join(lines)
+def table(network: Network, machine: Machine, devices: list[int], rows: int) -> Iterator[str]:
+    """Yield the lines of the table of placements."""
+    titles = ["devices", "placement", "held", "peak L", "peak M", "gather", "scatter", "sum"]
+    titles += ["tokens/s", "L", "M", "L in turn", "L ahead"]
+    yield "  ".join(f"{title:>9}" for title in titles)
+    for count in devices:
+        for parallel in ("replicate", "shard", "hybrid"):
+            plan = Plan(network, machine, count, parallel, rows)
+            sizes = [plan.held, plan.peak_layer, plan.peak_model]
+            sizes += [plan.gathered, plan.scattered, plan.summed]
+            times = [plan.seconds(), plan.seconds("model"), plan.seconds(overlap=False)]
+            times += [plan.seconds_prefetched]
+            cells = [str(count), parallel, *(f"{size / 1e9:.2f}" for size in sizes)]
+            cells += [f"{rows * count * LENGTH / times[0]:.4g}"]
+            cells += [f"{plan.compute / time:.1%}" for time in times]
+            yield "  ".join(f"{cell:>9}" for cell in cells)
+
+
+def check(path: Path) -> Iterator[str]:
+    """Yield what processes of measure.py held, and their peak beyond what it was before, beside the formulas."""
+    yield "processes  placement  gather  held MB  formula  ratio  peak MB  formula  ratio"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    networks: dict[str, Network] = {}
+    for line in [x for x in lines if x["kind"] == "update" and x["overlap"]]:
+        key = json.dumps(line["model"])
+        if key not in networks:
+            sizes = line["model"] | {"init": "xavier_attention"}  # the other reads numbers
+            networks[key] = build_network(sizes, bf16=False)
+        cpu = Machine("", 1, 0, 1, 1, bf16=False)
+        plan = Plan(networks[key], cpu, line["processes"], line["parallel"], line["rows"])
+        peak = plan.peak_layer if line["gather"] == "layer" else plan.peak_model
+        cells = [f"{line['processes']:>9}  {line['parallel']:>9}  {line['gather']:>6}"]
+        for value, formula, width in [
+            (sum(line["held"].values()), plan.held, 7),
+            (line["peak"] - line["base"], peak, 7),
+        ]:
+            cells.append(
+                f"{value / 1e6:>{width}.1f}  {formula / 1e6:>7.1f}  {value / formula:>5.2f}"
+            )
+        yield "  ".join(cells)
 
 
 def main() -> None:
-    """Print the table of a machine."""
+    """Print the table of a machine, or the check of the formulas."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("measured", type=Path, nargs="?", help="lines of measure.py")
     parser.add_argument("--assume", choices=["h200"], help="constants of a data sheet instead")
-    parser.add_argument("--parameters", type=int, default=110_000_000, help="with --assume")
     parser.add_argument(
-        "--rows", type=int, default=256, help="of 128 tokens per device, with --assume"
+        "--check", type=Path, help="lines of measure.py, compared with the formulas"
     )
+    parser.add_argument("--devices", type=int, nargs="+", default=[8, 64, 1024])
+    parser.add_argument("--rows", type=int, default=32, help="of 128 tokens, on each device")
     options = parser.parse_args()
+    if options.check:
+        print("\n".join(check(options.check)))
+        return
     if options.measured is None and options.assume is None:
         parser.error("give the lines of measure.py, or --assume h200")
-    machine = (
-        measured(options.measured)
-        if options.measured
-        else assumed(options.parameters, options.rows)
-    )
+    machine = measured(options.measured) if options.measured else H200
+    network = build_network(BILLION, machine.bf16)
     print(
-        f"{machine.name}: {machine.parameters:,} parameters, {4 * machine.parameters / 1e6:.0f} MB of "
-        f"gradients, {machine.rows} rows per device, {machine.compute:.3g} s alone, latency "
-        f"{machine.latency * 1e6:.0f} us, link {machine.near / 1e9:.2f} and {machine.far / 1e9:.2f} GB/s"
+        f"{machine.name}: {machine.flops / 1e9:,.0f} GFLOP/s, {machine.latency * 1e6:.0f} us a hop, links of "
+        f"{machine.near / 1e9:.2f} and {machine.far / 1e9:.2f} GB/s; {network.parameters:,} parameters in "
+        f"{network.buckets} buckets, {network.row / 1e6:.0f} MB a row, {network.casts / 1e9:.2f} GB of casts"
     )
-    print(table(machine))
+    print("\n".join(table(network, machine, options.devices, options.rows)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 source=${METASEQ_LM_DATA:?name the folder of the data sets}
 seeds=${SEEDS:-1,2,3,4,5} jobs=${JOBS:-2} flops=${FLOPS:-6e13}
 data=$out/data
-export OMP_NUM_THREADS=1
+export OMP_NUM_THREADS=1 METASEQ_LM_NO_HINTS=1
 
 metaseq() { python -m metaseq_lm "$@"; }
 column() { # of a table that may be packed

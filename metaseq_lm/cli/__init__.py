@@ -2,7 +2,7 @@
 
 A command module has `HELP` (one line), `add_arguments(parser)` and `run(args) -> int`. With `OVERRIDES`
 it takes key=value arguments, with `WORDS` other words too, also between and after the options. A command
-that is a word of Python, such as `import`, has a module whose name ends in "_".
+that is a word of Python, such as `import`, has a module whose name ends in "_"; a hyphen becomes one.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.registry import nearest
 
 COMMANDS = (
-    *("preprocess", "train", "sweep", "evaluate", "score", "rerank", "report", "import", "export"),
-    *("doctor", "list", "examples"),
+    *("preprocess", "merge", "import-corpus", "train", "sweep", "evaluate", "score", "rerank"),
+    *("report", "import", "export", "doctor", "list", "examples"),
 )
 # What `main` and the parser add to the options of a command.
 NOT_OPTIONS = ("command", "module", "parser", "overrides", "argv")
@@ -66,7 +66,7 @@ def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
         if only is not None and name != only:
             continue
         suffix = "_" if keyword.iskeyword(name) else ""
-        module = importlib.import_module(f"metaseq_lm.cli.{name}{suffix}")
+        module = importlib.import_module(f"metaseq_lm.cli.{name.replace('-', '_')}{suffix}")
         sub = commands.add_parser(
             name,
             help=module.HELP,
@@ -98,9 +98,21 @@ def overrides(parser: Parser, rest: list[str]) -> list[str]:
     return rest
 
 
+def with_home(word: str) -> str:
+    """Return a word of a command line with the home folder for ~, which no shell expands behind "="."""
+    option, equals, value = word.partition("=")
+    if value.startswith("~/"):
+        return option + equals + os.path.expanduser(value)
+    return os.path.expanduser(word) if word.startswith("~/") else word
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    argv = sys.argv[1:] if argv is None else argv
+    argv = [with_home(word) for word in (sys.argv[1:] if argv is None else argv)]
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        from metaseq_lm.cli.completion import complete
+
+        complete(lambda name: build_parser(name if name in COMMANDS else None))
     # A terminal that cannot show a character gets a stand-in, not an error.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

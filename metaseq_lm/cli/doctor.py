@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.errors import printable
+from metaseq_lm.core.output import show
 
 HELP = "check the machine, a corpus, its tokenizer, and sets of every kind"
 
@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
         findings = chain(findings, *(examine(folder, args.verify) for folder in args.data))
     levels = []
     for finding in findings:
-        print(printable(f"{finding.level:<8} {finding.text}"), flush=True)
+        show(f"{finding.level:<8} {finding.text}")
         levels.append(finding.level)
     errors, warnings = levels.count("error"), levels.count("warning")
-    print(f"{errors} errors, {warnings} warnings")
+    show(f"{errors} errors, {warnings} warnings")
     return 1 if errors else 0

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.output import show
 
 if TYPE_CHECKING:
     from metaseq_lm.training.parts import Parts
@@ -90,7 +91,7 @@ def report(
     from metaseq_lm.evaluation.predictions import write_predictions
     from metaseq_lm.tasks.protocols import submissions_of
 
-    print(to_json({"split": split, **source, **metrics}))
+    show(to_json({"split": split, **source, **metrics}))
     if args.out:
         folder = Path(args.out)
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,9 +141,10 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
     from metaseq_lm.evaluation.predictions import best
     from metaseq_lm.reporting.numbers import Metric
     from metaseq_lm.runs import checkpoint
+    from metaseq_lm.training.restore import stored_config
 
-    manifests = [checkpoint.load(path).manifest for path in paths]
-    valid = [manifest.get("valid") or {} for manifest in manifests]
+    stored = [checkpoint.load(path) for path in paths]
+    valid = [member.manifest.get("valid") or {} for member in stored]
     name = metric or next(iter(valid[0]), "")
     for path, values in zip(paths, valid):
         if name not in values:
@@ -151,9 +153,9 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
                 f"{path} has no validation metric '{name}' to choose by; it has {known}"
             )
     values = [float(metrics[name]) for metrics in valid]
-    trainer = manifests[0]["config"]["trainer"]
-    direction = "higher" if trainer["maximize_best_checkpoint_metric"] else "lower"
-    known_direction = direction if trainer["best_checkpoint_metric"] == name else None
+    trainer = stored_config(stored[0]).trainer
+    direction = "higher" if trainer.maximize_best_checkpoint_metric else "lower"
+    known_direction = direction if trainer.best_checkpoint_metric == name else None
     chosen_metric = Metric.of(name, values, known_direction)
     if chosen_metric.guessed:
         raise UsageError(

@@ -2,18 +2,21 @@
 
 examples:
   metaseq-lm examples                 names the examples
-  metaseq-lm examples workbench       copies all to workbench/examples, workbench/user_dir, ...
+  metaseq-lm examples workbench       copies all, with the documentation, to workbench/examples, ...
   cd workbench && scripts/quickstart  trains three objectives on Two Moons
 """
 
 import argparse
+import re
 import shutil
 from pathlib import Path
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.output import show
 
 HELP = "copy examples, plug-in and scripts out of the package"
-FOLDERS = ("examples", "scripts", "user_dir")
+FOLDERS = ("docs", "examples", "scripts", "user_dir")
+METHOD_PAGE = re.compile(r"metaseq_lm/methods/(\w+)/README\.md")
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -31,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         for folder in sorted((root / "examples").iterdir()):
             readme = folder / "README.md"
             first = readme.read_text(encoding="utf-8").split("\n")[0] if readme.is_file() else ""
-            print(f"{folder.name:<20}{first.lstrip('# ')}")
+            show(f"{folder.name:<20}{first.lstrip('# ')}")
         return 0
     target = Path(args.folder)
     for name in FOLDERS:
@@ -40,8 +43,20 @@ def run(args: argparse.Namespace) -> int:
     for name in FOLDERS:
         hidden = shutil.ignore_patterns("__pycache__", ".*")
         shutil.copytree(root / name, target / name, ignore=hidden)
-        print(f"copied {target / name}")
+        show(f"copied {target / name}")
+    copy_method_pages(target)
     return 0
+
+
+def copy_method_pages(target: Path) -> None:
+    """Copy the READMEs of the methods to docs/methods, and let the copied examples link to them."""
+    pages = target / "docs" / "methods"
+    pages.mkdir()
+    for readme in (PACKAGE / "methods").glob("*/README.md"):
+        shutil.copyfile(readme, pages / f"{readme.parent.name}.md")
+    for file in (target / "examples").rglob("*.md"):
+        text = file.read_text(encoding="utf-8")
+        file.write_text(METHOD_PAGE.sub(r"docs/methods/\1.md", text), encoding="utf-8")
 
 
 def source_folder() -> Path:

@@ -3,12 +3,17 @@
 examples:
   metaseq-lm export runs/bert --out exported/bert --check
   metaseq-lm export runs/electra --part generator --out exported/generator
+  metaseq-lm export runs/bam --head RTE --out exported/rte --check
+  metaseq-lm export runs/cola --out exported/cola --check --push me/bert-cola
 A post-LN encoder becomes a BERT, RoBERTa or ELECTRA, a pre-LN one a MegatronBERT; with it goes the
 head of a language model, a classifier or a span model (task.joint=false task.answerability=false).
 """
 
 import argparse
 from pathlib import Path
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.output import show
 
 HELP = "export a checkpoint as a transformers folder"
 
@@ -20,8 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, metavar="HF_DIR", help="folder to make")
     net = "which net of ELECTRA (default: %(default)s)"
     add("--part", choices=("main", "generator"), default="main", help=net)
+    head = "labelled set whose head is exported, of a model with several (task bam)"
+    add("--head", metavar="SET", default="", help=head)
     add("--data", metavar="DIR", help="folder of its tokenizer (default: where it was trained on)")
     add("--check", action="store_true", help="compare with transformers, which must be installed")
+    add("--push", metavar="REPO", help="upload the folder to this private repository of the Hub")
+    add("--public", action="store_true", help="with --push: make a public repository, or use one")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,18 +38,25 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.data.tokenizers.loading import load_tokenizer
     from metaseq_lm.interop.check import check, library
     from metaseq_lm.interop.exporting import export_checkpoint, export_part, tokenizer_folder
+    from metaseq_lm.interop.hub import push, require_hub
     from metaseq_lm.runs import checkpoint
     from metaseq_lm.training.restore import stored_config
 
+    if args.public and not args.push:
+        raise UsageError("--public is of --push REPO, which is missing")
+    if args.push:
+        require_hub(args.push)
     if args.check:
         library()
     stored = checkpoint.load(checkpoint.resolve(args.checkpoint, prefer="best"))
     config = stored_config(stored)
     data, out = Path(args.data) if args.data else None, Path(args.out)
-    export_checkpoint(stored, config, out, args.part, data)
-    print(f"{out}: exported from {stored.path}")
+    export_checkpoint(stored, config, out, args.part, data, args.head)
+    show(f"{out}: exported from {stored.path}")
     if args.check:
         tokenizer = load_tokenizer(data or tokenizer_folder(stored, config))
-        part = export_part(stored, config, tokenizer.vocabulary, args.part)
-        print(check(part, tokenizer, out))
+        part = export_part(stored, config, tokenizer.vocabulary, args.part, args.head)
+        show(check(part, tokenizer, out))
+    if args.push:
+        show(f"{push(out, args.push, args.public)}: uploaded from {out}")
     return 0

@@ -9,6 +9,8 @@ Then: preprocess --tokenizer-from imported/bert, and train --init-from imported/
 import argparse
 from pathlib import Path
 
+from metaseq_lm.core.output import show
+
 HELP = "import a transformers folder as a run folder"
 
 
@@ -38,11 +40,11 @@ def run(args: argparse.Namespace) -> int:
     if args.generator:
         sources["generator"] = Path(args.generator)
     import_folder(sources["main"], Path(args.out), sources.get("generator"))
-    print(f"{args.out}: imported from {' and '.join(map(str, sources.values()))}")
+    show(f"{args.out}: imported from {' and '.join(map(str, sources.values()))}")
     if args.check:
         stored = checkpoint.load(checkpoint.resolve(args.out))
         tokenizer = load_tokenizer(args.out)
         for name, folder in sources.items():
             part = export_part(stored, stored_config(stored), tokenizer.vocabulary, name)
-            print(check(part, tokenizer, folder))
+            show(check(part, tokenizer, folder))
     return 0

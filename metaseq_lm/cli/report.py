@@ -20,11 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.output import clean, show
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
-from metaseq_lm.reporting.formats import WRITERS, clean
+from metaseq_lm.reporting.formats import WRITERS
 from metaseq_lm.reporting.html import samples_markdown, samples_of, to_html
 from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.plots import (
@@ -38,7 +39,7 @@ from metaseq_lm.reporting.plots import (
     require_logged,
 )
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import chosen_values, group, where
+from metaseq_lm.reporting.settings import Setting, chosen_values, group, where
 from metaseq_lm.reporting.significance import TESTS, compare
 from metaseq_lm.reporting.table import choose_metric, pivot_table, setting_table
 
@@ -83,7 +84,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--test",
         choices=TESTS,
         default="permutation",
-        help="of means, or of medians with --spread range (default: %(default)s)",
+        help="of means, or of medians with --spread range; t: always of means (default: %(default)s)",
+    )
+    add(
+        "--detectable",
+        action="store_true",
+        help="with --baseline: columns with the difference from it, and with the one at which p would fall below "
+        "0.05 with these numbers of seeds and their scatter",
     )
     add("--rows", metavar="KEY", help="config key down the table (default: one row a setting)")
     columns = "config key across the table and over the panels of pictures (default: none)"
@@ -123,6 +130,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of runs that differ in this config key only (e.g. optimizer.lr), those of the value with "
         "the best validation metric, the one that chose their checkpoints (default: all)",
     )
+    add(
+        "--control",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="draw the scores of settings with this value as lines across the pictures of scores, e.g. "
+        "label=untrained (default: none)",
+    )
     add("--x", metavar="KEY", help="draw the score against this config key (default: none)")
     add(
         "--curve",
@@ -152,12 +168,14 @@ def run(args: argparse.Namespace) -> int:
     """Print the table and write the files."""
     output_formats = args.format or (list(FORMATS) if args.out else ["text"])
     draws = not {*DRAWN}.isdisjoint(output_formats)
-    if args.out is None and (draws or args.curve or args.x):
+    if args.out is None and (draws or args.curve or args.x or args.control):
         raise UsageError("pictures and pages are files: say with --out DIR where to write them.")
     if args.baseline and (args.rows or args.columns):
         raise UsageError(
             "--baseline compares the settings of the plain table: leave --rows and --columns out."
         )
+    if args.detectable and not args.baseline:
+        raise UsageError("--detectable is a difference from a baseline: give --baseline as well.")
     runs, planned = pick_stage(read_runs(args.paths), find_plan(args.paths), args.paths, args.stage)
     if not runs:
         raise MetaseqError(" ".join(["no run to compare has started yet.", *planned]))
@@ -170,23 +188,28 @@ def run(args: argparse.Namespace) -> int:
     metric = choose_metric(runs, args.metric, args.better)
     curves = choose_curves(runs, args.curve, metric.name)
     settings = group(runs, [key for key in (args.x, args.columns, args.rows) if key])
+    controls = choose_controls(settings, args.control)
     if args.rows or args.columns:
         rows = args.rows or "label"
         table = pivot_table(settings, metric, rows, args.columns, args.spread, args.mean)
     else:
         compared = None
         if args.baseline:
-            compared = compare(settings, metric, args.baseline, args.test, args.spread)
+            compared = compare(
+                settings, metric, args.baseline, args.test, args.spread, args.detectable
+            )
         table = setting_table(settings, metric, args.spread, compared)
     table = replace(table, notes=[*table.notes, *planned])
     if args.archive:
         archive.write(args.archive, archived)
     paths = [args.archive] if args.archive else []
     for name in ["text"] if args.out else output_formats:
-        print(WRITERS[name][1](table), end="")
+        show(WRITERS[name][1](table), end="")
+        for note in table.notes if name == "csv" else ():  # which has no place for them
+            say(clean(note))
     if args.out is None:
         if paths and output_formats == ["text"]:
-            print("\nwritten:", *paths, sep="\n  ")
+            show(written_list(paths))
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
     for name in [name for name in output_formats if name in WRITERS]:
@@ -198,7 +221,7 @@ def run(args: argparse.Namespace) -> int:
         paths.append(args.out / "samples.md")
         paths[-1].write_text(samples_markdown(samples), encoding="utf-8")
     if draws:
-        pictures = Pictures(settings, args.spread, args.columns, args.x)
+        pictures = Pictures(settings, args.spread, args.columns, args.x, controls)
         with TemporaryDirectory() as spare:
             folder = args.out if "png" in output_formats else Path(spare)
             with warnings.catch_warnings(record=True) as caught:
@@ -207,14 +230,35 @@ def run(args: argparse.Namespace) -> int:
             notes += dict.fromkeys(str(warning.message) for warning in caught)
             page = to_html(table, settings, metric, drawn, notes, samples)
         if notes:
-            print("", *map(clean, notes), sep="\n")
+            show("\n".join(["", *map(clean, notes)]))
         if "png" in output_formats:
             paths += drawn
         if "html" in output_formats:
             paths.append(args.out / "report.html")
             paths[-1].write_text(page, encoding="utf-8")
-    print("\nwritten:", *paths, sep="\n  ")
+    show(written_list(paths))
     return 0
+
+
+def written_list(paths: Sequence[Path]) -> str:
+    """Return what is printed of the files that were written."""
+    return "\n  ".join(["\nwritten:", *map(str, paths)])
+
+
+def choose_controls(settings: Sequence[Setting], conditions: Sequence[str]) -> list[Setting]:
+    """Return the settings that meet KEY=VALUE conditions, none without conditions.
+
+    Raises UsageError for a key or value that no run has, or if no other setting is left.
+    """
+    if not conditions:
+        return []
+    picked = where([run for s in settings for run in s.runs], conditions, "--control")
+    controls = [setting for setting in settings if setting.runs[0] in picked]
+    if len(controls) == len(settings):
+        raise UsageError(
+            f"--control {' '.join(conditions)} picks all settings; there is none left to compare."
+        )
+    return controls
 
 
 def choose_curves(runs: Sequence[Run], names: Sequence[str], metric: str) -> list[str]:

@@ -16,15 +16,15 @@ examples:
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.cli.score import add_scoring_arguments
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import to_json
+from metaseq_lm.core.output import inert, show
 
 if TYPE_CHECKING:
     from metaseq_lm.evaluation.nbest import NBest
@@ -106,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
         folder = Path(args.out) / str(number) if args.out else None
         plls = read_saved(source, sets) if saved else score_run(args, source, options, sets, folder)
         rows.append({"source": source, **rerank(sets, plls, grid, folder)})
-        print(to_json(rows[-1]), flush=True)
-    print(table(rows), end="", file=sys.stderr)
+        show(to_json(rows[-1]))
+    say(table(rows).rstrip("\n"))
     return 0
 
 
@@ -155,7 +155,7 @@ def score_run(
         folder.mkdir(parents=True, exist_ok=True)
         rows = ((score.pll, len(score.tokens), text) for text, score in scores.items())
         write_atomic(folder / PLLS_FILE, score_lines(rows))
-    print(f"{source}: {scorer.cost}", file=sys.stderr)
+    say(f"{source}: {scorer.cost}")
     return {text: score.pll for text, score in scores.items()}
 
 
@@ -163,14 +163,15 @@ def read_saved(source: str, sets: dict[str, Lists]) -> dict[str, float]:
     """Return saved PLLs; MetaseqError if one of the texts has none."""
     from metaseq_lm.evaluation.nbest import read_plls
 
-    plls = read_plls(Path(source))
+    stored, plls = read_plls(Path(source)), {}
     for part in sets.values():
-        missing = next((text for text in part.texts if text not in plls), None)
-        if missing is not None:
-            raise MetaseqError(
-                f"{source}: has no score of {missing[:80]!r} in {part.path}; score these lists, "
-                "with or without --append-period as now"
-            )
+        for text in part.texts:
+            if inert(text) not in stored:
+                raise MetaseqError(
+                    f"{source}: has no score of {text[:80]!r} in {part.path}; score these lists, "
+                    "with or without --append-period as now"
+                )
+            plls[text] = stored[inert(text)]
     return plls
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from metaseq_lm.core.errors import say
 from metaseq_lm.core.files import to_json
 
 if TYPE_CHECKING:
@@ -105,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
     invalid = sum(count for _, count in files.values())
     for count, reason in ((invalid, "invalid UTF-8"), (skipped, "too long")):
         if count:
-            print(f"skipped for {reason}: {count:,}", file=sys.stderr)
-    print(scorer.cost, file=sys.stderr)
+            say(f"skipped for {reason}: {count:,}")
+    say(str(scorer.cost))
     return 0
 
 

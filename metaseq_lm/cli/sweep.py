@@ -32,14 +32,18 @@ import argparse
 import os
 import shlex
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.cli import NOT_OPTIONS
 from metaseq_lm.cli.train import FLAGS, add_config_arguments, flag_values
-from metaseq_lm.core.errors import Interrupted, UsageError, printable
+from metaseq_lm.core.errors import Interrupted, UsageError
+from metaseq_lm.core.output import show
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 HELP = "launch a grid of runs, locally or on Slurm; status, resubmit, cancel"
 OVERRIDES = True
@@ -80,6 +84,21 @@ def add_definition(parser: argparse.ArgumentParser) -> None:
         if flag not in NOT_SWEPT:
             add(f"--{flag}", metavar="V", help=f"the same as {key}=V")
     add("--dry-run", action="store_true", help="show the runs and launch nothing")
+    text = "with --dry-run: make an update of every setting and print FLOPs and hours"
+    add("--estimate", action="store_true", help=text)
+    text = (
+        "with --estimate: measure this part of each batch, 1/N, and multiply (default: %(default)s)"
+    )
+    add("--divide", type=positive, default=1, metavar="N", help=text)
+    text = "with --estimate: hours at this many FLOPs a second (default: measured on this machine)"
+    add("--rate", type=float, default=0.0, metavar="FLOPS", help=text)
+
+
+def positive(text: str) -> int:
+    """Return a positive integer of the command line; raises ValueError, as argparse wants it."""
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
 
 
 def add_resubmit(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     args.words += args.overrides  # argparse takes them apart where options stand between
     verb = args.words[0] if args.words and args.words[0] in VERBS else ""
     if args.help:
-        print((verb_parser(verb) if verb else args.parser).format_help(), end="")
+        show((verb_parser(verb) if verb else args.parser).format_help(), end="")
         return 0
     if not verb:
         return launch_sweep(args)
@@ -127,10 +146,10 @@ def run(args: argparse.Namespace) -> int:
         return resubmit(folder, args)
     if verb == "status":
         rows = states(folder)
-        print(printable("\n".join([*lines(rows), summary(rows)])))
+        show("\n".join([*lines(rows), summary(rows)]))
     else:
         output = [f"cancelled {name}" for name in cancel(folder)]
-        print(printable("\n".join(output or ["nothing was pending or running"])))
+        show("\n".join(output or ["nothing was pending or running"]))
     return 0
 
 
@@ -215,12 +234,19 @@ def launch_sweep(args: argparse.Namespace) -> int:
     check_configs(runs, definition)
     stages = len(definition["stages"])
     count = f"{len(runs)} run" + ("s" if len(runs) > 1 else "")
-    print(count + (f" of {stages} stages" if stages > 1 else ""), flush=True)
+    show(count + (f" of {stages} stages" if stages > 1 else ""))
+    if args.estimate and not args.dry_run:
+        raise UsageError("--estimate goes with --dry-run")
+    if (args.divide > 1 or args.rate) and not args.estimate:
+        raise UsageError("--divide and --rate go with --dry-run --estimate")
+    if args.estimate:
+        show_estimate(runs, definition, launch.max_parallel or 1, args.divide, args.rate)
+        return 0
     if args.dry_run:
         show_plan(runs, definition)
         if launch.executor == "slurm":
             parameters = slurm_parameters(launch, out)
-            print("sbatch: " + "  ".join(f"{key}={value}" for key, value in parameters.items()))
+            show("sbatch: " + "  ".join(f"{key}={value}" for key, value in parameters.items()))
         return 0
     if launch.executor == "slurm":
         need_slurm()
@@ -280,8 +306,10 @@ def launch_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
-    """Compose the configuration of every stage of every run; raises UsageError naming the run."""
+def composed(
+    runs: list[Any], definition: dict[str, Any]
+) -> Iterator[tuple[Any, Any, "DictConfig"]]:
+    """Yield every run, each of its stages and their configuration; raises UsageError naming the run."""
     from metaseq_lm.cli import build_parser, overrides
     from metaseq_lm.cli.train import overrides_of
     from metaseq_lm.core import plugins
@@ -295,11 +323,67 @@ def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
             args.overrides = overrides(args.parser, rest)
             try:
                 config = load_config(overrides_of(args), definition["config_dir"], args.config_name)
+                check_no_secret(config)
                 if not definition["user_dir"]:  # --user-dir of the jobs stands above a file's
                     plugins.check_named(config, None)
             except UsageError as error:
                 where = f"{run.name}, {stage.name}" if stage.name else run.name
                 raise UsageError(f"{where}: {error}") from error
+            yield run, stage, config
+
+
+def check_no_secret(config: "DictConfig") -> None:
+    """Raise UsageError for an option with a secret, which sweep.json and the jobs' files would hold."""
+    from omegaconf import OmegaConf
+
+    from metaseq_lm.core.config import flatten
+    from metaseq_lm.core.secrets import mask_options
+
+    options = OmegaConf.to_container(config)
+    shown = flatten(mask_options(options))
+    for key, value in flatten(options).items():
+        if value != shown[key]:
+            raise UsageError(
+                f"{key} looks like a secret, which a sweep would write into its folder for all to read; put it "
+                "into a variable of the environment and let the plug-in read that"
+            )
+
+
+def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
+    """Compose every configuration, so that a mistake shows before anything is launched."""
+    for _ in composed(runs, definition):
+        pass
+
+
+def show_estimate(
+    runs: list[Any], definition: dict[str, Any], max_parallel: int, divisor: int, rate: float
+) -> None:
+    """Print FLOPs and hours of every setting, and of all runs, on a process like this one.
+
+    Of each batch a `divisor`-th part is measured; at a `rate` of FLOPs a second hours are computed.
+    """
+    from metaseq_lm.core.errors import MetaseqError
+    from metaseq_lm.training.price import price_of_run
+
+    settings = {str(run.values): run for run in reversed(runs)}
+    seeds = len(runs) / len(settings)
+    flops, seconds = 0.0, 0.0
+    for run, stage, config in composed(list(settings.values())[::-1], definition):
+        name = ", ".join(
+            [run.name.rpartition("-seed=")[0] or run.name, *filter(None, [stage.name])]
+        )
+        try:
+            spent, took = price_of_run(config, divisor, rate)
+        except MetaseqError as error:
+            show(f"{name}: not estimated: {error}")
+            continue
+        flops, seconds = flops + seeds * spent, seconds + seeds * took
+        show(f"{name}: {spent:.2g} FLOPs, {took / 3600:.2g} hours")
+    at_rate = f" at {rate:.2g} FLOPs a second" if rate else ""
+    show(
+        f"{len(runs)} runs: {flops:.2g} FLOPs, {seconds / 3600:.2g} hours of one process{at_rate} without validations, "
+        f"{seconds / 3600 / max_parallel:.2g} with --max-parallel {max_parallel}"
+    )
 
 
 def show_plan(runs: list[Any], definition: dict[str, Any]) -> None:
@@ -308,12 +392,12 @@ def show_plan(runs: list[Any], definition: dict[str, Any]) -> None:
 
     code = Code(Path(), definition["user_dir"], definition["config_dir"])
     for run in runs[:MAX_LISTED]:
-        print(run.name)
+        show(run.name)
         for stage in run.stages:
             command = ["metaseq-lm", "train", *stage.arguments, *code.arguments()]
-            print(f"  {shlex.join(command)}")
+            show(f"  {shlex.join(command)}")
     if len(runs) > MAX_LISTED:
-        print(f"... and {len(runs) - MAX_LISTED} more")
+        show(f"... and {len(runs) - MAX_LISTED} more")
 
 
 def launch_runs(
@@ -325,28 +409,64 @@ def launch_runs(
     again: Sequence[str],
 ) -> int:
     """Launch the runs whose state is one of `again`; with the local executor, wait for them."""
-    from metaseq_lm.sweeps.states import check_data, states, summary
+    from metaseq_lm.sweeps.states import check_data, lines, states, summary
     from metaseq_lm.sweeps.submit import submit_slurm
 
     again = [*again, "diverged"] if args.diverged else again
     with folder.lock():
+        folder.require_same(definition, runs, relocated(folder, definition))
+        check_data(folder, runs)
         folder.adopt(definition, runs, launch.non_default())
         current = states(folder, runs)
-        check_data(folder, runs)
         names = {state.run for state in current if state.state in again}
         todo = [run for run in runs if run.name in names]
-        print(summary(current))
+        reasons = [s for s in current if s.run in names and s.reason]
+        show("\n".join([*(lines(reasons) if reasons else []), summary(current)]))
         if not todo:
-            print("nothing to launch")
+            show("nothing to launch")
             over = all(state.state == "finished" for state in current)
             return 0 if over or launch.executor == "slurm" else 1
         code = take_code(folder, args.new_code)
         if launch.executor != "slurm":
             return run_locally(folder, todo, launch, code)
         jobs = submit_slurm(folder, todo, launch, code)
-        print("\n".join(f"submitted {run.name}  job {job}" for run, job in zip(todo, jobs)))
-        print(f"follow it with: metaseq-lm sweep status {shlex.quote(str(folder.path))}")
+        show("\n".join(f"submitted {run.name}  job {job}" for run, job in zip(todo, jobs)))
+        show(f"follow it with: metaseq-lm sweep status {shlex.quote(str(folder.path))}")
         return 0
+
+
+def relocated(folder: Any, definition: dict[str, Any]) -> dict[str, str]:
+    """Return the places stored in a sweep's folder that have moved: what is in the new ones is the same."""
+    from metaseq_lm.sweeps.job import same_plugin
+    from metaseq_lm.sweeps.states import same_data
+
+    if not (folder.path / "sweep.json").exists():
+        return {}
+    stored = folder.read()["definition"]
+    last = folder.last_code()
+    snapshot = folder.path / "code" / last if last else None
+    comparisons: dict[str, Callable[[str, str], bool]] = {
+        "data": same_data,
+        "user_dir": lambda _, new: snapshot is None or same_plugin(snapshot, new),
+        "config_dir": lambda _, new: snapshot is None or same_configs(folder, snapshot, definition),
+    }
+    pairs = {key: (stored.get(key), definition[key]) for key in comparisons}
+    return {
+        key: old
+        for key, (old, new) in pairs.items()
+        if old and new and old != new and comparisons[key](old, new)
+    }
+
+
+def same_configs(folder: Any, snapshot: Path, definition: dict[str, Any]) -> bool:
+    """Return whether the stored runs have the same configurations in the snapshot and in `definition`."""
+    runs = folder.runs()
+    copied = definition | {"config_dir": str(snapshot / "config")}
+    try:
+        pairs = zip(composed(runs, copied), composed(runs, definition))
+        return all(old[-1] == new[-1] for old, new in pairs)
+    except UsageError:  # a config that is only at one of the places
+        return False
 
 
 def run_locally(folder: Any, todo: list[Any], launch: Any, code: Any) -> int:
@@ -359,11 +479,11 @@ def run_locally(folder: Any, todo: list[Any], launch: Any, code: Any) -> int:
     folder.append("command", pid=pid, start=process_start(pid), host=socket.gethostname())
 
     def report(run: Any) -> None:
-        print(printable("\n".join(lines(states(folder, [run])))), flush=True)
+        show("\n".join(lines(states(folder, [run]))))
 
     stopped = LocalRuns(folder, launch, code).work(todo, report)
     current = states(folder)
-    print(summary(current), flush=True)
+    show(summary(current))
     if stopped:
         raise Interrupted(
             "the runs were stopped and have saved; the same command goes on with them"
@@ -385,5 +505,5 @@ def take_code(folder: Any, new: bool) -> Any:
     except (OSError, UsageError):  # a plug-in or config that is gone
         same = False
     if not same:
-        print(f"the code has changed since; the runs go on with code/{last} (see --new-code)")
+        show(f"the code has changed since; the runs go on with code/{last} (see --new-code)")
     return code_at(folder.path / "code" / last, *folders)

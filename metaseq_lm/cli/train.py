@@ -10,13 +10,15 @@ Any option of the configuration is set by key=value (Hydra's grammar), which win
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError, say
+from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError, hint, say
+from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import nearest
 
 if TYPE_CHECKING:
@@ -70,16 +72,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(f"--{flag}", metavar="V", help=f"the same as {key}=V")
     resets = "go on with other options than the run has, and start these parts anew: schedule, optimizer, data"
     add("--reset", metavar="A,B", help=resets)
-    processes = "processes on this machine (default: %(default)s)"
-    add("--nproc", type=int, default=1, metavar="N", help=processes)
+    processes = "processes on this machine, or of each task of srun (default: 1)"
+    add("--nproc", type=int, metavar="N", help=processes)
     add(
         "--dry-run",
         action="store_true",
-        help="do one update (of each kind, if the task has several), say what it costs, write nothing",
+        help="do one update (of each kind, if the task has several) and validate one batch, say what it costs, write nothing",
     )
     add("--print-config", action="store_true", help="print the configuration and stop")
     # Not argparse's own help: the keys to list depend on the other flags.
-    add("-h", "--help", action="store_true", help="show this help and all keys")
+    keys = "show this help and all keys; with --task, --criterion and so on the keys of that choice, too"
+    add("-h", "--help", action="store_true", help=keys)
 
 
 def add_config_arguments(add: Callable[..., Any]) -> None:
@@ -127,9 +130,13 @@ def run(args: argparse.Namespace) -> int:
 def prepare(args: argparse.Namespace) -> int:
     """Do what the options ask for."""
     from metaseq_lm.core import plugins
-    from metaseq_lm.core.config import describe, load_config
+    from metaseq_lm.core.config import common_config, describe, load_config
     from metaseq_lm.distributed import launcher
+    from metaseq_lm.distributed.step import step_of
 
+    if args.argv[1:] in (["-h"], ["--help"]):
+        show(f"{args.parser.format_help()}\nkeys of every run:\n{describe(common_config())}")
+        return 0
     plugins.load_all(args.user_dir)
     overrides = overrides_of(args)
     if not (args.config_dir or args.config_name):
@@ -137,20 +144,21 @@ def prepare(args: argparse.Namespace) -> int:
     config = load_config(overrides, args.config_dir, args.config_name)
     plugins.check_named(config, args.user_dir)
     if args.help:
-        print(args.parser.format_help() + "\nkeys, with the values this command gives them:")
-        print(describe(config))
+        show(args.parser.format_help() + "\nkeys, with the values this command gives them:")
+        show(describe(config))
         return 0
     if args.print_config:
-        print(OmegaConf.to_yaml(config), end="")
+        sys.stdout.write(OmegaConf.to_yaml(config))  # escaped by YAML
         return 0
     if not config.data:
         no_run = f", and {config.save_dir} holds no run to go on with" if config.save_dir else ""
         raise UsageError(f"no DATA folder given{no_run}; see 'metaseq-lm train --help'")
     if not config.save_dir and not args.dry_run:
         raise UsageError("no --save-dir given; it is the folder of the run (or use --dry-run)")
-    if args.nproc < 1:
+    if args.nproc is not None and args.nproc < 1:
         raise UsageError(f"--nproc is {args.nproc}; it is a number of processes, at least 1")
-    if args.nproc > 1 and "RANK" not in os.environ:
+    processes = (args.nproc or 0) * step_of(os.environ).tasks
+    if processes > 1 and "RANK" not in os.environ:
         return launcher.run(args.nproc, args.argv)
     return train(config, args.dry_run, reset_parts(args.reset))
 
@@ -161,12 +169,17 @@ def with_stored(overrides: list[str]) -> list[str]:
     Not if they choose a task, a criterion and so on: then they describe a whole run.
     """
     from metaseq_lm.core.config import GROUPS, literal_path, override_value
-    from metaseq_lm.runs.folder import stored_overrides
+    from metaseq_lm.runs.folder import check_hidden, read_config, stored_overrides
 
     folders = [literal_path(o) for o in overrides if o.startswith("save_dir=")]
     if not folders or any(o.partition("=")[0] in GROUPS for o in overrides):
         return overrides
-    return stored_overrides(Path(override_value(folders[-1]) or "")) + overrides
+    folder = Path(override_value(folders[-1]) or "")
+    stored = stored_overrides(folder)
+    if stored:
+        file = folder / "config.yaml"
+        check_hidden(file, OmegaConf.to_container(read_config(file)), overrides)
+    return stored + overrides
 
 
 def reset_parts(text: str | None) -> list[str]:
@@ -234,4 +247,4 @@ def say_if_not_exported(parts: "Parts") -> None:
     vocabulary = getattr(task, "vocabulary", None) if (task.data / DICT_FILE).is_file() else None
     reason = "" if process_group.rank() else refusal(weights, parts.config, vocabulary)
     if reason:
-        say(f"cannot be exported to transformers: {reason}")
+        hint(f"cannot be exported to transformers: {reason}")

@@ -48,13 +48,10 @@ class Batch:
 
     def to(self: B, device: torch.device | str, dtype: torch.dtype | None = None) -> B:
         """Return a copy with its tensors on a device, those of floating point as `dtype`."""
-
-        def place(tensor: Tensor) -> Tensor:
-            kind = dtype if tensor.is_floating_point() else None
-            return tensor.to(device, kind, non_blocking=True)
-
         placed = copy.copy(self)
-        placed._map_tensors(place)
+        placed._map_tensors(
+            lambda tensor: on_device(tensor, device, dtype if tensor.is_floating_point() else None)
+        )
         return placed
 
     def replace(self: B, **changes: Any) -> B:
@@ -80,6 +77,16 @@ def as_tensor(array: np.ndarray | None) -> Tensor | None: ...
 def as_tensor(array: np.ndarray | None) -> Tensor | None:
     """Return a tensor that shares the memory of `array`; None for None."""
     return None if array is None else torch.from_numpy(array)
+
+
+def on_device(
+    tensor: Tensor, device: torch.device | str, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return a tensor on a device, as `dtype`; the host does not wait for a copy to a GPU."""
+    device = torch.device(device)
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()  # else the copy would wait for the GPU
+    return tensor.to(device, dtype, non_blocking=True)
 
 
 @dataclass(kw_only=True)
@@ -170,6 +177,7 @@ class WordBatch(Batch):
             None unless the labels are those of trees.
         set_name: Name of the labelled set of the sentences.
         learners: Names of the sets whose heads learn from unlabelled sentences.
+        weight: Weight of the loss on unlabelled sentences.
         layers: States (B, S, X) of each layer of a frozen language model; None until computed.
     """
 
@@ -182,6 +190,7 @@ class WordBatch(Batch):
     heads: Tensor | None = None
     set_name: str = ""
     learners: tuple[str, ...] = ()
+    weight: float = 1.0
     layers: list[Tensor] | None = None
 
 

@@ -17,7 +17,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -81,6 +81,10 @@ class TrainerConfig:
     save_interval_updates: int = option(
         500, "updates between checkpoints (0 = only at the end)", at_least=0
     )
+    async_save: bool = option(
+        False,
+        "write checkpoints while training goes on; a copy of weights and state waits in memory",
+    )
     keep_last: int = option(
         2, "checkpoints to keep besides the best one (0 counts as 1)", at_least=0
     )
@@ -128,16 +132,42 @@ class EngineConfig:
     )
     workers: int = option(0, "threads that prepare batches ahead", at_least=0)
     threads: int = option(0, "torch threads in each process (0 = torch's own choice)", at_least=0)
-    shard_optimizer: bool = option(
-        False, "divide the optimizer's state among the processes (ZeRO-1)"
+    parallel: str = option(
+        "replicate",
+        "where parameters and moments rest: replicate (whole in each process), shard (divided among all "
+        "processes) or hybrid (among those of a node)",
+        choices=("replicate", "shard", "hybrid"),
+    )
+    compile: bool = option(
+        False,
+        "compile loss and gradient with torch.compile; batches of a new shape run without, to count "
+        "their FLOPs, and so do evaluations",
+    )
+    recompute: str = option(
+        "none",
+        "activations computed again in the backward pass, for less memory: none, or those inside each "
+        "block (Transformer layer)",
+        choices=("none", "block"),
+    )
+    gather: str = option(
+        "layer",
+        "how a pass puts sharded parameters together: layer by layer, or the whole model at once (more "
+        "memory, fewer messages); passes of second derivatives and evaluations take the model at once",
+        choices=("layer", "model"),
     )
     timeout: float = option(
         600.0, "seconds after which a process that does not respond counts as lost", at_least=1
     )
     retain_heap: bool = option(
-        True, "keep freed CPU memory for the next update: faster, uses a little more memory"
+        True,
+        "keep freed CPU memory for the next update: faster, uses a little more memory (not with shards)",
     )
     tensorboard: bool = option(True, "write TensorBoard event files")
+    loggers: list[str] = option(
+        [],
+        "further loggers: trackio, wandb or mlflow, each an extra of its name",
+        choices=("trackio", "wandb", "mlflow"),
+    )
 
 
 @dataclass
@@ -153,6 +183,7 @@ class RunConfig:
         None,
         "checkpoint, or run folder (its last checkpoint), whose weights to start from",
         source="pretraining",
+        movable=True,  # checkpoints record its weights, wherever it lies
     )
     task: Any = None
     criterion: Any = None
@@ -172,11 +203,22 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "at_most": ("at most", operator.le),
     "below": ("below", operator.lt),
 }
+# Engine options that earlier versions wrote, with the option and the values of today.
+OLD_ENGINE = {"shard_optimizer": ("parallel", {False: "replicate", True: "shard"})}
 TOP = {item.name for item in fields(RunConfig)}
 KEY = re.compile(r"[+~]*[A-Za-z_][\w.@-]*")
 PATHS = ("data", "save_dir", "user_dir")  # besides options that name other runs
 # What a mistake in a config or in key=value raises: errors of Hydra, OmegaConf and YAML.
 MISTAKES = (HydraException, OmegaConfBaseException, YAMLError, RecursionError)
+
+
+def with_current_names(config: Any) -> Any:
+    """Return the stored configuration of a run, in place, with the current names of its options."""
+    engine = config.get("engine") if isinstance(config, dict | DictConfig) else None
+    for old, (new, values) in OLD_ENGINE.items():
+        if isinstance(engine, dict | DictConfig) and isinstance(engine.get(old), bool):
+            engine[new] = values[engine.pop(old)]
+    return config
 
 
 def options_with(key: str, config: DictConfig | None = None) -> dict[str, Any]:
@@ -260,9 +302,16 @@ def load_config(
         overrides = [*overrides, f"hydra.searchpath=[{quote(f'file://{FOLDER}')}]"]
     else:
         folder = FOLDER
+    # A folder beside the configs, such as data/, would be a config group of this name to Hydra.
+    single = TOP - set(GROUPS)
+    shadowed = [
+        o for o in overrides if (key := o.split("=")[0]) in single and (folder / key).is_dir()
+    ]
     try:
         with initialize_config_dir(str(folder), version_base="1.3"), without_environment():
-            config = compose(name, overrides)
+            config = compose(name, [o for o in overrides if o not in shadowed])
+            for override in shadowed:
+                OmegaConf.update(config, override.split("=")[0], override_value(override))
             OmegaConf.resolve(config)
     except (*MISTAKES, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -370,6 +419,20 @@ def without_environment() -> Iterator[None]:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
+def check_stored(group: str, node: Any) -> None:
+    """Check the options of a group of a stored configuration, whose file may be damaged.
+
+    Raises ValueError for an option that its class has not, or a value of a wrong type.
+    """
+    entry = ALL[group].entries.get(node["_name"]) if node and "_name" in node else None
+    if entry is not None:
+        try:
+            OmegaConf.merge(OmegaConf.structured(named(entry.dataclass, node["_name"])), node)
+        except OmegaConfBaseException as error:
+            reason = str(error).split("\n")[0]
+            raise ValueError(f"{group}.{error.full_key}: {reason}") from error
+
+
 def check_values(config: DictConfig) -> None:
     """Raise UsageError for a name that is not registered, or a value outside its option's range."""
     check_names(config)
@@ -378,8 +441,15 @@ def check_values(config: DictConfig) -> None:
 
 
 def sections(config: DictConfig) -> dict[str, type]:
-    """Return the dataclass of each section of a run's configuration by its prefix, such as "task."."""
-    chosen = {f"{g}.": ALL[g].entry(config[g]._name).dataclass for g in GROUPS}
+    """Return the dataclass of each section of a run's configuration by its prefix, such as "task.".
+
+    Sections of classes that are not registered are left out.
+    """
+    chosen = {
+        f"{group}.": ALL[group].entries[name].dataclass
+        for group in GROUPS
+        if (name := config[group]._name) in ALL[group].entries
+    }
     return {"": RunConfig, "trainer.": TrainerConfig, "engine.": EngineConfig, **chosen}
 
 
@@ -446,6 +516,10 @@ def explain(
         return f"{source} names itself, in its defaults, by an alias (*x) or by ${{key}}"
     if isinstance(error, (YAMLError, UnicodeError)) or type(error) is OSError:
         return f"{source} is no YAML of lines 'key: value': {' '.join(str(error).split())}"
+    if isinstance(error, OverrideParseException):
+        key, equals, value = error.override.partition("=")
+        remedy = f'quote the value, "{key}={quote_path(value)}"' if equals else "write KEY=VALUE"
+        return f"{error.override}: not in Hydra's grammar; {remedy}"
     whole = f"{error.__cause__ or ''}\n{error}"
     absent = re.search(r"Could not find '(\w+)/([^']+)'", whole)
     if absent and absent[1] in GROUPS:
@@ -520,6 +594,18 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     for key, value in node.items():
         flat |= flatten(value, f"{prefix}{key}.")
     return flat
+
+
+def common_config() -> DictConfig:
+    """Return the base configuration without the options of its task, criterion and so on.
+
+    Needs none of them, nor torch, whose import takes a second.
+    """
+    config: DictConfig = OmegaConf.structured(RunConfig)
+    for default in OmegaConf.load(FOLDER / "base.yaml").defaults:
+        if isinstance(default, DictConfig):
+            config.update({group: {"_name": name} for group, name in default.items()})
+    return config
 
 
 def describe(config: DictConfig) -> str:

@@ -11,6 +11,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from metaseq_lm.core.output import printable
+
+# Environment variable of runs that no user watches one by one: those of sweeps and scripts.
+NO_HINTS = "METASEQ_LM_NO_HINTS"
+
 
 class MetaseqError(Exception):
     """A failure the user can act on; the message names the file, the place and the remedy."""
@@ -42,15 +47,16 @@ class ReplicaLost(MetaseqError):
     """Another replica died, failed or hangs; the message names it."""
 
 
-def printable(text: str) -> str:
-    """Return a text of lines without control characters, which could control a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
-
-
 def say(message: str) -> None:
     """Print a line on stderr; do nothing if it is closed or full."""
     with contextlib.suppress(OSError):
         print(printable(message), file=sys.stderr, flush=True)
+
+
+def hint(message: str) -> None:
+    """Print a line of advice on stderr, unless the environment variable NO_HINTS is set."""
+    if not os.environ.get(NO_HINTS):
+        say(message)
 
 
 def run_script(main: Callable[[], None]) -> None:

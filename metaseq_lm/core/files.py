@@ -2,9 +2,11 @@
 
 import errno
 import glob
+import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +51,44 @@ def read_json(path: Path, limit: int = LARGEST_JSON) -> dict[str, Any]:
     return content
 
 
+KINDS = {dict: "mapping", list: "list", str: "text", int: "whole number", float: "number"}
+
+
+def misfit(value: Any, form: Any, name: str = "it") -> str:
+    """Return how a JSON value deviates from `form`, "" if it fits.
+
+    A form is a type or a tuple of types; a pattern that a text matches; a list with the form of its
+    items, of which there must be at least one; or a dict with the forms of its keys. A key may be
+    missing or null if a question mark ends it; "*" stands for every key.
+    """
+    is_pattern = isinstance(form, re.Pattern)
+    kind = str if is_pattern else type(form) if isinstance(form, (list, dict)) else form
+    if not isinstance(value, kind):
+        return f"{name} is no {KINDS[kind[0] if isinstance(kind, tuple) else kind]}"
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return f"{name} is too large"
+    if is_pattern and not form.fullmatch(value):
+        return f"{name} {value[:60]!r} is not of the form {form.pattern}"
+    if isinstance(form, list):
+        problems = [misfit(item, form[0], f"an item of {name}") for item in value]
+        return next(filter(None, problems), "" if value else f"{name} is empty")
+    if isinstance(form, dict):
+        assert isinstance(value, dict)
+        return _misfit_of_keys(value, form, name)
+    return ""
+
+
+def _misfit_of_keys(value: dict[str, Any], form: dict[str, Any], name: str) -> str:
+    for named, part in form.items():
+        for key in value if named == "*" else [named.rstrip("?")]:
+            if key not in value and not named.endswith("?"):
+                return f"{name} lacks '{key}'"
+            is_null = value.get(key) is None and named.endswith("?")
+            if problem := "" if is_null else misfit(value[key], part, key):
+                return problem
+    return ""
+
+
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -58,6 +98,26 @@ def to_json(value: Any, indent: int | None = None) -> str:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
         return json.dumps(as_text(value), indent=indent, allow_nan=False)
+
+
+def checksum(content: Any) -> str:
+    """Return a checksum of a JSON value, or of bytes."""
+    data = content if isinstance(content, bytes) else to_json(content).encode()
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with the checksum of what else is in it."""
+    return {**content, "checksum": checksum(content)}
+
+
+def is_altered(content: dict[str, Any]) -> bool:
+    """Return whether a JSON object was changed after `with_checksum`; one without a checksum was not."""
+    rest = {key: value for key, value in content.items() if key != "checksum"}
+    try:
+        return "checksum" in content and content["checksum"] != checksum(rest)
+    except RecursionError:  # nested as we write nothing
+        return True
 
 
 def as_text(value: Any) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.registry import FAILED
 
 ENTRY_POINTS = "metaseq_lm.core.plugins"
@@ -63,7 +63,7 @@ def load_installed(user_dir: str | None = None) -> None:
             load(point.value.split(":")[0])
         except UsageError as error:
             FAILED[point.name] = str(error)
-            print(f"metaseq-lm: warning: {error}", file=sys.stderr)
+            say(f"metaseq-lm: warning: {error}")
     if user_dir is not None:
         load(user_dir)
 

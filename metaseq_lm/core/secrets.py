@@ -1,15 +1,43 @@
-"""Command lines without the secrets that may stand in them, to be kept in files."""
+"""Command lines and options without the secrets that may stand in them, to be kept in files."""
 
 import re
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 MASK = "***"
-NAME = re.compile(
-    r"\S*(token|key|passw(or)?d\w*|passphrase\w*|secret\w*|credential\w*)", re.IGNORECASE
+SECRET = r"passw(?:or)?d\w*|passphrase\w*|pwd|secret\w*|credential\w*|authorization"
+NAME = re.compile(rf"\S*(?:token|key|{SECRET})", re.IGNORECASE)
+KEY = r"(?:[\w.-]*[_.-])?(?:api|access|auth|private|hub)?key"  # and no monkey=3 in a path
+COUNT = re.compile(r"\S*token", re.IGNORECASE)  # may be a number
+NUMBER = re.compile(r"[+-]?[\d.]+(/.*)?|true|false|null")  # task.task_token=2 is no secret
+USER = re.compile(r"(\w+://)[^/\s]*@")  # of https://user:password@host
+# A value ends with its quotes, else at a blank or bracket, or where the next key=value begins.
+VALUE = r"""
+    "[^"]*" | '[^']*'
+    | (?:bearer|basic)\s+[^\s'"]+
+    | (?: [^\s&'"(){}\[\],;] | [,;](?!\s*['"]?[\w.-]+['"]?\s*[=:]) )+
+"""
+# name=value, --name value, "name": value or name: value within a text, such as a URL's query or JSON.
+INNER = re.compile(
+    rf"""
+    (?P<name>(?<![\w.-])(?:{KEY}|[\w.-]*(?:token|{SECRET})))
+    (?P<between>['"]?\s*=\s* | ['"]\s*:\s* | :)
+    (?P<value>{VALUE})
+    | (?P<long_name>[\w.-]*[_.-](?:token|key) | [\w.-]*(?:{SECRET}))
+    (?P<colon>:\s+)
+    (?P<long_value>{VALUE})
+    | (?P<option>--?(?:{KEY}|[\w.-]*(?:token|{SECRET})))
+    (?P<blank>\s+)
+    (?P<argument>(?!-){VALUE})
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
-NUMBER = re.compile(r"['\"]?[+-]?[\d.]*['\"]?|true|false|null")  # task.task_token=2 is no secret
-USER = re.compile(r"(\w+://)[^/@\s]*@")  # of https://user:password@host
+# What services give out, by the beginnings that they chose to be found by.
+ISSUED = re.compile(
+    r"(?<![\w-])(?:sk-(?:[a-z]+\d*-){0,2}\w{20,}|hf_\w{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|xox[abprs]-[\w-]{10,}|AKIA[A-Z\d]{16}|AIza[\w-]{35}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
+)
 
 
 def masked(words: Sequence[str]) -> str:
@@ -17,11 +45,57 @@ def masked(words: Sequence[str]) -> str:
     shown = []
     hide = False  # the value of an option such as --hub-token
     for word in words:
-        name, equals, value = word.partition("=")
+        name, equals, _ = word.partition("=")
         if hide and not word.startswith("-"):
             word = MASK
         hide = word.startswith("-") and not equals and bool(NAME.fullmatch(name))
-        if equals and NAME.fullmatch(name) and not NUMBER.fullmatch(value):
-            word = f"{name}={MASK}"
-        shown.append(USER.sub(rf"\1{MASK}@", word))
+        shown.append(mask(word))
     return shlex.join(shown)
+
+
+def mask(word: str) -> str:
+    """Return a word with *** for the value of key=value if the key is named like a secret.
+
+    In the value of another key, `mask_text` finds them.
+    """
+    name, equals, value = word.partition("=")
+    if equals and is_secret(name, value):
+        return f"{name}={MASK}"
+    return mask_text(word)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Return whether a value of this name is to be masked."""
+    if not NAME.fullmatch(name) or not value.strip("'\""):
+        return False
+    return not (COUNT.fullmatch(name) and NUMBER.fullmatch(value.strip("'\"")))
+
+
+def mask_text(text: str) -> str:
+    """Return a text with *** for values named like secrets, users in URLs and keys of services."""
+    return ISSUED.sub(MASK, USER.sub(rf"\1{MASK}@", INNER.sub(_mask_match, text)))
+
+
+def _mask_match(match: re.Match[str]) -> str:
+    name, between, value = (part for part in match.groups() if part is not None)
+    if not is_secret(name, value):
+        return match[0]
+    quote = value[0] if value[0] in "'\"" else ""
+    return f"{name}{between}{quote}{MASK}{quote}"
+
+
+def hidden_options(options: Any, name: str = "") -> list[str]:
+    """Return the dotted names of the options of whose values `mask_options` replaced something."""
+    if isinstance(options, dict):
+        pairs = [(f"{name}.{key}" if name else str(key), value) for key, value in options.items()]
+        return [hidden for key, value in pairs for hidden in hidden_options(value, key)]
+    return [name] if MASK in str(options) else []
+
+
+def mask_options(options: Any, name: str = "") -> Any:
+    """Return options, nested as in a configuration, with *** in place of secrets."""
+    if isinstance(options, dict):
+        return {key: mask_options(value, str(key)) for key, value in options.items()}
+    if isinstance(options, list):
+        return [mask_options(value, name) for value in options]
+    return mask(f"{name}={options}").partition("=")[2] if isinstance(options, str) else options

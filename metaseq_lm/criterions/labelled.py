@@ -1,6 +1,6 @@
 """Losses of labelled sets: classes, candidates and real values of rows, spans that answer, images.
 
-Shapes: B samples, K classes or candidates, S length, D width.
+Shapes: B samples, K classes or candidates, S length, D width, T tokens of a candidate, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from metaseq_lm.core.batch import ImageBatch, Term, Terms, number_of
+from metaseq_lm.core.batch import ImageBatch, Term, Terms, TokenBatch, number_of
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.data.labelled.cloze_rows import ClozeBatch
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch
 from metaseq_lm.data.squad.windows import AnswerBatch
 from metaseq_lm.models.layers import full_precision
@@ -61,7 +62,7 @@ class ImageClassification(Criterion):
 
 @register_criterion("sentence_prediction", dataclass=BatchSumConfig)
 class SentencePrediction(Criterion):
-    """The loss of a SentencePredictor: of classes, of candidates, or of real values."""
+    """The loss of a SentencePredictor: of one class or any number, of candidates, or of real values."""
 
     tasks = ("sentence_prediction",)
 
@@ -77,12 +78,70 @@ class SentencePrediction(Criterion):
         return scores if batch.absent is None else scores.masked_fill(batch.absent, -torch.inf)
 
     def terms(self, model: nn.Module, scores: Tensor, targets: Tensor) -> Terms:
-        """Return the terms of scores (B, K) and targets (B,): classes, or floats for regression."""
+        """Return the terms of scores (B, K) and targets (B,): classes, or floats for regression.
+
+        Boolean targets (B, K) say which classes each row has; the loss is the mean over them.
+        """
         is_summed = self.config.is_summed(model)
+        if targets.dim() == 2:
+            losses = F.binary_cross_entropy_with_logits(
+                scores, targets.to(scores.dtype), reduction="none"
+            )
+            return {
+                "binary_cross_entropy": Term(losses.mean(-1).sum(), "rows", is_summed=is_summed)
+            }
         if targets.is_floating_point():
             errors = (scores.squeeze(-1) - model.scaled(targets)) ** 2  # type: ignore[operator]
             return {"squared_error": Term(errors.sum(), "rows", is_summed=is_summed)}
         return class_terms(scores, targets, is_summed)
+
+
+@register_criterion("token_classification", dataclass=BatchSumConfig)
+class TokenClassification(Criterion):
+    """The loss of a TokenClassifier at the first token of each word."""
+
+    tasks = ("token_classification",)
+
+    config: BatchSumConfig
+
+    def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
+        return self.terms(model, self.scores(model, batch), batch)
+
+    def scores(self, model: nn.Module, batch: TokenBatch) -> Tensor:
+        """Return the scores (B, S, K) of a batch, in full precision."""
+        return full_precision(model(batch.tokens, batch.padding, batch.segments))
+
+    def terms(self, model: nn.Module, scores: Tensor, batch: TokenBatch) -> Terms:
+        """Return the terms of scores (B, S, K)."""
+        assert batch.targets is not None
+        loss = cross_entropy(scores, batch.targets).sum()
+        return {
+            "cross_entropy": Term(loss, "words", is_summed=self.config.is_summed(model)),
+            "accuracy": Term(number_of(scores.argmax(-1) == batch.targets), "words", weight=0.0),
+        }
+
+
+@register_criterion("cloze", dataclass=BatchSumConfig)
+class Cloze(Criterion):
+    """The loss of candidates for a blank, scored by a masked language model at its [MASK]."""
+
+    tasks = ("cloze",)
+
+    config: BatchSumConfig
+
+    def __call__(self, model: nn.Module, batch: ClozeBatch) -> Terms:
+        assert batch.targets is not None
+        is_summed = self.config.is_summed(model)
+        return class_terms(self.scores(model, batch), batch.targets, is_summed)
+
+    def scores(self, model: nn.Module, batch: ClozeBatch) -> Tensor:
+        """Return the mean logit of each candidate's tokens (B, K), in full precision; -inf without any."""
+        logits = full_precision(model(batch.tokens, batch.padding, batch.positions))  # (B, 1, V)
+        inside = batch.candidates >= 0  # (B, K, T)
+        logits = logits.expand(-1, inside.shape[1], -1)
+        values = logits.gather(-1, batch.candidates.clamp(min=0)).masked_fill(~inside, 0)
+        counts = inside.sum(-1)
+        return (values.sum(-1) / counts.clamp(min=1)).masked_fill(counts == 0, -torch.inf)
 
 
 @register_criterion("squad", dataclass=BatchSumConfig)

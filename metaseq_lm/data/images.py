@@ -31,6 +31,7 @@ class Images:
     labels: np.ndarray
     names: tuple[str, ...]
     regression = False
+    multi_label = False
     benchmark = ""
     rows = None
 

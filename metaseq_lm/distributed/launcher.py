@@ -1,4 +1,7 @@
-"""`train --nproc N`: starts N replicas of a command on this machine and waits for them."""
+"""`train --nproc N`: starts N replicas of a command on this machine and waits for them.
+
+As one of several tasks of an `srun` step it starts N of the step's replicas, and ends with the others.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,24 @@ from pathlib import Path
 
 from metaseq_lm.core.errors import Interrupted, MetaseqError
 from metaseq_lm.distributed.signals import PARENT_DIES, handled, received
+from metaseq_lm.distributed.step import HOST, Meeting, Step, step_of
 
-HOST = "127.0.0.1"
 PATIENCE = 15.0  # seconds for the other replicas to end by themselves after one failed
 
 
-def environment_of(rank: int, count: int, port: int) -> dict[str, str]:
+def environment_of(
+    rank: int, count: int, port: int, host: str = HOST, step: Step | None = None
+) -> dict[str, str]:
     """Return the environment of a replica: the variables of torchrun, and its share of the cores."""
     cores = max(1, usable_cores() // count)
-    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    variables = (step or Step()).variables(rank, count)
     variables |= {"MASTER_PORT": port, PARENT_DIES: os.getpid()}
     # The launcher holds the store, as torchrun's agent does, so that it outlives every replica.
     variables |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
     # The log of the store would repeat our messages as stack traces.
     defaults = {"OMP_NUM_THREADS": str(cores), "TORCH_CPP_LOG_LEVEL": "FATAL"}
     numbers = {name: str(value) for name, value in variables.items()}
-    return {**defaults, **os.environ, **numbers, "MASTER_ADDR": HOST}
+    return {**defaults, **os.environ, **numbers, "MASTER_ADDR": host}
 
 
 def usable_cores() -> int:
@@ -41,7 +46,8 @@ def usable_cores() -> int:
 def run(count: int, arguments: Sequence[str]) -> int:
     """Run `metaseq-lm ARGUMENTS` as `count` replicas; return the exit code that stands for all.
 
-    Signals are passed on to all replicas. Raises MetaseqError naming a replica that was killed.
+    Each task of a step of `srun` starts `count`, and they all make one process group. Signals are
+    passed on to all replicas. Raises MetaseqError naming a replica that was killed.
     """
     children: list[subprocess.Popen[bytes]] = []
     signals: list[int] = []
@@ -52,18 +58,22 @@ def run(count: int, arguments: Sequence[str]) -> int:
 
     handlers = {number: signal.signal(number, forward) for number in handled()}
     signals += filter(None, [received()])  # while this process read its configuration
-    from torch.distributed import TCPStore  # the wrapper of a job starts without torch
-
-    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    meeting = None
     try:
+        step = step_of(os.environ)
+        meeting = Meeting(step, arguments, signals)
+        if not meeting.complete():
+            return meeting.report(Interrupted.exit_code, "")[0]
         for rank in range(count):
-            environment = environment_of(rank, count, store.port)
+            environment = environment_of(rank, count, meeting.store.port, meeting.host, step)
             children.append(subprocess.Popen([*program(), *arguments], env=environment))
         for number in signals:  # one may have come before all replicas were started
             send(children, number)
-        return watch(children, signals)
+        return watch(children, signals, meeting)
     finally:
         send(children, signal.SIGKILL)
+        if meeting is not None:
+            meeting.leave()
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
@@ -76,33 +86,49 @@ def send(children: Sequence[subprocess.Popen[bytes]], number: int) -> None:
                 os.kill(child.pid, number)
 
 
-def watch(children: Sequence[subprocess.Popen[bytes]], signals: Sequence[int]) -> int:
-    """Wait for all replicas; PATIENCE seconds after one fails, kill the others.
+def watch(
+    children: Sequence[subprocess.Popen[bytes]], signals: Sequence[int], meeting: Meeting
+) -> int:
+    """Wait for all replicas; PATIENCE seconds after one fails, here or elsewhere, kill the others.
 
     Returns 0, or the exit code of the first that failed.
     """
-    first: int | None = None  # the replica that failed first
+    outcome: tuple[int, str] | None = None  # of the replica that failed first
     deadline = float("inf")
     # A list, not a generator: every child must be polled.
     while any([child.poll() is None for child in children]):  # noqa: C419
-        if first is None:
-            first = failed(children)
-            deadline = float("inf") if first is None else time.monotonic() + PATIENCE
+        if outcome is None:
+            outcome = outcome_of(children, signals, meeting) or meeting.outcome()
+            deadline = float("inf") if outcome is None else time.monotonic() + PATIENCE
         if time.monotonic() > deadline:
             send(children, signal.SIGKILL)
         time.sleep(0.05)
-    first = failed(children) if first is None else first
+    code, message = outcome or outcome_of(children, signals, meeting) or (0, "")
+    if message:
+        raise MetaseqError(message)
+    return code
+
+
+def outcome_of(
+    children: Sequence[subprocess.Popen[bytes]], signals: Sequence[int], meeting: Meeting
+) -> tuple[int, str] | None:
+    """Return exit code and message of the first replica of all nodes that failed, if one did here."""
+    first = failed(children)
     if first is None:
-        return 0
+        return None
     code = children[first].returncode
     # The signal came before the replica could handle it.
     if -code in signals or (code == 130 and signal.SIGINT in signals):
-        return Interrupted.exit_code
+        return meeting.report(Interrupted.exit_code, "")
     if code >= 0:
-        return code
-    raise MetaseqError(
-        f"replica {first} (process {children[first].pid}) was killed by {signal.Signals(-code).name}; "
-        "if nobody did that, memory ran out. Start the run again, it resumes from the last checkpoint"
+        return meeting.report(code, "")
+    number = meeting.step.number * len(children) + first
+    process = f"process {children[first].pid}{meeting.place()}"
+    meeting.explain(number, f"{process} was killed by {signal.Signals(-code).name}")
+    return meeting.report(
+        1,
+        f"replica {number} ({process}) was killed by {signal.Signals(-code).name}; "
+        "if nobody did that, memory ran out. Start the run again, it resumes from the last checkpoint",
     )
 
 

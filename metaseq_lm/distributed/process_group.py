@@ -1,6 +1,6 @@
 """The process group: from torchrun's, Slurm's or our own environment, or none; and its collectives.
 
-Every collective goes through `_together`, so that a replica that dies or hangs ends all of them with
+Every collective goes through `together`, so that a replica that dies or hangs ends all of them with
 a message that names it, within the timeout and 30 s.
 """
 
@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,9 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
 
 from metaseq_lm.core.errors import MetaseqError, ReplicaLost, UsageError
 from metaseq_lm.distributed import signals
+from metaseq_lm.distributed.step import step_of
 
 T = TypeVar("T")
 
@@ -29,6 +30,9 @@ GRACE = 5.0  # seconds for the surviving replicas to report why they stop
 _store: dist.Store | None = None
 _timeout = 600.0
 _armed = 0.0
+# torch 2.13 has new names for them, and warns of the old.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 def world_size() -> int:
@@ -47,7 +51,8 @@ def rank() -> int:
 def initialise(device: str, timeout_seconds: float = 600.0) -> None:
     """Join the process group that the environment names (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
-    In a step of `srun` with several tasks the same is read from Slurm. Gloo on CPU, NCCL on GPU.
+    In a step of `srun` with several tasks the same is read from Slurm. Tensors on a GPU are summed by
+    NCCL, those on the host by gloo: what the hosts decide waits for hosts only, not for their GPUs.
     Does nothing in a single process.
     """
     global _store, _timeout
@@ -67,14 +72,14 @@ def initialise(device: str, timeout_seconds: float = 600.0) -> None:
     limit = timedelta(seconds=timeout_seconds)
     _store, number, world = next(iter(rendezvous("env://", timeout=limit)))
     group = dist.PrefixStore("group", _store)
-    backend = "nccl" if device == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=group, rank=number, world_size=world, timeout=limit)
 
 
-def choose_gpu(environment: Any, count: int) -> int:
+def choose_gpu(environment: Mapping[str, str], count: int) -> int:
     """Return the number of the GPU for this process, of `count`; UsageError if there are too few."""
     number = int(environment.get("LOCAL_RANK", "0"))
-    if count == 1 and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+    if count == 1 and step_of(environment).local_tasks > 1:
         return 0  # with srun --gpus-per-task=1 a task sees only its own GPU
     if number >= count:
         raise UsageError(
@@ -84,35 +89,20 @@ def choose_gpu(environment: Any, count: int) -> int:
     return number
 
 
-def slurm_environment(environment: Any) -> dict[str, str]:
-    """Return torchrun's variables for a task of an `srun` step, {} outside one or with one task.
-
-    SLURM_STEP_NUM_TASKS exists in steps only; SLURM_NTASKS exists in a batch script too, where no
-    other process would join.
-    """
-    tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
-    if tasks == 1 or "SLURM_PROCID" not in environment:
+def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return torchrun's variables for a task of an `srun` step, {} outside one or with one task."""
+    step = step_of(environment)
+    if step.tasks == 1:
         return {}
-    step = 100 * int(environment["SLURM_JOB_ID"]) + int(environment.get("SLURM_STEP_ID", "0"))
-    variables = {
-        "RANK": environment["SLURM_PROCID"],
-        "WORLD_SIZE": str(tasks),
-        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
-        "MASTER_PORT": environment.get("MASTER_PORT", str(20000 + step % 12000)),
-    }
-    if "MASTER_ADDR" in environment:
-        return variables
-    nodes = environment["SLURM_STEP_NODELIST"]
-    command = ["scontrol", "show", "hostnames", nodes]
-    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    return variables | {"MASTER_ADDR": names[0]}
+    numbers = {name: str(value) for name, value in step.variables().items()}
+    return numbers | {"MASTER_PORT": str(step.ports[0]), "MASTER_ADDR": step.host()}
 
 
 def finish() -> None:
     """Leave the process group; only after a successful run, because it waits for all replicas."""
     faulthandler.cancel_dump_traceback_later()
     if dist.is_initialized():
-        with _together():
+        with together():
             dist.barrier()
         dist.destroy_process_group()
 
@@ -150,7 +140,7 @@ def _wait(done: Callable[[], bool], seconds: float) -> bool:
 
 
 @contextlib.contextmanager
-def _together() -> Iterator[None]:
+def together() -> Iterator[None]:
     """Turn the failure of a collective into a ReplicaLost that names the missing replicas."""
     try:
         yield
@@ -196,39 +186,63 @@ def _who_is_missing(reason: str) -> ReplicaLost:
 
 def start_sum(flat: Tensor) -> Callable[[], None]:
     """Begin to sum a tensor over the replicas in place; call the result to wait for the sum."""
-    with _together():
+    with together():
         work = dist.all_reduce(flat, async_op=True)
+    return lambda: _finish(work)
+
+
+def start_scattered_sum(
+    part: Tensor, flat: Tensor, shards: dist.ProcessGroup, replicas: dist.ProcessGroup
+) -> Callable[[], None]:
+    """Begin to sum `flat` over all processes; call the result to wait for this shard of it in `part`.
+
+    The sum over `shards` is divided among them, then each part is summed over its `replicas`.
+    """
+    with together():
+        work = _reduce_scatter(part, flat, group=shards, async_op=True)
 
     def wait() -> None:
-        with _together():
-            work.wait()
+        _finish(work)
+        if dist.get_world_size(replicas) > 1:
+            sum_within(part, replicas)
 
     return wait
+
+
+def _finish(work: Any) -> None:
+    """Wait for a collective."""
+    with together():
+        work.wait()
+
+
+def sum_within(tensor: Tensor, group: dist.ProcessGroup) -> None:
+    """Sum a tensor over a group of replicas, in place."""
+    with together():
+        dist.all_reduce(tensor, group=group)
+
+
+def gather_into(gathered: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
+    """Fill `gathered` with the `part` of each replica of a group, in the order of their ranks."""
+    with together():
+        _all_gather(gathered, part, group=group)
 
 
 @contextlib.contextmanager
 def _flattened(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield all entries of some tensors as one vector for a collective, then copy it back to them."""
     flat = torch.cat([t.reshape(-1) for t in tensors])
-    with _together():
+    with together():
         yield flat
     for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors])):
         tensor.copy_(piece.view_as(tensor))
 
 
 def sum_(tensors: Sequence[Tensor]) -> None:
-    """Sum each tensor over the replicas, in place, in one collective per dtype."""
+    """Sum each tensor over the replicas, in place, in one collective per dtype and device."""
     if world_size() > 1:
-        for dtype in dict.fromkeys(t.dtype for t in tensors):
-            with _flattened([t for t in tensors if t.dtype == dtype]) as flat:
+        for kind in dict.fromkeys((t.dtype, t.device) for t in tensors):
+            with _flattened([t for t in tensors if (t.dtype, t.device) == kind]) as flat:
                 dist.all_reduce(flat)
-
-
-def share(tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
-    """Copy each tensor from its owner to all replicas, in place, in one collective per owner."""
-    for owner in sorted(set(owners)):
-        with _flattened([t for t, o in zip(tensors, owners, strict=True) if o == owner]) as flat:
-            dist.broadcast(flat, owner)
 
 
 def gather_objects(value: T) -> list[T]:
@@ -236,19 +250,9 @@ def gather_objects(value: T) -> list[T]:
     if world_size() == 1:
         return [value]
     everyone: list[Any] = [None] * world_size()
-    with _together():
+    with together():
         dist.all_gather_object(everyone, value)
     return everyone
-
-
-def gather_to_first(value: T) -> list[T]:
-    """Return the values of all replicas on the first, [] on the others."""
-    if world_size() == 1:
-        return [value]
-    everyone: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    with _together():
-        dist.gather_object(value, everyone)
-    return everyone or []
 
 
 def from_first(value: T) -> T:
@@ -256,7 +260,7 @@ def from_first(value: T) -> T:
     if world_size() == 1:
         return value
     box = [value]
-    with _together():
+    with together():
         dist.broadcast_object_list(box, 0)
     return box[0]
 
@@ -271,22 +275,29 @@ def stop_if_signalled(progress: str) -> None:
         raise signals.interruption(number, progress)
 
 
+def sum_of_bits(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor's bits as integers, which differs for any single difference."""
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = tensor.detach().reshape(-1).view(kinds[tensor.element_size()])
+    return bits.sum(dtype=torch.int64)
+
+
 def check_equal(tensors: dict[str, Tensor], update: int) -> None:
     """Raise MetaseqError naming the tensors that are not bitwise equal on all replicas.
 
-    Compares the sums of their bits, which differ for any single difference.
+    Compares the sums of their bits; of a sharded tensor, which is a DTensor, that of all shards.
     """
     if world_size() == 1:
         return
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    sums = torch.stack(
-        [
-            t.detach().reshape(-1).view(kinds[t.element_size()]).sum(dtype=torch.int64)
-            for t in tensors.values()
-        ]
-    )
+    sums = torch.stack([sum_of_bits(getattr(t, "_local_tensor", t)) for t in tensors.values()])
+    sharded = [isinstance(t, DTensor) and t.dim() > 0 for t in tensors.values()]
+    if any(sharded):
+        like = next(t for t in tensors.values() if isinstance(t, DTensor))
+        parts = sums[sharded]
+        sum_within(parts, like.device_mesh["shard"].get_group())
+        sums[sharded] = parts
     least = sums.clone()
-    with _together():
+    with together():
         dist.all_reduce(sums, dist.ReduceOp.MAX)
         dist.all_reduce(least, dist.ReduceOp.MIN)
     unequal = [name for name, same in zip(tensors, (sums == least).tolist()) if not same]

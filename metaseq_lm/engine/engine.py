@@ -8,17 +8,19 @@ replicas, so that any way to cut the batch gives the same result, up to the orde
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs, Terms, means, to_python, weighted_loss
-from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed import placement, process_group
+from metaseq_lm.distributed.placement import Placement
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.reduction import Reduction
 from metaseq_lm.engine.vectors import Vector
@@ -41,6 +43,7 @@ class InnerGradient:
         logs: Means of the terms of the loss.
         loss_fn: The loss; with `batches`, `wrt` and `rng_key` it is enough to build the graph again.
         graph: The gradient with its graph, where one micro-batch is all; freed by its first use.
+        leaves: The whole parameters that the graph belongs to, by the id of their shards.
     """
 
     value: Vector
@@ -50,6 +53,7 @@ class InnerGradient:
     wrt: Sequence[Tensor]
     rng_key: int | str
     graph: list[Tensor | None] | None = field(default=None, repr=False)
+    leaves: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
 
 
 class Engine:
@@ -60,7 +64,9 @@ class Engine:
         seed: Seed of all random numbers inside passes.
         device: Device that batches are moved to.
         precision: fp32, bf16 (autocast) or fp64.
-        shard_optimizer: Keep a share of the optimizers' state in each replica (ZeRO stage 1).
+        placement: Where the model's parameters rest; by default whole in every process.
+        recompute: Whether to compute the activations inside blocks again in the backward pass.
+        compiled: Whether `gradients` runs losses through torch.compile.
     """
 
     def __init__(
@@ -69,18 +75,28 @@ class Engine:
         seed: int = 1,
         device: str = "cpu",
         precision: str = "fp32",
-        shard_optimizer: bool = False,
+        placement: Placement | None = None,
+        recompute: bool = False,
+        compiled: bool = False,
     ) -> None:
         self.optimizers = optimizers
-        if shard_optimizer:
-            for optimizer in optimizers.values():
-                optimizer.shard()
+        self.placement = placement or Placement()
         self.replicas = process_group.world_size()
         self.seed = seed
         self.device = torch.device(device)
+        if self.device.type == "cuda":  # other threads have a current device of their own
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self.precision = precision
-        self.norms: dict[str, float] = {}  # of the last step of each optimizer, before clipping
+        self.recompute = recompute
+        # Lengths differ from batch to batch; a part that cannot be compiled is an error.
+        self._compiled = (
+            torch.compile(traced_terms, fullgraph=True, dynamic=True) if compiled else None
+        )
+        self.norms: dict[str, Tensor] = {}  # of the last step of each optimizer, before clipping
         self.nonfinite: list[str] = []  # optimizers whose last step was refused
+        # Whether the device itself skips a step that is not finite, and `skipped` says so later.
+        self.defers = False
+        self._skipped: dict[str, Tensor] = {}  # the first update whose step was skipped, or -1
         self.loss_terms: set[str] = set()  # parts of a loss: lower is better
         self._update = 0
         self._calls = 0
@@ -130,15 +146,25 @@ class Engine:
         rng_key = self._rng_key(rng_key)
         totals = self._totals(batches)
         logs: Logs = {}
-        reduction = Reduction(wrt) if self.replicas > 1 else None
-        for number, batch in enumerate(batches):
-            with self._pass(batch, rng_key, full_precision=full_precision):
-                loss = weighted_loss(self._record_losses(loss_fn(batch)), totals, logs)
-            if loss.requires_grad:
+        total: Vector = [None] * len(wrt)
+        by_layer = self._can_gather_by_layer(batches)
+        with self.placement.by_layer() if by_layer else self.whole():
+            leaves = [self.placement.leaf(p) for p in wrt]
+            for number, batch in enumerate(batches):
+                with self._pass(batch, rng_key, full_precision=full_precision):
+                    terms = self._terms(loss_fn, batch)
+                    loss = weighted_loss(self._record_losses(terms), totals, logs)
                 last = number == len(batches) - 1
-                with reduction if reduction and last else contextlib.nullcontext():
-                    loss.backward(inputs=list(wrt))
-        return self._collect(wrt, logs, reduction), logs
+                # By layer, whole gradients must not outlive a micro-batch either.
+                reduces = by_layer or (last and self.replicas > 1)
+                reduction = Reduction(leaves, wrt) if reduces else None
+                if loss.requires_grad:
+                    with reduction or contextlib.nullcontext():
+                        loss.backward(inputs=leaves)
+                if reduction and not last:
+                    total = vectors.add(total, reduction.finish({}))
+            grads = self._collect(leaves, wrt, logs, reduction if batches else None)
+        return vectors.add(total, grads) if by_layer else grads, logs
 
     def inner(
         self,
@@ -158,12 +184,15 @@ class Engine:
         if len(batches) != 1 or replay:
             value, logs = self.gradients(loss_fn, batches, wrt, rng_key, full_precision=True)
             return InnerGradient(value, logs, loss_fn, batches, wrt, rng_key)
-        logs = {}
-        graph = self._graph(loss_fn, batches[0], wrt, rng_key, self._totals(batches), logs)
-        for leaf, grad in zip(wrt, graph, strict=True):
-            leaf.grad = None if grad is None else grad.detach()
-        value = self._collect(wrt, logs)
-        return InnerGradient(value, logs, loss_fn, batches, wrt, rng_key, graph)
+        logs, totals = {}, self._totals(batches)
+        with self.whole():
+            leaves = [self.placement.leaf(p) for p in wrt]
+            graph = self._graph(loss_fn, batches[0], leaves, rng_key, totals, logs)
+            for leaf, grad in zip(leaves, graph, strict=True):
+                leaf.grad = None if grad is None else grad.detach()
+            value = self._collect(leaves, wrt, logs)
+            stored = dict(self.placement.leaves)
+        return InnerGradient(value, logs, loss_fn, batches, wrt, rng_key, graph, stored)
 
     def hypergradients(
         self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float = 0.0
@@ -180,17 +209,24 @@ class Engine:
         if step:
             return self._differences(inner, vector, wrt, step)
         totals = None if inner.graph is not None else self._totals(inner.batches)
-        for batch in inner.batches:
-            graph = inner.graph
-            if graph is None:
-                graph = self._graph(inner.loss_fn, batch, inner.wrt, inner.rng_key, totals, {})
-            product = sum(
-                (v * g).sum() for v, g in zip(vector, graph) if v is not None and g is not None
-            )
-            if isinstance(product, Tensor) and product.requires_grad:
-                product.backward(inputs=list(wrt))
-        inner.graph = None
-        return self._collect(wrt, {})
+        vector = placement.whole_vector(vector)
+        with self.whole():
+            leaf_of = self.placement.leaves if inner.graph is None else inner.leaves
+            leaves = [leaf_of.get(id(p), p) for p in wrt]
+            for batch in inner.batches:
+                graph = inner.graph
+                if graph is None:
+                    inner_leaves = [self.placement.leaf(p) for p in inner.wrt]
+                    graph = self._graph(
+                        inner.loss_fn, batch, inner_leaves, inner.rng_key, totals, {}
+                    )
+                product = sum(
+                    (v * g).sum() for v, g in zip(vector, graph) if v is not None and g is not None
+                )
+                if isinstance(product, Tensor) and product.requires_grad:
+                    product.backward(inputs=leaves)
+            inner.graph, inner.leaves = None, {}
+            return self._collect(leaves, wrt, {})
 
     @torch.no_grad()
     def evaluate(
@@ -203,14 +239,15 @@ class Engine:
         rng_key = self._rng_key(rng_key)
         parts: dict[str, list[Any]] = {}  # term: [sum, name of its size or None, weight]
         sizes: dict[str, Any] = {}
-        for batch in batches:
-            with self._pass(batch, rng_key):
-                terms = self._record_losses(loss_fn(batch))
-            for name, size in batch.sizes.items():
-                sizes[name] = sizes.get(name, 0) + size
-            for name, term in terms.items():
-                part = parts.setdefault(name, [0.0, term.per, term.weight])
-                part[0] = part[0] + term.sum.double()
+        with self.whole():
+            for batch in batches:
+                with self._pass(batch, rng_key):
+                    terms = self._record_losses(loss_fn(batch))
+                for name, size in batch.sizes.items():
+                    sizes[name] = sizes.get(name, 0) + size
+                for name, term in terms.items():
+                    part = parts.setdefault(name, [0.0, term.per, term.weight])
+                    part[0] = part[0] + term.sum.double()
         return means(process_group.gather_objects(to_python((parts, sizes))))
 
     @torch.no_grad()
@@ -223,9 +260,10 @@ class Engine:
         """Return `function` of each micro-batch, without gradients, with the random numbers of `rng_key`."""
         rng_key = self._rng_key(rng_key)
         results = []
-        for batch in batches:
-            with self._pass(batch, rng_key):
-                results.append(function(batch))
+        with self.whole():
+            for batch in batches:
+                with self._pass(batch, rng_key):
+                    results.append(function(batch))
         return results
 
     def require_finite(self, values: Tensor) -> None:
@@ -241,31 +279,66 @@ class Engine:
         """Return the parameters of one optimizer, in its order."""
         return self.optimizers[name].parameters
 
+    def whole(self, write: bool = False) -> contextlib.AbstractContextManager[None]:
+        """Let the model hold whole parameters inside; with `write` the shards take their changes.
+
+        Every pass does so; a method needs it only to read weights between passes. A call of all
+        replicas.
+        """
+        return self.placement.whole(write)
+
     def step(self, name: str, grads: Vector) -> bool:
         """Clip the global gradient, in place, and take one scheduled step.
 
         Returns False, and changes nothing, if the gradient, a loss of this update or a value passed to
-        `require_finite` is not finite.
+        `require_finite` is not finite. With `defers` the device changes nothing then, nor in a later
+        step of the update, and the host, which does not wait for it, gets True.
         """
         optimizer = self.optimizers[name]
         if self._saved.get(name, False) is None:
             self._saved[name] = copied(optimizer.local_state())
         if all(g is None for g in grads):
             return True
-        norm = get_total_norm([g for g in grads if g is not None])
-        if not torch.isfinite(norm + self._losses):
+        grads = placement.place_like(grads, optimizer.parameters)
+        norm = vectors.norm(grads)
+        found_inf = self._found_inf(name, norm) if self.defers else None
+        if found_inf is None and not torch.isfinite(norm + self._losses):
             self.norms.pop(name, None)
             self.nonfinite.append(name)
             return False
-        self.norms[name] = norm.item()
-        for parameter, grad in zip(optimizer.parameters, grads, strict=True):
-            parameter.grad = grad
-        if optimizer.clip_norm and self.norms[name] + 1e-6 > optimizer.clip_norm:
-            clip_grads_with_norm_(optimizer.parameters, optimizer.clip_norm, norm)
-        optimizer.step()
-        for parameter in optimizer.parameters:
+        self.norms[name] = norm
+        for parameter, grad in zip(optimizer.local, grads, strict=True):
+            parameter.grad = None if grad is None else placement.local(grad)
+        # Multiplying by 1 changes nothing, but takes a pass over all gradients.
+        if optimizer.clip_norm and (self.defers or norm + 1e-6 > optimizer.clip_norm):
+            clip_grads_with_norm_(optimizer.local, optimizer.clip_norm, norm)
+        optimizer.step(found_inf)
+        for parameter in optimizer.local:
             parameter.grad = None
+        self.placement.refresh(optimizer.parameters)
         return True
+
+    def _found_inf(self, name: str, norm: Tensor) -> Tensor:
+        """Return 1.0 if this update is not finite up to this norm, else 0.0, and note it for `skipped`."""
+        self._losses = self._losses + norm  # the update's later steps are skipped as well
+        bad = ~torch.isfinite(self._losses)
+        first = self._skipped.setdefault(name, torch.full((), -1, device=self.device))
+        first.masked_fill_(bad & (first < 0), self._update)
+        return bad.float()
+
+    def skipped(self) -> tuple[int, list[str]] | None:
+        """Return the first update in which the device skipped a step, and the names of its optimizers.
+
+        None if there is none. It waits for the device, and forgets what it returns.
+        """
+        if not self._skipped:
+            return None
+        firsts = dict(zip(self._skipped, torch.stack(list(self._skipped.values())).tolist()))
+        self._skipped = {}
+        update = min((first for first in firsts.values() if first >= 0), default=None)
+        if update is None:
+            return None
+        return update, [name for name, first in firsts.items() if first == update]
 
     @torch.no_grad()
     def move(self, name: str, vector: Vector, scale: float) -> None:
@@ -273,16 +346,22 @@ class Engine:
         assert name in self._saved, (
             "move changes parameters for a while; use it inside restoring(name)"
         )
+        self._add_(self.parameters(name), vector, scale)
+
+    def _add_(self, parameters: Sequence[Tensor], vector: Vector, scale: float) -> None:
         pairs = [
-            (p, v) for p, v in zip(self.parameters(name), vector, strict=True) if v is not None
+            (placement.local(p), placement.local(v))
+            for p, v in zip(parameters, vector, strict=True)
+            if v is not None
         ]
         torch._foreach_add_([p for p, _ in pairs], [v for _, v in pairs], alpha=scale)
+        self.placement.refresh(parameters)
 
     @contextlib.contextmanager
     def restoring(self, name: str) -> Iterator[None]:
         """Restore an optimizer's parameters, moments and schedule on exit."""
         optimizer = self.optimizers[name]
-        saved = [p.detach().clone() for p in optimizer.parameters]
+        saved = [p.detach().clone() for p in optimizer.local]
         assert name not in self._saved, f"restoring('{name}') does not nest"
         self._saved[name] = None  # the moments are copied only if a step is taken
         try:
@@ -290,15 +369,25 @@ class Engine:
         finally:
             state = self._saved.pop(name)
             with torch.no_grad():
-                torch._foreach_copy_(list(optimizer.parameters), saved)
+                torch._foreach_copy_(list(optimizer.local), saved)
+            self.placement.refresh(optimizer.parameters)
             if state is not None:
-                optimizer.load_state_dict(state)
+                optimizer.load_local_state(state)
 
     # ---------------------------------------------------------------- helpers
 
     def to_device(self, batches: Sequence[B]) -> list[B]:
         """Return the micro-batches with their tensors on the engine's device, floats in its precision."""
         return [batch.to(self.device, PRECISIONS[self.precision]) for batch in batches]
+
+    def _terms(self, loss_fn: LossFn, batch: Batch) -> Terms:
+        """Return the terms of a loss inside a pass; not compiled where operations are counted."""
+        if self._compiled is None or _get_current_dispatch_mode() is not None:
+            return loss_fn(batch)
+        noise = layers.current_context().noise
+        keys = None if noise is None else noise.traced_keys()
+        terms: Terms = self._compiled(loss_fn, batch, keys)
+        return terms
 
     def _record_losses(self, terms: Terms) -> Terms:
         self.loss_terms.update(name for name, term in terms.items() if term.is_loss)
@@ -323,7 +412,7 @@ class Engine:
         noise = None if batch.rows is None else layers.Noise(root, batch.rows, self.device)
         # Second derivatives and differences of gradients drown in bfloat16's rounding.
         low = self.precision == "bf16" and not (double_backward or full_precision)
-        context = layers.ForwardContext(noise, double_backward, self._ahead)
+        context = layers.ForwardContext(noise, double_backward, self._ahead, self.recompute)
         autocast = torch.autocast(self.device.type, torch.bfloat16)
         with layers.use_context(context), autocast if low else contextlib.nullcontext():
             yield
@@ -338,11 +427,19 @@ class Engine:
                 totals[name] = totals[name] + size if name in totals else size
         if self.replicas > 1:
             for name in sorted(totals):
-                totals[name] = torch.as_tensor(
-                    totals[name], dtype=torch.float64, device=self.device
-                ).clone()
+                # A number stays on the host.
+                totals[name] = torch.as_tensor(totals[name], dtype=torch.float64).clone()
             process_group.sum_([totals[name] for name in sorted(totals)])
         return totals
+
+    def _can_gather_by_layer(self, batches: Sequence[Batch]) -> bool:
+        """Return whether the model has layers to gather, and all replicas as many micro-batches."""
+        if not self.placement.layers or self.placement.leaves:
+            return False
+        counts = torch.tensor([len(batches), len(batches) ** 2])
+        process_group.sum_([counts])
+        total, squares = counts.tolist()
+        return bool(total * total == self.replicas * squares)
 
     def _graph(
         self,
@@ -368,32 +465,43 @@ class Engine:
         size = (step * parameter_norm / vector_norm).item()
         sides = []
         for sign in (1, -1):
-            saved = [p.detach().clone() for p in inner.wrt]
+            saved = [placement.local(p.detach()).clone() for p in inner.wrt]
             with torch.no_grad():
-                for p, v in zip(inner.wrt, vector, strict=True):
-                    if v is not None:
-                        p.add_(v, alpha=sign * size)
+                self._add_(inner.wrt, vector, sign * size)
             side, _ = self.gradients(
                 inner.loss_fn, inner.batches, wrt, inner.rng_key, full_precision=True
             )
             sides.append(side)
             with torch.no_grad():
-                torch._foreach_copy_(list(inner.wrt), saved)
+                torch._foreach_copy_([placement.local(p) for p in inner.wrt], saved)
+            self.placement.refresh(inner.wrt)
         return vectors.scale(vectors.add(sides[0], sides[1], -1.0), 0.5 / size)
 
     def _collect(
-        self, wrt: Sequence[Tensor], logs: Logs, reduction: Reduction | None = None
+        self,
+        leaves: Sequence[Tensor],
+        wrt: Sequence[Tensor],
+        logs: Logs,
+        reduction: Reduction | None = None,
     ) -> Vector:
-        """Return the gradients of `wrt` and reset them; sum them and the logs over replicas."""
+        """Return the gradients of `leaves`, placed as `wrt`, and reset them; sum them and the logs over
+        replicas."""
         if self.replicas > 1:
-            grads = (reduction or Reduction(wrt)).finish(logs)
+            grads = (reduction or Reduction(leaves, wrt)).finish(logs)
         else:
-            grads = [p.grad for p in wrt]
-            for p in wrt:
+            grads = [p.grad for p in leaves]
+            for p in leaves:
                 p.grad = None
         if "loss" in logs:
             self._losses = self._losses + logs["loss"]
         return grads
+
+
+def traced_terms(loss_fn: LossFn, batch: Batch, keys: Tensor | None) -> Terms:
+    """Return the terms of a loss with the random numbers of TracedNoise(keys); it is compiled."""
+    noise = None if keys is None else layers.TracedNoise(keys)
+    with layers.use_context(layers.ForwardContext(noise)):
+        return loss_fn(batch)
 
 
 def copied(state: Any) -> Any:

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from metaseq_lm.core.batch import Logs
-from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed import placement, process_group
+from metaseq_lm.distributed.placement import is_sharded, like_shard, local, rows_each
 from metaseq_lm.engine.vectors import Vector
 
-BUCKET_BYTES = 25 << 20  # of one message; a smaller model has a single one, sent at the end
+ON_THE_WAY = 2  # buckets that are summed at the same time
 
 
 class Reduction:
@@ -21,14 +23,21 @@ class Reduction:
     The last backward pass runs inside the with block, and each bucket is sent as soon as its gradients
     are computed. Buckets are filled from the last leaf to the first, the order of the backward pass,
     and are sent in that order on every replica.
+
+    Args:
+        leaves: The leaves of the graph, whole.
+        wrt: What they stand for: the leaves themselves, or shards. The gradient of a shard is a shard.
     """
 
-    def __init__(self, leaves: Sequence[Tensor]) -> None:
-        self.leaves = leaves
-        self.buckets = cut(leaves)
+    def __init__(self, leaves: Sequence[Tensor], wrt: Sequence[Tensor]) -> None:
+        self.leaves, self.wrt = leaves, wrt
+        self.buckets = placement.buckets(reversed(range(len(wrt))), wrt)
+        if not self.buckets or is_sharded(wrt[self.buckets[-1][0]]):
+            self.buckets.append([])  # for the logs, which every replica needs
         self.missing = [len(bucket) for bucket in self.buckets]
         self.present = [0.0] * len(leaves)
-        self.sent: list[tuple[Tensor, Callable[[], None]]] = []
+        self.sums: list[Tensor] = []
+        self.waits: list[Callable[[], None]] = []  # of the buckets on their way
         self.hooks: list[Any] = []
 
     def __enter__(self) -> Reduction:
@@ -46,50 +55,81 @@ class Reduction:
     def _count_down(self, number: int) -> Callable[[Tensor], None]:
         def hook(leaf: Tensor) -> None:
             self.missing[number] -= 1
-            while not self.missing[len(self.sent)] and len(self.sent) < len(self.buckets) - 1:
+            while not self.missing[len(self.sums)] and len(self.sums) < len(self.buckets) - 1:
                 self._send()
 
         return hook
 
+    def _take(self, at: int) -> Tensor:
+        """Return a leaf's gradient, zeros if it has none, and forget it."""
+        leaf = self.leaves[at]
+        self.present[at] = float(leaf.grad is not None)
+        grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        leaf.grad = None
+        return grad.detach()
+
     def _send(self, numbers: Sequence[Tensor] = ()) -> None:
         """Start the sum of the next bucket, with `numbers` appended."""
-        parts = []
-        for at in self.buckets[len(self.sent)]:
-            leaf = self.leaves[at]
-            self.present[at] = float(leaf.grad is not None)
-            parts.append(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
-            leaf.grad = None
-        parts += [torch.as_tensor(n).to(parts[0]) for n in numbers]
-        flat = torch.cat([part.detach().reshape(-1) for part in parts])
-        self.sent.append((flat, process_group.start_sum(flat)))
+        bucket = self.buckets[len(self.sums)]
+        if len(self.waits) == ON_THE_WAY:
+            self.waits.pop(0)()  # which lets go of its whole gradients
+        parts = [self._take(at) for at in bucket]
+        like = self.wrt[bucket[0]] if bucket else None
+        if isinstance(like, DTensor) and is_sharded(like):
+            shards, replicas = (
+                like.device_mesh[name].get_group() for name in ("shard", "replicate")
+            )
+            count = shards.size()
+            flat = torch.cat([rows_by_shard(part, count) for part in parts], dim=1)
+            part = flat.new_empty(flat.shape[1])
+            self.sums.append(part)
+            self.waits.append(
+                process_group.start_scattered_sum(part, flat.reshape(-1), shards, replicas)
+            )
+            return
+        parts += [torch.as_tensor(n).to(self.leaves[0]) for n in numbers]
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        self.sums.append(flat)
+        self.waits.append(process_group.start_sum(flat))
 
     def finish(self, logs: Logs) -> Vector:
         """Return the summed gradients and sum the logs; a gradient that is None on all replicas stays None."""
-        while len(self.sent) < len(self.buckets) - 1:
+        while len(self.sums) < len(self.buckets) - 1:
             self._send()
-        for at in self.buckets[-1]:
-            self.present[at] = float(self.leaves[at].grad is not None)
-        self._send([torch.tensor(self.present), *logs.values()])
+        if self.buckets[-1] or logs:
+            self._send(list(logs.values()))
+        counts = torch.tensor(self.present)  # on the host, which reads it
+        self.waits.append(process_group.start_sum(counts))
         grads: list[Tensor | None] = [None] * len(self.leaves)
-        for bucket, (flat, wait) in zip(self.buckets, self.sent):
+        for wait in self.waits:
             wait()
-            sizes = [self.leaves[at].numel() for at in bucket]
+        for bucket, flat in zip(self.buckets, self.sums):
+            sizes = [self._size(at) for at in bucket]
             for at, piece in zip(bucket, flat[: sum(sizes)].split(sizes)):
-                grads[at] = piece.view_as(self.leaves[at])
-        counts, sums = flat[sum(sizes) :].split([len(self.leaves), len(logs)])
-        logs.update(zip(logs, sums))
+                grads[at] = as_gradient(piece, self.wrt[at])
+        if logs:
+            logs.update(zip(logs, flat[sum(sizes) :]))
         return [g if count else None for g, count in zip(grads, counts.tolist())]
 
+    def _size(self, at: int) -> int:
+        """Return how many numbers of a summed bucket belong to a leaf."""
+        wrt = self.wrt[at]
+        if not isinstance(wrt, DTensor) or not is_sharded(wrt):
+            return wrt.numel()
+        return rows_each(wrt.shape, wrt.device_mesh["shard"].size()) * wrt[0].numel()
 
-def cut(leaves: Sequence[Tensor]) -> list[list[int]]:
-    """Return the numbers of the leaves in each bucket, from the last leaf to the first."""
-    buckets: list[list[int]] = []
-    filled = 0
-    for at in reversed(range(len(leaves))):
-        leaf = leaves[at]
-        if not buckets or filled >= BUCKET_BYTES or leaf.dtype != leaves[buckets[-1][0]].dtype:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(at)
-        filled += leaf.numel() * leaf.element_size()
-    return buckets
+
+def rows_by_shard(tensor: Tensor, shards: int) -> Tensor:
+    """Return a whole tensor as (shards, numbers of each), rows of zeros at the end."""
+    rows = rows_each(tensor.shape, shards)
+    return placement.padded(tensor, torch.Size([rows * shards, *tensor.shape[1:]]), 1).reshape(
+        shards, -1
+    )
+
+
+def as_gradient(piece: Tensor, wrt: Tensor) -> Tensor:
+    """Return a leaf's part of a summed bucket in the shape, and the placement, of its gradient."""
+    if not isinstance(wrt, DTensor):
+        return piece.view_as(wrt)
+    part = local(wrt)
+    return like_shard(piece[: part.numel()].view_as(part), wrt)

@@ -1,11 +1,25 @@
-"""Arithmetic on vectors of parameters: lists of tensors, where None means that there is no gradient."""
+"""Arithmetic on vectors of parameters: lists of tensors, where None means that there is no gradient.
 
-from collections.abc import Sequence
+The tensors may be shards (see distributed.placement); numbers such as a norm are those of the whole.
+"""
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from metaseq_lm.distributed import placement, process_group
 
 Vector = Sequence[Tensor | None]
+
+
+def elementwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Return an elementwise `function` of tensors that are placed alike."""
+    like = tensors[0]
+    if not isinstance(like, DTensor):
+        return function(*tensors)
+    return placement.like_shard(function(*map(placement.local, tensors)), like)
 
 
 def add(a: Vector, b: Vector, scale: float = 1.0) -> Vector:
@@ -13,31 +27,66 @@ def add(a: Vector, b: Vector, scale: float = 1.0) -> Vector:
     total: list[Tensor | None] = []
     for x, y in zip(a, b, strict=True):
         if x is None or y is None:
-            total.append(x if y is None else y * scale)
+            total.append(x if y is None else elementwise(lambda y: y * scale, y))
         else:
-            total.append(torch.add(x, y, alpha=scale))
+            total.append(elementwise(lambda x, y: torch.add(x, y, alpha=scale), x, y))
     return total
 
 
 def scale(a: Vector, factor: float | Tensor) -> Vector:
     """Return factor * a."""
-    return [None if x is None else x * factor for x in a]
+    return [None if x is None else elementwise(lambda x: x * factor, x) for x in a]
 
 
 def flat(a: Sequence[Tensor | None]) -> Tensor:
-    """Return the entries of `a` in one vector, without those that are None."""
-    return torch.cat([x.reshape(-1) for x in a if x is not None])
+    """Return the entries of `a` in one vector, without those that are None.
+
+    Of shards it is a DTensor of this process's entries, for `elementwise`, `dot` and `norm`.
+    """
+    present = [x for x in a if x is not None]
+    vector = torch.cat([x.reshape(-1) for x in counted(present)])
+    like = next((x for x in present if isinstance(x, DTensor)), None)
+    if like is None:
+        return vector
+    mesh, size = like.device_mesh, torch.Size([sum(x.numel() for x in present)])
+    return DTensor.from_local(
+        vector, mesh, [Replicate(), Shard(0)], run_check=False, shape=size, stride=(1,)
+    )
+
+
+def counted(a: Sequence[Tensor]) -> list[Tensor]:
+    """Return the entries that this process adds to a sum: of a tensor held by all, the first's."""
+    return [
+        placement.local(x)
+        for x in a
+        if not isinstance(x, DTensor) or x.dim() or not x.device_mesh["shard"].get_local_rank()
+    ]
+
+
+def summed(part: Tensor, a: Sequence[Tensor]) -> Tensor:
+    """Return the sum of a number of each process over the shards of `a`."""
+    for x in a:
+        if isinstance(x, DTensor):
+            process_group.sum_within(part, x.device_mesh["shard"].get_group())
+            break
+    return part
 
 
 def dot(a: Vector, b: Vector) -> Tensor:
     """Return the inner product over the entries that both have."""
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
-    return torch.dot(flat([x for x, _ in pairs]), flat([y for _, y in pairs]))
+    left, right = [x for x, _ in pairs], [y for _, y in pairs]
+    part = torch.dot(flat(counted(left)), flat(counted(right)))
+    return summed(part, left)
 
 
 def norm(a: Vector) -> Tensor:
     """Return the global Euclidean norm."""
-    return torch.nn.utils.get_total_norm([x for x in a if x is not None])
+    present = [x for x in a if x is not None]
+    part = torch.nn.utils.get_total_norm(counted(present))
+    if not any(isinstance(x, DTensor) for x in present):
+        return part
+    return summed(part.double().square(), present).sqrt().to(part.dtype)
 
 
 def cosine(a: Vector, b: Vector) -> Tensor:

@@ -1,4 +1,4 @@
-"""The official metrics of GLUE and SuperGLUE and the files their leaderboards take.
+"""The official metrics of GLUE, SuperGLUE and CLOTH, and the files their leaderboards take.
 
 Scores are float arrays: (rows, K) for K classes or candidates, the greatest one wins and the first
 of equal ones; (rows,) or (rows, 1) for regression, on the scale of the labels. `rows` are the facts
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.output import inert
 from metaseq_lm.data.benchmarks import Benchmark, find_benchmark, leaderboard_file
 from metaseq_lm.evaluation.classification import (
     accuracy,
@@ -192,6 +193,16 @@ def _gender_parity(task: Scored) -> dict[str, float]:
     return {"accuracy": accuracy(task.gold, task.predicted), "gender_parity": float(np.mean(same))}
 
 
+def _accuracy_by_level(task: Scored) -> dict[str, float]:
+    """Return the accuracy over all questions, and over those of middle and of high schools."""
+    facts = facts_of("cloth/CLOTH", task.rows, len(task.gold), ("level",))
+    levels = np.array([row["level"] for row in facts])
+    hits = task.gold == task.predicted
+    parts = {f"accuracy_{level}": hits[levels == level] for level in ("middle", "high")}
+    means = {name: float(part.mean()) if len(part) else nan for name, part in parts.items()}
+    return {"accuracy": float(hits.mean()), **means}
+
+
 SCORERS: dict[str, Callable[[Scored], dict[str, float]]] = {
     "glue/CoLA": _matthews,
     "glue/MRPC": _f1_accuracy,
@@ -203,6 +214,7 @@ SCORERS: dict[str, Callable[[Scored], dict[str, float]]] = {
     "superglue/ReCoRD": _record,
     "superglue/AX-b": _matthews,
     "superglue/AX-g": _gender_parity,
+    "cloth/CLOTH": _accuracy_by_level,
 }
 
 
@@ -231,7 +243,7 @@ def submission(
     else:
         written = [label_names[place] for place in values.argmax(1)]
     if benchmark.startswith("glue/"):
-        lines = [f"{row['idx']}\t{label}" for row, label in zip(facts, written)]
+        lines = [f"{row['idx']}\t{inert(label)}" for row, label in zip(facts, written)]
         return name, "\n".join(["index\tprediction", *lines, ""])
     if benchmark == "superglue/MultiRC":
         answers = _nested(facts_of(benchmark, facts, len(facts), ("passage", "question")), written)

@@ -36,6 +36,17 @@ def f1_macro(
     return float(f1_score(gold_n, predicted_n, labels=chosen, average="macro", zero_division=0))
 
 
+def f1_multi_label(gold: npt.ArrayLike, predicted: npt.ArrayLike, average: str) -> float:
+    """Return the F1 of boolean labels (items, classes): of all decisions ("micro") or the mean of the classes ("macro").
+
+    A class that is neither gold nor predicted counts as 0.
+    """
+    from sklearn.metrics import f1_score
+
+    pair = [np.asarray(side).astype(int) for side in (gold, predicted)]
+    return float(f1_score(*pair, average=average, zero_division=0))
+
+
 def f1_binary(gold: npt.ArrayLike, predicted: npt.ArrayLike, positive: Any = 1) -> float:
     """Return the F1 of the label `positive`; 0 if it is never rightly predicted."""
     return f1_macro(gold, predicted, [positive])

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.output import inert
 from metaseq_lm.core.random_streams import generator
 from metaseq_lm.data.labelled.files import Record, json_object
 from metaseq_lm.data.storage.text_files import TextFile, blocks
@@ -117,12 +118,15 @@ def write_nbest(lists: Sequence[NBest], scores: Sequence[np.ndarray]) -> bytes:
 
 
 def score_lines(rows: Iterable[tuple[float, int, str]]) -> bytes:
-    """Return the lines `pll<TAB>tokens<TAB>text`; the numbers read back as the same floats."""
-    return "".join(f"{pll!r}\t{tokens}\t{text}\n" for pll, tokens, text in rows).encode()
+    """Return the lines `pll<TAB>tokens<TAB>text`; the numbers read back as the same floats.
+
+    Texts are `inert`, because spreadsheets open such files.
+    """
+    return "".join(f"{pll!r}\t{tokens}\t{inert(text)}\n" for pll, tokens, text in rows).encode()
 
 
 def read_plls(path: Path) -> dict[str, float]:
-    """Return the PLL of each text of a file of `score_lines`; MetaseqError with file and line."""
+    """Return the PLL of each text, `inert`, of a file of `score_lines`; MetaseqError with file and line."""
     plls = {}
     for number, line, _ in TextFile(path, "fail").lines():
         fields = line.split("\t", 2)
@@ -134,7 +138,7 @@ def read_plls(path: Path) -> dict[str, float]:
             raise MetaseqError(
                 f"{path}:{number}: expected 'pll<TAB>tokens<TAB>text', found {line[:60]!r}"
             )
-        plls[fields[2]] = value
+        plls[inert(fields[2])] = value
     return plls
 
 

@@ -141,6 +141,7 @@ def foreign_outputs(
         "lm": "prediction_logits" if "prediction_logits" in outputs else "logits",
         "rtd": "logits",
         "sentence": "logits",
+        "token": "logits",
         "start": "start_logits",
         "end": "end_logits",
         "next_sentence": "seq_relationship_logits",

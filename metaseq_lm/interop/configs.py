@@ -136,7 +136,7 @@ def write_config(
         values["embedding_size"] = model.embed_dim
     positions = model.max_positions + (pad + 1 if base == "roberta" else 0)
     segments = model.segments or (1 if base == "roberta" else 2)
-    return values | {
+    values |= {
         "vocab_size": len(vocabulary),
         "max_position_embeddings": positions,
         "type_vocab_size": segments,
@@ -147,6 +147,11 @@ def write_config(
         "tie_word_embeddings": tied,
         **({} if model.segments else {OUR_KEY: {"segments": 0}}),
     }
+    if base == DISTIL:
+        for key in ("type_vocab_size", "layer_norm_eps", OUR_KEY):
+            del values[key]
+        values = {DISTIL_KEYS.get(key, key): value for key, value in values.items()}
+    return values
 
 
 def model_options(config: DictConfig, place: object) -> TransformerConfig:

@@ -13,12 +13,20 @@ from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.tokenizers.base import DICT_FILE
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
+from metaseq_lm.data.words.subwords import bio_names
 from metaseq_lm.interop.configs import model_options, read_config, write_config
 from metaseq_lm.interop.folders import copy_tokenizer, new_folder, write_model
-from metaseq_lm.interop.heads import LABEL_RANGE, SENTENCE, to_library_form
+from metaseq_lm.interop.heads import (
+    LABEL_RANGE,
+    SENTENCE,
+    TOKEN,
+    sets_with_heads,
+    to_library_form,
+    with_one_head,
+)
 from metaseq_lm.interop.importing import EMBEDDINGS, ORIGINALS
 from metaseq_lm.interop.model_card import model_card
-from metaseq_lm.interop.names import ARCHITECTURES, COPIES, FINE_TUNED, Architecture
+from metaseq_lm.interop.names import ARCHITECTURES, COPIES, DISTIL, FINE_TUNED, Architecture
 from metaseq_lm.interop.parts import KEY, Part, build, tensor_names, write_part
 from metaseq_lm.interop.tokenizer_files import write_tokenizer
 from metaseq_lm.models.transformer.encoder import TransformerConfig
@@ -26,24 +34,33 @@ from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.checkpoint import Checkpoint
 
 CARD_FILE = "README.md"
+DISTIL_EPS = 1e-12
 SIZE_OF_GENERATOR = "generator.stack.layers.0.fc1.weight"
 
 
 def export_checkpoint(
-    stored: Checkpoint, config: DictConfig, out: Path, name: str, data: Path | None = None
+    stored: Checkpoint,
+    config: DictConfig,
+    out: Path,
+    name: str,
+    data: Path | None = None,
+    head: str = "",
 ) -> None:
     """Fill the new folder `out` with config.json, weights, tokenizer and model card of part `name` of a checkpoint.
 
     `data` is the folder of its tokenizer; by default the run folder if it has one, else the data
-    folder of its config. MetaseqError if the library has no such model.
+    folder of its config. `head` is the labelled set of the head, where there are several.
+    MetaseqError if the library has no such model.
     """
     folder = data or tokenizer_folder(stored, config)
     tokenizer = load_tokenizer(folder)
-    part = export_part(stored, config, tokenizer.vocabulary, name)
+    part = export_part(stored, config, tokenizer.vocabulary, name, head)
     with new_folder(out) as target:
         write_model(target, part.config, write_part(part))
         originals = stored.path.parent.parent / ORIGINALS
-        write_atomic(target / CARD_FILE, model_card(stored, config, part.config).encode("utf-8"))
+        write_atomic(
+            target / CARD_FILE, model_card(stored, config, part.config, head).encode("utf-8")
+        )
         if not (KEY in stored.manifest and data is None and copy_tokenizer(originals, target)):
             fine_tuned = bool(set(part.foreign.architecture.heads) & set(FINE_TUNED))
             row_length = config.task.tokens_per_sample if fine_tuned else 0
@@ -61,15 +78,18 @@ def tokenizer_folder(stored: Checkpoint, config: DictConfig) -> Path:
     return folder
 
 
-def export_part(stored: Checkpoint, config: DictConfig, vocabulary: Vocabulary, name: str) -> Part:
-    """Return the net `name` of a checkpoint as a model of the transformers library.
+def export_part(
+    stored: Checkpoint, config: DictConfig, vocabulary: Vocabulary, name: str, head: str = ""
+) -> Part:
+    """Return the net `name` of a checkpoint, with `head` of several, as a model of the transformers library.
 
-    UsageError if there is no such net, MetaseqError if it has no counterpart.
+    UsageError if there is no such net or head, MetaseqError if it has no counterpart.
     """
     main = name == "main"
     weights = {n: w for n, w in stored.weights.items() if n.startswith("generator.") != main}
     if not weights:
         raise UsageError(f"{stored.path}: it has no generator; leave --part away")
+    weights = with_one_head(weights, head, stored.path)
     main_prefix, generator_prefix = EMBEDDINGS
     if not main and not any(n.startswith(generator_prefix) for n in weights):
         shared = [n for n in stored.weights if n.startswith(main_prefix)]
@@ -87,7 +107,7 @@ def export_part(stored: Checkpoint, config: DictConfig, vocabulary: Vocabulary, 
         part = _imported_part(stored, name, weights)
     else:
         part = trained_part(weights, config, vocabulary, stored.path, main)
-        part.config |= label_options(part, config, stored)
+        part.config |= label_options(part, config, stored, head or config.task.get("labelled"))
     build(part, stored.path)
     return part
 
@@ -128,8 +148,9 @@ def trained_part(
             f"{place}: a pre-LN encoder with ELECTRA's head or embeddings, and ELECTRA is post-LN; train "
             "with model.encoder_normalize_before=false (e.g. --model electra_small) to export it"
         )
+    activation = config.task.get("pooler_activation", "tanh")
     if main:
-        architecture = choose(weights, model, vocabulary, place)
+        architecture = choose(weights, model, vocabulary, activation, place)
     else:
         architecture = ARCHITECTURES["ElectraForMaskedLM"]
         if SIZE_OF_GENERATOR not in weights:
@@ -137,7 +158,7 @@ def trained_part(
         model = generator_sizes(model, weights)
     tied = ("heads.lm.weight" if main else "generator.head.weight") not in weights
     values = write_config(architecture, model, vocabulary, tied)
-    original, weights = weights, to_library_form(weights, architecture.base, place)
+    original, weights = weights, to_library_form(weights, architecture, activation, place)
     part = Part(read_config(values, place), values, weights, main, original=original)
     names = tensor_names(part.foreign, main)
     bias = next((n for group in names.values() for n in group if n in COPIES), None)
@@ -154,9 +175,15 @@ def trained_part(
 
 
 def choose(
-    weights: dict[str, Tensor], model: TransformerConfig, vocabulary: Vocabulary, place: object
+    weights: dict[str, Tensor],
+    model: TransformerConfig,
+    vocabulary: Vocabulary,
+    activation: str,
+    place: object,
 ) -> Architecture:
     """Return the class of the transformers library for the encoder and heads of `weights`.
+
+    `activation` is that of the layer in a head for sentences, which ELECTRA's and DistilBERT's differ by.
 
     MetaseqError if the library has the head for other encoders only.
     """
@@ -164,8 +191,12 @@ def choose(
     if "rtd" in heads:
         return ARCHITECTURES["ElectraForPreTraining"]
     base = "MegatronBert" if model.encoder_normalize_before else "Bert"
-    if model.token_embed_dim not in (0, model.encoder_embed_dim):
+    layer = activation if base == "Bert" and f"{SENTENCE}pooler.weight" in weights else ""
+    if layer == "gelu" or model.token_embed_dim not in (0, model.encoder_embed_dim):
         base = "Electra"
+    elif layer == "relu":
+        # DistilBERT has no segments, and the constant of its layer norms is fixed.
+        base = "DistilBert" if not model.segments and model.norm_eps == DISTIL_EPS else base
     elif base == "Bert" and vocabulary.layout == "roberta" and model.segments < 2:
         base = "Roberta"
     kind = "ForMaskedLM" if "lm" in heads else "Model"
@@ -173,6 +204,8 @@ def choose(
         kind = "ForPreTraining"
     elif "span" in heads:
         kind = "ForQuestionAnswering"
+    elif "token" in heads:
+        kind = "ForTokenClassification"
     elif "sentence" in heads:
         scores = weights[f"{SENTENCE}out.bias"]
         choices = len(scores) == 1 and LABEL_RANGE not in weights
@@ -182,22 +215,33 @@ def choose(
     return ARCHITECTURES[base + kind]
 
 
-def label_options(part: Part, config: DictConfig, stored: Checkpoint) -> dict[str, Any]:
-    """Return the options of `config.json` that name the outputs of a classifier."""
-    bias = part.weights.get(f"{SENTENCE}out.bias")
+def label_options(
+    part: Part, config: DictConfig, stored: Checkpoint, labelled: Any
+) -> dict[str, Any]:
+    """Return the options of `config.json` that name the outputs of a classifier of the set `labelled`."""
+    labelled = labelled if isinstance(labelled, (str, type(None))) else labelled[0]  # of one set
+    bias = part.weights.get(f"{SENTENCE}out.bias", part.weights.get(f"{TOKEN}out.bias"))
     if bias is None or part.foreign.architecture.name.endswith("ForMultipleChoice"):
         return {}
-    dropout = {"classifier_dropout": config.task.get("head_dropout", 0.0)}
+    key = (
+        "seq_classif_dropout" if part.foreign.architecture.base == DISTIL else "classifier_dropout"
+    )
+    dropout = {key: config.task.get("head_dropout", 0.0)}
     if LABEL_RANGE in part.original:
         names, kind = ["value"], "regression"
     else:
-        facts = checkpoint.labels_of(stored.manifest.get("facts") or {"labels": {}}, stored.path)
-        names, kind = facts.get(config.task.get("labelled"), []), "single_label_classification"
+        facts = stored.manifest.get("facts") or {"labels": {}}
+        names = checkpoint.labels_of(facts, stored.path).get(labelled, [])
+        number = "multi" if facts.get("multi_label") else "single"
+        kind = f"{number}_label_classification"
+        if f"{TOKEN}out.bias" in part.weights and len(names) != len(bias):
+            names = bio_names(names)
         if len(names) != len(bias):
             names = [f"LABEL_{i}" for i in range(len(bias))]
     ids = {name: i for i, name in enumerate(names)}
     labels = {str(i): name for name, i in ids.items()}
-    return {**dropout, "problem_type": kind, "label2id": ids, "id2label": labels}
+    kinds = {} if f"{TOKEN}out.bias" in part.weights else {"problem_type": kind}
+    return {**dropout, **kinds, "label2id": ids, "id2label": labels}
 
 
 def refusal(weights: dict[str, Tensor], config: DictConfig, vocabulary: object) -> str:
@@ -209,7 +253,12 @@ def refusal(weights: dict[str, Tensor], config: DictConfig, vocabulary: object) 
                 f"{place}: its classes are encoders of subword tokens with one head, and this model is none"
             )
         main = {name: w for name, w in weights.items() if not name.startswith("generator.")}
-        trained_part(main, config, vocabulary, place)
+        trained_part(
+            with_one_head(main, next(iter(sets_with_heads(main)), ""), place),
+            config,
+            vocabulary,
+            place,
+        )
     except MetaseqError as error:
         return str(error).removeprefix(f"{place}: ")
     return ""

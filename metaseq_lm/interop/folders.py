@@ -16,10 +16,12 @@ from torch import Tensor
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import read_json, write_atomic
+from metaseq_lm.data.storage.text_files import check_text_file
 from metaseq_lm.data.tokenizers.base import DICT_FILE, OPTIONS_FILE
 from metaseq_lm.runs.checkpoint import nonfinite
 from metaseq_lm.runs.safe_load import check_archive, check_header
 
+LARGEST_POINTER = 1 << 10  # bytes; Git LFS has such files in the place of large ones
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -33,6 +35,8 @@ TOKENIZER_FILES = (
 def read_folder_config(folder: Path) -> dict[str, Any]:
     """Return the content of `config.json`; MetaseqError if there is none that can be read."""
     path = folder / CONFIG_FILE
+    if folder.is_file():
+        raise MetaseqError(f"{folder}: is a file; give its folder, which save_pretrained wrote")
     if not path.is_file():
         raise MetaseqError(f"{path}: no such file; give a folder that save_pretrained wrote")
     try:
@@ -44,6 +48,9 @@ def read_folder_config(folder: Path) -> dict[str, Any]:
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of a folder; MetaseqError names the file that is missing or damaged."""
     index, torch_file = folder / INDEX_FILE, folder / TORCH_FILE
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+        if path.is_file() and path.stat().st_size < LARGEST_POINTER:
+            check_text_file(path)
     if (folder / WEIGHTS_FILE).is_file():
         tensors = _read_safetensors(folder / WEIGHTS_FILE)
     elif index.is_file():

@@ -3,16 +3,20 @@
 Shapes: D hidden width, K outputs.
 """
 
+from collections.abc import Mapping
 from math import sqrt
 
 import torch
 from torch import Tensor, nn
 
-from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.models.transformer.encoder import SentenceHead
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.registry import nearest
+from metaseq_lm.interop.names import Architecture
+from metaseq_lm.models.transformer.classifiers import POOLER, RANGES, SETS, set_of
+from metaseq_lm.models.transformer.encoder import SentenceHead, TokenHead
 from metaseq_lm.models.transformer.span_head import SpanHead
 
-SENTENCE, SPAN = "heads.sentence.", "heads.span."
+SENTENCE, SPAN, TOKEN = "heads.sentence.", "heads.span.", "heads.token."
 LABEL_RANGE = "label_range"
 # tanh(x * LINEAR) / LINEAR is x up to rounding for the states of a layer norm; a power of two is exact.
 LINEAR = 2.0**-13
@@ -20,21 +24,58 @@ LINEAR = 2.0**-13
 GELU_LINEAR = 6.0
 
 
-def add_fine_tuned_heads(heads: nn.ModuleDict, weights: dict[str, Tensor]) -> None:
-    """Add to a net the heads for whole rows and for spans that `weights` hold."""
+def sets_with_heads(weights: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the labelled sets that have a head of their own."""
+    return sorted({set_of(name, SETS) for name in weights} - {""})
+
+
+def with_one_head(weights: dict[str, Tensor], name: str, place: object) -> dict[str, Tensor]:
+    """Return weights with the head of the labelled set `name` alone, as that of a model of one set.
+
+    UsageError, which begins with `place`, without such a set, or without a name where there are several.
+    """
+    names = sets_with_heads(weights)
+    if not names and not name:
+        return weights
+    if not names:
+        raise UsageError(f"{place}: it has no heads of several sets; leave --head away")
+    name = names[0] if len(names) == 1 and not name else name
+    if name not in names:
+        hint = f"no head for {name!r}.{nearest(name, names)} " if name else ""
+        raise UsageError(f"{place}: {hint}Choose a head with --head: {', '.join(names)}")
+    chosen = {}
+    for key, weight in weights.items():
+        if key.startswith(POOLER):
+            chosen[key.replace(POOLER, f"{SENTENCE}pooler.")] = weight
+        elif set_of(key, SETS) == name:
+            chosen[f"{SENTENCE}out.{key.rpartition('.')[2]}"] = weight
+        elif set_of(key, RANGES) == name:
+            chosen[LABEL_RANGE] = weight
+        elif not key.startswith((SETS, RANGES)):
+            chosen[key] = weight
+    return chosen
+
+
+def add_fine_tuned_heads(heads: nn.ModuleDict, weights: dict[str, Tensor], activation: str) -> None:
+    """Add to a net the heads for whole rows, tokens and spans that `weights` hold."""
     if f"{SENTENCE}out.bias" in weights:
         outputs, width = weights[f"{SENTENCE}out.weight"].shape
         pooled = f"{SENTENCE}pooler.weight" in weights
-        heads["sentence"] = SentenceHead(width, outputs, 0.0, pooled)
+        heads["sentence"] = SentenceHead(width, outputs, 0.0, pooled, activation=activation)
+    if f"{TOKEN}out.bias" in weights:
+        outputs, width = weights[f"{TOKEN}out.weight"].shape
+        heads["token"] = TokenHead(width, outputs, 0.0)
     if f"{SPAN}out.bias" in weights:
         heads["span"] = SpanHead(weights[f"{SPAN}out.weight"].shape[1])
 
 
-def to_library_form(weights: dict[str, Tensor], base: str, place: object) -> dict[str, Tensor]:
+def to_library_form(
+    weights: dict[str, Tensor], architecture: Architecture, activation: str, place: object
+) -> dict[str, Tensor]:
     """Return weights whose sentence head has the layers of the library's class; the outputs are equal.
 
-    The library has a tanh layer below the output layer (ELECTRA: a GELU layer). Where our head has
-    none, that layer becomes the identity: within the linear part of tanh or GELU. The scale of
+    The library has a layer below the output layer, with the architecture's activation; `activation`
+    is that of our head. Where our head has none, that layer becomes the identity: within the linear part of tanh or GELU. The scale of
     real-valued labels goes into the output layer.
 
     Raises:
@@ -55,14 +96,14 @@ def to_library_form(weights: dict[str, Tensor], base: str, place: object) -> dic
         out, bias = out * scale, bias * scale + least
     pooled = f"{SENTENCE}pooler.weight" in weights
     identity = torch.eye(width, dtype=out.dtype, device=out.device)
-    if base == "electra" and pooled:
+    if pooled and activation != architecture.activation:
         raise MetaseqError(
-            f"{place}: an ElectraForSequenceClassification has no tanh layer; train with "
-            "task.pooled=false to export it"
+            f"{place}: a {architecture.name} has no {activation} layer; train with task.pooled=false or "
+            f"task.pooler_activation={architecture.activation} to export it"
         )
-    if base == "electra":
+    if architecture.activation == "gelu" and not pooled:
         shift = largest_states(weights).to(out) + GELU_LINEAR
-        weights |= {f"{SENTENCE}dense.weight": identity, f"{SENTENCE}dense.bias": shift}
+        weights |= {f"{SENTENCE}pooler.weight": identity, f"{SENTENCE}pooler.bias": shift}
         bias = bias - out @ shift
     elif not pooled:
         weights[f"{SENTENCE}pooler.weight"] = identity * LINEAR

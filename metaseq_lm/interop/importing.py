@@ -31,6 +31,7 @@ def import_folder(source: Path, out: Path, generator: Path | None = None) -> Non
     `generator` is the folder of ELECTRA's generator. MetaseqError for a folder that cannot be used;
     then `out` is not there.
     """
+    read_folder_config(source)  # its complaint comes before that of the tokenizer
     tokenizer = load_tokenizer(source)
     part = load_part(source, tokenizer)
     parts, weights, sharing = {"main": part}, dict(part.weights), "embeddings"
@@ -48,6 +49,8 @@ def import_folder(source: Path, out: Path, generator: Path | None = None) -> Non
         "tokenizer": tokenizer.fingerprint,
         KEY: {name: one.record for name, one in parts.items()},
     }
+    if "sentence" in part.foreign.architecture.heads:
+        manifest["facts"] = {"pooler_activation": part.foreign.architecture.activation}
     state: dict[str, Any] = {KEY: {name: one.rest for name, one in parts.items()}}
     with new_folder(out) as folder:
         tokenizer.save(folder)
@@ -61,11 +64,6 @@ def load_part(folder: Path, tokenizer: Tokenizer, main: bool = True) -> Part:
     """Read one model; MetaseqError if it is none that we have, or of another vocabulary."""
     config = read_folder_config(folder)
     foreign = read_config(config, folder / CONFIG_FILE)
-    if foreign.architecture.name == "ElectraForSequenceClassification":
-        raise MetaseqError(
-            f"{folder}: our classifiers have no GELU layer; import the ElectraForPreTraining or "
-            "ElectraModel that it was made of, and fine-tune here"
-        )
     vocabulary = tokenizer.vocabulary
     for key, value, expected in (
         ("vocab_size", foreign.vocab_size, len(vocabulary)),

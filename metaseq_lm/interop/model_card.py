@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from metaseq_lm import __version__
+from metaseq_lm.core.output import escape_markdown
 from metaseq_lm.runs.checkpoint import Checkpoint
 
 # The end of a class's name, the pipeline that takes it, and the class that opens any such folder.
@@ -15,13 +16,19 @@ PIPELINES = {
     "ForPreTraining": ("", "AutoModelForPreTraining"),
     "ForSequenceClassification": ("text-classification", "AutoModelForSequenceClassification"),
     "ForMultipleChoice": ("multiple-choice", "AutoModelForMultipleChoice"),
+    "ForTokenClassification": ("token-classification", "AutoModelForTokenClassification"),
     "ForQuestionAnswering": ("question-answering", "AutoModelForQuestionAnswering"),
     "Model": ("feature-extraction", "AutoModel"),
 }
 
 
-def model_card(stored: Checkpoint, config: DictConfig, model: dict[str, Any]) -> str:
-    """Return the model card of a checkpoint; `model` is the content of its `config.json`."""
+def model_card(
+    stored: Checkpoint, config: DictConfig, model: dict[str, Any], labelled: str = ""
+) -> str:
+    """Return the model card of a checkpoint; `model` is the content of its `config.json`.
+
+    `labelled` is the set whose head was chosen, if there are several.
+    """
     name = model["architectures"][0]
     pipeline, opener = next(p for end, p in PIPELINES.items() if name.endswith(end))
     task, criterion = config.task._name, config.criterion._name
@@ -30,16 +37,16 @@ def model_card(stored: Checkpoint, config: DictConfig, model: dict[str, Any]) ->
         "Class": f"`{name}`",
         "Trained by": f"metaseq-lm {__version__}, task `{task}`, criterion `{criterion}`",
         "Updates": str(stored.manifest.get("update", "")),
-        "Labelled set": str(config.task.get("labelled", "")),
-        "Started from": Path(config.init_from or "").name,
-        "Labels": ", ".join(map(json.dumps, model.get("label2id", {}))),
+        "Labelled set": escape_markdown(labelled or str(config.task.get("labelled", ""))),
+        "Started from": escape_markdown(Path(config.init_from or "").name),
+        "Labels": escape_markdown(", ".join(map(json.dumps, model.get("label2id", {})))),
         "Longest input": f"{config.task.get('tokens_per_sample', model['max_position_embeddings'])} tokens",
         "Seed": str(config.seed),
     }
     lines = ["---", "library_name: transformers", "tags: [metaseq-lm]"]
     lines += [f"pipeline_tag: {pipeline}"] * bool(pipeline)
-    lines += ["---", "", f"# {title}", ""]
-    lines += [f"* {key}: {' '.join(value.split())}" for key, value in facts.items() if value]
+    lines += ["---", "", f"# {escape_markdown(title)}", ""]
+    lines += [f"* {key}: {value}" for key, value in facts.items() if value]
     scores = stored.manifest.get("valid") or {}
     if scores:
         lines += ["", "| validation | |", "|---|---|"]

@@ -34,6 +34,7 @@ HEADS = {
         },
         "next_sentence": {"pooler": "bert.pooler.dense", "out": "cls.seq_relationship"},
         "sentence": {"pooler": "bert.pooler.dense", "out": "classifier"},
+        "token": {"out": "classifier"},
         "span": {"out": "qa_outputs"},
     },
     "roberta": {
@@ -45,6 +46,7 @@ HEADS = {
         },
         "pooler": {"dense": "roberta.pooler.dense"},
         "sentence": {"pooler": "classifier.dense", "out": "classifier.out_proj"},
+        "token": {"out": "classifier"},
         "span": {"out": "qa_outputs"},
     },
     "electra": {
@@ -58,11 +60,12 @@ HEADS = {
             "dense": "discriminator_predictions.dense",
             "out": "discriminator_predictions.dense_prediction",
         },
-        "sentence": {"dense": "classifier.dense", "out": "classifier.out_proj"},
+        "sentence": {"pooler": "classifier.dense", "out": "classifier.out_proj"},
+        "token": {"out": "classifier"},
         "span": {"out": "qa_outputs"},
     },
 }
-DISTIL = "distilbert"  # BERT without segments; its classifiers have a layer that ours do not have
+DISTIL = "distilbert"  # BERT without segments
 HEADS[DISTIL] = {
     "lm": {
         "dense": "vocab_transform",
@@ -70,11 +73,13 @@ HEADS[DISTIL] = {
         ".bias": "vocab_projector.bias",
         ".weight": "vocab_projector.weight",
     },
+    "sentence": {"pooler": "pre_classifier", "out": "classifier"},
+    "token": {"out": "classifier"},
     "span": {"out": "qa_outputs"},
 }
 MEGATRON = "megatron-bert"  # BERT with layer norms before attention and feed-forward networks
 HEADS[MEGATRON] = HEADS["bert"]
-FINE_TUNED = ("sentence", "span")
+FINE_TUNED = ("sentence", "token", "span")
 # Copies of other tensors, and constants, that some folders hold as well.
 COPIES = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -93,6 +98,11 @@ class Architecture:
     name: str
     base: str
     heads: tuple[str, ...] = ()
+
+    @property
+    def activation(self) -> str:
+        """The activation of the layer below the output layer of its classifier of sentences."""
+        return {"electra": "gelu", DISTIL: "relu"}.get(self.base, "tanh")
 
     @property
     def prefix(self) -> str:
@@ -118,24 +128,30 @@ ARCHITECTURES = {
         Architecture("BertForPreTraining", "bert", ("lm", "next_sentence")),
         Architecture("BertForSequenceClassification", "bert", ("sentence",)),
         Architecture("BertForMultipleChoice", "bert", ("sentence",)),
+        Architecture("BertForTokenClassification", "bert", ("token",)),
         Architecture("BertForQuestionAnswering", "bert", ("span",)),
         Architecture("DistilBertModel", DISTIL),
         Architecture("DistilBertForMaskedLM", DISTIL, ("lm",)),
+        Architecture("DistilBertForSequenceClassification", DISTIL, ("sentence",)),
+        Architecture("DistilBertForTokenClassification", DISTIL, ("token",)),
         Architecture("DistilBertForQuestionAnswering", DISTIL, ("span",)),
         Architecture("MegatronBertModel", MEGATRON),
         Architecture("MegatronBertForMaskedLM", MEGATRON, ("lm",)),
         Architecture("MegatronBertForPreTraining", MEGATRON, ("lm", "next_sentence")),
         Architecture("MegatronBertForSequenceClassification", MEGATRON, ("sentence",)),
         Architecture("MegatronBertForMultipleChoice", MEGATRON, ("sentence",)),
+        Architecture("MegatronBertForTokenClassification", MEGATRON, ("token",)),
         Architecture("MegatronBertForQuestionAnswering", MEGATRON, ("span",)),
         Architecture("RobertaModel", "roberta"),
         Architecture("RobertaForMaskedLM", "roberta", ("lm",)),
         Architecture("RobertaForSequenceClassification", "roberta", ("sentence",)),
+        Architecture("RobertaForTokenClassification", "roberta", ("token",)),
         Architecture("RobertaForQuestionAnswering", "roberta", ("span",)),
         Architecture("ElectraModel", "electra"),
         Architecture("ElectraForMaskedLM", "electra", ("lm",)),
         Architecture("ElectraForPreTraining", "electra", ("rtd",)),
         Architecture("ElectraForSequenceClassification", "electra", ("sentence",)),
+        Architecture("ElectraForTokenClassification", "electra", ("token",)),
         Architecture("ElectraForQuestionAnswering", "electra", ("span",)),
     )
 }

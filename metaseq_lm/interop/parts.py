@@ -212,7 +212,7 @@ def build(part: Part, place: object) -> nn.Module:
     with torch.device("meta"):  # nothing is drawn that is replaced at once
         net = assemble(foreign.model, foreign.vocab_size, foreign.pad, set(weights), not part.main)
         if isinstance(net, TransformerLM):
-            add_fine_tuned_heads(net.heads, weights)
+            add_fine_tuned_heads(net.heads, weights, foreign.architecture.activation)
     checkpoint.check_fit(net, weights, place)
     net.load_state_dict(weights, assign=True)
     return net.float().eval()

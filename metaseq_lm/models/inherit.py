@@ -1,11 +1,12 @@
 """The model of the checkpoint that a run starts from, so that its sizes need not be given again."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from metaseq_lm.core.config import overridden
+from metaseq_lm.core.config import check_stored, overridden
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest, register_model
 from metaseq_lm.runs import checkpoint
@@ -23,7 +24,7 @@ class InheritConfig:
     )
 
 
-@register_model(INHERIT, dataclass=InheritConfig)
+@register_model("inherit", dataclass=InheritConfig)
 class Inherit(nn.Module):
     """Use the architecture of the checkpoint named by init_from.
 
@@ -44,11 +45,20 @@ def inherited(config: DictConfig) -> DictConfig:
             "model=inherit takes the model of init_from, which is not given; give init_from=RUN or "
             "another model"
         )
-    path = checkpoint.resolve(config.init_from)
+    source = config.init_from
+    if not Path(source).exists() and checkpoint.newest_manifest(
+        Path(config.save_dir, "checkpoints")
+    ):
+        source = config.save_dir  # a run that goes on has the same model
+    path = checkpoint.resolve(source)
     stored = checkpoint.read_manifest(path).get("config")
     model = stored.get("model") if isinstance(stored, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("_name"), str):
         raise UsageError(f"{path} does not say what its model was; give --model")
+    try:
+        check_stored("model", model)
+    except ValueError as error:
+        raise UsageError(f"{path}: its config cannot be used: {error}") from error
     changes = list(config.model.changes)
     for change in changes:
         option, equals, _ = change.partition("=")

@@ -11,17 +11,23 @@ import contextlib
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.func import functional_call
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from metaseq_lm.core.batch import on_device
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import FACTORS, GOLDEN, SHIFTS, row_keys, uniforms, words
+from metaseq_lm.distributed.placement import local
+from metaseq_lm.runs.flops import uncounted
 
 
 def select(x: Tensor, positions: Tensor) -> Tensor:
@@ -194,10 +200,12 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _torch_words(keys: Tensor, start: int, count: int) -> Tensor:
-    """The same words as `words`, as int64 on the device of `keys`."""
-    counters = torch.arange(start + 1, start + count + 1, device=keys.device) * _signed(GOLDEN)
-    z = keys[:, None] + counters
+COUNTER_STEP = _signed(GOLDEN)
+
+
+def _torch_words(keys: Tensor, at: Tensor, golden: int | Tensor = COUNTER_STEP) -> Tensor:
+    """The words of `words` with the numbers `at` (N,), as int64 (rows, N)."""
+    z = keys[:, None] + (at + 1) * golden
     for shift, factor in zip(SHIFTS, (*FACTORS, None)):
         # torch shifts int64 arithmetically; the mask makes it the logical shift of the definition.
         z = z ^ ((z >> shift) & ((1 << (64 - shift)) - 1))
@@ -222,6 +230,15 @@ class Noise:
         self._lanes: Tensor | None = None
         self._masks: dict[tuple[int, torch.dtype], Tensor] = {}
 
+    def tensor(self) -> Tensor:
+        """Return the keys of the rows (rows,), as int64 on the device."""
+        return on_device(torch.from_numpy(self.keys.view(np.int64)), self.device)
+
+    def traced_keys(self) -> Tensor:
+        """Return what TracedNoise needs."""
+        keys = self.tensor()
+        return torch.cat([keys, keys.new_full((1,), COUNTER_STEP)])
+
     def _take(self, shape: Sequence[int], per_word: int) -> tuple[int, int]:
         """Return (numbers, words) that a tensor of `shape` needs from each row."""
         total = int(np.prod(shape))
@@ -240,12 +257,21 @@ class Noise:
             # torch compares int16 faster than uint16; the offset keeps the order.
             self._lanes = torch.from_numpy((lanes ^ np.uint16(0x8000)).view(np.int16))
         else:
-            keys = torch.from_numpy(self.keys.view(np.int64)).to(self.device)
-            z = _torch_words(keys, self.position, count)
+            keys = self.tensor()
+            at = torch.arange(self.position, self.position + count, device=self.device)
+            z = _torch_words(keys, at)
             lanes16 = torch.stack([(z >> s) & 0xFFFF for s in (0, 16, 32, 48)], dim=-1)
             self._lanes = (lanes16.flatten(1) - 0x8000).to(torch.int16)
         self._block = (self.position, self.position + count)
         self._masks = {}
+
+    def at(self, position: int) -> "Noise":
+        """Return the numbers from `position` on: a copy, unless this one is there."""
+        if position == self.position:
+            return self
+        noise = copy.copy(self)
+        noise.position, noise._lanes = position, None
+        return noise
 
     def keep(self, shape: Sequence[int], p: float, dtype: torch.dtype, ahead: int = 0) -> Tensor:
         """Return a dropout multiplier: 0 with probability `p`, else 1 / (1 - p).
@@ -272,43 +298,119 @@ class Noise:
         if self.device.type == "cpu":
             drawn = torch.from_numpy(uniforms(self.keys, self.position, count))
         else:
-            keys = torch.from_numpy(self.keys.view(np.int64)).to(self.device)
-            top = (_torch_words(keys, self.position, count) >> 11) & ((1 << 53) - 1)
-            drawn = top.double() * 2.0**-53
+            keys = self.tensor()
+            at = torch.arange(self.position, self.position + count, device=self.device)
+            drawn = _torch_uniforms(keys, at)
         self.position += count
         self._lanes = None
-        # Rounding to a shorter type may reach 1.
-        return drawn[:, :numbers].reshape(shape).to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
+        return _below_1(drawn[:, :numbers].reshape(shape), dtype)
 
 
+def _torch_uniforms(keys: Tensor, at: Tensor, golden: int | Tensor = COUNTER_STEP) -> Tensor:
+    return ((_torch_words(keys, at, golden) >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+
+
+def _below_1(drawn: Tensor, dtype: torch.dtype) -> Tensor:
+    # Rounding to a shorter type may reach 1.
+    return drawn.to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
+
+
+class TracedNoise(Noise):
+    """The numbers of Noise as operations of a graph that torch.compile traces.
+
+    `keys` (rows + 1,) are its row keys, as int64, and GOLDEN: as a constant the compiler would
+    multiply it by positions in numbers without a limit.
+    """
+
+    def __init__(self, keys: Tensor) -> None:
+        self.row_keys, self.golden = keys[:-1], keys[-1]
+        self.position = 0
+
+    def _advance(self, shape: Sequence[int], per_word: int) -> Tensor:
+        """Return the numbers of the next words, and which of them a tensor of `shape` needs."""
+        numbers = math.prod(shape) // self.row_keys.shape[0]
+        start, self.position = self.position, self.position - (-numbers // per_word)
+        return start * per_word + torch.arange(numbers, device=self.row_keys.device)
+
+    def keep(self, shape: Sequence[int], p: float, dtype: torch.dtype, ahead: int = 0) -> Tensor:
+        at = self._advance(shape, per_word=4)
+        lanes = (_torch_words(self.row_keys, at // 4, self.golden) >> at % 4 * 16) & 0xFFFF
+        threshold = round(p * 65536)
+        mask = (lanes >= threshold).to(dtype) * (65536 / (65536 - threshold))
+        return mask.reshape(shape)
+
+    def uniform(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        at = self._advance(shape, per_word=1)
+        drawn = _torch_uniforms(self.row_keys, at, self.golden)
+        return _below_1(drawn.reshape(shape), dtype)
+
+
+@dataclass(frozen=True)
 class ForwardContext:
-    """What the layers of a model need to know about the forward pass that they are in; set by the engine."""
+    """What the layers of a model need to know about the forward pass that they are in; set by the engine.
 
-    def __init__(
-        self, noise: Noise | None = None, double_backward: bool = False, ahead: int = 0
-    ) -> None:
-        self.noise = noise
-        self.double_backward = double_backward
-        self.ahead = ahead
+    Attributes:
+        noise: The random numbers of the pass.
+        double_backward: Whether the gradient will itself be differentiated.
+        ahead: How many random words the pass is expected to need.
+        recompute: Whether the activations inside blocks are computed again in the backward pass.
+    """
+
+    noise: Noise | None = None
+    double_backward: bool = False
+    ahead: int = 0
+    recompute: bool = False
 
 
-_default = ForwardContext()  # never changed: a context is set anew for each forward pass
-_current: ContextVar[ForwardContext] = ContextVar("metaseq_lm_context", default=_default)
+_current = ForwardContext()  # not a ContextVar, which torch.compile cannot trace
 
 
 def current_context() -> ForwardContext:
     """Return the context that the calling layer runs in."""
-    return _current.get()
+    return _current
 
 
 @contextlib.contextmanager
 def use_context(context: ForwardContext) -> Iterator[ForwardContext]:
     """Make `context` the current one inside the with block."""
-    token = _current.set(context)
+    global _current
+    outer, _current = _current, context
     try:
         yield context
     finally:
-        _current.reset(token)
+        _current = outer
+
+
+def apply_block(block: nn.Module, *inputs: Tensor | None) -> Tensor:
+    """Return block(*inputs); with `recompute` the graph keeps no activation but the inputs.
+
+    The backward pass then runs the block again with the weights and the random numbers of the first
+    time: those are arguments, as under functional_call, or between passes on sharded parameters, the
+    block holds others by then.
+    """
+    context = current_context()
+    if not (context.recompute and torch.is_grad_enabled()):
+        output: Tensor = block(*inputs)
+        return output
+    # Shards stand for weights that the block's call puts together each time.
+    weights = {n: w for n, w in block.named_parameters() if not isinstance(w, DTensor)}
+    start = context.noise.position if context.noise is not None else 0
+    runs = 0
+
+    def run(*tensors: Tensor | None) -> Tensor:
+        nonlocal runs
+        runs += 1
+        noise = context.noise.at(start) if context.noise is not None else None
+        named: dict[str, Any] = dict(zip(weights, tensors[len(inputs) :]))
+        counting = uncounted() if runs > 1 else contextlib.nullcontext()
+        with use_context(replace(context, noise=noise)), counting:
+            result: Tensor = functional_call(block, named, tensors[: len(inputs)])
+        return result
+
+    recomputed: Tensor = checkpoint(
+        run, *inputs, *weights.values(), use_reentrant=False, preserve_rng_state=False
+    )
+    return recomputed
 
 
 RAW = "raw_"  # before the names of scores of the weights themselves
@@ -343,7 +445,9 @@ class AveragedWeights(nn.Module):
         weights, buffers = dict(net.named_parameters()), dict(net.named_buffers())
         averages = dict(self.net.named_parameters())
         torch._foreach_lerp_(
-            list(averages.values()), [weights[name] for name in averages], 1 - self.decay
+            [local(average) for average in averages.values()],
+            [local(weights[name]) for name in averages],
+            1 - self.decay,
         )
         for name, buffer in self.net.named_buffers():
             buffer.copy_(buffers[name])

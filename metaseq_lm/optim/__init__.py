@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from omegaconf import II
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from metaseq_lm.core.config import build, option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import OPTIMIZERS, register_schedule
-from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed import placement
 from metaseq_lm.optim import optimizers
 from metaseq_lm.optim.optimizers import OptimizerConfig
 
@@ -23,6 +24,7 @@ class Optimizer:
     """A torch optimizer whose rate is base * schedule(n) at its n-th step, counted from 1.
 
     `clip_norm` is the global norm the engine clips this optimizer's gradient to; 0 means never.
+    `local` are the parameters of `inner` if `parameters` are shards (see distributed.placement).
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Optimizer:
         schedule: Schedule,
         parameters: Sequence[nn.Parameter],
         clip_norm: float = 0.0,
+        local: Sequence[nn.Parameter] | None = None,
     ) -> None:
         self.inner = inner
         self.schedule = schedule
@@ -39,7 +42,13 @@ class Optimizer:
         self.base = [float(group["lr"]) for group in inner.param_groups]
         # In the order of the model, whatever the groups: vectors of gradients are in this order.
         self.parameters = list(parameters)
-        self.owners: list[int] | None = None  # of a sharded optimizer: who keeps what
+        # What `inner` steps: the rows that this process holds of sharded parameters.
+        self.local = list(parameters) if local is None else list(local)
+
+    @property
+    def takes_found_inf(self) -> bool:
+        """Whether `step` can leave it to the device to skip a step; torch's fused optimizers do."""
+        return bool(self.inner.defaults.get("fused"))
 
     @property
     def lr(self) -> float:
@@ -51,89 +60,86 @@ class Optimizer:
         """The rate of the last step, as `lr`; 0 before the first."""
         return max(self.base) * self.schedule(self.updates) if self.updates else 0.0
 
-    def shard(self) -> None:
-        """Keep the moments of a share of the parameters only, and step only those.
+    def step(self, found_inf: Tensor | None = None) -> None:
+        """Apply the gradients in the `.grad` of `local` at the scheduled rate; without one they stay.
 
-        ZeRO stage 1 (Rajbhandari et al. 2020); after a step the owners give out their parameters.
-        Results are the same bit for bit.
+        With a `found_inf` of 1.0, a scalar on the device, parameters and moments stay as they are; the
+        host does not read it. Only for an optimizer that `takes_found_inf`.
         """
-        if process_group.world_size() > 1:
-            sizes = [p.numel() for p in self.parameters]
-            self.owners = owners(sizes, process_group.world_size())
-
-    def _owned(self) -> list[nn.Parameter]:
-        if self.owners is None:
-            return self.parameters
-        mine = process_group.rank()
-        return [p for p, owner in zip(self.parameters, self.owners) if owner == mine]
-
-    def step(self) -> None:
-        """Apply the gradients in `.grad` at the scheduled rate; parameters without one stay."""
         factor = self.schedule(self.updates + 1)
         for group, base in zip(self.inner.param_groups, self.base):
             group["lr"] = base * factor
-        if self.owners is None:
-            self.inner.step()
-        else:
-            moved = [p.grad is not None for p in self.parameters]
-            owned = {id(p) for p in self._owned()}
-            for p in self.parameters:
-                p.grad = p.grad if id(p) in owned else None
-            self.inner.step()
-            shared = [(p.data, o) for p, o, m in zip(self.parameters, self.owners, moved) if m]
-            process_group.share([p for p, _ in shared], [owner for _, owner in shared])
+        self.inner.found_inf = found_inf  # type: ignore[attr-defined]
+        self.inner.step()
         self.updates += 1
 
     def slots(self, name: str) -> list[Tensor]:
-        """Return one moment of every parameter, zeros where no step was taken yet."""
-        states = [self.inner.state.get(p) for p in self.parameters]
-        moments = [s[name] if s else torch.zeros_like(p) for s, p in zip(states, self.parameters)]
-        if self.owners is not None:
-            moments = [m.clone() for m in moments]
-            process_group.share(moments, self.owners)
-        return moments
+        """Return one moment of every parameter, whole, zeros where no step was taken yet.
+
+        A call of all replicas.
+        """
+        states = [self.inner.state.get(p) for p in self.local]
+        moments = [s[name] if s else torch.zeros_like(p) for s, p in zip(states, self.local)]
+        return placement.whole([self._placed(m, i) for i, m in enumerate(moments)])
+
+    def _placed(self, moment: Tensor, index: int) -> Tensor:
+        """Return a process's part of a moment in the placement of its parameter."""
+        parameter = self.parameters[index]
+        if isinstance(parameter, DTensor) and moment.dim() == parameter.dim() > 0:
+            return placement.like_shard(moment, parameter)
+        return moment
+
+    def _numbers(self) -> dict[int, int]:
+        """Return the index in `parameters` of each parameter that torch's state numbers."""
+        index = {id(p): i for i, p in enumerate(self.local)}
+        order = [index[id(p)] for group in self.inner.param_groups for p in group["params"]]
+        numbers = [n for g in self.inner.state_dict()["param_groups"] for n in g["params"]]
+        return dict(zip(numbers, order))
 
     def local_state(self) -> dict[str, Any]:
-        """Return step count and the moments that this replica keeps; rates come from the config."""
+        """Return step count and the moments that this process holds; rates come from the config."""
         return {"updates": self.updates, "state": self.inner.state_dict()["state"]}
 
+    def load_local_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `local_state` returned."""
+        self.updates = state["updates"]
+        groups = self.inner.state_dict()["param_groups"]
+        self.inner.load_state_dict({"state": state["state"], "param_groups": groups})
+
     def state_dict(self) -> dict[str, Any]:
-        """Return step count and moments; of a sharded optimizer all of them, on the first replica only."""
-        state = self.local_state()
-        if self.owners is not None:
-            parts = process_group.gather_to_first(state["state"])
-            state["state"] = dict(sorted(item for part in parts for item in part.items()))
-        return state
+        """Return step count and moments, placed as their parameters."""
+        numbers = self._numbers()
+        state = {
+            number: {
+                name: self._placed(moment, numbers[number])
+                if isinstance(moment, Tensor)
+                else moment
+                for name, moment in slots.items()
+            }
+            for number, slots in self.local_state()["state"].items()
+        }
+        return {"updates": self.updates, "state": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take step count and moments, of a sharded optimizer this replica's share of them.
+        """Take step count and whole moments, of sharded parameters this process's rows of them.
 
         Raises KeyError if one is missing, ValueError if one does not fit its parameter.
         """
-        groups = self.inner.state_dict()["param_groups"]
-        order = [p for group in self.inner.param_groups for p in group["params"]]
-        numbers = [n for group in groups for n in group["params"]]
-        owned = {id(p) for p in self._owned()}
-        local_moments = {}
-        for number, parameter in zip(numbers, order):
+        parts: dict[int, dict[str, Any]] = {}
+        for number, index in self._numbers().items():
+            parameter = self.parameters[index]
             moments = state["state"].get(number, {})
             for name, value in moments.items():
                 if value is not None and value.dim() and value.shape != parameter.shape:
                     raise ValueError(f"{name} of parameter {number}, {tuple(value.shape)}")
-            if moments and id(parameter) in owned:
-                local_moments[number] = moments
-        self.updates = state["updates"]
-        self.inner.load_state_dict({"state": local_moments, "param_groups": groups})
-
-
-def owners(sizes: Sequence[int], replicas: int) -> list[int]:
-    """Return which replica keeps each parameter: the largest first, each to the least loaded."""
-    load = [0] * replicas
-    replica_of = [0] * len(sizes)
-    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        replica_of[index] = load.index(min(load))
-        load[replica_of[index]] += sizes[index]
-    return replica_of
+            if moments:
+                parts[number] = {
+                    name: placement.rows_of(value, parameter)
+                    if value is not None and value.dim()
+                    else value
+                    for name, value in moments.items()
+                }
+        self.load_local_state({"updates": state["updates"], "state": parts})
 
 
 def parameter_groups(
@@ -202,9 +208,16 @@ def build_optimizer(
     if config.layer_decay != 1.0:
         scales = layer_multipliers([name for name, _ in named], config.layer_decay)
         rates = {name: config.lr * scale for name, scale in scales.items()}
-    groups = parameter_groups(named, config.weight_decay, config.decay_norms_and_biases, rates)
+    local = [(name, placement.local_parameter(p)) for name, p in named]
+    groups = parameter_groups(local, config.weight_decay, config.decay_norms_and_biases, rates)
     inner = OPTIMIZERS.build(optimizer["_name"], config, groups)
-    return Optimizer(inner, build("schedule", schedule), [p for _, p in named], config.clip_norm)
+    return Optimizer(
+        inner,
+        build("schedule", schedule),
+        [p for _, p in named],
+        config.clip_norm,
+        [p for _, p in local],
+    )
 
 
 Schedule = Callable[[int], float]

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
@@ -65,42 +64,34 @@ def adamw(config: AdamConfig, groups: Iterable[dict[str, Any]]) -> torch.optim.O
     )
 
 
-class UncorrectedAdam(torch.optim.Optimizer):
+class UncorrectedAdam(torch.optim.AdamW):
     """Adam with decoupled decay and without bias correction, as BERT and ELECTRA were trained.
 
     m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  p <- p - lr (m / (sqrt(v) + eps) + decay p).
+
+    It is torch's fused kernel at a step so late that 1 - beta^step, the correction, is 1.
     """
+
+    LATE = 2.0**26  # in float32 a step more or less leaves it where it is
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if params:
-                self._step(params, group)
-
-    def _step(self, params: list[Tensor], group: dict[str, Any]) -> None:
-        for p in params:
-            if not self.state[p]:
-                self.state[p] = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        grads = [p.grad for p in params if p.grad is not None]
-        first = [self.state[p]["exp_avg"] for p in params]
-        second = [self.state[p]["exp_avg_sq"] for p in params]
-        beta1, beta2 = group["betas"]
-        torch._foreach_lerp_(first, grads, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
-        denominators = torch._foreach_sqrt(second)
-        torch._foreach_add_(denominators, group["eps"])
-        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_addcdiv_(params, first, denominators, -group["lr"])
+            for p in group["params"]:
+                if p.grad is not None and not self.state[p]:
+                    step = torch.full((), self.LATE, dtype=torch.float32, device=p.device)
+                    moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+                    self.state[p] = {"step": step, **moments}
+        super().step()
 
 
 @register_optimizer("adam_uncorrected", dataclass=AdamConfig)
 def adam_uncorrected(config: AdamConfig, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
     """Adam without bias correction, decoupled decay (the BERT and ELECTRA optimizer)."""
-    defaults = {"lr": config.lr, "betas": both(config.betas), "eps": config.eps}
-    return UncorrectedAdam(groups, defaults)
+    return UncorrectedAdam(
+        groups, lr=config.lr, betas=both(config.betas), eps=config.eps, fused=True
+    )
 
 
 class FusedSGD(torch.optim.SGD):

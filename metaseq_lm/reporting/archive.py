@@ -12,8 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import LARGEST_LOG, as_numbers, read_bounded, to_json, write_atomic
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.files import (
+    LARGEST_LOG,
+    as_numbers,
+    checksum,
+    is_altered,
+    read_bounded,
+    to_json,
+    with_checksum,
+    write_atomic,
+)
 from metaseq_lm.reporting.runs import PATH_KEYS, Run, bare_key, check_results, is_log_line
 
 KIND = "metaseq-lm runs "
@@ -38,7 +47,7 @@ def write(path: Path, runs: Sequence[Run]) -> None:
     for key in dict.fromkeys(key for config in configs for key in config):
         counts = Counter(json.dumps(config[key]) for config in configs if key in config)
         usual[key] = json.loads(counts.most_common(1)[0][0])
-    lines: list[dict[str, Any]] = [{"format": FORMAT, "runs": len(runs), "values": usual}]
+    lines: list[dict[str, Any]] = []
     for run, config in zip(runs, configs):
         values = {k: v for k, v in config.items() if json.dumps(v) != json.dumps(usual[k])}
         lines.append(
@@ -51,7 +60,9 @@ def write(path: Path, runs: Sequence[Run]) -> None:
                 "notes": list(run.notes),
             }
         )
-    write_atomic(path, "".join(to_json(line) + "\n" for line in lines).encode())
+    rows = "".join(to_json(line) + "\n" for line in lines).encode()
+    first = {"format": FORMAT, "runs": len(runs), "values": usual, "rows": checksum(rows)}
+    write_atomic(path, (to_json(with_checksum(first)) + "\n").encode() + rows)
 
 
 def check_complete(path: Path, runs: Sequence[Run]) -> None:
@@ -113,6 +124,9 @@ def read(path: Path) -> list[Run]:
     runs: list[Run] = []
     usual: dict[str, Any] | None = None
     expected: int | None = 0  # number of runs before the next first line, or the end
+    written: list[bytes] = []
+    altered: list[int] = []  # first lines of archives that are not as they were written
+    digests: dict[int, tuple[str, list[bytes]]] = {}  # of each of them, and its rows
     try:
         rows = read_bounded(path, LARGEST_LOG).splitlines() or [b""]
     except ValueError as error:
@@ -124,7 +138,12 @@ def read(path: Path) -> list[Run]:
                 check_count(path, len(runs), expected)
                 usual = usual_values(f"{path}:{number}", line)
                 expected = len(runs) + line["runs"] if "runs" in line else None
+                altered += [number] * is_altered(line)
+                written = []
+                if "rows" in line:
+                    digests[number] = str(line["rows"]), written
             else:
+                written.append(row + b"\n")
                 runs.append(parse_run(path.resolve(), line, usual))
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             if usual is None:
@@ -136,6 +155,9 @@ def read(path: Path) -> list[Run]:
                 f"{path}:{number}: not a run of an archive: {row[:60]!r}. {WHOLE_FILE}"
             ) from error
     check_count(path, len(runs), expected)
+    for number, (digest, written) in digests.items():
+        if number in altered or checksum(b"".join(written)) != digest:
+            say(f"{path}:{number}: warning: the archive from here was changed after it was written")
     if not runs:
         raise MetaseqError(f"{path}: an archive that holds no runs. {WHOLE_FILE}")
     return runs

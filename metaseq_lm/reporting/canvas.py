@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.core.errors import printable
+from metaseq_lm.core.output import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, told apart by colour-blind readers; their yellow is too pale for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
+CONTROL = "#888888"
 # Markers tell series apart without colour; from the eighth on colours return with another dash.
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
@@ -51,6 +52,11 @@ def style_of(i: int) -> Style:
     """Return the style of the i-th series."""
     turn = i // len(COLOURS)
     return Style(COLOURS[i % len(COLOURS)], DASHES[turn % len(DASHES)], MARKERS[i % len(MARKERS)])
+
+
+def control_style(i: int) -> Style:
+    """Return the style of the i-th control, a grey line without points."""
+    return Style(CONTROL, DASHES[(i + 1) % len(DASHES)], "")
 
 
 def dodge(x: float, i: int, n: int, numbers: Sequence[float], is_log: bool) -> float:

@@ -7,6 +7,7 @@ dropped: one without a score stays in the list and knows why it has none.
 their folders. The last stage has the score; the cost of earlier ones is part of its results.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,14 @@ from omegaconf import OmegaConf
 
 from metaseq_lm.core.config import flatten
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
-from metaseq_lm.core.files import LARGEST_LOG, LARGEST_SWEEP, as_numbers, read_bounded, read_json
+from metaseq_lm.core.files import (
+    LARGEST_LOG,
+    LARGEST_SWEEP,
+    as_numbers,
+    is_altered,
+    read_bounded,
+    read_json,
+)
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import Run, check_results, from_here, is_log_line, natural
@@ -26,6 +34,7 @@ from metaseq_lm.runs import folder as run_folder
 
 # Folders below a run that can hold copies of its config, never a run.
 SKIPPED_FOLDERS = ("checkpoints", "tb")
+SNAPSHOT = "code"  # in a sweep's run: a link to the code that it ran with
 SWEEP_FILE = "sweep.json"
 TEXT_LINES = ("event", "samples")  # kinds of log lines whose values are texts
 LEVELS_ABOVE = 2  # how far above a folder its sweep is looked for
@@ -90,7 +99,10 @@ def run_folders(root: Path, links: dict[str, None]) -> Iterable[Path]:
         if outside:
             children.clear()
         if is_run(files):
+            children[:] = [d for d in children if d != SNAPSHOT]
             yield Path(real)
+        elif {"results.json", "log.jsonl"} <= set(files):
+            say(f"{folder}: warning: a run without config.yaml, left out of the table")
         elif outside:
             links[folder] = None
 
@@ -114,6 +126,8 @@ def read_run(folder: Path) -> Run:
     notes: list[str] = []
     values, sources = read_values(folder, notes)
     log, results = read_log(folder / "log.jsonl", notes), read_results(folder / "results.json")
+    for name in run_folder.altered_files(folder):
+        notes.append(f"{name} was changed after the results were written")
     return Run(folder, values, log, results, tuple(notes), frozenset(sources))
 
 
@@ -212,7 +226,11 @@ def read_results(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        results = {k: v if k == "message" else as_numbers(v) for k, v in read_json(path).items()}
+        results = {
+            k: v if k == "message" else as_numbers(v)
+            for k, v in read_json(path).items()
+            if k not in ("files", "checksum")  # see runs.folder.altered_files
+        }
         check_results(results)
         return results
     except ValueError as error:
@@ -244,6 +262,8 @@ def find_plan(paths: Iterable[str | Path]) -> list[Planned]:
             continue
         folders = (path, *path.parents[:LEVELS_ABOVE])
         files.update({f / SWEEP_FILE: None for f in folders if (f / SWEEP_FILE).is_file()})
+    for file in files:
+        warn_if_altered(file)
     return [planned for file in files for planned in read_plan(file)]
 
 
@@ -276,6 +296,13 @@ def read_plan(path: Path) -> list[Planned]:
                 Planned(str(run.get("name") or run.get("folder") or next(iter(stages))), stages)
             )
     return planned
+
+
+def warn_if_altered(file: Path) -> None:
+    """Say so if a sweep.json is not as a sweep wrote it."""
+    with contextlib.suppress(OSError, ValueError):
+        if is_altered(read_json(file, LARGEST_SWEEP)):
+            say(f"{file}: warning: changed after a sweep wrote it")
 
 
 def dicts(value: Any) -> list[dict[str, Any]]:

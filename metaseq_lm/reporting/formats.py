@@ -2,15 +2,12 @@
 
 import csv
 import io
-import re
 import unicodedata
 from collections.abc import Callable
-from typing import Any
 
+from metaseq_lm.core.output import clean, escape_markdown, inert
 from metaseq_lm.reporting.table import Cell, Table
 
-FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
 TEX = {character: f"\\{character}" for character in "{}$&%#_"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -81,17 +78,6 @@ def to_csv(table: Table) -> str:
     return out.getvalue()
 
 
-def inert(value: Any) -> Any:
-    """Return a value that no spreadsheet takes for a formula, which could send data away.
-
-    Of a text without control characters; an apostrophe stands before one that begins a formula.
-    """
-    if not isinstance(value, str):
-        return value
-    text = clean(value)
-    return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
-
-
 def to_tex(table: Table) -> str:
     """Return a LaTeX table float that needs the package booktabs; the best is bold."""
 
@@ -125,21 +111,10 @@ def numeric_columns(table: Table) -> list[bool]:
     return [all(row[j].number for row in table.rows) for j in range(len(table.head))]
 
 
-def clean(text: str) -> str:
-    """Return the text on one line without control characters, which could control a terminal."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
 def width(text: str) -> int:
     """Return the columns that a text takes in a terminal."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
     return len(text) + wide - sum(unicodedata.combining(c) > 0 for c in text)
-
-
-def escape_markdown(text: str) -> str:
-    """Return the text so that Markdown shows it as it is; which_moon_10 needs no escape."""
-    text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"[\\`*|\[\]~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 
 
 def escape_tex(text: str) -> str:

@@ -19,6 +19,7 @@ from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting.canvas import (
     Style,
     canvas,
+    control_style,
     dodge,
     flops_axis,
     legend,
@@ -43,22 +44,30 @@ class Pictures:
     """What all pictures of one report share: settings, spread, panels, the key that varies.
 
     `panels` is a config key with one panel for each of its values, `along` one that series run
-    along; both are left out of the names of series.
+    along; both are left out of the names of series. `controls` are those of the settings whose
+    scores are lines across the pictures of scores.
     """
 
     settings: Sequence[Setting]
     spread: str = "sd"
     panels: str | None = None
     along: str | None = None
+    controls: Sequence[Setting] = ()
 
     def series(self, setting: Setting) -> str:
         """Return the name of the series that a setting belongs to."""
         return setting.name_without(self.panels, self.along)
 
     def styles(self) -> dict[str, Style]:
-        """Return the style of each series, in the order of the legend."""
-        names = dict.fromkeys(self.series(setting) for setting in self.settings)
-        return {name: style_of(i) for i, name in enumerate(names)}
+        """Return the style of each series, in the order of the legend; controls are the last."""
+        names = dict.fromkeys(self.series(setting) for setting in self.compared())
+        styles = {name: style_of(i) for i, name in enumerate(names)}
+        lines = dict.fromkeys(self.series(setting) for setting in self.controls)
+        return styles | {name: control_style(i) for i, name in enumerate(lines)}
+
+    def compared(self) -> list[Setting]:
+        """Return the settings that are no controls."""
+        return [setting for setting in self.settings if setting not in self.controls]
 
     def one_scale(self, key: str | None) -> bool:
         """Return whether scores in the panels of a key are of one kind: not if it names other data.
@@ -187,10 +196,10 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     """
     key = pictures.along
     assert key is not None
-    present = [s for s in pictures.settings if s.values[key] is not None]
+    present = [s for s in pictures.compared() if s.values[key] is not None]
     notes = [
         f"{s.name}: not in the picture over {key}, which its config does not set."
-        for s in pictures.settings
+        for s in pictures.compared()
         if s.values[key] is None
     ]
     if not present:
@@ -204,7 +213,8 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     parts = pictures.panels if pictures.panels != key else None
     panels = pictures.split(parts)
     # Series move apart only where they meet at one value.
-    lanes = len(styles) if len(present) > len(values) * len(panels) else 1
+    series = {pictures.series(s) for s in present}
+    lanes = len(series) if len(present) > len(values) * len(panels) else 1
     with canvas(len(panels), path, pictures.one_scale(parts)) as (figure, grid):
         for axes, (title, settings) in zip(grid, panels):
             label = f"{key} ({prefix}…)" if prefix else key
@@ -219,9 +229,10 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
                         s.scores(metric.name),
                     )
                     for s in settings
-                    if s.values[key] is not None and pictures.series(s) == name
+                    if s in present and pictures.series(s) == name
                 ]
                 trend(axes, points, metric, style, pictures.spread)
+            draw_controls(axes, pictures, settings, metric)
         legend(figure, styles, f"small: a seed; large: {SPREAD_TITLES[pictures.spread]}")
     return notes
 
@@ -232,10 +243,11 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     The key that series run along gets panels instead where it leaves the FLOPs as they are.
     """
     styles = pictures.styles()
-    known = [(s, c) for s in pictures.settings if (c := flops_of(s, metric, pictures.spread))]
+    compared = pictures.compared()
+    known = [(s, c) for s in compared if (c := flops_of(s, metric, pictures.spread))]
     notes = [
         f"{s.name}: not in the picture over FLOPs, which its runs do not record."
-        for s in pictures.settings
+        for s in compared
         if s.scored(metric.name) and s not in [setting for setting, _ in known]
     ]
     panels = pictures.panels if pictures.panels != pictures.along else None
@@ -262,6 +274,7 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
                 points = [(x, s.scores(metric.name)) for x, s in series]
                 texts = [sizes.get(s.name, "") for _, s in series]
                 trend(axes, points, metric, style, pictures.spread, texts)
+            draw_controls(axes, pictures, settings, metric)
         subject = f"small: a seed; large: {SPREAD_TITLES[pictures.spread]}"
         if any(sizes.values()):
             subject += f"; number: {pictures.along}"
@@ -269,6 +282,24 @@ def draw_flops(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
             subject += "; side by side: equal FLOPs"
         legend(figure, styles, subject)
     return notes
+
+
+def draw_controls(
+    axes: "Axes", pictures: Pictures, settings: Sequence[Setting], metric: Metric
+) -> None:
+    """Draw the controls among the settings of a panel as lines across it, each with its spread."""
+    styles = pictures.styles()
+    for setting in settings:
+        summary = summarise(
+            [score * metric.scale for score in setting.scores(metric.name)], pictures.spread
+        )
+        if setting not in pictures.controls or summary is None:
+            continue
+        style = styles[pictures.series(setting)]
+        look: Any = {"color": style.colour, "zorder": 1.2}
+        axes.axhline(summary.centre, linestyle=style.dash, linewidth=1.2, **look)
+        if summary.n > 1:
+            axes.axhspan(summary.low, summary.high, alpha=0.2, linewidth=0, **look)
 
 
 def sizes_of(pictures: Pictures) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import sys
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -131,8 +132,10 @@ class Run:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is an int or a float; a bool is not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Return whether `value` is a float or an int that fits in one; a bool is not."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, float)
 
 
 def check_results(results: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ all assignments of the scores are few they are enumerated, and p is exact.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -19,7 +19,8 @@ from metaseq_lm.reporting.settings import Setting, show, where
 RESAMPLES = 10_000
 LEVEL = 0.05
 FEWEST = 3  # seeds; with fewer no p-value can be small
-TESTS = ("permutation", "bootstrap", "mann-whitney")
+TESTS = ("permutation", "bootstrap", "mann-whitney", "t")
+HALVINGS = 30  # of the interval that holds a detectable difference
 EPS = 1e-12  # relative; means of the same numbers in another order differ in their last bits
 
 
@@ -27,8 +28,9 @@ EPS = 1e-12  # relative; means of the same numbers in another order differ in th
 class Comparison:
     """The test of a setting against its baseline: p and p after Holm-Bonferroni, None if not tested.
 
-    `sizes` are the numbers of seeds of the two; `baseline` is None where none is equal to the
-    setting in the other keys, and the setting itself for a baseline.
+    `sizes` are the numbers of seeds of the two, `difference` that of their centres and `detectable`
+    the one at which p would fall below LEVEL, see `detectable`. `baseline` is None where none is
+    equal to the setting in the other keys, and the setting itself for a baseline.
     """
 
     setting: Setting
@@ -36,6 +38,8 @@ class Comparison:
     sizes: tuple[int, int] = (0, 0)
     p: float | None = None
     holm: float | None = None
+    difference: float | None = None
+    detectable: float | None = None
 
     @property
     def is_baseline(self) -> bool:
@@ -51,6 +55,14 @@ class Comparison:
             return "", "baseline"
         return ("-", "-") if self.baseline is None else (f"n<{FEWEST}",) * 2
 
+    def detectable_texts(self, metric: Metric) -> tuple[str, str]:
+        """The texts of the cells difference and detectable: "never" where no difference is enough."""
+        if self.p is None or self.difference is None:
+            return ("", "") if self.is_baseline else ("-", "-")
+        digits = metric.decimals(max(abs(self.difference), self.detectable or 0.0))
+        reach = "never" if self.detectable is None else metric.text(self.detectable, digits)
+        return f"{'+' * (self.difference >= 0)}{metric.text(self.difference, digits)}", reach
+
 
 @dataclass(frozen=True)
 class Significance:
@@ -61,6 +73,7 @@ class Significance:
     test: str
     centre: str
     keys: tuple[str, ...]
+    with_detectable: bool = False
 
     def notes(self) -> list[str]:
         """Return notes on the test, the significant settings, the smallest possible p, and what was not tested."""
@@ -73,7 +86,13 @@ class Significance:
                 if c.holm is not None and c.holm < LEVEL
             ]
             lines.append(f"Significant at {LEVEL} after Holm: {'; '.join(better) or 'none'}.")
-            lines.append(self.reach(tested))
+            if self.test != "t":
+                lines.append(self.reach(tested))
+            if self.with_detectable:
+                lines.append(
+                    f"detectable: the difference of {self.centre}s at which p would fall below {LEVEL} if the seeds "
+                    "scattered as they do; a true difference of that size is detected about every second time."
+                )
         if len({id(c.baseline) for c in self.comparisons if c.baseline}) > 1:
             lines.append("The best is marked among the settings that share a baseline.")
         for c in self.comparisons:
@@ -95,6 +114,7 @@ class Significance:
             "bootstrap": f"bootstrap test of {self.centre}s, {RESAMPLES:,} resamples "
             "(lenient for few seeds)",
             "mann-whitney": "Mann-Whitney U test",
+            "t": "Student's t test of means, deviations pooled",
         }[self.test]
         within = f" with equal {', '.join(self.keys)}" if self.keys else ""
         return (
@@ -122,18 +142,20 @@ def compare(
     baseline: Sequence[str],
     test: str = "permutation",
     spread: str = "sd",
+    with_detectable: bool = False,
 ) -> Significance:
     """Compare each setting with the baseline that is equal in all shown keys not named.
 
     `baseline` are KEY=VALUE conditions, a word alone is a label. Medians are compared for the
-    spread "range", else means. Raises UsageError for an unknown key or value, and if nothing is
-    left to compare.
+    spread "range", else means. With `with_detectable` each comparison has the difference that its
+    seeds could show. Raises UsageError for an unknown key or value, and if nothing is left to
+    compare.
     """
     conditions = [word if "=" in word else f"label={word}" for word in baseline]
     named = {condition.partition("=")[0] for condition in conditions}
     keys = tuple(k for k in (settings[0].shown if settings else ()) if k not in named)
     pairs = pair_up(settings, conditions, keys)
-    centre = "median" if spread == "range" else "mean"
+    centre = "median" if spread == "range" and test != "t" else "mean"
     comparisons: list[Comparison] = []
     for setting, base in pairs:
         if base is None or base is setting:
@@ -141,14 +163,25 @@ def compare(
             continue
         a, b = ([*s.seed_means(metric.name).values()] for s in (setting, base))
         enough = min(len(a), len(b)) >= FEWEST
-        p = p_value(a, b, metric.lower_is_better, test, centre) if enough else None
-        comparisons.append(Comparison(setting, base, (len(a), len(b)), p))
+        comparison = Comparison(setting, base, (len(a), len(b)))
+        if enough:
+            average = np.median if centre == "median" else np.mean
+            comparison = replace(
+                comparison,
+                p=p_value(a, b, metric.lower_is_better, test, centre),
+                difference=float(average(a) - average(b)),
+                detectable=(
+                    detectable(a, b, metric.lower_is_better, test, centre)
+                    if with_detectable
+                    else None
+                ),
+            )
+        comparisons.append(comparison)
     corrected = iter(holm([c.p for c in comparisons if c.p is not None]))
-    comparisons = [
-        c if c.p is None else Comparison(c.setting, c.baseline, c.sizes, c.p, next(corrected))
-        for c in comparisons
-    ]
-    return Significance(comparisons, ", ".join(conditions), test, centre, keys)
+    comparisons = [c if c.p is None else replace(c, holm=next(corrected)) for c in comparisons]
+    return Significance(
+        comparisons, ", ".join(conditions), test, centre, keys, with_detectable=with_detectable
+    )
 
 
 def pair_up(
@@ -190,7 +223,35 @@ def p_value(
     x, y = sign * np.asarray(a, dtype=float), sign * np.asarray(b, dtype=float)
     if test == "bootstrap":
         return bootstrap(x, y, centre)
+    if test == "t":
+        return student(x, y)
     return mann_whitney(x, y) if test == "mann-whitney" else permutation(x, y, centre)
+
+
+def detectable(
+    a: Sequence[float], b: Sequence[float], lower_is_better: bool, test: str, centre: str = "mean"
+) -> float | None:
+    """Return by how much the centre of `a` must be better than that of `b` for p below LEVEL.
+
+    The scores keep their scatter about their centres. None if no difference is enough, as for 3
+    seeds against 3 in a permutation test. p falls with the difference, so an interval is halved.
+    """
+    average = np.median if centre == "median" else np.mean
+    sign = -1.0 if lower_is_better else 1.0
+    x, y = sign * np.asarray(a, dtype=float), sign * np.asarray(b, dtype=float)
+    x, y = x - average(x), y - average(y)
+
+    def is_enough(difference: float) -> bool:
+        return p_value((x + difference).tolist(), y.tolist(), False, test, centre) < LEVEL
+
+    # So far apart every score of `a` is above every score of `b`; a t test of few wants more.
+    low, high = 0.0, (1e3 if test == "t" else 2.0) * float(np.ptp(x) + np.ptp(y)) or EPS
+    if not is_enough(high):
+        return None
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
 
 
 def permutation(x: np.ndarray, y: np.ndarray, centre: str = "mean") -> float:
@@ -250,6 +311,20 @@ def mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
     return float(mannwhitneyu(x, y, alternative="greater").pvalue)
 
 
+def student(x: np.ndarray, y: np.ndarray) -> float:
+    """Return p of Student's t test, one-sided, with the deviations pooled."""
+    from scipy.stats import t
+
+    freedom = len(x) + len(y) - 2
+    squares = float(((x - x.mean()) ** 2).sum() + ((y - y.mean()) ** 2).sum())
+    error = math.sqrt(squares / freedom * (1 / len(x) + 1 / len(y)))
+    difference = float(x.mean() - y.mean())
+    slack = EPS * max(np.abs(x).max(), np.abs(y).max())
+    if error <= slack:  # scores without scatter differ or are equal
+        return float(difference <= slack)
+    return float(t.sf(difference / error, freedom))
+
+
 def holm(p: Sequence[float]) -> list[float]:
     """Return the p-values corrected by Holm-Bonferroni: valid for any dependence between them."""
     order = np.argsort(p, kind="stable")
@@ -260,7 +335,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def floor(test: str, n: int, m: int) -> float:
-    """Return the smallest p that `n` against `m` seeds can have."""
+    """Return the smallest p that `n` against `m` seeds can have; a t test has none."""
     exact = 1 / math.comb(n + m, n)
     if test == "mann-whitney":
         return exact

@@ -89,7 +89,7 @@ def setting_table(
     Costs are centres over the scored runs, with pretraining; where any run was pretrained, a
     second column shows the run's own FLOPs, and where any has them one more its own FLOPs by the
     rules of flops_rules.py. With `significance`, the best is that of the settings that share a
-    baseline.
+    baseline, and differences and what could be detected are shown if it has the latter.
     """
     keys = list(settings[0].shown) if settings else ["label"]
     runs = [run for setting in settings for run in setting.runs]
@@ -103,6 +103,7 @@ def setting_table(
     if any(run.was_pretrained for run in runs):
         costs.insert(1, ("own FLOPs", "flops", True, flops_text))
     comparisons = significance.comparisons if significance else []
+    shows_detectable = significance is not None and significance.with_detectable
     baselines = [c.baseline or c.setting for c in comparisons] or None
     summaries = [summarise(setting.scores(metric.name), spread) for setting in settings]
     marks = best_of(summaries, metric, baselines)
@@ -122,11 +123,16 @@ def setting_table(
                 Cell(summary.text(metric) if summary else "-", marks[i]),
                 Cell("-" if top is None else metric.text(top)),
                 *map(Cell, comparison.texts if comparison else ()),
+                *map(
+                    Cell,
+                    comparison.detectable_texts(metric) if comparison and shows_detectable else (),
+                ),
                 *map(Cell, cost_texts),
             ]
         )
         records.append(record(setting, keys, metric, spread, comparison))
     p_titles = ["p", "p (Holm)"] if comparisons else []
+    p_titles += ["difference", "detectable"] if shows_detectable else []
     below = significance.notes() if significance else []
     if hidden := ", ".join(hidden_keys(settings)):
         below.append(f"Within a label, along with the keys shown, these differ too: {hidden}.")
@@ -260,6 +266,7 @@ def record(
     if compared:
         base = compared.baseline
         line |= {"baseline": base.name if base else None, "p": compared.p, "p_holm": compared.holm}
+        line |= {"difference": compared.difference, "detectable": compared.detectable}
     for cost in ("flops", "seconds"):
         line[cost] = cost_of(setting, metric, cost, False, spread)
         line[f"own_{cost}"] = cost_of(setting, metric, cost, True, spread)

@@ -2,19 +2,24 @@
 
 A checkpoint is written under a temporary name, every file and the folder are fsynced, then it is
 renamed. It holds model.safetensors, state.pt (plain data, loaded with weights_only) and
-manifest.json with the checksum of both. "best" and "last" beside the checkpoints are links to them.
+manifest.json with their checksums. If parameters are sharded, each process writes its rows of them
+and of their moments as a part; whoever loads the checkpoint has whole tensors again. "best" and "last"
+beside the checkpoints are links to them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
 import json
 import math
 import os
+import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +28,45 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import as_numbers, read_json, sync_folder, to_json
+from metaseq_lm.core.config import GROUPS
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.files import (
+    as_numbers,
+    is_altered,
+    misfit,
+    read_json,
+    sync_folder,
+    to_json,
+    with_checksum,
+)
+from metaseq_lm.distributed import placement
 from metaseq_lm.runs.safe_load import check_archive, check_header
 
 FORMAT = 2
+FORMAT_IN_PARTS = 3
 PREFIX = "update_"
 TEMPORARY = ".tmp-"
 REPLACED = ".old-"  # in the moment in which a checkpoint is written again
+# What a manifest holds; imports have no fingerprint of data. See `misfit`.
+MANIFEST = {
+    "format": int,
+    "update": int,
+    "sha256": {"*": str},
+    "state?": str,
+    "shards?": list,
+    "valid?": {"*": (float, int)},
+    "config?": {f"{part}?": dict for part in (*GROUPS, "engine", "trainer")},
+    "data?": (str, dict),
+    "tokenizer?": str,
+    "code?": str,
+    "torch?": str,
+    "facts?": {"labels?": {"*": list}},
+    "start?": {"weights?": str, "costs?": {"*": dict}},
+}
+PART = re.compile(r"part_[0-9]{5}\.safetensors")
+
+
+TreePath = tuple[Any, ...]  # keys of nested dicts
 
 
 class CheckpointError(MetaseqError):
@@ -60,34 +96,92 @@ def save(
     holds entries for the manifest. If the checkpoint cannot be written, CheckpointError tells the bytes
     needed and free, and earlier checkpoints are untouched.
     """
+    files = serialise(weights, state)
+    needed = sum(map(len, files.values()))
+    prepare(folder, update, needed)
+    sums = Writing(folder, update, files, needed).finish()
+    return commit(folder, update, build_manifest(update, state, description), sums)
+
+
+def serialise(weights: dict[str, Tensor], state: dict[str, Any]) -> dict[str, bytes]:
+    """Return the files of whole weights and state; CheckpointError for a state that cannot be loaded."""
     stream = io.BytesIO()
     torch.save(state, stream)
     try:
         check_archive(stream.getvalue())
     except ValueError as error:  # better now than when it is loaded
         raise CheckpointError(f"the state of the run cannot be saved: {error}") from error
-    description = {"state": structure(state), **description}
-    weights = without_shared_memory(
-        {name: tensor.detach().cpu() for name, tensor in weights.items()}
-    )
-    files = {"model.safetensors": safetensors.torch.save(weights), "state.pt": stream.getvalue()}
-    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    manifest = {"format": FORMAT, "update": update, "sha256": sums, **description}
-    files["manifest.json"] = to_json(manifest, 1).encode()
+    weights = {name: tensor.detach().cpu() for name, tensor in weights.items()}
+    content = safetensors.torch.save(without_shared_memory(weights))
+    return {"model.safetensors": content, "state.pt": stream.getvalue()}
+
+
+def serialise_rows(shards: Mapping[TreePath, Tensor]) -> dict[str, bytes]:
+    """Return the file of the rows that this process holds of shards; none if another replica has it."""
+    number = placement.part_number(next(iter(shards.values()))) if shards else None
+    if number is None:
+        return {}
+    rows = {joined(path): placement.local(t).detach().cpu() for path, t in shards.items()}
+    content = safetensors.torch.save(without_shared_memory(rows))
+    return {f"part_{number:05d}.safetensors": content}
+
+
+def build_manifest(
+    update: int,
+    state: dict[str, Any],
+    description: dict[str, Any],
+    shards: Mapping[TreePath, Tensor] | None = None,
+) -> dict[str, Any]:
+    """Return a manifest without the checksums of the files."""
+    manifest = {"format": FORMAT, "update": update, "sha256": {}}
+    manifest |= {"state": structure(state), **description}
+    if shards:
+        shapes = [[path, list(shard.shape)] for path, shard in shards.items()]
+        manifest |= {"format": FORMAT_IN_PARTS, "shards": shapes}
+    return manifest
+
+
+class Writing:
+    """Files of a checkpoint on their way into its temporary folder, in a thread.
+
+    The files are complete already: what they were made of may change.
+    """
+
+    def __init__(self, folder: Path, update: int, files: dict[str, bytes], needed: int) -> None:
+        self.sums: dict[str, str] = {}
+        self.error: BaseException | None = None
+        arguments = (folder, update, files, needed)
+        self.thread = threading.Thread(target=self._write, args=arguments, name="checkpoint")
+        self.thread.start()
+
+    def _write(self, folder: Path, update: int, files: dict[str, bytes], needed: int) -> None:
+        try:
+            with _writing(folder, update, needed) as temporary:
+                for name, data in files.items():
+                    _write(temporary / name, data)
+                    self.sums[name] = hashlib.sha256(data).hexdigest()
+        except BaseException as error:
+            self.error = error  # for the thread that waits
+
+    def is_done(self) -> bool:
+        """Return whether all files are written, or one could not be."""
+        return not self.thread.is_alive()
+
+    def finish(self) -> dict[str, str]:
+        """Wait for the files and return their checksums; CheckpointError if one cannot be written."""
+        self.thread.join()
+        if self.error is not None:
+            raise self.error
+        return self.sums
+
+
+def commit(folder: Path, update: int, manifest: dict[str, Any], sums: dict[str, str]) -> Path:
+    """Turn the temporary folder, which has all files, into checkpoint `update`; return its path."""
+    manifest = manifest | {"sha256": sums}
     final = folder_of(folder, update)
-    temporary = folder / f"{TEMPORARY}{final.name}"
-    needed = sum(map(len, files.values()))
-    try:
-        if not folder.is_dir():
-            folder.mkdir(parents=True)
-            sync_folder(folder.parent)
-        shutil.rmtree(temporary, ignore_errors=True)
-        free = shutil.disk_usage(folder).free
-        if free < needed:
-            raise OSError(28, "No space left on device")
-        temporary.mkdir()
-        for name, data in files.items():
-            _write(temporary / name, data)
+    content = to_json(with_checksum(manifest), 1).encode()
+    with _writing(folder, update, len(content)) as temporary:
+        _write(temporary / "manifest.json", content)
         sync_folder(temporary)
         # It may exist: without its validation, or damaged.
         old = folder / f"{REPLACED}{final.name}"
@@ -98,6 +192,46 @@ def save(
         if os.path.lexists(old):
             _remove(old)
         link(folder, "last", final)
+    return final
+
+
+def take_shards(tree: dict[Any, Any], path: TreePath = ()) -> dict[TreePath, Tensor]:
+    """Remove the sharded tensors from nested dicts; return them by their paths."""
+    shards: dict[TreePath, Tensor] = {}
+    for key, value in list(tree.items()):
+        if isinstance(value, dict):
+            shards |= take_shards(value, (*path, key))
+        elif isinstance(value, Tensor) and placement.is_sharded(value):
+            shards[(*path, key)] = tree.pop(key)
+        elif isinstance(value, Tensor):
+            tree[key] = placement.local(value)
+    return shards
+
+
+def joined(path: Sequence[Any]) -> str:
+    """Return the name in a part of the tensor at a path."""
+    return "/".join(map(str, path))
+
+
+def prepare(folder: Path, update: int, needed: int) -> None:
+    """Make the temporary folder of a checkpoint of `needed` bytes; CheckpointError without room."""
+    with _writing(folder, update, needed) as temporary:
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            sync_folder(folder.parent)
+        shutil.rmtree(temporary, ignore_errors=True)
+        if shutil.disk_usage(folder).free < needed:
+            raise OSError(28, "No space left on device")
+        temporary.mkdir()
+
+
+@contextlib.contextmanager
+def _writing(folder: Path, update: int, needed: int) -> Iterator[Path]:
+    """Yield the temporary folder of a checkpoint; it is removed if it cannot be written."""
+    final = folder_of(folder, update)
+    temporary = folder / f"{TEMPORARY}{final.name}"
+    try:
+        yield temporary
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         free = shutil.disk_usage(folder).free if folder.exists() else 0
@@ -105,7 +239,6 @@ def save(
             f"cannot write checkpoint {final}: {error.strerror} ({needed:,} bytes needed, {free:,} free). "
             "Earlier checkpoints are intact; make room and start the run again to resume"
         ) from error
-    return final
 
 
 def without_shared_memory(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -158,7 +291,18 @@ def link(folder: Path, name: str, target: Path) -> None:
     temporary = folder / f"{TEMPORARY}{name}"
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target.name)
+    unlink(folder / name, only_folder=True)
     os.replace(temporary, folder / name)
+
+
+def unlink(path: Path, only_folder: bool = False) -> None:
+    """Remove a link, or the folder in its place where a run was copied without links (scp -r)."""
+    if path.is_dir() and not path.is_symlink():
+        obsolete = path.with_name(f"{TEMPORARY}{path.name}-copy")  # not torn by a kill
+        os.rename(path, obsolete)
+        _remove(obsolete)
+    elif not only_folder:
+        path.unlink(missing_ok=True)
 
 
 def relink(folder: Path, newest: Path, best: int | None) -> None:
@@ -168,7 +312,7 @@ def relink(folder: Path, newest: Path, best: int | None) -> None:
     """
     link(folder, "last", newest)
     if best is None:
-        (folder / "best").unlink(missing_ok=True)
+        unlink(folder / "best")
     elif folder_of(folder, best).is_dir():
         link(folder, "best", folder_of(folder, best))
 
@@ -177,7 +321,9 @@ def load(path: Path) -> Checkpoint:
     """Read and verify one checkpoint folder; raises CheckpointError naming the file and the fault."""
     manifest = read_manifest(path)
     contents = {}
-    for name in ("model.safetensors", "state.pt"):
+    # Files of other names, which may lead anywhere, are not read.
+    parts = sorted(filter(PART.fullmatch, manifest["sha256"]))
+    for name in ("model.safetensors", "state.pt", *parts):
         if not (path / name).is_file():  # a device or a pipe would be read without an end
             raise CheckpointError(f"{path / name}: {os.strerror(errno.ENOENT)}")
         try:
@@ -189,8 +335,7 @@ def load(path: Path) -> Checkpoint:
                 f"{path / name} is damaged: its checksum differs from the manifest's"
             )
     try:
-        weights = safetensors.torch.load(contents["model.safetensors"])
-        check_header(contents["model.safetensors"])
+        weights, *pieces = [_tensors(contents[n]) for n in ("model.safetensors", *parts)]
         check_archive(contents["state.pt"])
         state = torch.load(io.BytesIO(contents["state.pt"]), weights_only=True, map_location="cpu")
         outline = structure(state, limit=len(contents["state.pt"]))
@@ -201,9 +346,51 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"{path / 'state.pt'} lacks a part that was saved, or has one more than was saved"
         )
+    try:
+        _put_together(pieces, manifest.get("shards", []), {"weights": weights, "state": state})
+    except Exception as error:  # the manifest may say anything
+        raise CheckpointError(f"{path}: its parts do not fit together: {error}") from error
     if nonfinite(weights):
         raise CheckpointError(f"{path}: {', '.join(nonfinite(weights)[:4])} is not finite")
+    if is_altered(manifest):
+        say(f"{path}: warning: manifest.json was changed after it was written")
     return Checkpoint(path, weights, state, manifest)
+
+
+def _tensors(content: bytes) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file."""
+    tensors: dict[str, Tensor] = safetensors.torch.load(content)
+    check_header(content)
+    return tensors
+
+
+def _put_together(
+    parts: Sequence[dict[str, Tensor]], shards: Sequence[Any], tree: dict[str, Any]
+) -> None:
+    """Put the rows of all parts together and into nested dicts, the reverse of `take_shards`.
+
+    Raises an error if something is missing, or if there is more than there should be.
+    """
+    for path, shape in shards:
+        name = joined(path)
+        tensor = torch.cat([part.pop(name) for part in parts])
+        if list(tensor.shape) != shape:
+            raise ValueError(f"{name} has shape {list(tensor.shape)} instead of {shape}")
+        *parents, last = path
+        place = tree
+        for key in parents:
+            place = place[key]
+        place[last] = tensor
+    if any(parts):
+        raise ValueError("they hold more tensors than the manifest names")
+
+
+def hash_of_weights(manifest: Mapping[str, Any]) -> str:
+    """Return a hash that differs between checkpoints of different weights."""
+    sums = {name: value for name, value in manifest["sha256"].items() if name != "state.pt"}
+    if not any(map(PART.fullmatch, sums)):
+        return str(sums.get("model.safetensors"))
+    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -215,28 +402,31 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = read_json(file)
         if "splits" in manifest and "sha256" not in manifest:
             raise CheckpointError(f"{path} is a data folder; name a run, or a checkpoint of one")
-        version, sums = manifest["format"], manifest["sha256"]
+        version = manifest["format"]
+        if "valid" in manifest:
+            manifest["valid"] = as_numbers(manifest["valid"])
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}") from error
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{file} is damaged: {error!r}") from error
-    if version != FORMAT:
+    if version not in (FORMAT, FORMAT_IN_PARTS):
         raise CheckpointError(
-            f"{path} has format {str(version)[:20]}; this version reads format {FORMAT}"
+            f"{path} has format {str(version)[:20]}; this version reads formats {FORMAT} and "
+            f"{FORMAT_IN_PARTS}"
         )
-    if not isinstance(sums, dict):
-        raise CheckpointError(f"{file} is damaged: it has no checksums")
-    return manifest | {key: as_numbers(manifest[key]) for key in ("valid",) if key in manifest}
+    if problem := misfit(manifest, MANIFEST):
+        raise CheckpointError(f"{file} is damaged: {problem}")
+    return manifest
 
 
-def labels_of(facts: Any, source: object) -> dict[str, list[str]]:
+def labels_of(facts: dict[str, Any] | None, source: object) -> dict[str, list[str]]:
     """Return the classes of each set from a checkpoint's facts; CheckpointError without any."""
-    labels = facts.get("labels") if isinstance(facts, dict) else None
-    if not isinstance(labels, dict) or not all(isinstance(v, list) for v in labels.values()):
+    labels = (facts or {}).get("labels")
+    if labels is None or not all(isinstance(x, str) for names in labels.values() for x in names):
         raise CheckpointError(
             f"{source} does not say which classes its heads are for; train it anew with this version"
         )
-    return labels
+    return dict(labels)
 
 
 def check_classes(source: object, name: str, then: Sequence[str], now: Sequence[str]) -> None:
@@ -281,6 +471,14 @@ def check_facts(stored: Any, current: dict[str, Any], path: Path) -> None:
 def all_updates(folder: Path) -> list[Path]:
     """Return all paths named like a checkpoint, oldest first, dangling links included."""
     return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
+
+
+def newest_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return the manifest of the newest checkpoint that has one; its files are not verified."""
+    for path in reversed(all_updates(folder)):
+        with contextlib.suppress(CheckpointError):
+            return read_manifest(path)
+    return None
 
 
 def newest(
@@ -338,7 +536,10 @@ def resolve(path: str, prefer: str = "last") -> Path:
     """Return a checkpoint folder: `path` itself, or the `prefer`red checkpoint of a run folder."""
     root = Path(path)
     if not root.exists():
-        raise CheckpointError(f"{path}: there is no such checkpoint or run folder")
+        raise CheckpointError(
+            f"{path}: there is no such checkpoint or run folder (a model of the Hugging Face Hub is downloaded "
+            "first, and made a run with 'metaseq-lm import')"
+        )
     if (root / "manifest.json").is_file():
         return root.resolve()
     for folder in (root / "checkpoints", root):
@@ -348,7 +549,7 @@ def resolve(path: str, prefer: str = "last") -> Path:
     remedy = "; make a run of this transformers folder with 'metaseq-lm import'"
     raise CheckpointError(
         f"{path} holds no checkpoint (no manifest.json in it or its checkpoints/)"
-        f"{remedy * (root / 'config.json').is_file()}"
+        f"{remedy * ((root.parent if root.is_file() else root) / 'config.json').is_file()}"
     )
 
 

@@ -54,6 +54,31 @@ LSTMS = {
 }
 
 
+def _attention(
+    q: Sequence[int], k: Sequence[int], v: Sequence[int], *rest: Any, **kwargs: Any
+) -> int:
+    return 2 * prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
+
+
+def _attention_backward(grad: Any, *inputs: Any, **kwargs: Any) -> int:
+    return 2 * _attention(*inputs)
+
+
+# Torch's counter does not know the CPU's fused attention. Backward is twice forward, as without
+# fusion: what a kernel computes again to save memory, which torch counts, depends on the device.
+ATTENTION = {
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}{suffix}"): rule
+    for suffix, rule in (("", _attention), ("_backward", _attention_backward))
+    for kernel in (
+        "flash_attention_for_cpu",
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+    )
+}
+RULES = LSTMS | ATTENTION
+
+
 class Counter(TorchDispatchMode):
     """Adds up the FLOPs of operations by the rules of torch's FlopCounterMode.
 
@@ -63,17 +88,20 @@ class Counter(TorchDispatchMode):
 
     supports_higher_order_operators = True
     indivisible: ClassVar[set[Any]] = set()  # operations that do not decompose
+    paused: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.rules = FlopCounterMode(display=False, custom_mapping=LSTMS).flop_registry
+        self.rules = FlopCounterMode(display=False, custom_mapping=RULES).flop_registry
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, or the operations that it decomposes into, and count the FLOPs."""
         kwargs = kwargs or {}
+        if Counter.paused:
+            return func(*args, **kwargs)
         if isinstance(func, HigherOrderOperator):
-            with FlopCounterMode(display=False, custom_mapping=LSTMS) as counter:
+            with FlopCounterMode(display=False, custom_mapping=RULES) as counter:
                 result = func(*args, **kwargs)
             self.total += counter.get_total_flops()
             return result
@@ -88,6 +116,16 @@ class Counter(TorchDispatchMode):
         if rule is not None:
             self.total += rule(*args, **kwargs, out_val=result)
         return result
+
+
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """Leave out the FLOPs of the with block: work done a second time, which saves memory only."""
+    Counter.paused = True
+    try:
+        yield
+    finally:
+        Counter.paused = False
 
 
 class FlopMeter:

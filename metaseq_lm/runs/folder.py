@@ -25,20 +25,26 @@ from metaseq_lm.core.config import (
     format_value,
     options_with,
     quote_path,
+    with_current_names,
 )
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import (
     FULL_DISK,
+    LARGEST_LOG,
     as_numbers,
     check_regular,
+    checksum,
+    is_altered,
+    read_bounded,
     read_json,
     remove_leftovers,
     require_folder,
     to_json,
+    with_checksum,
     write_atomic,
 )
 from metaseq_lm.core.registry import ALL
-from metaseq_lm.core.secrets import masked
+from metaseq_lm.core.secrets import MASK, hidden_options, mask_options, mask_text, masked
 
 # Keys that may change when a run is resumed, besides options that are `movable`.
 FREE = ("engine.", "trainer.")
@@ -96,12 +102,14 @@ class RunFolder:
         commands.flush()
 
     def write_config(self, config: DictConfig) -> None:
-        """Write config.yaml in one piece."""
-        write_atomic(self.path / "config.yaml", OmegaConf.to_yaml(config).encode())
+        """Write config.yaml in one piece, without secrets."""
+        options = OmegaConf.create(mask_options(OmegaConf.to_container(config)))
+        write_atomic(self.path / "config.yaml", OmegaConf.to_yaml(options).encode())
 
     def log(self, kind: str, update: int, seconds: float, values: dict[str, Any]) -> None:
         """Append one line to log.jsonl; on a full disk lines wait until there is room."""
-        line = {"kind": kind, "update": update, "seconds": round(seconds, 3), **values}
+        texts = {key: mask_text(value) for key, value in values.items() if isinstance(value, str)}
+        line = {"kind": kind, "update": update, "seconds": round(seconds, 3), **values, **texts}
         self._waiting.append(to_json(line) + "\n")
         path = self.path / "log.jsonl"
         require_folder(self.path)
@@ -118,9 +126,24 @@ class RunFolder:
             if len(self._waiting) == 1:
                 say(f"{path}: {error.strerror}; lines wait until there is room")
 
+    def cut_log(self, update: int) -> None:
+        """Drop the values after an update, which a killed process logged and which will be logged again."""
+        path = self.path / "log.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        remaining = [line for line in lines if not _is_later(line, update)]
+        if len(remaining) < len(lines):
+            write_atomic(path, b"".join(remaining))
+
     def write_results(self, results: dict[str, Any]) -> None:
-        """Write results.json in one piece."""
-        write_atomic(self.path / "results.json", (to_json(results, 1) + "\n").encode())
+        """Write results.json in one piece, with checksums by which `altered_files` tells later changes."""
+        files = {
+            name: [len(content), checksum(content)]
+            for name in ("config.yaml", "log.jsonl")
+            if (content := (self.path / name).read_bytes() if (self.path / name).is_file() else b"")
+        }
+        results = {**results, "message": mask_text(results.get("message") or ""), "files": files}
+        text = to_json(with_checksum(results), 1) + "\n"
+        write_atomic(self.path / "results.json", text.encode())
 
     def is_finished(self) -> bool:
         """Return whether results.json says that the run is finished."""
@@ -128,6 +151,14 @@ class RunFolder:
             return (read_results(self.path) or {}).get("status") == "finished"
         except MetaseqError:  # damaged
             return False
+
+
+def _is_later(line: bytes, update: int) -> bool:
+    try:
+        row = json.loads(line)
+        return row["kind"] in ("train", "valid") and row["update"] > update
+    except (ValueError, LookupError, TypeError, RecursionError):  # damaged; reports say it
+        return False
 
 
 def begun(folder: Path) -> bool:
@@ -177,6 +208,7 @@ def read_config(file: Path) -> DictConfig:
         config = OmegaConf.load(io.StringIO(text))
         if not isinstance(config, DictConfig):
             raise ValueError("not a mapping of keys to values")
+        with_current_names(config)
     except (ValueError, OSError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         reason = str(error).split("\n")[0]
         raise MetaseqError(f"{file}: not a readable config: {reason}") from error
@@ -220,7 +252,11 @@ def read_results(path: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        results = {k: v if k == "message" else as_numbers(v) for k, v in read_json(file).items()}
+        results = {
+            k: v if k == "message" else as_numbers(v)
+            for k, v in read_json(file).items()
+            if k not in ("files", "checksum")  # see `altered_files`
+        }
         missing = [key for key in NEEDED if key not in results]
         if missing:
             raise ValueError(f"it has no {missing[0]}")
@@ -236,6 +272,30 @@ def read_results(path: Path) -> dict[str, Any] | None:
     return results
 
 
+def altered_files(folder: Path) -> list[str]:
+    """Return the files of a run that changed after its results were written; a log may have grown.
+
+    Results without checksums, of earlier versions, are taken as they are.
+    """
+    try:
+        results = read_json(folder / "results.json")
+    except (OSError, ValueError):
+        return []
+    altered = ["results.json"] if is_altered(results) else []
+    recorded = results.get("files")
+    recorded = recorded if isinstance(recorded, dict) else {}
+    for name in ("config.yaml", "log.jsonl"):
+        if name in recorded:
+            try:
+                content = read_bounded(folder / name, LARGEST_LOG)
+                size, expected = recorded[name]
+                same = checksum(content[:size] if name == "log.jsonl" else content) == expected
+            except (OSError, ValueError, TypeError):
+                same = False
+            altered += [name] * (not same)
+    return altered
+
+
 def cut_torn_line(file: Path) -> None:
     """Drop an incomplete last line that a killed process left, before another is appended to it."""
     if file.is_file():
@@ -247,7 +307,8 @@ def cut_torn_line(file: Path) -> None:
 def stored_overrides(folder: Path) -> list[str]:
     """Return the configuration of the run in a folder as key=value; [] if there is none.
 
-    What follows trainer.max_update is left out, so that it follows a new number too.
+    What follows trainer.max_update is left out, so that it follows a new number too, and what was
+    masked; see `check_hidden`.
     """
     file = folder / "config.yaml"
     if not file.is_file():
@@ -267,8 +328,19 @@ def stored_overrides(folder: Path) -> list[str]:
     return [f"{group}={name}" for group, name in names.items()] + [
         f"{key}={quote_path(value) if isinstance(value, str) else format_value(value)}"
         for key, value in values.items()
-        if key not in skipped
+        if key not in skipped and (key == "label" or MASK not in str(value))
     ]
+
+
+def check_hidden(file: Path, config: Any, overrides: Collection[str] = ()) -> None:
+    """Raise UsageError for an option that was stored without its value, unless an override gives it."""
+    keys = {override.partition("=")[0] for override in overrides}
+    # A label, which names the run in reports, does without.
+    if missing := [key for key in hidden_options(config) if key not in {*keys, "label"}]:
+        raise UsageError(
+            f"{file}: the value of {missing[0]}, which is a secret or holds one, was not stored; give it: "
+            f"{missing[0]}=..."
+        )
 
 
 def changed_options(old: Any, new: DictConfig) -> dict[str, tuple[Any, Any]]:
@@ -277,7 +349,9 @@ def changed_options(old: Any, new: DictConfig) -> dict[str, tuple[Any, Any]]:
     An option that did not exist when the old one was written counts as its default. Options that
     are `movable`, and those of the engine, are not compared.
     """
-    before, after = (flatten(OmegaConf.to_container(OmegaConf.create(c))) for c in (old, new))
+    before, after = (
+        flatten(mask_options(OmegaConf.to_container(OmegaConf.create(c)))) for c in (old, new)
+    )
     before |= {key: default_of(new, key) for key in after.keys() - before.keys()}
     movable = options_with("movable", new)
     return {

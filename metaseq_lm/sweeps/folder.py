@@ -15,20 +15,22 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import (
     LARGEST_LOG,
     LARGEST_SWEEP,
     check_regular,
+    is_altered,
+    misfit,
     read_bounded,
     remove_leftovers,
+    with_checksum,
     write_atomic,
 )
 from metaseq_lm.sweeps.definition import KEY, differences
 from metaseq_lm.sweeps.expansion import Run
 
 VERSION = 1
-KINDS = {dict: "mapping", list: "list", str: "text", int: "whole number"}
 NAMED = {"name": str, "folder": str}
 # The required content of sweep.json and of the lines of jobs.jsonl; see `misfit`.
 FORM = {
@@ -79,6 +81,7 @@ class SweepFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         self.lock_file = self.path / ".lock"
+        self._warnings: set[str] = set()
 
     def read(self) -> dict[str, Any]:
         """Return sweep.json; UsageError if there is none, MetaseqError if it is damaged."""
@@ -97,25 +100,42 @@ class SweepFolder:
                 f"{file}: damaged ({problem}). Delete it and give the 'sweep' command that wrote it "
                 "again: it goes on with the runs that are there"
             )
+        if is_altered(content):
+            self._warn(f"{file}: warning: changed after a sweep wrote it")
         return dict(content)
+
+    def _warn(self, message: str) -> None:
+        """Print a warning once."""
+        if message not in self._warnings:
+            self._warnings.add(message)
+            say(message)
 
     def runs(self) -> list[Run]:
         """Return the runs of the sweep."""
         return [Run.from_json(row) for row in self.read()["runs"]]
 
-    def adopt(self, definition: dict[str, Any], runs: list[Run], launch: dict[str, Any]) -> None:
-        """Write sweep.json; raises UsageError if another sweep is here.
+    def require_same(
+        self, definition: dict[str, Any], runs: list[Run], relocated: dict[str, str]
+    ) -> None:
+        """Raise UsageError if another sweep is here.
 
-        A sweep may grow by seeds, values and stages if its present runs stay the same.
+        A sweep may grow by seeds, values and stages if its present runs stay the same. `relocated`
+        has the stored places of what lies at another place now.
         """
-        if (self.path / "sweep.json").exists():
-            old = self.read()
-            differing = differences(old["definition"], definition)
-            if differing and not grown(old, definition, runs):
-                raise UsageError(
-                    f"{self.path} holds another sweep ({'; '.join(differing[:5])}); choose another "
-                    "--out, or go on with it by the same definition or one that has all its runs"
-                )
+        if not (self.path / "sweep.json").exists():
+            return
+        old = self.read()
+        definition = definition | relocated
+        differing = differences(old["definition"], definition)
+        if differing and not grown(old, definition, runs):
+            raise UsageError(
+                f"{self.path} holds another sweep ({'; '.join(differing[:5])}); choose another "
+                "--out, or go on with it by the same definition or one that has all its runs (at "
+                "another place, data, configs and plug-ins must be the same)"
+            )
+
+    def adopt(self, definition: dict[str, Any], runs: list[Run], launch: dict[str, Any]) -> None:
+        """Write sweep.json."""
         content = {
             "version": VERSION,
             "out": str(self.path),
@@ -123,7 +143,8 @@ class SweepFolder:
             "launch": launch,
             "runs": [asdict(run) for run in runs],
         }
-        write_atomic(self.path / "sweep.json", (json.dumps(content, indent=1) + "\n").encode())
+        text = json.dumps(with_checksum(content), indent=1) + "\n"
+        write_atomic(self.path / "sweep.json", text.encode())
 
     def check_inside(self, runs: list[Run]) -> None:
         """Raise UsageError if a run folder is a link that leads out of OUT."""
@@ -157,7 +178,7 @@ class SweepFolder:
     def append(self, kind: str, **values: Any) -> None:
         """Add a line to jobs.jsonl."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        line = json.dumps({"kind": kind, "time": now, **values}) + "\n"
+        line = json.dumps(with_checksum({"kind": kind, "time": now, **values})) + "\n"
         with open(self.path / "jobs.jsonl", "ab+") as file:
             size = file.seek(0, os.SEEK_END)
             if size:
@@ -170,11 +191,15 @@ class SweepFolder:
     def rows(self) -> list[dict[str, Any]]:
         """Return the lines of jobs.jsonl without incomplete ones, which killed processes left.
 
-        Raises MetaseqError for a complete line that lacks a value.
+        Lines that were repeated are left out, too. Raises MetaseqError for a complete line that lacks a
+        value or was changed.
         """
         file = self.path / "jobs.jsonl"
         check_regular(file)
-        rows = []
+        if not (file.exists() and file.stat().st_size) and (self.path / "jobs").is_dir():
+            self._warn(f"{file}: warning: no lines, though jobs were submitted")
+        rows: list[dict[str, Any]] = []
+        left_out: dict[int, str] = {}
         try:
             lines = read_bounded(file, LARGEST_LOG).splitlines() if file.exists() else []
         except ValueError as error:
@@ -183,14 +208,22 @@ class SweepFolder:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
+                left_out[number] = "not readable"  # a killed process leaves part of a line
                 continue
             kind = str(row.get("kind")) if isinstance(row, dict) else ""
             problem = misfit(row, JOBS.get(kind, {}))
             if not problem and kind == "submit" and row["executor"] == "local":
                 problem = "" if row["job"].isdecimal() else "job is no process"
+            if not problem and is_altered(row):
+                problem = "changed after a sweep wrote it"
             if problem:
                 raise MetaseqError(f"{file}:{number}: damaged ({problem}). Delete that line")
-            rows.append(row)
+            if "checksum" in row and row in rows:
+                left_out[number] = "a line that is there already"
+            else:
+                rows.append(row)
+        for number, reason in left_out.items():
+            self._warn(f"{file}:{number}: warning: {reason}, left out")
         return rows
 
     def submissions(self) -> dict[str, Submission]:
@@ -227,35 +260,13 @@ class SweepFolder:
 
 
 def grown(old: dict[str, Any], definition: dict[str, Any], runs: list[Run]) -> bool:
-    """Return whether `runs` include every stage in sweep.json with the same arguments."""
-    places = ("config_dir", "user_dir")
-    current = {stage.folder: list(stage.arguments) for run in runs for stage in run.stages}
+    """Return whether `runs` include every stage in sweep.json with the same arguments behind DATA."""
+    places = ("data", "config_dir", "user_dir")
+    current = {stage.folder: list(stage.arguments[1:]) for run in runs for stage in run.stages}
     before = [stage for run in old["runs"] for stage in run["stages"]]
-    return all(old["definition"][key] == definition[key] for key in places) and all(
-        current.get(stage["folder"]) == stage["arguments"] for stage in before
+    return all(old["definition"].get(key) == definition[key] for key in places) and all(
+        current.get(stage["folder"]) == stage["arguments"][1:] for stage in before
     )
-
-
-def misfit(value: Any, form: Any, name: str = "it") -> str:
-    """Return how a JSON value deviates from `form`, "" if it fits.
-
-    A form is a type or a tuple of types; a pattern that a text matches; a list with the form of its items, of which there must be
-    at least one; or a dict with the forms of its required keys.
-    """
-    is_pattern = isinstance(form, re.Pattern)
-    kind = str if is_pattern else type(form) if isinstance(form, (list, dict)) else form
-    if not isinstance(value, kind):
-        return f"{name} is no {KINDS[kind[0] if isinstance(kind, tuple) else kind]}"
-    if is_pattern and not form.fullmatch(value):
-        return f"{name} {value[:60]!r} is not of the form {form.pattern}"
-    if isinstance(form, list):
-        problems = [misfit(item, form[0], f"an item of {name}") for item in value]
-        return next(filter(None, problems), "" if value else f"{name} is empty")
-    for key in form if isinstance(form, dict) else ():
-        problem = misfit(value[key], form[key], key) if key in value else f"{name} lacks '{key}'"
-        if problem:
-            return problem
-    return ""
 
 
 def misused(content: dict[str, Any]) -> str:

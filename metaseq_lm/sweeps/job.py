@@ -26,14 +26,17 @@ from submitit import JobEnvironment
 from submitit.core.utils import UncompletedJobError
 from submitit.helpers import DelayedSubmission
 
-from metaseq_lm.core.errors import DivergedError, Interrupted, MetaseqError, UsageError
+from metaseq_lm.core.errors import NO_HINTS, DivergedError, Interrupted, MetaseqError, UsageError
 from metaseq_lm.core.files import read_bounded, read_json, write_atomic
+from metaseq_lm.core.output import show
 from metaseq_lm.distributed import signals
 from metaseq_lm.distributed.launcher import program
 from metaseq_lm.distributed.signals import SIGNALS
+from metaseq_lm.distributed.step import machine
 
 START = "metaseq-lm: starts"
 LARGEST_SOURCE = 64 << 20  # bytes of one file of a snapshot
+OTHERS = 60.0  # seconds that the task of a node whose run failed waits for the first
 MOST_FOLDERS = 10_000  # below a plug-in or a folder of configs
 
 # ---------------------------------------------------------------- the snapshot
@@ -60,13 +63,7 @@ class Snapshot:
         self.out, self.user_dir, self.config_dir = out, user_dir, config_dir
         package = Path(__file__).parents[1]
         self.files = sources(package, "metaseq_lm", (".py", ".yaml"), out)
-        plugin = Path(user_dir or "")
-        # It can also be the name of an installed module, which is not copied.
-        if user_dir and plugin.is_file():
-            self.files[f"plugin/{plugin.name}"] = plugin
-        elif user_dir and plugin.is_dir():
-            kinds = (".py", ".yaml", ".yml", ".json")
-            self.files |= sources(plugin, f"plugin/{plugin.name}", kinds, out)
+        self.files |= plugin_files(user_dir, out)
         if config_dir:
             self.files |= sources(Path(config_dir), "config", (".yaml", ".yml"), out)
         self.hash = content_hash(self.files)
@@ -81,6 +78,23 @@ class Snapshot:
                 shutil.copyfile(path, temporary / name)
             temporary.rename(folder)
         return code_at(folder, self.user_dir, self.config_dir)
+
+
+def plugin_files(user_dir: str | None, out: Path) -> dict[str, Path]:
+    """Return the files of a plug-in by name; none of an installed module, which is not copied."""
+    plugin = Path(user_dir or "")
+    if user_dir and plugin.is_file():
+        return {f"plugin/{plugin.name}": plugin}
+    if not user_dir or not plugin.is_dir():
+        return {}
+    return sources(plugin, f"plugin/{plugin.name}", (".py", ".yaml", ".yml", ".json"), out)
+
+
+def same_plugin(snapshot: Path, user_dir: str) -> bool:
+    """Return whether a plug-in is the one that was copied into a snapshot."""
+    copied = {name: p for name, p in copied_files(snapshot).items() if name.startswith("plugin/")}
+    present = plugin_files(user_dir, snapshot.parents[1])
+    return bool(copied) and content_hash(copied) == content_hash(present)
 
 
 def code_at(folder: Path, user_dir: str | None, config_dir: str | None) -> Code:
@@ -176,7 +190,9 @@ class Job:
 
 
 class Runner:
-    """Runs a job inside submitit's process.
+    """Runs a job inside submitit's process, of which there is one on each node.
+
+    All train, the first does what is done once: it links the code and asks to requeue.
 
     Signal handlers interrupt the main thread anywhere, so they only record the signal and forward
     it; `run` does all waiting and deciding.
@@ -186,6 +202,7 @@ class Runner:
         self.job = job
         self.environment = JobEnvironment()
         self.on_slurm = self.environment.name() == "slurm"
+        self.task = self.environment.global_rank
         self.signals: list[int] = []
         self.child = 0
 
@@ -197,20 +214,23 @@ class Runner:
         if self.job.lock is not None:  # Slurm cleans up after a dead step by itself
             signals.follow_parent()
             threading.Thread(target=stop_without, args=(self.job.lock,), daemon=True).start()
-        paths = self.environment.paths
-        outcome_file(paths.folder, str(paths.job_id)).unlink(missing_ok=True)  # of an earlier life
-        print(f"{START} {self.job.name}", flush=True)
+        self.outcome_file(self.task).unlink(missing_ok=True)  # of an earlier life
+        show(f"{START} {self.job.name}")
         for stage, folder, arguments in self.job.stages:
             # A signal between two stages: as if the next one had been interrupted at once.
             code, results = self.train(Path(folder), arguments) if not self.signals else (75, {})
             if code == Interrupted.exit_code or -code in SIGNALS:
+                if self.task:
+                    return
                 self.interrupted(stage, code, results.get("signal"), requeue)
             if code:
                 state = "diverged" if code == DivergedError.exit_code else "failed"
                 message = str(results["message"])
                 self.record(state, stage, code, message)
+                self.let_first_end()
                 raise MetaseqError(f"stage {stage or 'train'}: {ending(code)}\n{message}")
-        self.record("finished", "", 0, "")
+        if not self.task:
+            self.record("finished", "", 0, "")
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Record a signal and forward it to the child, once."""
@@ -222,10 +242,12 @@ class Runner:
 
     def train(self, folder: Path, arguments: list[str]) -> tuple[int, dict[str, Any]]:
         """Train one stage in a child process; return its exit code (-signal) and its results."""
-        link_code(folder, Path(self.job.code))
+        if not self.task:
+            link_code(folder, Path(self.job.code))
         environment = os.environ | {
             signals.PARENT_DIES: str(os.getpid()),
             "OMP_NUM_THREADS": str(self.job.threads),
+            NO_HINTS: "1",
         }
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, (self.job.code, os.environ.get("PYTHONPATH")))
@@ -244,7 +266,7 @@ class Runner:
         code = child.wait()
         results = read_json_if_valid(folder / "results.json", since=started)
         if code not in (0, Interrupted.exit_code) and not results.get("message"):
-            results["message"] = last_lines(log, before)
+            results["message"] = last_lines(log, before) or f"on {machine()}"
         return code, results
 
     def interrupted(self, stage: str, code: int, reported: int | None, requeue: Any) -> None:
@@ -274,14 +296,32 @@ class Runner:
 
     def record(self, state: str, stage: str, code: int, message: str) -> None:
         """Write how this start of the job ended to where `sweep status` looks."""
-        paths = self.environment.paths
         outcome = {"state": state, "stage": stage, "exit_code": code, "message": message}
-        write_atomic(outcome_file(paths.folder, str(paths.job_id)), json.dumps(outcome).encode())
+        write_atomic(self.outcome_file(self.task), json.dumps(outcome).encode())
+
+    def outcome_file(self, task: int) -> Path:
+        """Return the file with the outcome of this job on a node."""
+        return outcome_file(self.environment.paths.folder, self.environment.job_id, task)
+
+    def let_first_end(self) -> None:
+        """Wait until the first task has ended by itself: Slurm ends all when one exits with an error."""
+        deadline = time.monotonic() + OTHERS
+        while self.task and not self.outcome_file(0).exists() and time.monotonic() < deadline:
+            time.sleep(0.2)
 
 
-def outcome_file(folder: Path, job_id: str) -> Path:
-    """Return the file with the outcome of a job."""
-    return folder / f"{job_id}_outcome.json"
+def outcome_file(folder: Path, job_id: str, task: int = 0) -> Path:
+    """Return the file with the outcome of a job, of several nodes on that of a task."""
+    return folder / f"{job_id}_{f'{task}_' if task else ''}outcome.json"
+
+
+def outcome_of(folder: Path, job_id: str) -> dict[str, Any]:
+    """Return the outcome of a job: a failure on any of its nodes, else that on the first."""
+    first = read_json_if_valid(outcome_file(folder, job_id))
+    others = map(read_json_if_valid, sorted(folder.glob(f"{job_id}_*_outcome.json")))
+    if first.get("state") in ("failed", "diverged", "finished"):
+        return first
+    return next((other for other in others if other), first)
 
 
 def read_json_if_valid(file: Path, since: float = 0.0) -> dict[str, Any]:

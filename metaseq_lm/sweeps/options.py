@@ -5,6 +5,7 @@ names are held to the characters that Slurm's own names have, and setup lines to
 """
 
 import re
+import shlex
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Any
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
+from metaseq_lm.core.secrets import masked
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,199}")
 CONSTRAINT = re.compile(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:=&|*()\[\]-]{0,199}")
 SETUP = re.compile(r"[A-Za-z0-9._/:=@%+,~ -]{1,1000}")
-SLURM_PATH = re.compile(r"[A-Za-z0-9._/=@+,~-]+")
+LARGEST_ARRAY = 4_000_000  # more than any cluster allows
+# submitit puts numbers for these in a path; a backslash is an escape in Slurm's names of logs.
+NO_SLURM_PATH = re.compile(r"\\|%[jtAa]")
 
 
 @dataclass
@@ -30,11 +34,18 @@ class Launch:
     time: int | None = option(
         None, "minutes until a run is stopped and requeued (slurm: 60)", at_least=1, at_most=525_600
     )
-    nproc: int = option(1, "processes of one run (default: 1)", at_least=1, at_most=1024)
-    cpus: int = option(1, "CPUs of one run, and its threads (default: 1)", at_least=1, at_most=1024)
-    gpus: int = option(0, "GPUs of one run (default: 0)", at_least=0, at_most=64)
+    nodes: int = option(
+        1, "nodes of one run (default: 1)", at_least=1, at_most=10_000, slurm_only=True
+    )
+    nproc: int = option(
+        1, "processes of one run, on each node (default: 1)", at_least=1, at_most=1024
+    )
+    cpus: int = option(
+        1, "CPUs of one run on each node, and its threads (default: 1)", at_least=1, at_most=1024
+    )
+    gpus: int = option(0, "GPUs of one run, on each node (default: 0)", at_least=0, at_most=64)
     mem: int | None = option(
-        None, "memory of one run in GB", at_least=1, at_most=100_000, slurm_only=True
+        None, "memory of one run in GB, on each node", at_least=1, at_most=100_000, slurm_only=True
     )
     partition: str | None = option(None, "Slurm partition", pattern=NAME, slurm_only=True)
     constraint: str | None = option(
@@ -67,6 +78,11 @@ class Launch:
                 raise UsageError(
                     f"--setup {line!r}: only plain words (letters, digits and ._/:=@%+,~-) can "
                     "stand here; put anything longer into a script and 'source' it"
+                )
+            if masked(line.split()) != shlex.join(line.split()):
+                raise UsageError(
+                    "--setup: a secret in it would stand in the job's script for all to read; export it before "
+                    "you give this command (Slurm passes the environment on), or 'source' a file of yours"
                 )
         self.setup = tuple(self.setup)
 
@@ -118,10 +134,21 @@ def check_out(out: Path, executor: str) -> None:
     text = str(out)
     if not text.isprintable():
         raise UsageError(f"--out {text!r}: has characters in it that cannot be printed")
-    if executor == "slurm" and not SLURM_PATH.fullmatch(text):
+    if executor == "slurm" and (match := NO_SLURM_PATH.search(text)):
         raise UsageError(
-            f"--out {text!r}: for Slurm the path may hold only letters, digits and ._/=@+,~-"
+            f"--out {text!r}: has {match[0]!r} in it, which is no part of a name for Slurm; choose another path"
         )
+
+
+def log_parameters(launch: Launch, folder: Path, array: bool) -> dict[str, Any]:
+    """Return submitit's parameters that name the logs in a folder with "%", which Slurm reads as a sign; else none."""
+    if "%" not in str(folder):
+        return {}
+    name = f"{str(folder).replace('%', '%%')}/{'%A_%a' if array else '%j'}"
+    step = [f"--output={name}_%t_log.out", f"--error={name}_%t_log.err"]
+    script = {"output": f"{name}_0_log.out", "error": f"{name}_0_log.err"}
+    srun_args = slurm_parameters(launch, folder)["srun_args"]
+    return {"additional_parameters": script, "srun_args": [*srun_args, *step]}
 
 
 def slurm_parameters(launch: Launch, out: Path) -> dict[str, Any]:
@@ -130,7 +157,8 @@ def slurm_parameters(launch: Launch, out: Path) -> dict[str, Any]:
     parameters = {
         "job_name": "metaseq-" + (re.sub(r"[^A-Za-z0-9._-]", "", out.name)[:40] or "sweep"),
         "time": minutes,
-        "nodes": 1,
+        "nodes": launch.nodes,
+        "ntasks_per_node": 1,
         "cpus_per_task": launch.cpus,
         "gpus_per_node": launch.gpus or None,
         "mem": f"{launch.mem}GB" if launch.mem else None,
@@ -139,8 +167,11 @@ def slurm_parameters(launch: Launch, out: Path) -> dict[str, Any]:
         "account": launch.account,
         "qos": launch.qos,
         "setup": list(launch.setup) or None,
-        "array_parallelism": launch.max_parallel or 1000,
+        "array_parallelism": launch.max_parallel or LARGEST_ARRAY,
         # Time to save before the limit; a third of it at most, or a short job would never run.
         "signal_delay_s": min(90, 20 * minutes),
+        # srun does not take cpus_per_task over from sbatch. A killed task ends its step, none
+        # is ended because another is ready first.
+        "srun_args": [f"--cpus-per-task={launch.cpus}", "--kill-on-bad-exit=1", "--wait=0"],
     }
     return {name: value for name, value in parameters.items() if value is not None}

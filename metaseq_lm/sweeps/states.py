@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.files import is_altered
 from metaseq_lm.runs.folder import read_config
 from metaseq_lm.sweeps.expansion import Run, StageRun
 from metaseq_lm.sweeps.folder import Submission, SweepFolder
-from metaseq_lm.sweeps.job import START, ending, outcome_file, read_json_if_valid
+from metaseq_lm.sweeps.job import START, ending, outcome_of, read_json_if_valid
 
 GOOD = ("finished", "running", "pending", "waiting")
 ACTIVE = ("pending", "running", "unknown")
@@ -51,6 +52,7 @@ class Slurm:
     def __init__(self, jobs: list[str]) -> None:
         self.states: dict[str, str] = {}
         self.codes: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}  # why a job waits, or how its last start ended
         self.lives: Counter[str] = Counter()
         self.problem = self.note = ""
         if not jobs:
@@ -58,14 +60,30 @@ class Slurm:
         ids = ",".join(sorted({job.partition("_")[0] for job in jobs}))
         accounting = ["sacct", "-D", "-X", "-n", "-P", "-o", "JobID,State,ExitCode", "-j", ids]
         rows, self.note = ask(accounting, 3)
+        history: dict[str, list[str]] = {}
         for job, state, code in rows:
-            self.lives[job] += 1
-            self.states[job], self.codes[job] = state.split()[0], code
-        # The accounting lags by seconds, so what is not over counts only if the controller says so.
-        self.states = {job: state for job, state in self.states.items() if state in ENDED}
-        controller = ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T", "-j", ids]
-        rows, self.problem = ask(controller, 2)
-        self.states |= dict(rows)
+            history.setdefault(job, []).append(state.split()[0])
+            self.codes[job] = code
+        controller = ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T|%r", "-j", ids]
+        rows, self.problem = ask(controller, 3)
+        present = {job: state for job, state, _ in rows}
+        for job, starts in history.items():
+            # The accounting lags by seconds: it may not have the last start.
+            if present.get(job) in (*PENDING, "RUNNING") and starts[-1] in (*ENDED, "REQUEUED"):
+                starts.append("PENDING")
+            self.lives[job] = len(starts)
+            if len(starts) > 1 and starts[-2] != "REQUEUED":
+                self.reasons[job] = f"requeued after {starts[-2]}"
+        # For the same reason what is not over counts only if the controller says so.
+        self.states = {job: starts[-1] for job, starts in history.items() if starts[-1] in ENDED}
+        self.states |= present
+        for job, state, reason in rows:
+            if state in PENDING and reason != "None":
+                self.reasons[job] = ", ".join(filter(None, (reason, self.reasons.get(job))))
+
+    def reason(self, job: str) -> str:
+        """Return why a job waits and how its last start ended, "" if there is nothing to say."""
+        return f"Slurm: {self.reasons[job]}" if job in self.reasons else ""
 
 
 def ask(command: list[str], columns: int) -> tuple[list[list[str]], str]:
@@ -118,13 +136,14 @@ def check_data(folder: SweepFolder, runs: list[Run]) -> None:
     from metaseq_lm.data.storage.manifest import fingerprint_of_run
 
     present: dict[str, str | None] = {}
-    for place in {folder.path / stage.folder: None for run in runs for stage in run.stages}:
+    stages = {folder.path / stage.folder: stage for run in runs for stage in run.stages}
+    for place, stage in stages.items():
         results = read_json_if_valid(place / "results.json")
         trained_on = results.get("data")
         if results.get("status") != "finished" or not trained_on:
             continue
         config: Any = OmegaConf.to_container(read_config(place / "config.yaml"))
-        data, options = str(config.get("data")), config.get("task")
+        data, options = stage.arguments[0], config.get("task")
         key = json.dumps([data, options], default=str)
         if key not in present:
             try:
@@ -136,6 +155,19 @@ def check_data(folder: SweepFolder, runs: list[Run]) -> None:
                 f"{place} is finished, but was trained on other data than {data} holds now ({trained_on} then, "
                 f"{present[key]} now); choose another --out, or delete the run to train it again"
             )
+
+
+def same_data(old: str, new: str) -> bool:
+    """Return whether two folders hold the same data and sets, as far as the first is still there."""
+    from metaseq_lm.data.storage.manifest import MANIFEST_FILE, fingerprint_of_run
+
+    names = [path.parent.name for path in Path(old).glob(f"*/{MANIFEST_FILE}")]
+    try:
+        return not Path(old).exists() or fingerprint_of_run(old, names) == fingerprint_of_run(
+            new, names
+        )
+    except MetaseqError:
+        return False
 
 
 def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slurm) -> State:
@@ -154,17 +186,23 @@ def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slur
         "requeued": requeued(folder, last, slurm),
     }
     if not stages:
-        return State(state="finished", **common)
+        altered = is_altered(read_json_if_valid(place / "results.json"))
+        reason = "results.json was changed after it was written" if altered else ""
+        return State(state="finished", reason=reason, **common)
     if last is None:
         return State(state="waiting", **common)
     activity = active(last, slurm)
     if activity:
-        reason = slurm.problem if activity == "unknown" else ""
+        reason = slurm.problem if activity == "unknown" else slurm.reason(last.job)
         if activity == "unknown" and last.executor == "local":
             reason = f"it was started on {last.host}; ask there"
         return State(state=activity, reason=reason, **common)
     added = not place.exists() and any((folder.path / s.folder).exists() for s in run.stages)
     state, reason = ended(folder, last, slurm, added)
+    results = place / "results.json"
+    if not read_json_if_valid(results) and place.exists():
+        fault = "results.json is not readable" if results.exists() else "no results.json"
+        reason = f"{fault}; {reason}" if reason else fault
     return State(state=state, reason=reason, **common)
 
 
@@ -246,7 +284,7 @@ def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> t
     """
     if last.cancelled:
         return "cancelled", ""
-    outcome = read_json_if_valid(outcome_file(folder.path / last.folder, last.job))
+    outcome = outcome_of(folder.path / last.folder, last.job)
     outcome_state = str(outcome.get("state", ""))
     slurm_state = slurm.states.get(last.job, "")
     where = log_file(folder, last, "err")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -25,15 +26,17 @@ from metaseq_lm.sweeps import states as state_module
 from metaseq_lm.sweeps.expansion import Run
 from metaseq_lm.sweeps.folder import Submission, SweepFolder, process_start
 from metaseq_lm.sweeps.job import Code, Job
-from metaseq_lm.sweeps.options import Launch, slurm_parameters
+from metaseq_lm.sweeps.options import Launch, log_parameters, slurm_parameters
 
+SLURMS_ARRAY = 1001  # Slurm's default of MaxArraySize
 YEAR = 525_600  # minutes; submitit's local executor always has a limit
 SAVING = 600.0  # seconds that `cancel` waits for runs to save
 
 
 def job_of(folder: SweepFolder, run: Run, launch: Launch, code: Code) -> Job:
     """Return the job that submitit calls for a run."""
-    common = code.arguments() + (["--nproc", str(launch.nproc)] if launch.nproc > 1 else [])
+    several = launch.nodes * launch.nproc > 1
+    common = code.arguments() + (["--nproc", str(launch.nproc)] if several else [])
     stages = state_module.unfinished(folder, run)
     todo = [(s.name, str(folder.path / s.folder), [*s.arguments, *common]) for s in stages]
     lock = str(folder.lock_file) if launch.executor == "local" else None
@@ -52,18 +55,39 @@ def need_slurm() -> None:
         raise UsageError("--executor slurm: no srun and sbatch here; use --executor local")
 
 
+def largest_array() -> int:
+    """Return how many jobs an array may have on this cluster."""
+    if shutil.which("scontrol") is None:  # as on some login nodes
+        return SLURMS_ARRAY
+    done = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True)
+    size = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.MULTILINE)
+    return max(1, int(size[1])) if size else SLURMS_ARRAY
+
+
 def submit_slurm(folder: SweepFolder, runs: list[Run], launch: Launch, code: Code) -> list[str]:
-    """Submit runs as one Slurm array; return their job ids. Raises MetaseqError."""
+    """Submit runs as a Slurm array, or several; return their job ids. Raises MetaseqError.
+
+    If max_parallel limits the runs at a time, an array starts when the one before it is over.
+    """
     place = folder.new_jobs_folder()
     executor = submitit.SlurmExecutor(place, launch.max_timeouts, python=python(code))
     executor.update_parameters(**slurm_parameters(launch, folder.path))
-    try:
-        jobs = executor.submit_array([job_of(folder, run, launch, code) for run in runs])
-    except (FailedJobError, FailedSubmissionError, OSError) as error:
-        raise MetaseqError(f"sbatch refused the jobs: {error}") from error
-    for run, job in zip(runs, jobs):
-        record(folder, run, launch, code, place, job.job_id)
-    return [job.job_id for job in jobs]
+    ids: list[str] = []
+    size = largest_array()
+    for start in range(0, len(runs), size):
+        part = runs[start : start + size]
+        executor.update_parameters(**log_parameters(launch, place, len(part) > 1))
+        if ids and launch.max_parallel:
+            executor.update_parameters(dependency=f"afterany:{ids[-1].partition('_')[0]}")
+        try:
+            jobs = executor.submit_array([job_of(folder, run, launch, code) for run in part])
+        except (FailedJobError, FailedSubmissionError, OSError) as error:
+            submitted = f" ({len(ids)} of {len(runs)} runs were submitted)" if ids else ""
+            raise MetaseqError(f"sbatch refused the jobs{submitted}: {error}") from error
+        for run, job in zip(part, jobs):
+            record(folder, run, launch, code, place, job.job_id)
+        ids += [job.job_id for job in jobs]
+    return ids
 
 
 def record(

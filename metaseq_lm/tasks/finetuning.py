@@ -32,6 +32,8 @@ from metaseq_lm.tasks import Scored, TextTask, with_epochs
 from metaseq_lm.tasks.masked_lm import check_rows
 
 ENCODER = "encoder."
+THRESHOLD = 0.5  # a row has the classes with a greater probability
+AVERAGES = ("micro", "macro")
 POSITIONS = "encoder.embeddings.positions.weight"
 # (number of a sample, its outputs) for each of some samples.
 Outputs = list[tuple[int, list[float]]]
@@ -193,11 +195,18 @@ def labelled_metrics(data: Labels, samples: np.ndarray, scores: np.ndarray) -> L
 def plain_metrics(gold: np.ndarray, scores: np.ndarray, classes: int) -> Logs:
     """Return accuracy and macro F1 of scores (N, K), or CORRELATIONS of values (N,) for 0 `classes`.
 
+    Of boolean gold labels (N, K) and probabilities it is the micro- and macro-averaged F1, and the
+    share of rows that are right in all classes.
+
     Every class counts in the macro-averaged F1, one that is neither gold nor predicted as 0. The
     micro-averaged F1 of single labels is the accuracy.
     """
     if not classes:
         return {n: metric(gold, scores) for n, metric in classification.CORRELATIONS.items()}
+    if gold.ndim == 2:
+        chosen = scores > THRESHOLD
+        averages = {f"f1_{n}": classification.f1_multi_label(gold, chosen, n) for n in AVERAGES}
+        return averages | {"exact_match": float((gold == chosen).all(1).mean())}
     predicted = scores.argmax(1)
     return {
         "accuracy": classification.accuracy(gold, predicted),
@@ -228,10 +237,16 @@ def prediction_rows(data: Labels, outputs: Outputs) -> list[dict[str, Any]]:
     """Return "index", "gold", "predicted" and "scores" of samples with their outputs.
 
     Labels are names, "gold" None where the split has none; scores are the probabilities of the
-    classes or candidates, or the one real value.
+    classes or candidates, or the one real value. Of a set with several labels a row, gold and
+    predicted are lists.
     """
     rows = []
     for sample, row in outputs:
+        if data.multi_label:
+            chosen = names_of(data, np.array(row) > THRESHOLD)
+            listed_gold = None if data.labels is None else names_of(data, data.labels[sample])
+            rows.append({"index": sample, "gold": listed_gold, "predicted": chosen, "scores": row})
+            continue
         gold: Any = None if data.labels is None else data.labels[sample].item()
         predicted: Any = row[0] if data.regression else int(np.argmax(row))
         if not data.regression:
@@ -239,6 +254,11 @@ def prediction_rows(data: Labels, outputs: Outputs) -> list[dict[str, Any]]:
             predicted = data.label_names[predicted]
         rows.append({"index": sample, "gold": gold, "predicted": predicted, "scores": row})
     return rows
+
+
+def names_of(data: Labels, has_class: np.ndarray) -> list[str]:
+    """Return the names of classes, given whether a row has each (K,)."""
+    return [data.label_names[number] for number in np.flatnonzero(has_class)]
 
 
 def leaderboard_files(data: Labels, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:

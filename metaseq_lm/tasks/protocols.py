@@ -20,6 +20,7 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.runs.lineage_cost import Costs
 
 if TYPE_CHECKING:
+    from metaseq_lm.data.streams import Stream
     from metaseq_lm.tasks import Task
 
 # For each kind of update: its share of all updates, and the batches that it takes (see `Task.needs`).
@@ -41,6 +42,14 @@ class HasKinds(Protocol):
 
     def kinds(self) -> Kinds:
         """Return the kinds of updates; a dry run makes one update of each."""
+
+
+@runtime_checkable
+class ScoresTraining(Protocol):
+    """Can be scored on its training data."""
+
+    def single_pass(self, split: str) -> dict[str, Stream]:
+        """Return one pass over a split; of "train" over the examples that are trained on."""
 
 
 @runtime_checkable
@@ -113,6 +122,14 @@ class ChecksSource(Protocol):
 
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
         """Raise UsageError if a run cannot start from `source`, a checkpoint with these facts."""
+
+
+@runtime_checkable
+class NeedsEager(Protocol):
+    """Has losses that torch.compile cannot take: a task, or a criterion."""
+
+    def eager_reason(self) -> str:
+        """Return why, after "because"; "" if this configuration can be compiled."""
 
 
 @runtime_checkable

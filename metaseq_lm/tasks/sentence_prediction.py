@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,16 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Terms
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import SentencePrediction
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch, SentenceRows
-from metaseq_lm.data.labelled.sets import LabelledSet
-from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.labelled.sets import MULTI_LABEL, LabelledSet
+from metaseq_lm.data.storage.manifest import Manifest, labels_in
 from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.classifiers import SentencePredictor
-from metaseq_lm.models.transformer.encoder import SentenceHead, SpanPairHead
+from metaseq_lm.models.transformer.encoder import ACTIVATIONS, SentenceHead, SpanPairHead
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
@@ -43,6 +44,7 @@ from metaseq_lm.tasks.masked_lm import scored_rows
 from metaseq_lm.tasks.protocols import facts_of
 
 HEAD = "heads.sentence."
+TANH = "tanh"
 
 
 @dataclass
@@ -55,6 +57,9 @@ class SentencePredictionConfig(OneSetConfig):
     pooled: bool = option(False, "put BERT's tanh layer before the linear layer")
     head_dropout: float = option(0.1, "dropout before the linear layer", at_least=0, below=1)
     pooler_dropout: bool = option(False, "dropout before the tanh layer too (RoBERTa)")
+    pooler_activation: str = option(
+        "tanh", "of the layer that task.pooled puts there (gelu: ELECTRA)", choices=(*ACTIVATIONS,)
+    )
     keep_head: bool = option(False, "load the head of init_from too; by default the head is new")
     valid_size: int = option(0, "rows of the validation split that are used (0 = all)", at_least=0)
 
@@ -65,6 +70,7 @@ class SentencePredictionTask(LabelledSetTask):
 
     Forms of sets: single sentences, pairs, choices (candidates for a context, each scored by one
     linear unit, softmax over them) and spans (two of them, see SpanPairHead); classes or real values.
+    Where a row has any number of the classes, each has a sigmoid.
     """
 
     criterion: SentencePrediction
@@ -82,17 +88,20 @@ class SentencePredictionTask(LabelledSetTask):
     # ---------------------------------------------------------------- data and model
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        options, seed = self.config, self.run_config.seed
-        rows = self.labelled(split)
         if split != "train":
-            samples = np.arange(scored_rows(self, split, len(rows)))
-            size = options.batch_size
-            return {split: sorted_pass(split, samples, rows.lengths, rows.batch, size, seed)}
+            return self.single_pass(split)
+        options, seed, rows = self.config, self.run_config.seed, self.labelled(split)
         if rows.data.labels is None:
             raise MetaseqError(f"{rows.data.folder}: '{split}' has no labels to train on")
         lengths = rows.lengths if options.group_by_length else None
         order = Shuffled(len(rows), options.batch_size, seed, "train", lengths)
         return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
+
+    def single_pass(self, split: str) -> dict[str, Stream]:
+        """Return one pass over the rows of a split."""
+        rows, size, seed = self.labelled(split), self.config.batch_size, self.run_config.seed
+        samples = np.arange(scored_rows(self, split, len(rows)))
+        return {split: sorted_pass(split, samples, rows.lengths, rows.batch, size, seed)}
 
     def build_model(self) -> nn.Module:
         sizes, options = row_encoder_sizes(self.run_config), self.config
@@ -104,7 +113,8 @@ class SentencePredictionTask(LabelledSetTask):
         if data.form == "spans":
             head = SpanPairHead(width, outputs, dropout)
         else:
-            head = SentenceHead(width, outputs, dropout, options.pooled, options.pooler_dropout)
+            layer = options.pooled, options.pooler_dropout, options.pooler_activation
+            head = SentenceHead(width, outputs, dropout, *layer)
         scale = label_range(folder) if data.regression else None
         return SentencePredictor(sizes, len(self.vocabulary), self.vocabulary.pad, head, scale)
 
@@ -115,8 +125,26 @@ class SentencePredictionTask(LabelledSetTask):
             chosen |= {name: weight for name, weight in weights.items() if name.startswith(HEAD)}
         return chosen
 
+    def facts(self) -> dict[str, Any]:
+        """Return the classes of the set, and whether a row has any number of them."""
+        folder = Path(self.data, self.config.labelled)
+        multi_label = Manifest.load(folder).details.get("form") == MULTI_LABEL
+        facts: dict[str, Any] = {"labels": labels_in(self.data, vars(self.config))}
+        facts |= {"multi_label": True} if multi_label else {}
+        return facts | ({} if self._activation == TANH else {"pooler_activation": self._activation})
+
+    @property
+    def _activation(self) -> str:
+        return self.config.pooler_activation if self.config.pooled else TANH
+
     def check_facts(self, facts: dict[str, Any], source: object) -> None:
-        """Raise UsageError if a kept head is for other classes or another order."""
+        """Raise UsageError if a kept head has another activation, other classes or another order."""
+        activation = facts.get("pooler_activation", TANH)
+        if self.config.keep_head and activation != self._activation:
+            raise UsageError(
+                f"task.keep_head: the head of {source} has a layer with {activation}; give "
+                f"task.pooled=true task.pooler_activation={activation}"
+            )
         if self.config.keep_head and "labels" in facts:
             labels = checkpoint.labels_of(facts, source)
             checkpoint.check_heads(source, labels, facts_of(self)["labels"])
@@ -126,19 +154,22 @@ class SentencePredictionTask(LabelledSetTask):
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return the metrics of the set, the main one first, the loss, and rows: see `labelled_split`."""
         ((split, batches),) = passes.items()
+        data = self.labelled(split).data
 
         def scored(batch: SentenceBatch) -> tuple[Tensor, Terms]:
             scores = self.criterion.scores(model, batch)
             terms: Terms = {}
             if batch.targets is not None:
                 terms = self.criterion.terms(model, scores, batch.targets)
-            return self._outputs(model, scores), terms
+            return self._outputs(model, scores, data.multi_label), terms
 
-        return labelled_scores(engine, self.labelled(split).data, batches, scored)
+        return labelled_scores(engine, data, batches, scored)
 
-    def _outputs(self, model: nn.Module, scores: Tensor) -> Tensor:
+    def _outputs(self, model: nn.Module, scores: Tensor, multi_label: bool) -> Tensor:
         """Return probabilities (B, K), or values on the scale of the labels (B, 1), as float64."""
         if isinstance(model.label_range, Tensor):
             values: Tensor = model.unscaled(scores.double())  # type: ignore[operator]
             return values
+        if multi_label:
+            return scores.double().sigmoid()
         return scores.double().softmax(-1)

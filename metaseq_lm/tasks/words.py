@@ -22,7 +22,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.tagging import Parsing, Tagging, WordLabels
 from metaseq_lm.data.storage.manifest import Manifest, tokenizer_hash
-from metaseq_lm.data.streams import Order, Stream, sorted_pass
+from metaseq_lm.data.streams import Stream, sorted_pass
 from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import word_rows
 from metaseq_lm.data.words.columns import conllu_text
@@ -141,28 +141,30 @@ class WordTask(Task):
     # ---------------------------------------------------------------- data and model
 
     def build_streams(self, split: str) -> dict[str, Stream]:
-        return {
-            name if split == "train" else f"{name}{AT}{split}": self.labelled_stream(name, split)
-            for name in self.names
-        }
+        if split != "train":
+            return self.single_pass(split)
+        return {name: self.training_stream(name) for name in self.names}
 
-    def labelled_stream(self, name: str, split: str) -> Stream:
-        """Return the batches of a split of a set, buckets of like lengths in training."""
+    def training_stream(self, name: str) -> Stream:
+        """Return the training batches of a set: buckets of sentences of like lengths."""
         options, seed = self.config, self.run_config.seed
-        data = self.labelled(name, split)
-        if split == "train":
-            order: Order = Bucketed(
-                data.lengths,
-                options.batch_size,
-                seed,
-                name,
-                samples=self.chosen(name),
-                buckets=options.buckets,
-            )
-            return Stream(name, order, partial(word_batch, data, name), seed, data.lengths)
-        collate = partial(word_batch, data, name)
-        samples = np.arange(scored_rows(self, split, len(data)))
-        return sorted_pass(name, samples, data.lengths, collate, options.batch_size, seed)
+        data, samples = self.labelled(name, "train"), self.chosen(name)
+        size, buckets = options.batch_size, options.buckets
+        order = Bucketed(data.lengths, size, seed, name, samples=samples, buckets=buckets)
+        return Stream(name, order, partial(word_batch, data, name), seed, data.lengths)
+
+    def single_pass(self, split: str) -> dict[str, Stream]:
+        """Return one pass over a split of each set; of "train" over the sentences that are used."""
+        size, seed = self.config.batch_size, self.run_config.seed
+        passes = {}
+        for name in self.names:
+            data, train = self.labelled(name, split), split == "train"
+            samples = self.chosen(name) if train else np.arange(len(data))
+            samples = samples[: scored_rows(self, split, len(samples))]
+            collate = partial(word_batch, data, name)
+            one_pass = sorted_pass(name, samples, data.lengths, collate, size, seed)
+            passes[f"{name}{AT}{split}"] = one_pass
+        return passes
 
     def build_model(self) -> nn.Module:
         options = self.config
@@ -265,9 +267,7 @@ class WordTask(Task):
         makers: list[Callable[[], list[dict[str, Any]]]] = []
         for key, batches in passes.items():
             name, _, split = key.partition(AT)
-            data = self.labelled(
-                name, split or "train"
-            )  # whose stream says why it cannot be scored
+            data = self.labelled(name, split)
             terms, predicted = self._predicted(engine, model, nets, data, name, batches)
             losses.append(terms.pop("loss"))
             logs |= terms

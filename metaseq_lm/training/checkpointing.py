@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from torch import nn
 
 from metaseq_lm.core.errors import DivergedError, MetaseqError, UsageError
 from metaseq_lm.core.files import free_bytes, human_bytes, require_folder
+from metaseq_lm.core.secrets import mask_options
 from metaseq_lm.data.storage.manifest import tokenizer_hash
-from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed import placement, process_group
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.checkpoint import Checkpoint, CheckpointError
 from metaseq_lm.runs.folder import RESETS, changed_options, check_same, code_hash
@@ -24,25 +26,38 @@ from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import check_tokenizer
 
 
+@dataclass
+class Pending:
+    """A checkpoint whose files are being written; the manifest is the first replica's."""
+
+    update: int
+    manifest: dict[str, Any]
+    is_best: bool
+    writing: checkpoint.Writing
+
+
 class Checkpointer:
     """Saves and finds the checkpoints in `folder`. Its methods are calls of all replicas."""
 
-    def __init__(self, parts: Parts, folder: Path) -> None:
+    def __init__(self, parts: Parts, folder: Path, start: dict[str, Any]) -> None:
         self.parts, self.folder = parts, folder
+        self.start = start  # what manifests record of init_from
         self.options = parts.config.trainer
         self.saved_at = -1  # the update of the last complete checkpoint
+        self.pending: Pending | None = None
 
     @cached_property
     def description(self) -> dict[str, Any]:
         """Entries of every manifest: configuration, data, tokenizer and facts at the start of the run."""
         config = self.parts.config
         return {
-            "config": OmegaConf.to_container(config),
+            "config": mask_options(OmegaConf.to_container(config)),
             "data": self.parts.data_fingerprint,
             "tokenizer": tokenizer_hash(config.data),
             "code": code_hash(config.user_dir),
             "torch": str(torch.__version__),
             "facts": facts_of(self.parts.task),
+            **self.start,
         }
 
     def check_weights(self, update: int) -> None:
@@ -50,7 +65,8 @@ class Checkpointer:
         process_group.alive()
         weights = self.parts.model.state_dict()
         # A weight that is not finite on one replica must stop all.
-        by_replica = process_group.gather_objects(checkpoint.nonfinite(weights))
+        local = {name: placement.local(tensor) for name, tensor in weights.items()}
+        by_replica = process_group.gather_objects(checkpoint.nonfinite(local))
         bad = [*dict.fromkeys(name for names in by_replica for name in names)]
         if bad:
             raise DivergedError(
@@ -67,36 +83,96 @@ class Checkpointer:
         is_best: bool,
         required: bool,
     ) -> str:
-        """Write a checkpoint on the first replica, remove old ones; return an error message or "".
+        """Write a checkpoint, remove old ones; return an error message or "".
 
-        `valid` are the metrics of the last validation; `is_best` makes "best" point at the checkpoint.
-        An error is raised instead, as CheckpointError, if the checkpoint is `required` or
-        trainer.on_save_error is stop.
+        The first replica writes, except shards, of which each process writes its own. With
+        trainer.async_save the files are only begun, unless the checkpoint is `required`: `finish`
+        completes it. `valid` are the metrics of the last validation; `is_best` makes "best" point at
+        the checkpoint. An error is raised instead, as CheckpointError, if the checkpoint is `required`
+        or trainer.on_save_error is stop.
         """
-        trouble = ""
-        if process_group.rank() == 0:
-            try:
-                self._write(update, state, valid, is_best)
-            except CheckpointError as error:
-                trouble = str(error)
+        trouble = self.finish()  # of an earlier one
+        if self.saved_at == update and not trouble:
+            self._tidy(update, is_best)
+            return ""
+        trouble = self._begin(update, state, valid, is_best) or trouble
+        if trouble:
+            return self._reported(trouble, required)
+        return self.finish(required) if required or not self.options.async_save else ""
+
+    def _begin(
+        self, update: int, state: dict[str, Any], valid: dict[str, float], is_best: bool
+    ) -> str:
+        """Begin to write a checkpoint; return an error message or "", the same on all replicas."""
+        first, trouble = process_group.rank() == 0, ""
+        weights, files, manifest = self.parts.model.state_dict(), {}, {}
+        shards = checkpoint.take_shards({"weights": weights, "state": state})
+        try:
+            files = checkpoint.serialise_rows(shards)
+            if first:
+                files |= checkpoint.serialise(weights, state)
+                description = {**self.description, "valid": valid}
+                manifest = checkpoint.build_manifest(update, state, description, shards)
+        except CheckpointError as error:
+            trouble = str(error)
+        needed = sum(process_group.gather_objects(sum(map(len, files.values()))))
+        try:
+            if first and not trouble:
+                require_folder(self.folder.parent)
+                checkpoint.prepare(self.folder, update, needed)
+        except CheckpointError as error:
+            trouble = str(error)
         trouble = process_group.from_first(trouble)
-        if trouble and (required or self.options.on_save_error == "stop"):
-            raise CheckpointError(trouble)
         if not trouble:
-            self.saved_at = update
+            writing = checkpoint.Writing(self.folder, update, files, needed)
+            self.pending = Pending(update, manifest, is_best, writing)
         return trouble
 
-    def _write(
-        self, update: int, state: dict[str, Any], valid: dict[str, float], is_best: bool
-    ) -> None:
-        require_folder(self.folder.parent)
-        if self.saved_at != update:
-            weights = self.parts.model.state_dict()
-            manifest = {**self.description, "valid": valid}
-            checkpoint.save(self.folder, update, weights, state, manifest)
-        if is_best:
-            checkpoint.link(self.folder, "best", checkpoint.folder_of(self.folder, update))
-        checkpoint.prune(self.folder, self.options.keep_last, update)
+    def outdate(self) -> str:
+        """Let the next save write a checkpoint of this update again; errors as in `save`."""
+        trouble = self.finish()
+        self.saved_at = -1
+        return trouble
+
+    def is_written(self) -> bool:
+        """Return whether this process has written its files of a pending checkpoint."""
+        return self.pending is not None and self.pending.writing.is_done()
+
+    def finish(self, required: bool = False) -> str:
+        """Wait for a pending checkpoint, if there is one, and complete it; errors as in `save`."""
+        if self.pending is None:
+            return ""
+        pending, self.pending = self.pending, None
+        sums, trouble = {}, ""
+        try:
+            sums = pending.writing.finish()
+        except CheckpointError as error:
+            trouble = str(error)
+        replies = process_group.gather_objects((sums, trouble))
+        trouble = next((t for _, t in replies if t), "")
+        try:
+            if process_group.rank() == 0 and not trouble:
+                sums = {name: total for part, _ in replies for name, total in part.items()}
+                checkpoint.commit(self.folder, pending.update, pending.manifest, sums)
+                self._tidy(pending.update, pending.is_best)
+        except CheckpointError as error:
+            trouble = str(error)
+        trouble = process_group.from_first(trouble)
+        if not trouble:
+            self.saved_at = pending.update
+        return self._reported(trouble, required)
+
+    def _tidy(self, update: int, is_best: bool) -> None:
+        """Link the checkpoint as the best if it is, and remove old ones."""
+        if process_group.rank() == 0:
+            if is_best:
+                checkpoint.link(self.folder, "best", checkpoint.folder_of(self.folder, update))
+            checkpoint.prune(self.folder, self.options.keep_last, update)
+
+    def _reported(self, trouble: str, required: bool) -> str:
+        if trouble and (required or self.options.on_save_error == "stop"):
+            raise CheckpointError(trouble)
+        return trouble
 
     def newest(self, reset: Collection[str] = ()) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest checkpoint that verifies and fits, and why newer ones were skipped.

@@ -20,6 +20,9 @@ class NonfinitePolicy:
     optimizer). By `trainer.on_nonfinite`, "stop" raises, "skip" undoes the update
     and continues, "rollback" returns to the last checkpoint. `trainer.max_nonfinite` limits the
     updates skipped in a row, or the rollbacks to one checkpoint.
+
+    With "stop" a GPU refuses the step itself (`engine.defers`), and the run stops when the host looks
+    next: before a line of the log, a validation, a checkpoint and the end.
     """
 
     def __init__(self, options: DictConfig, model: nn.Module, engine: Engine) -> None:
@@ -27,6 +30,12 @@ class NonfinitePolicy:
         self.limit: int = options.max_nonfinite
         self.model, self.engine = model, engine
         self.refusals = 0
+        optimizers = engine.optimizers.values()
+        engine.defers = (
+            self.policy == "stop"
+            and engine.device.type == "cuda"
+            and all(optimizer.takes_found_inf for optimizer in optimizers)
+        )
 
     def snapshot(self) -> dict[str, Any] | None:
         """Return a copy of what the next update may change; None if the policy never undoes one."""
@@ -55,7 +64,7 @@ class NonfinitePolicy:
             return
         self.model.load_state_dict(snapshot["weights"], strict=False)
         for name, state in snapshot["optimizers"].items():
-            self.engine.optimizers[name].load_state_dict(state)
+            self.engine.optimizers[name].load_local_state(state)
 
     def accept(self) -> None:
         """Reset the count after a finite update; with "rollback" only a save does."""

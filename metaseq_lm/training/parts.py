@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import resource
+import shutil
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +25,12 @@ from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.storage.manifest import fingerprint_of_run
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed.placement import Placement, build_mesh
 from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.models.inherit import inherited
+from metaseq_lm.models.transformer.encoder import Stack
 from metaseq_lm.tasks import Batches, Passes, Scored, Task
-from metaseq_lm.tasks.protocols import HasSamples, Prepares
+from metaseq_lm.tasks.protocols import HasSamples, NeedsEager, Prepares, ScoresTraining
 
 
 @dataclass
@@ -63,11 +69,11 @@ class Parts:
         self.model.train()
 
     def score(self, split: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Return metrics on a split and, on the first replica, predictions; UsageError for "train".
+        """Return metrics on a split and, on the first replica, predictions.
 
-        A call of all replicas.
+        A call of all replicas. Raises UsageError for "train" if the task cannot score it.
         """
-        check_scored(split)
+        check_scored(self.task, split)
         _ = self.data_fingerprint  # MetaseqError if a file is damaged
         metrics, rows = evaluate_split(self, split)
         return metrics, [] if process_group.rank() else list(rows())
@@ -88,21 +94,69 @@ def build_parts(config: DictConfig, dry_run: bool = False) -> Parts:
     """
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
-    if config.engine.retain_heap:
-        retain_heap()
+    if config.engine.parallel != "replicate":
+        # Parameters that are put together and let go in turn would leave holes in the heap.
+        set_heap(1 << 20)
+    elif config.engine.retain_heap:
+        set_heap(1 << 30, retain=True)  # can save a quarter of the time of an update on a CPU
     device = choose_device(config.engine.device)
     process_group.initialise(device, config.engine.timeout)
     task = build_task(config)
     task.dry_run = dry_run
     model = build_model(task, config, device)
+    recompute = config.engine.recompute == "block"
+    if recompute and not any(isinstance(module, Stack) for module in model.modules()):
+        raise UsageError(
+            "engine.recompute=block computes the activations of Transformer layers again, and model "
+            f"{config.model._name} has none; leave engine.recompute out"
+        )
+    mesh = build_mesh(config.engine.parallel, device)
+    placement = Placement(model, mesh, layers=config.engine.gather == "layer")
+    if config.engine.compile:
+        check_compilable(config, task, model, device, sharded=mesh is not None)
+    optimizers = task.build_optimizers(model)
     engine = Engine(
-        task.build_optimizers(model),
+        optimizers,
         config.seed,
         device,
         config.engine.precision,
-        config.engine.shard_optimizer,
+        placement,
+        recompute,
+        config.engine.compile,
     )
     return Parts(config, task, model, engine)
+
+
+def check_compilable(
+    config: DictConfig, task: Task, model: nn.Module, device: str, sharded: bool
+) -> None:
+    """Raise UsageError that names what of a run engine.compile=true cannot compile, or what is missing."""
+    reasons = [
+        part.eager_reason() for part in (task, task.criterion) if isinstance(part, NeedsEager)
+    ]
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        reasons.append(f"torch.compile does not trace the LSTMs of model {config.model._name}")
+    if sharded:
+        reasons.append(
+            f"engine.parallel={config.engine.parallel} puts parameters together in passes"
+        )
+    if config.engine.recompute != "none":
+        reasons.append(
+            "the compiler itself chooses what is computed again; leave engine.recompute out"
+        )
+    for reason in filter(None, reasons):
+        raise UsageError(
+            f"engine.compile=true cannot compile task {config.task._name} with criterion "
+            f"{config.criterion._name} and these options, because {reason}; use engine.compile=false"
+        )
+    compiler = os.environ.get("CXX", "g++")
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    if device == "cpu" and not (shutil.which(compiler) and headers.exists()):
+        raise UsageError(
+            f"engine.compile=true needs a C++ compiler ({compiler}) and Python's headers ({headers}): "
+            "install g++ and python3-dev or their like, name the compiler in CXX, or use "
+            "engine.compile=false"
+        )
 
 
 def build_task(config: DictConfig) -> Task:
@@ -126,12 +180,13 @@ def choose_device(name: str) -> str:
     return "cuda" if name != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-def retain_heap() -> None:
-    """Tell glibc to keep freed memory, which can save a quarter of the time of an update on a CPU."""
+def set_heap(largest: int, retain: bool = False) -> None:
+    """Let glibc take blocks above `largest` bytes from the system, and `retain` freed memory below."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
-        mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+        mallopt(-3, largest)  # M_MMAP_THRESHOLD
+        if retain:
+            mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
 def check_data_folder(config: DictConfig) -> None:
@@ -145,27 +200,32 @@ def check_data_folder(config: DictConfig) -> None:
 def check_splits(parts: Parts) -> None:
     """Open every split that will be scored, so that a missing one is noticed before training."""
     options = parts.config.trainer
+    if options.valid_split == "train":
+        raise UsageError(
+            "trainer.valid_split=train would choose the best checkpoint by the examples it was trained on; "
+            "name another split, and score 'train' with trainer.final_splits=[train]"
+        )
     for split in sorted({options.valid_split, *options.final_splits} - {""}):
-        check_scored(split)
+        check_scored(parts.task, split)
         parts.task.build_streams(split)
 
 
-def check_scored(split: str) -> None:
-    """Raise UsageError for the training split, which cannot be scored."""
-    if split == "train":
+def check_scored(task: Task, split: str) -> None:
+    """Raise UsageError for the training split if the task cannot score it."""
+    if split == "train" and not isinstance(task, ScoresTraining):
         raise UsageError(
             "the stream of 'train' is endless and cannot be scored; binarise its text as a further split "
             "(preprocess --split NAME=FILE) and name that"
         )
 
 
-def evaluate_split(parts: Parts, split: str) -> Scored:
+def evaluate_split(parts: Parts, split: str, most: int | None = None) -> Scored:
     """Return the task's metrics and predictions on a split, in evaluation mode.
 
-    A call of all replicas.
+    A call of all replicas. With `most`, only the first batches of each stream are used.
     """
     with parts.evaluation_mode():
-        logs, rows = parts.task.evaluate(parts.engine, parts.model, batches_of(parts, split))
+        logs, rows = parts.task.evaluate(parts.engine, parts.model, batches_of(parts, split, most))
     return Scored({name: float(value) for name, value in logs.items()}, rows)
 
 
@@ -177,20 +237,22 @@ def sample_texts(parts: Parts) -> list[str]:
         return parts.task.samples(parts.engine, parts.model)
 
 
-def batches_of(parts: Parts, split: str) -> Passes:
-    """Return iterators over this replica's batches of a split, by stream.
+def batches_of(parts: Parts, split: str, most: int | None = None) -> Passes:
+    """Return iterators over this replica's batches of a split, or the first of them, by stream.
 
     They raise Interrupted after a stop signal, on all replicas at the same batch.
     """
     shard = parts.shard
 
     def read(stream: Any) -> Any:
-        for batch in stream.one_epoch(shard):
+        for batch in islice(stream.one_epoch(shard), most):
             process_group.alive()
             process_group.stop_if_signalled("during an evaluation")
             yield parts.engine.to_device(batch)
 
-    return {name: read(stream) for name, stream in parts.task.build_streams(split).items()}
+    task = parts.task
+    passes = task.single_pass if isinstance(task, ScoresTraining) else task.build_streams
+    return {name: read(stream) for name, stream in passes(split).items()}
 
 
 def peak_memory(device: torch.device) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -12,8 +15,9 @@ from metaseq_lm.data.streams import mean_over_first
 from metaseq_lm.distributed import process_group
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.folder import begun, read_config
-from metaseq_lm.tasks import with_updates
+from metaseq_lm.tasks import Batches, with_updates
 from metaseq_lm.tasks.protocols import kinds_of
+from metaseq_lm.training.loggers import check_installed
 from metaseq_lm.training.nonfinite import check_finite, describe_refusal
 from metaseq_lm.training.parts import (
     Parts,
@@ -36,20 +40,24 @@ class PriceEstimate:
     Attributes:
         flops: FLOPs of an update of all replicas, the mean over its kinds and their batches.
         first_updates: FLOPs of the measured update of each kind, in the task's order.
+        scales: how many of them, by size and share of the updates, make the mean.
         logs: means of the logs of these updates.
         parts: task, networks and engine of the dry run.
     """
 
     flops: float
     first_updates: list[float]
+    scales: list[float]
     logs: dict[str, float]
     parts: Parts
 
 
-def estimate_price(config: DictConfig) -> PriceEstimate:
+def estimate_price(config: DictConfig, divisor: int = 1) -> PriceEstimate:
     """Make one update of each kind of the task and return its cost; write nothing.
 
-    A call of all replicas. The cost of each kind is scaled to the mean size of its batches.
+    A call of all replicas. The cost of each kind is scaled to the mean size of its batches. With a
+    `divisor` only such a part of each batch is computed, and its cost multiplied; raises UsageError
+    for a batch of fewer rows.
     """
     config = config.copy() if config.trainer.max_update else with_updates(config, 1)
     parts = build_parts(config, dry_run=True)
@@ -61,29 +69,73 @@ def estimate_price(config: DictConfig) -> PriceEstimate:
     streams = task.build_streams("train")
     for name, stream in streams.items():
         parts.shard.check(name, stream.smallest_batch)
-    kinds = kinds_of(task)
-    batches_of_kinds = Prefetcher(
-        lambda update: kinds[update][1], streams, {}, parts.shard, timeout=config.engine.timeout
-    )
     meter, window, costs = FlopMeter(), Window(), []
-    model.train()
-    for number, batches in batches_of_kinds.updates(0, len(kinds)):
-        process_group.stop_if_signalled("before the first update")
-        placed = parts.place(batches)
-        engine.begin(number)
+    for number, placed in enumerate(updates_of_kinds(parts, streams, divisor)):
         before = meter.total
         with meter.count(placed):
             window.add(task.update(engine, model, placed))
         if engine.nonfinite:
             raise DivergedError(describe_refusal(number + 1, engine.nonfinite))
-        costs.append(sum(process_group.gather_objects(meter.total - before)))
-    scales = [share * mean_over_first(streams, needs) for share, needs in kinds]
+        costs.append(divisor * sum(process_group.gather_objects(meter.total - before)))
+    scales = [share * mean_over_first(streams, needs) for share, needs in kinds_of(task)]
     price = float(sum(scale * cost for scale, cost in zip(scales, costs, strict=True)))
-    return PriceEstimate(price, costs, window.means(), parts)
+    return PriceEstimate(price, costs, scales, window.means(), parts)
+
+
+def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int = 1) -> Iterator[Batches]:
+    """Begin an update of each kind of the task, and yield its batches on the engine's device.
+
+    Of each batch the share that a replica would have if there were `divisor` times as many.
+    """
+    kinds = kinds_of(parts.task)
+    shard = replace(parts.shard, world=divisor * parts.shard.world)
+    prefetcher = Prefetcher(
+        lambda update: kinds[update][1],
+        streams,
+        {},
+        shard,
+        timeout=parts.config.engine.timeout,
+    )
+    parts.model.train()
+    for number, batches in prefetcher.updates(0, len(kinds)):
+        process_group.stop_if_signalled("before the first update")
+        parts.engine.begin(number)
+        if empty := [name for name, stream in batches.items() if not all(stream)]:
+            raise UsageError(f"batches of stream '{empty[0]}' cannot be divided by {divisor}")
+        yield parts.place(batches)
+
+
+def price_of_run(config: DictConfig, divisor: int = 1, rate: float = 0.0) -> tuple[float, float]:
+    """Return the FLOPs and the seconds of all updates of a run, without its validations.
+
+    A source of weights that does not exist yet, such as an earlier stage of a sweep, is left out.
+
+    Args:
+        config: Configuration of the run.
+        divisor: Part of each batch that is measured, see `estimate_price`.
+        rate: FLOPs a second; 0 measures the seconds.
+    """
+    if config.init_from and not Path(config.init_from).exists():
+        config = config.copy()
+        config.init_from = None
+    config = resolve_flops_budget(prepare_config(config))
+    estimate = estimate_price(config, divisor)
+    updates, parts = config.trainer.max_update, estimate.parts
+    if rate:
+        return updates * estimate.flops, updates * estimate.flops / rate
+    seconds = []
+    # Again, because the first update of a model takes longer, and so does counting.
+    for batches in updates_of_kinds(parts, parts.task.build_streams("train"), divisor):
+        began = time.perf_counter()
+        parts.task.update(parts.engine, parts.model, batches)
+        seconds.append(divisor * (time.perf_counter() - began))
+    mean = sum(scale * took for scale, took in zip(estimate.scales, seconds, strict=True))
+    return updates * estimate.flops, updates * mean
 
 
 def dry_run(config: DictConfig) -> Parts:
-    """Make one update of each kind and a validation, print results and cost; write nothing."""
+    """Make one update of each kind, validate a batch, print results and cost; write nothing."""
+    check_installed(config.engine.loggers)
     config = prepare_config(config)
     estimate = estimate_price(config)
     parts, updates = estimate.parts, len(estimate.first_updates)
@@ -93,8 +145,8 @@ def dry_run(config: DictConfig) -> Parts:
     log.values("train", updates, 0.0, values)
     check_finite(updates, values)
     if config.trainer.valid_split:
-        valid = evaluate_split(parts, config.trainer.valid_split).metrics
-        log.values("valid", updates, 0.0, valid)
+        valid = evaluate_split(parts, config.trainer.valid_split, most=1).metrics
+        log.values("first batch of valid", updates, 0.0, valid)
     trained = count_parameters(parts.model)["trained"]
     log.message(f"an update costs {estimate.flops:.3g} FLOPs; {trained:,} parameters are trained")
     log.close()

@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from metaseq_lm.core import plugins
-from metaseq_lm.core.config import RunConfig, check_names, overridden, without_environment
+from metaseq_lm.core.config import (
+    GROUPS,
+    RunConfig,
+    check_names,
+    check_stored,
+    overridden,
+    with_current_names,
+    without_environment,
+)
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import labels_in, tokenizer_hash
 from metaseq_lm.runs import checkpoint, lineage_cost
 from metaseq_lm.runs.checkpoint import Checkpoint, CheckpointError
+from metaseq_lm.runs.folder import check_hidden
 from metaseq_lm.tasks.protocols import ChecksSource
 from metaseq_lm.training.parts import Parts, build_parts
 
@@ -43,6 +53,7 @@ def open_run(
     folder = checkpoint.resolve(path, prefer="best")
     stored = checkpoint.load(folder)
     config = stored_config(stored)
+    check_hidden(folder, OmegaConf.to_container(config), overrides)
     if config.user_dir and not user_dir:
         # Code is run only if the command line names it.
         raise UsageError(
@@ -55,7 +66,8 @@ def open_run(
     check_tokenizer(stored, config.data)
     parts = build_parts(config, dry_run=True)
     check_labels(stored, parts, folder)
-    checkpoint.load_into(parts.model, stored.weights, folder)
+    with parts.engine.whole(write=True):
+        checkpoint.load_into(parts.model, stored.weights, folder)
     return parts
 
 
@@ -73,8 +85,10 @@ def stored_config(stored: Checkpoint) -> DictConfig:
     try:
         with without_environment():
             config: DictConfig = OmegaConf.structured(RunConfig)
-            config.merge_with(stored.manifest.get("config"))
+            config.merge_with(with_current_names(stored.manifest.get("config")))
             OmegaConf.resolve(config)
+        for group in GROUPS:
+            check_stored(group, config.get(group))
     except (OmegaConfBaseException, ValueError, RecursionError) as error:
         reason = str(error).split("\n")[0]
         raise CheckpointError(f"{stored.path}: its config cannot be used: {reason}") from error
@@ -84,10 +98,22 @@ def stored_config(stored: Checkpoint) -> DictConfig:
 
 @dataclass(frozen=True)
 class Initialisation:
-    """The start of a run from another one: a message for its log, and the cost of its ancestors."""
+    """The start of a run from another one.
+
+    Attributes:
+        message: For the log of the run.
+        costs: The cost of its ancestors.
+        weights: A hash of the weights it started from.
+    """
 
     message: str = ""
     costs: lineage_cost.Costs = field(default_factory=dict)
+    weights: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """Return what checkpoints record of it, for JSON."""
+        costs = {} if self.costs is None else {"costs": self.costs}
+        return {"start": {"weights": self.weights, **costs}} if self.weights else {}
 
 
 def initialise_from(parts: Parts, source: str) -> Initialisation:
@@ -106,17 +132,20 @@ def initialise_from(parts: Parts, source: str) -> Initialisation:
             f"{stored.path} has no weights that task '{parts.config.task._name}' starts from; "
             f"it has {', '.join(sorted(stored.weights)[:3])}, ..."
         )
-    current = parts.model.state_dict()
-    fresh = {
-        name: weight
-        for name, weight in current.items()
+    fresh = [
+        name
+        for name in parts.model.state_dict()
         if name not in chosen and name.startswith(parts.task.fresh)
-    }
+    ]
     message = f"starts from {stored.path}: {len(chosen)} weights of it"
     if fresh:
-        message += f"; fresh: {', '.join([*fresh][:4])}{', ...' * (len(fresh) > 4)}"
-    checkpoint.load_into(parts.model, {**fresh, **chosen}, stored.path)
-    return Initialisation(message, lineage_cost.ancestors(source))
+        message += f"; fresh: {', '.join(fresh[:4])}{', ...' * (len(fresh) > 4)}"
+    with parts.engine.whole(write=True):
+        current = parts.model.state_dict()
+        loaded = {**{name: current[name] for name in fresh}, **chosen}
+        checkpoint.load_into(parts.model, loaded, stored.path)
+    weights = checkpoint.hash_of_weights(stored.manifest)
+    return Initialisation(message, lineage_cost.ancestors(source), weights)
 
 
 def check_source(stored: Checkpoint, config: DictConfig) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError
+from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError, say
+from metaseq_lm.core.output import show
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.evaluation.predictions import write_predictions
 from metaseq_lm.runs import checkpoint, lineage_cost
-from metaseq_lm.runs.folder import RunFolder, begun, code_hash, read_results
+from metaseq_lm.runs.folder import RunFolder, altered_files, begun, code_hash, read_results
 from metaseq_lm.tasks.protocols import LoadsFrozen, PricedByRule, UsesOtherRuns, submissions_of
 from metaseq_lm.training.checkpointing import Checkpointer, check_room
+from metaseq_lm.training.loggers import check_installed
 from metaseq_lm.training.parts import (
     build_parts,
     check_splits,
@@ -23,8 +26,8 @@ from metaseq_lm.training.parts import (
     prepare_config,
 )
 from metaseq_lm.training.price import resolve_flops_budget
-from metaseq_lm.training.restore import Initialisation, initialise_from
 from metaseq_lm.training.run_log import RunLog
+from metaseq_lm.training.start import initialise
 from metaseq_lm.training.trainer import Trainer
 
 
@@ -37,20 +40,21 @@ class TrainingRun:
 
     def __init__(self, config: DictConfig, reset: Collection[str] = ()) -> None:
         self.reset = reset
+        check_installed(config.engine.loggers)
         self.config = config = resolve_flops_budget(prepare_config(config))
         self.parts = build_parts(config)
         self.task, self.model, self.engine = self.parts.task, self.parts.model, self.parts.engine
         if isinstance(self.task, LoadsFrozen):
-            self.task.load_frozen(self.model)
-        self.initialisation = Initialisation()
-        if config.init_from:
-            self.initialisation = initialise_from(self.parts, config.init_from)
+            with self.engine.whole(write=True):
+                self.task.load_frozen(self.model)
+        self.initialisation = initialise(self.parts)
         if reset:
             check_resettable(Path(config.save_dir), config.trainer)
         self.folder = RunFolder(config, reset) if process_group.rank() == 0 else None
         name = config.label or f"{config.task._name}/{config.criterion._name}"
-        self.log = RunLog(name, self.folder, config.engine.tensorboard)
-        self.checkpointer = Checkpointer(self.parts, Path(config.save_dir) / "checkpoints")
+        self.log = RunLog(name, self.folder)
+        checkpoints = Path(config.save_dir) / "checkpoints"
+        self.checkpointer = Checkpointer(self.parts, checkpoints, self.initialisation.record())
         self.trainer = Trainer(self.parts, self.checkpointer, self.log)
 
     def train(self) -> None:
@@ -70,15 +74,24 @@ class TrainingRun:
                     "--reset data and a larger --max-update"
                 )
             if self.folder is not None:
+                altered = altered_files(folder)
+                if altered:
+                    say(f"{folder}: {', '.join(altered)} changed after the results were written")
                 self.folder.write_config(self.config)
-                print(f"{folder} is finished already ({results['updates']} updates)", flush=True)
+                if not altered:
+                    self.folder.write_results(results)
+                show(f"{folder} is finished already ({results['updates']} updates)")
             return
         messages = trainer.resume(self.reset)
+        if 0 < self.config.trainer.max_update <= trainer.update:
+            messages[-1] += "; no results.json of a finished run, it is written anew"
         if self.folder is not None:
+            self.folder.cut_log(trainer.update)
             self.folder.write_config(self.config)
-        if self.initialisation.message and not trainer.update:
+        if self.initialisation.message:
             messages.insert(0, self.initialisation.message)
         self.log.start(options.max_update, trainer.update)
+        self.log.open_loggers(self.config, trainer.update)
         if self.folder is not None:
             check_room(folder, self.model)
             (folder / "results.json").unlink(missing_ok=True)
@@ -88,7 +101,7 @@ class TrainingRun:
             trainer.train()
             self._finish()
         finally:
-            self.log.close()
+            self.log.close(failed=sys.exc_info()[0] is not None)
 
     def _finish(self) -> None:
         metrics: dict[str, Any] = {}
@@ -113,10 +126,11 @@ class TrainingRun:
         best = self.checkpointer.folder / "best"
         if not best.exists():
             return
-        if valid := checkpoint.read_manifest(best.resolve())["valid"]:
+        if valid := checkpoint.read_manifest(best.resolve()).get("valid"):
             metrics[self.config.trainer.valid_split] = valid
         if self.config.trainer.final_splits:
-            checkpoint.load_into(self.model, checkpoint.load(best.resolve()).weights, best)
+            with self.engine.whole(write=True):
+                checkpoint.load_into(self.model, checkpoint.load(best.resolve()).weights, best)
 
     def record(self, status: str, error: MetaseqError | None = None, metrics: Any = None) -> None:
         """Write results.json from the first replica.

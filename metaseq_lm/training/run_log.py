@@ -1,42 +1,43 @@
-"""Where a training run reports: the screen, log.jsonl and TensorBoard."""
+"""Where a training run reports: the screen, log.jsonl and loggers such as TensorBoard."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
 from tqdm import tqdm
 
-from metaseq_lm.core.errors import printable, say
+from metaseq_lm.core.errors import say
+from metaseq_lm.core.output import printable
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.runs.folder import RunFolder
+from metaseq_lm.training.loggers import LoggedRun, LoggerGroup
 
 
 class RunLog:
-    """Writes events and values to the screen, log.jsonl and TensorBoard.
+    """Writes events and values to the screen, log.jsonl and loggers.
 
     Only the first replica prints: a progress bar on a terminal, else lines. No files are written if
     `folder` is None.
     """
 
-    def __init__(self, name: str, folder: RunFolder | None, tensorboard: bool = True) -> None:
+    def __init__(self, name: str, folder: RunFolder | None) -> None:
         self.name, self.folder = name, folder
-        self.tensorboard = tensorboard and folder is not None
-        self.board = TensorBoard(None)
+        self.loggers: LoggerGroup | None = None
         self.visible = False
         self.bar: tqdm[Any] | None = None
         self.total = 0
         self.last_validation = 0.0  # when the screen last showed one
 
     def start(self, total: int, update: int) -> None:
-        """Show progress from `update` on, of `total`, and open the event file."""
+        """Show progress from `update` on, of `total`."""
         self.total = total
         self.visible = process_group.rank() == 0
         if self.visible and sys.stderr.isatty():
@@ -47,8 +48,12 @@ class RunLog:
                 unit="upd",
                 dynamic_ncols=True,
             )
-        if self.tensorboard and self.folder is not None:
-            self.board = TensorBoard(self.folder.path / "tb")
+
+    def open_loggers(self, config: DictConfig, update: int) -> None:
+        """Open TensorBoard's event file and the loggers of engine.loggers, of a run at an update."""
+        names = ["tensorboard"] * config.engine.tensorboard + list(config.engine.loggers)
+        if self.folder is not None and names:
+            self.loggers = LoggerGroup(names, LoggedRun(self.folder.path, config, update))
 
     def step(self) -> None:
         """Count one update."""
@@ -74,7 +79,8 @@ class RunLog:
     def values(self, kind: str, update: int, seconds: float, values: dict[str, float]) -> None:
         """Show, plot and log the values of a `kind` of line, such as "train" or "valid"."""
         self._show(kind, update, values)
-        self.board.values(kind, update, values)
+        if self.loggers is not None:
+            self.loggers.log(kind, update, values)
         self.record(kind, update, seconds, values)
 
     def _show(self, kind: str, update: int, values: dict[str, float]) -> None:
@@ -95,56 +101,12 @@ class RunLog:
         if self.folder is not None:
             self.folder.log(kind, update, seconds, content)
 
-    def close(self) -> None:
-        """Finish the progress bar and the event file."""
+    def close(self, failed: bool = False) -> None:
+        """Finish the progress bar and the loggers."""
         if self.bar is not None:
             self.bar.close()
-        self.board.close()
-
-
-class TensorBoard:
-    """An event file under `folder`, or nothing with None.
-
-    Not by the library's SummaryWriter: that writes in a thread, and when the thread dies of a full disk
-    the next point waits for ever. Here the first error ends the file, with a message.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder, self.writer = folder, None
-        if folder is not None:
-            from tensorboardX.event_file_writer import EventsWriter  # takes most of a second
-
-            folder.mkdir(parents=True, exist_ok=True)
-            with self._end_on_error():
-                self.writer = EventsWriter(str(folder / "events"))
-
-    def values(self, kind: str, update: int, values: dict[str, float]) -> None:
-        """Write one point per metric."""
-        if self.writer is None:
-            return
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.summary import scalar
-
-        event = Event(step=update, wall_time=time.time())
-        for name, value in values.items():
-            event.summary.MergeFrom(scalar(f"{kind}/{name}", value))
-        with self._end_on_error():
-            self.writer.write_event(event)
-            self.writer.flush()
-
-    def close(self) -> None:
-        """Flush and close."""
-        if self.writer is not None:
-            with self._end_on_error():
-                self.writer.close()
-
-    @contextlib.contextmanager
-    def _end_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self.writer = None
-            say(f"{self.folder}: {error.strerror}; no more events for TensorBoard")
+        if self.loggers is not None:
+            self.loggers.close(failed)
 
 
 class Window:
@@ -182,4 +144,4 @@ class Window:
 def engine_values(engine: Engine) -> dict[str, float]:
     """Return learning rate and gradient norm of each optimizer's last step."""
     rates = {f"lr_{name}": o.last_lr for name, o in engine.optimizers.items()}
-    return rates | {f"gnorm_{name}": value for name, value in engine.norms.items()}
+    return rates | {f"gnorm_{name}": float(norm) for name, norm in engine.norms.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from metaseq_lm.core.errors import Interrupted, UsageError
+from metaseq_lm.core.errors import DivergedError, Interrupted, UsageError
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.runs.checkpoint import CheckpointError
 from metaseq_lm.runs.flops import FlopMeter
@@ -34,6 +34,8 @@ class Trainer:
         self.best = BestCheckpoint(self.options)
         self.last_valid: dict[str, float] = {}
         self.window = Window()
+        # Of updates that the device may have refused: the numbers of their samples.
+        self._unchecked: dict[int, dict[str, list[Any]]] = {}
         self.stopped_by = ""  # the limit that ended the run
         self._validated_at = -1
 
@@ -55,24 +57,39 @@ class Trainer:
             self._between_updates(self.poll_limits())
             while not self.stopped_by:
                 prefetcher = Prefetcher(
-                    self.task.needs, streams, self.positions, shard, engine.workers, engine.timeout
+                    self.task.needs,
+                    streams,
+                    self.positions,
+                    shard,
+                    engine.workers,
+                    engine.timeout,
+                    self.parts.place,
                 )
-                self._make_updates(prefetcher)
+                try:
+                    self._make_updates(prefetcher)
+                except DivergedError:
+                    self.checkpointer.finish()
+                    raise
 
     def _make_updates(self, prefetcher: Prefetcher) -> None:
         """Make updates until the run ends or is rolled back."""
         for update, batches in prefetcher.updates(self.update, self.options.max_update):
             process_group.alive()
-            placed = self.parts.place(batches)
-            self._update(update, placed)
+            self._update(update, batches)
             self.positions = dict(prefetcher.positions)
-            if self.engine.nonfinite and self._refuse(placed):
+            if self.engine.defers:
+                self._unchecked[update] = sample_numbers(batches)
+            elif self.engine.nonfinite and self._refuse(batches):
                 return
             self.update = update + 1
             self.seconds = time.monotonic() - self._started
             self.log.step()
             signal = self.poll_limits()
-            if self.stopped_by or self._is_due(self.options.log_interval):
+            options = self.options
+            intervals = (options.validate_interval_updates, options.save_interval_updates)
+            if signal or self.stopped_by or self._is_due(options.log_interval, *intervals):
+                self._check_skipped()
+            if self.stopped_by or self._is_due(options.log_interval):
                 values = self.window.means() | engine_values(self.engine)
                 self.log.values("train", self.update, self.seconds, values)
                 check_finite(self.update, values)
@@ -94,10 +111,7 @@ class Trainer:
 
     def _refuse(self, batches: Batches) -> bool:
         """Apply trainer.on_nonfinite to an update; return whether the run was rolled back."""
-        message = describe_refusal(self.update + 1, self.engine.nonfinite)
-        samples = process_group.gather_objects(sample_numbers(batches))
-        self._event(message, samples=samples)
-        self.nonfinite.refuse(message)
+        self._report_refusal(self.update, self.engine.nonfinite, sample_numbers(batches))
         if self.nonfinite.policy == "skip":
             return False
         # The run does not repeat the data that led here, and its FLOPs stay counted.
@@ -108,12 +122,27 @@ class Trainer:
         self.positions = positions
         return True
 
+    def _check_skipped(self) -> None:
+        """Stop the run if the device refused an update since the last call."""
+        unchecked, self._unchecked = self._unchecked, {}
+        if skipped := self.engine.skipped():
+            update, names = skipped
+            self._report_refusal(update, names, unchecked[update])
+
+    def _report_refusal(
+        self, update: int, optimizers: list[str], samples: dict[str, list[Any]]
+    ) -> None:
+        message = describe_refusal(update + 1, optimizers)
+        self._event(message, samples=process_group.gather_objects(samples))
+        self.nonfinite.refuse(message)
+
     def poll_limits(self) -> int:
         """Decide with all replicas whether a limit is reached; return a received signal, or 0."""
         first = process_group.rank() == 0
-        numbers = [self.flops.total, self.seconds * first, *signals.votes()]
+        is_written = float(self.checkpointer.is_written())
+        numbers = [self.flops.total, self.seconds * first, is_written, *signals.votes()]
         if process_group.world_size() > 1:
-            total = torch.tensor(numbers, dtype=torch.float64, device=self.engine.device)
+            total = torch.tensor(numbers, dtype=torch.float64)
             process_group.sum_([total])
             numbers = total.tolist()
         spent = {"max_flops": numbers[0], "max_seconds": numbers[1]}
@@ -121,10 +150,14 @@ class Trainer:
         if self.update >= self.options.max_update:
             reached.append("max_update")
         self.stopped_by = reached[0] if reached else ""
-        return signals.elected(numbers[2:])
+        if numbers[2] == process_group.world_size() and (trouble := self.checkpointer.finish()):
+            self._event(trouble)
+        return signals.elected(numbers[3:])
 
-    def _is_due(self, interval: int) -> bool:
-        return bool(interval and self.update) and not self.update % interval
+    def _is_due(self, *intervals: int) -> bool:
+        return any(
+            self.update and interval and not self.update % interval for interval in intervals
+        )
 
     def _between_updates(self, signal: int) -> None:
         """Stop for a signal, validate and save where it is due."""
@@ -165,7 +198,9 @@ class Trainer:
                 self.save(False, required=True)
             raise signals.interruption(error.signal, self.progress_text()) from None
         self._validated_at = self.update
-        self.checkpointer.saved_at = -1  # a checkpoint of this update lacks the validation
+        # A checkpoint of this update lacks the validation.
+        if trouble := self.checkpointer.outdate():
+            self._event(trouble)
         self.log.values("valid", self.update, self.seconds, self.last_valid)
         if texts := sample_texts(self.parts):
             self.log.record("samples", self.update, self.seconds, {"texts": texts})
@@ -183,7 +218,10 @@ class Trainer:
     # ---------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a checkpoint holds besides the weights; a call of all replicas."""
+        """Return the state that a checkpoint holds besides the weights.
+
+        A call of all replicas; moments of sharded parameters are shards.
+        """
         return {
             "update": self.update,
             "positions": dict(self.positions),
@@ -228,23 +266,26 @@ class Trainer:
         The parts of the run in `reset` start anew, and the checkpoint is written again. Raises
         CheckpointError if there are some and none fits.
         """
+        self.checkpointer.finish()
         stored, messages = self.checkpointer.newest(reset)
         if stored is None:
             return messages
-        self.model.load_state_dict(stored.weights)
+        with self.engine.whole(write=True):
+            self.model.load_state_dict(stored.weights)
         try:
             self.load_state_dict(self._without(reset, stored.state))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{stored.path}: its state is not of this run: {error}"
             ) from error
-        self.last_valid = stored.manifest["valid"]
-        if stored.manifest["data"] != self.parts.data_fingerprint:  # its scores are not comparable
+        self.last_valid = stored.manifest.get("valid") or {}
+        if stored.manifest.get("data") != self.parts.data_fingerprint:
+            # Its scores are not comparable.
             self.best, self.last_valid, self._validated_at = BestCheckpoint(self.options), {}, -1
         best = None if self.best.value is None else self.best.update
         self.checkpointer.resumed(stored, self.update, best)
         if reset:
-            self.checkpointer.saved_at = -1
+            self.checkpointer.outdate()
             self.save(False, required=True)
         return messages + self.checkpointer.describe_resume(stored, reset)
 

@@ -15,6 +15,7 @@ from timing import Figure, versions
 FAMILIES = {
     "moons": "Two Moons: masked LM, hard and soft labels against a plain autograd loop",
     "mlm": "step time, peak memory and FLOP rate of a 12-layer masked LM against transformers",
+    "compile": "a 12-layer masked LM with engine.compile=true against the same without",
     "electra": "step time and peak memory of ELECTRA-small against a pair of transformers models",
     "soft": "soft labels at NLP size against a masked-LM step of transformers",
     "meta": "an update of TARTAN, of meta-learned pre-training and of hard labels in masked-LM updates",
@@ -89,7 +90,10 @@ def main() -> None:
     options = arguments()
     with tempfile.TemporaryDirectory() as folder:
         out = options.out.open("w", encoding="utf-8") if options.out else None
-        figures = measure(options, Path(folder), out)
+        try:
+            figures = measure(options, Path(folder), out)
+        except ModuleNotFoundError as error:
+            sys.exit(f"scripts/benchmark: {error}; pip install 'metaseq-lm[test]' has all it needs")
         if out is not None:
             out.close()
     known = ", ".join(f"{name} {version}" for name, version in versions().items())

@@ -14,7 +14,12 @@ from metaseq_lm.methods.bam.teachers import SUFFIX, describe, store
 
 VOCAB, LENGTH, LAYERS, SETS = 8000, 64, 4, 8
 SIZES = [f"model.encoder_layers={LAYERS}", "schedule=constant", f"task.tokens_per_sample={LENGTH}"]
-SIZES += ["optimizer.lr=1e-4", "optimizer.layer_decay=0.9", "task.pooled=true"]
+SIZES += [
+    "model.attention_dropout=0.1",
+    "optimizer.lr=1e-4",
+    "optimizer.layer_decay=0.9",
+    "task.pooled=true",
+]
 PLAIN = ["task=sentence_prediction", "criterion=sentence_prediction", "task.labelled=set0", *SIZES]
 NAMES = [f"set{number}" for number in range(SETS)]
 BAM = ["task=bam", "criterion=bam_distill", f"task.labelled=[{','.join(NAMES)}]", *SIZES]

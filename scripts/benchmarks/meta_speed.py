@@ -22,7 +22,7 @@ VOCAB, LENGTH, LAYERS = 30000, 128, 6
 LINES, SENTENCES = 400, 20
 PLAIN = "mlm"
 SIZES = [f"model.encoder_layers={LAYERS}", f"model.max_positions={LENGTH}", "schedule=constant"]
-SIZES += [f"task.tokens_per_sample={LENGTH}", "optimizer.lr=1e-4"]
+SIZES += [f"task.tokens_per_sample={LENGTH}", "optimizer.lr=1e-4", "model.attention_dropout=0.1"]
 TARTAN = ["task=tartan", "task.labelled=topic", "task.auxiliary=[train,tapt]"]
 MLM = "criterion=masked_lm"
 INNER = ["task=meta_pretrain", MLM, "model.segments=2"]

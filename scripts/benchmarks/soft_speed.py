@@ -34,6 +34,7 @@ def soft_update(folder: Path, rows: int, hypergradient: str, labelled: bool) -> 
         "criterion=meta_pseudo_label_soft",
         f"criterion.hypergradient={hypergradient}",
         f"model.encoder_layers={LAYERS}",
+        "model.attention_dropout=0.1",
     ]
     run = build(folder, overrides)
     run.model.train()

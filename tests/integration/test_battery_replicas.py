@@ -28,18 +28,15 @@ def trained_on(processes: int, data: Path, out: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    "processes, case, sharded",
+    "processes, case, parallel",
     [(n, *run) for n, runs in battery.REPLICATED.items() for run in runs],
-    ids=lambda x: (
-        f"{x[0]}-{x[1]}" if isinstance(x, tuple) else {True: "sharded", False: "whole"}.get(x)
-    ),
+    ids=lambda x: f"{x[0]}-{x[1]}" if isinstance(x, tuple) else str(x),
 )
 def test_replicas_change_nothing(
-    processes: int, case: battery.Case, sharded: bool, whole: battery.Whole, replicas: Replicas
+    processes: int, case: battery.Case, parallel: str, whole: battery.Whole, replicas: Replicas
 ) -> None:
-    """Six updates on 1, 2 and 4 processes end in the same weights, with sharded moments too."""
+    """Six updates on 1, 2 and 4 processes end in the same weights, wherever the parameters rest."""
     first, *others = replicas[processes]
     for other in others:
-        assert battery.difference(first[case, sharded], other[case, sharded]) == 0
-    assert battery.difference(whole(case), first[case, sharded]) <= 1e-12
-    assert not sharded or battery.difference(first[case, True], first[case, False]) == 0
+        assert battery.difference(first[case, parallel], other[case, parallel]) == 0
+    assert battery.difference(whole(case), first[case, parallel]) <= 1e-12

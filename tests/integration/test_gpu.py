@@ -1,4 +1,4 @@
-"""On a CUDA device: the same training as on the CPU, and bf16 near fp32."""
+"""On a CUDA device: the same training as on the CPU, bf16 near fp32, and no wait for the device."""
 
 from pathlib import Path
 
@@ -6,7 +6,10 @@ import battery
 import pytest
 import torch
 
+from metaseq_lm.core.errors import DivergedError
 from metaseq_lm.training.parts import build_parts, evaluate_split
+from metaseq_lm.training.run import TrainingRun
+from metaseq_lm.training.trainer import Trainer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,3 +47,51 @@ def test_bf16_is_near_fp32(case: battery.Case, moons: Path, tmp_path: Path) -> N
         run = build_parts(battery.configure(moons, tmp_path / precision, case, *more))
         found.append(evaluate_split(run, "valid").metrics)
     assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=0.02)
+
+
+@pytest.mark.parametrize("case", [*CASES, ("sentence_prediction", 0), ("tartan_mt", 0)], ids=str)
+def test_updates_do_not_wait_for_the_device(
+    case: battery.Case, moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the third update on, batches included; torch raises where the host would wait."""
+    update = Trainer._update
+
+    def watched(trainer: Trainer, number: int, batches: dict) -> None:
+        assert trainer.engine.defers
+        torch.cuda.set_sync_debug_mode("error" if number >= 2 else "default")
+        update(trainer, number, batches)
+
+    monkeypatch.setattr(Trainer, "_update", watched)
+    more = [
+        "model.dropout=0.1",
+        "trainer.max_update=5",
+        "trainer.log_interval=0",
+        "engine.workers=1",
+    ]
+    run = TrainingRun(battery.configure(moons, tmp_path, case, *more, "engine.device=cuda"))
+    monkeypatch.setattr(
+        run.trainer, "_check_skipped", lambda: torch.cuda.set_sync_debug_mode("default")
+    )
+    try:
+        run.train()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert run.trainer.update == 5
+
+
+def test_a_device_refuses_an_update(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ["engine.device=cuda", "trainer.log_interval=5", "trainer.max_update=10"]
+    run = TrainingRun(battery.configure(moons, tmp_path, CASES[0], *more))
+    step = run.engine.step
+
+    def spoilt(name: str, grads: list[torch.Tensor]) -> bool:
+        if run.engine._update == 2:
+            grads[0].fill_(float("nan"))
+        return step(name, grads)
+
+    monkeypatch.setattr(run.engine, "step", spoilt)
+    with pytest.raises(DivergedError, match="update 3: "):
+        run.train()
+    assert all(w.isfinite().all() for w in run.model.state_dict().values())

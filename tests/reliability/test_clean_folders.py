@@ -65,9 +65,22 @@ def test_deleted_folder_of_a_run_is_named(
         (["x", "--api-key=abc"], "x '--api-key=***'"),
         (["x", "db_password=a=b", "my.SECRET='s'"], "x 'db_password=***' 'my.SECRET=***'"),
         (["data=https://me:pw@host/x"], "'data=https://***@host/x'"),
+        (["a=https://me:p@w@host/x?api_key=k&n=1"], "'a=https://***@host/x?api_key=***&n=1'"),
+        (
+            ["label=api_key=a,b", "label=a b_token=c d"],
+            "'label=api_key=***' 'label=a b_token=*** d'",
+        ),
+        (["label='--password abc'"], shlex.join(["label='--password ***'"])),
+        (["a={api_key: k, n: 1}"], "'a={api_key: ***, n: 1}'"),
+        (['a={"api_key": "k l", "n": 1}'], shlex.join(['a={"api_key": "***", "n": 1}'])),
+        (["a=Authorization: Bearer b.c"], "'a=Authorization: ***'"),
+        (["label=hf_abcdefghijklmnop1"], "'label=***'"),
+        (["db_password=1234", "api_key=5"], "'db_password=***' 'api_key=***'"),
         (["x", "--key", "--seed", "3"], "x --key --seed 3"),
         (["task.tokens_per_sample=34", "task.task_token=2"], None),
         (["label=a key", "tokenizer=word", "optimizer.lr=1e-3", "--lr", "0.1"], None),
+        (["label=a key: b", "init_from=runs/monkey=a,task.task_token=2/b"], None),
+        (["data=runs/sk-learn-with-a-long-name", "a=${oc.env:HF_TOKEN}", "api_key="], None),
     ],
 )
 def test_secrets_are_masked(words: list[str], shown: str | None) -> None:
@@ -120,3 +133,86 @@ def test_validation_hears_a_signal_at_the_next_batch(
     ends = [checkpoint.load(checkpoint.resolve(str(r))) for r in (run, tmp_path / "whole")]
     assert all((ends[0].weights[name] == ends[1].weights[name]).all() for name in ends[0].weights)
     assert rows(run, "valid") == rows(tmp_path / "whole", "valid")
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from metaseq_lm.core.config import option
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions.masked_lm import MaskedLM
+
+@dataclass
+class KeyedConfig:
+    api_key: str = option("", "key of a service")
+    service: str = option("", "address of a service")
+
+@register_criterion("keyed_lm", dataclass=KeyedConfig)
+class Keyed(MaskedLM):
+    pass
+"""
+KEY = "sk-91f04c"
+
+
+def holding(folder: Path, text: str) -> list[str]:
+    """Return the files below a folder that hold a text."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [str(path) for path in files if text.encode() in path.read_bytes()]
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> list[str]:
+    """Arguments of a run of a plug-in whose criterion has a secret option."""
+    (tmp_path / "keyed.py").write_text(PLUGIN)
+    words = [w for w in MLM if not w.startswith(("criterion", "trainer.max_update"))]
+    return ["--user-dir", str(tmp_path / "keyed.py"), *words, "criterion=keyed_lm"]
+
+
+def test_secret_options_are_in_no_file_of_a_run(
+    keyed: list[str],
+    moons: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """The same command resumes it; where the value is needed it must be typed again."""
+    run, plugin = tmp_path / "run", keyed[:2]
+    secrets = [f"criterion.api_key={KEY}", f"criterion.service='http://h/?api_key={KEY}&n=1'"]
+    command = ["train", str(moons), "--save-dir", str(run), *keyed, *secrets]
+    command += [f"label='api_key={KEY}'"]
+    monkeypatch.setattr("sys.argv", ["metaseq-lm", *command])
+    assert main([*command, "trainer.max_update=2"]) == 0
+    assert main([*command, "trainer.max_update=3"]) == 0
+    assert "resumed from" in (run / "log.jsonl").read_text()
+    assert not holding(run, KEY)
+    again = ["train", "--save-dir", str(run), *plugin, "trainer.max_update=4"]
+    evaluate = ["evaluate", str(run), "--split", "valid", *plugin]
+    capsys.readouterr()
+    for words in (again, evaluate):
+        for number, name in enumerate(("api_key", "service")):
+            assert main([*words, *secrets[:number]]) == 2
+            said = capsys.readouterr().err
+            assert f"criterion.{name}, which is a secret or holds one, was not stored" in said
+        assert main([*words, *secrets]) == 0
+    assert not holding(run, KEY)
+
+
+def test_sweep_refuses_secrets(
+    keyed: list[str], moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    sweep = ["sweep", str(moons), "--out", str(tmp_path / "sweep"), *keyed]
+    (tmp_path / "configs").mkdir()
+    text = f"defaults: [base, _self_]\ncriterion: {{api_key: {KEY}}}\n"
+    (tmp_path / "configs" / "mine.yaml").write_text(text)
+    for more in (
+        [f"criterion.api_key={KEY}"],
+        ["--grid", f"criterion.api_key={KEY},b"],
+        [f"label=https://me:{KEY}@host/x"],
+        [f"label='api_key={KEY}'"],
+        ["--config-dir", str(tmp_path / "configs"), "--config-name", "mine"],
+        ["--executor", "slurm", "--setup", f"export HF_TOKEN={KEY}"],
+        ["--executor", "slurm", "--setup", f"login --token {KEY}"],
+    ):
+        assert main([*sweep, *more]) == 2, more
+        said = capsys.readouterr().err
+        assert "secret" in said and KEY not in said, said
+        assert not (tmp_path / "sweep").exists()

@@ -214,3 +214,46 @@ def test_a_damaged_checkpoint_to_begin_from_is_refused(
     text = capsys.readouterr().err
     assert code == 1 and "Traceback" not in text and str(given) in text, text
     assert not rows(save, "train")
+
+
+@pytest.mark.parametrize(
+    "group, key, value, reason",
+    [
+        ("model", "encoder_embed_dim", float("inf"), "could not be converted to Integer"),
+        (
+            "model",
+            "encoder_layers",
+            "x",
+            "model.encoder_layers: Value 'x' of type 'str' could not be converted to Integer",
+        ),
+        ("model", "encoder_lay}rs", 1, "'encoder_lay}rs' not in"),
+        ("optimizer", "clip_nor}", 1.0, "'clip_nor}' not in"),
+        ("task", "batch_size", [], "task.batch_size: "),
+    ],
+)
+def test_damaged_options_are_refused(
+    group: str,
+    key: str,
+    value: object,
+    reason: str,
+    moons: Path,
+    trained: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(trained["3"], source, symlinks=True)
+    file = checkpoint.folder_of(source / "checkpoints", 3) / "manifest.json"
+    content = json.loads(file.read_text())
+    content["config"][group][key] = value
+    file.write_text(json.dumps(content))
+    commands = [["evaluate", str(source), "--split", "valid"]]
+    if group == "model":
+        words = [word for word in KEYS if not word.startswith("model.")]
+        start = ["model=inherit", f"init_from={source}", *words]
+        commands.append(["train", str(moons), "--save-dir", str(tmp_path / "run"), *start])
+    for words in commands:
+        assert main(words) in (1, 2)
+        error = capsys.readouterr().err
+        assert error.count("metaseq-lm: ") == 1 and reason in error and str(file.parent) in error
+    assert not (tmp_path / "run").exists()

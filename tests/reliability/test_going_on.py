@@ -164,6 +164,25 @@ def test_a_signal_before_the_first_update_says_so(moons: Path, tmp_path: Path) -
         raise signals.interruption(signal.SIGTERM, run.trainer.progress_text())
 
 
+@pytest.mark.parametrize("best", ["loss", "''"])
+def test_a_copy_without_links_goes_on(best: str, moons: Path, tmp_path: Path) -> None:
+    """As scp -r makes it: "last" and "best" are folders."""
+    words = [*CASES["masked_lm"][0], *TINY, f"trainer.best_checkpoint_metric={best}"]
+    run, copy = (["train", str(moons), "--save-dir", str(tmp_path / n)] for n in ("run", "copy"))
+    assert main([*run, *words, "trainer.max_update=2"]) == 0
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    folder = tmp_path / "copy" / "checkpoints"
+    assert not (folder / "last").is_symlink()
+    (folder / ".tmp-last-copy").mkdir()  # of a kill
+    if not (folder / "best").exists():
+        shutil.copytree(folder / "last", folder / "best")
+    assert main([*copy, *words, "trainer.max_update=4"]) == 0
+    assert os.readlink(folder / "last") == "update_000000004"
+    assert os.path.lexists(folder / "best") == (best == "loss")
+    assert not list(folder.glob(".tmp*"))
+    assert main(["evaluate", str(tmp_path / "copy"), "--split", "valid"]) == 0
+
+
 def test_a_checkpoint_that_is_written_again_is_never_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

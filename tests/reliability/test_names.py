@@ -346,3 +346,18 @@ def test_other_references_and_programs_keep_theirs(sandbox: tuple[Path, Path]) -
     config = load_config(["task=masked_lm", "label='s${seed}'", "seed=7"])
     assert config.label == "s7"
     assert OmegaConf.create({"a": "${oc.env:PATH}"}).a == os.environ["PATH"]
+
+
+def test_home_stands_for_a_tilde_wherever_a_path_is_typed(
+    sandbox: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind "=" no shell replaces it, and a folder called ~ is easily removed with all that is at home."""
+    place, inner = sandbox
+    monkeypatch.setenv("HOME", str(inner / "home"))
+    (inner / "home").mkdir()
+    shutil.copytree(place / "data", inner / "home" / "data")
+    assert main(["train", "~/data", "--save-dir=~/run", *MLM]) == 0
+    assert main(["train", "data=~/data", "save_dir=~/next", "init_from=~/run", *MLM]) == 0
+    assert main(["evaluate", "~/next", "--split=valid", "--out=~/scores"]) == 0
+    assert {path.name for path in (inner / "home").iterdir()} == {"data", "run", "next", "scores"}
+    assert not (inner / "~").exists()

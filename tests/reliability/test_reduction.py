@@ -11,8 +11,7 @@ from real_runs import on_replicas
 from torch import Tensor
 
 from metaseq_lm.core.batch import Batch, Term
-from metaseq_lm.distributed import process_group
-from metaseq_lm.engine import reduction
+from metaseq_lm.distributed import placement, process_group
 from metaseq_lm.engine.engine import Engine
 
 WIDTHS = [3, 7, 2, 8, 5]
@@ -76,10 +75,10 @@ def replica(size: int, out: str) -> None:
     real = process_group.start_sum
     process_group.start_sum = lambda flat: (sent.append(flat.numel()), real(flat))[1]
     found = {}
-    for reduction.BUCKET_BYTES in BUCKETS:
+    for placement.BUCKET_BYTES in BUCKETS:
         sent.clear()
         made = gradients(process_group.rank(), process_group.world_size(), size)
-        found[reduction.BUCKET_BYTES] = {"made": made, "buckets": len(sent) / UPDATES}
+        found[placement.BUCKET_BYTES] = {"made": made, "buckets": len(sent) / UPDATES}
     Path(out, f"{process_group.rank()}.json").write_text(json.dumps(found))
     process_group.finish()
 

@@ -41,6 +41,7 @@ TEXT = ["task.sample_break_mode=eos", "task.tokens_per_sample=34", "task.batch_s
 PACKED = ["task.tokens_per_sample=34", "task.batch_size=16", "model.segments=2"]
 ROUNDED = ["task.sample_break_mode=segments", "task.mask_rounding=nearest"]
 SENTENCES = ["task=sentence_prediction", "task.batch_size=10", "task.tokens_per_sample=12"]
+TAGS = ["task=token_classification", "task.labelled=tagged", "task.batch_size=8"]
 ELECTRA = ["task=electra", "model=electra", "model.generator_size=0.5", *TEXT]
 TOWERS = [*ELECTRA, "model.noise=two_tower"]
 # Instead of the sizes above.
@@ -90,6 +91,7 @@ QUESTIONS = [
     "task.beam=4",
     "task.batch_size=8",
 ]
+CLOZE = ["task=cloze", "task.labelled=CLOTH", "task.batch_size=8", "task.tokens_per_sample=34"]
 TRANSLATION = [
     "model=lstm_encoder_decoder",
     "model.layers=1",
@@ -130,6 +132,9 @@ ABLATIONS = [
     "criterion.mean_teacher=true",
     "criterion.gold_auxiliaries=true",
     "criterion.hard_targets=true",
+    "criterion.weigh_confidence=true",
+    "criterion.unlabelled_warmup=9",
+    "task.labelled_first=2",
     "criterion.confidence=0.0105",  # about the median of trees: one class in a hundred
 ]
 UNDIVIDED = "criterion.fidelity=paper"
@@ -179,13 +184,23 @@ CASES: dict[str, list[list[str]]] = {
     "sentence_prediction": [
         [*SENTENCES, "task.labelled=which_moon_20"],
         [*SENTENCES, "task.labelled=pairs", "model.segments=2", "optimizer.layer_decay=0.8"],
+        [*SENTENCES, "task.labelled=topics"],
         [*SENTENCES, "task.labelled=scores", "optimizer.decay_norms_and_biases=false"],
         [*SENTENCES, "task.labelled=pairs", "criterion.batch_sum=false", "task.pooled=true"],
         [*SENTENCES, "task.labelled=pairs", *LSTM],
     ],
+    "token_classification": [
+        [*TAGS, "task.tokens_per_sample=34"],
+        # Rows are parts of sentences.
+        [*TAGS, "task.tokens_per_sample=12", "criterion.batch_sum=false", "task.batch_size=6"],
+    ],
     "bam_distill": [
         [*TAUGHT, "task.pooled=false", "criterion.temperature=2"],
         [*BAM, "task.sampling=legacy_copies"],
+    ],
+    "cloze": [
+        [*CLOZE],
+        [*CLOZE, "criterion.batch_sum=false", "task.tokens_per_sample=12"],
     ],
     "squad": [
         [*QUESTIONS, "optimizer.clip_norm=1"],
@@ -231,20 +246,13 @@ CASES: dict[str, list[list[str]]] = {
     "replace_mlm": [ELECTRA],
     "all_tokens_mlm": [ELECTRA],
     "electra_adversarial": [ELECTRA],
+    "strategic_mlm": [[*ELECTRA, "model.noise=difficulty"]],
     "span_boundary": [
         ["task=span_masking", *TEXT, "criterion.boundary_weight=0.5", "task.mean_span=3"]
     ],
 }
 ALL = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]
 FIRST = [(name, 0) for name in CASES]
-# Of each kind of update one: how moments are sharded is the engine's business.
-SHARDED = (
-    "masked_lm",
-    "meta_pseudo_label_hard",
-    "meta_pseudo_label_soft",
-    "tartan_meta",
-    "cvt_aux",
-)
 
 
 def task_of(case: Case) -> str:
@@ -255,11 +263,11 @@ def task_of(case: Case) -> str:
 
 # The first case of each task.
 TASKS = list({task_of(case): case for case in reversed(FIRST)}.values())[::-1]
-# By number of processes, the cases and whether the optimizer is sharded. How four replicas share
-# the rows is a matter of the task.
+# By number of processes, the cases and where their parameters rest. How four replicas share the rows
+# is a matter of the task. Four processes pose as two nodes of two (see replicated).
 REPLICATED = {
-    2: [(case, False) for case in ALL] + [((name, 0), True) for name in SHARDED],
-    4: [(case, False) for case in TASKS],
+    2: [(case, "replicate") for case in ALL] + [(case, "shard") for case in FIRST],
+    4: [(case, parallel) for parallel in ("replicate", "hybrid") for case in TASKS],
 }
 
 
@@ -317,7 +325,8 @@ def train(config: DictConfig) -> dict[str, Tensor]:
     """Train a run and return its weights."""
     run = TrainingRun(config)
     run.train()
-    return {name: value.clone() for name, value in run.model.state_dict().items()}
+    with run.engine.whole():
+        return {name: value.clone() for name, value in run.model.state_dict().items()}
 
 
 def train_uncounted(config: DictConfig) -> dict[str, Tensor]:
@@ -336,14 +345,15 @@ def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 def replicated(data: str, out: str) -> None:
     """Train what REPLICATED says, as one of several replicas.
 
-    Replica r saves OUT/weights.r.pt, keyed by (case, sharded).
+    Replica r saves OUT/weights.r.pt, keyed by (case, engine.parallel).
     """
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
     plugins.load_all(str(ROOT / "user_dir"))
     weights = {}
     with composing.remembered():
-        for case, sharded in REPLICATED[int(os.environ["WORLD_SIZE"])]:
-            save = Path(out) / f"{case[0]}-{case[1]}-{sharded}"
-            more = dropped("engine.micro_batch_size=2", f"engine.shard_optimizer={sharded}")
-            weights[case, sharded] = train_uncounted(configure(Path(data), save, case, *more))
+        for case, parallel in REPLICATED[int(os.environ["WORLD_SIZE"])]:
+            save = Path(out) / f"{case[0]}-{case[1]}-{parallel}"
+            more = dropped("engine.micro_batch_size=2", f"engine.parallel={parallel}")
+            weights[case, parallel] = train_uncounted(configure(Path(data), save, case, *more))
     torch.save(weights, Path(out) / f"weights.{process_group.rank()}.pt")
     process_group.finish()

@@ -1,9 +1,10 @@
 """Kills a training run again and again and starts it again; the result must be that of no kill.
 
-  python tests/support/kill_and_resume.py --kills 200 [--nproc N]
+  python tests/support/kill_and_resume.py --kills 200 [--nproc N] [--parallel shard] [--single] [--async-save]
 
-Each kill is a kill -9 of the whole process group: half of them at a random moment, half while a
-checkpoint is being written, linked or pruned (which the plug-in tests/support/faults slows down). Checked
+Each kill is a kill -9 of the whole process group, with --single every other one of one replica, after
+which the others have to end by themselves: half of them at a random moment, half while a checkpoint
+is being written, linked or pruned (which the plug-in tests/support/faults slows down). Checked
 after each: every checkpoint is complete, none is lost, at most one temporary copy is there, what
 an earlier kill left is gone, the run resumed from the newest one. Checked when a run is through:
 log, weights and moments are those of a run that nobody disturbed, to the last bit.
@@ -12,12 +13,16 @@ log, weights and moments are those of a run that nobody disturbed, to the last b
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
+import os
 import random
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,8 +35,8 @@ from metaseq_lm.runs.checkpoint import CheckpointError
 
 UPDATES = 30
 KEPT = 2  # trainer.keep_last of real_runs.command
-SLOW = {"METASEQ_LM_SLOW_SAVE": "0.004"}
-SAVE_SECONDS = 0.12  # what a slowed save takes
+SLOW = {"METASEQ_LM_SLOW_SAVE": "0.012"}
+SAVE_SECONDS = 0.15  # what a slowed save takes
 
 
 @dataclass
@@ -39,7 +44,8 @@ class Counts:
     """What happened."""
 
     kills: int = 0
-    in_save: int = 0  # of them, those that left a temporary copy or link
+    single: int = 0  # of them, those of one replica
+    in_save: int = 0  # of them, those that met a temporary copy or link
     runs: int = 0
     resumed: int = 0  # starts that were seen to resume from a checkpoint
     copies: int = 0  # most temporary copies at once
@@ -49,13 +55,20 @@ class Counts:
 class Victim:
     """One run, started and killed until it is through."""
 
-    def __init__(self, data: Path, save: Path, nproc: int, counts: Counts) -> None:
-        more = [f"trainer.max_update={UPDATES}", "trainer.save_interval_updates=3"]
+    def __init__(
+        self, data: Path, save: Path, nproc: int, counts: Counts, overrides: Sequence[str] = ()
+    ) -> None:
+        more = [
+            *overrides,
+            f"trainer.max_update={UPDATES}",
+            "trainer.save_interval_updates=3",
+        ]
         more += ["--nproc", str(nproc)] if nproc > 1 else []
         self.arguments = command(data, save, *more)
         self.save, self.checkpoints = save, save / "checkpoints"
         self.counts = counts
         self.errors = save.with_suffix(".err")
+        self.printed = 0  # bytes, by earlier lives
 
     def trouble(self, what: str) -> None:
         """Count what must not happen."""
@@ -64,6 +77,7 @@ class Victim:
 
     def start(self) -> Started:
         """Start or resume it."""
+        self.printed = self.errors.stat().st_size if self.errors.exists() else 0
         return Started(self.arguments, self.errors, SLOW)
 
     def complete(self) -> set[str]:
@@ -77,31 +91,58 @@ class Victim:
                 self.trouble(str(error))
         return good
 
-    def leftovers(self) -> list[Path]:
-        """Return temporary copies and links."""
-        return list(self.checkpoints.glob(".tmp-*")) if self.checkpoints.exists() else []
+    def leftovers(self, since: float = 0.0) -> list[Path]:
+        """Return temporary copies and links that were changed since then."""
+        result = []
+        for path in self.checkpoints.glob(".tmp-*"):
+            with contextlib.suppress(FileNotFoundError):
+                result += [path] if path.lstat().st_ctime >= since else []
+        return result
 
-    def live_and_die(self, seconds: float, save_number: int | None) -> bool:
+    def kill(self, run: Started, replica: int | None) -> bool:
+        """Kill one replica, if there are any yet, or all; return whether the run was through before."""
+        pids = run.replicas()
+        if run.code is not None or replica is None or replica >= len(pids):
+            through = run.code is not None
+            run.kill_all()
+            return through
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[replica], signal.SIGKILL)
+        if run.wait() == 0:
+            return True
+        self.counts.single += 1
+        text = run.text()[self.printed :]
+        # Where nothing is printed, the fork died that waits for its turn to be the program.
+        if text and (run.members() or f"replica {replica}" not in text):
+            end = f"{run.code}, {run.members()} live: {text[-500:]}"
+            self.trouble(f"after the death of replica {replica} the run ended with {end}")
+        run.kill_all()
+        return False
+
+    def live_and_die(
+        self, seconds: float, save_number: int | None, replica: int | None = None
+    ) -> bool:
         """Start it and kill it after `seconds`, counted from its `save_number`-th save if given.
 
-        Returns whether it was through before.
+        With `replica` only that process is killed. Returns whether it was through before.
         """
         before, began = self.complete(), time.time()
         resumed_before = len(rows(self.save, "event"))
         run = self.start()
         for _ in range(save_number or 0):
-            until(lambda: run.code is not None or self.leftovers(), real_runs.LONG, "a save")
-            until(lambda: run.code is not None or not self.leftovers(), 60, "its end")
+            until(lambda: run.code is not None or self.leftovers(began), real_runs.LONG, "a save")
+            until(lambda: run.code is not None or not self.leftovers(began), 60, "its end")
         if save_number is not None:
-            until(lambda: run.code is not None or self.leftovers(), real_runs.LONG, "a save")
+            until(lambda: run.code is not None or self.leftovers(began), real_runs.LONG, "a save")
         end = time.monotonic() + seconds
         while run.code is None and time.monotonic() < end:
             time.sleep(0.001)
-        through = run.code is not None
-        run.kill_all()
+        saving = bool(self.leftovers(began))
+        through = self.kill(run, replica)
         if through and run.code:
             self.trouble(f"a start ended with {run.code}: {run.text()[-500:]}")
         self.counts.kills += not through
+        self.counts.in_save += not through and (saving or bool(self.leftovers(began)))
         self.check(before, rows(self.save, "event")[resumed_before:], began)
         return through
 
@@ -109,7 +150,6 @@ class Victim:
         """Compare what is on the disk after a life with what was there before it."""
         left, good = self.leftovers(), self.complete()
         copies = [p for p in left if not p.is_symlink() and p.name.startswith(".tmp-update")]
-        self.counts.in_save += bool(left)
         self.counts.copies = max(self.counts.copies, len(copies))
         if len(copies) > 1:
             self.trouble(f"{len(copies)} temporary copies")
@@ -165,10 +205,21 @@ def make_data(folder: Path) -> Path:
     return folder / "data"
 
 
-def torture(data: Path, out: Path, kills: int, nproc: int, seed: int) -> Counts:
-    """Kill runs under `out` until there were `kills` kills and the last run is through."""
+def torture(
+    data: Path,
+    out: Path,
+    kills: int,
+    nproc: int,
+    seed: int,
+    overrides: Sequence[str] = (),
+    single: bool = False,
+) -> Counts:
+    """Kill runs under `out` until there were `kills` kills and the last run is through.
+
+    With `single` every other kill is one of a single replica.
+    """
     counts, chance = Counts(), random.Random(seed)
-    straight = Victim(data, out / "straight", nproc, Counts())
+    straight = Victim(data, out / "straight", nproc, Counts(), overrides)
     run = straight.start()
     began = time.monotonic()
     assert run.wait() == 0, run.text()
@@ -176,18 +227,19 @@ def torture(data: Path, out: Path, kills: int, nproc: int, seed: int) -> Counts:
     for number in itertools.count():
         if counts.kills >= kills:
             break
-        victim = Victim(data, out / f"run{number}", nproc, counts)
+        victim = Victim(data, out / f"run{number}", nproc, counts, overrides)
         counts.runs += 1
         through = False
         while not through:
+            replica = chance.randrange(nproc) if single and counts.kills % 2 else None
             if counts.kills >= kills:
                 through = victim.live_and_die(real_runs.LONG, None)
             elif chance.random() < 0.5:
                 through = victim.live_and_die(
-                    chance.uniform(0, SAVE_SECONDS), chance.choice([0, 0, 0, 1, 2])
+                    chance.uniform(0, SAVE_SECONDS), chance.choice([0, 0, 0, 1, 2]), replica
                 )
             else:
-                through = victim.live_and_die(chance.uniform(0, life), None)
+                through = victim.live_and_die(chance.uniform(0, life), None, replica)
         victim.check_result(straight.save)
     return counts
 
@@ -195,7 +247,8 @@ def torture(data: Path, out: Path, kills: int, nproc: int, seed: int) -> Counts:
 def summary(counts: Counts, seconds: float) -> str:
     """Return the line that is printed in the end."""
     return (
-        f"{counts.kills} kills ({counts.in_save} inside a save) of {counts.runs} runs, "
+        f"{counts.kills} kills ({counts.single} of one replica, {counts.in_save} inside a save) of "
+        f"{counts.runs} runs, "
         f"{counts.resumed} resumptions seen, {counts.copies} temporary copies at most, "
         f"{len(counts.troubles)} troubles, {seconds:.0f} s"
     )
@@ -206,13 +259,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--nproc", type=int, default=1)
+    parser.add_argument("--parallel", default="replicate", help="engine.parallel of the runs")
+    parser.add_argument("--single", action="store_true", help="every other kill: one replica only")
+    parser.add_argument("--async-save", action="store_true", help="with trainer.async_save")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--data", type=Path, help="a binarised corpus (default: one is made)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         data = args.data or make_data(Path(folder))
-        counts = torture(data, Path(folder), args.kills, args.nproc, args.seed)
+        out, overrides = Path(folder), [f"engine.parallel={args.parallel}"]
+        overrides += ["trainer.async_save=true"] * args.async_save
+        counts = torture(data, out, args.kills, args.nproc, args.seed, overrides, args.single)
         print(summary(counts, time.monotonic() - began))
     return int(bool(counts.troubles))
 

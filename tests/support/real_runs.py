@@ -279,11 +279,13 @@ def reached(save: Path) -> int:
 
 def final(save: Path) -> tuple[bytes, dict]:
     """Return the bytes of the last weights and the rest of the state, without times."""
+    import safetensors.torch
+
     from metaseq_lm.runs import checkpoint
 
     found = checkpoint.load(checkpoint.resolve(str(save), "last"))
     state = {k: v for k, v in found.state.items() if k != "seconds"}
-    return (found.path / "model.safetensors").read_bytes(), state
+    return safetensors.torch.save(found.weights), state
 
 
 def same(a: Any, b: Any) -> bool:

@@ -28,7 +28,7 @@ def write_corpus(data: Path, words: int = 20) -> Vocabulary:
 
 def write_set(
     folder: Path,
-    splits: dict[str, tuple[Columns, Sequence[float] | None]],
+    splits: dict[str, tuple[Columns, Sequence[float | list[int]] | None]],
     labels: Sequence[str] = (),
     spans: dict[str, list[list[tuple[int, int, int]]]] | None = None,
     **details: object,
@@ -42,7 +42,7 @@ def write_set(
         arrays = {f"{split}.input{i}": (c, np.uint16) for i, c in enumerate(columns)}
         if gold is not None:
             kind = np.int32 if labels else np.float64
-            arrays[f"{split}.label"] = ([[y] for y in gold], kind)
+            arrays[f"{split}.label"] = ([y if isinstance(y, list) else [y] for y in gold], kind)
         if spans is not None:
             flat = [[number for span in row for number in span] for row in spans[split]]
             arrays[f"{split}.spans"] = (flat, np.int32)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import bam_data
+import cloth_data
 import image_data
 import parallel_data
 import squad_data
@@ -22,7 +23,7 @@ import word_data
 from metaseq_lm.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
-SETS = ("pairs", "scores", "squad", "WNLI")
+SETS = ("pairs", "scores", "squad", "tagged", "topics", "WNLI", "CLOTH")
 
 
 def make_moons(data: Path) -> None:
@@ -82,6 +83,12 @@ def make_scores(data: Path) -> None:
     make_labelled(data, "scores", rows, "--regression")
 
 
+def make_topics(data: Path) -> None:
+    """Make a set whose rows have any of three classes."""
+    rows = [f"{a}\t{b}\t{' '.join(c for c in 'abc' if a % 7 < ord(c) % 7)}" for a, b in numbers()]
+    make_labelled(data, "topics", rows, "--label-separator", " ")
+
+
 def numbers() -> list[tuple[int, int]]:
     """Return pairs of numbers, always the same."""
     draw = random.Random(1)
@@ -105,6 +112,19 @@ def make_wnli(data: Path) -> None:
     assert main(wnli_data.arguments(files, data)) == 0
 
 
+def make_tagged(data: Path) -> None:
+    """Make a tagged set for the tokenizer of `data`."""
+    word_data.write(data.parent / "text" / "tagged", 20, 10)
+    files = [f"--{s}pref={data.parent}/text/tagged/{s}.conll" for s in ("train", "valid")]
+    assert main(["preprocess", "--tagged", "tagged", *files, "--destdir", str(data)]) == 0
+
+
+def make_cloth(data: Path) -> None:
+    """Make CLOTH of 10 passages a split."""
+    files = cloth_data.write(data.parent / "text" / "cloth")
+    assert main(cloth_data.arguments(files, data)) == 0
+
+
 def make_teacher(data: Path) -> None:
     """Make the outputs of a teacher of "pairs" and "scores"."""
     names = ("pairs", "scores")
@@ -119,6 +139,7 @@ def make_language_model(data: Path) -> None:
 
 
 MAKERS: dict[str, Callable[[Path], object]] = {
+    "CLOTH": make_cloth,
     "documents": make_documents,
     "elmo": make_language_model,
     "images": lambda data: image_data.write(data.parent / "images"),
@@ -127,7 +148,9 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "parallel": lambda data: parallel_data.binarise(data.parent / "text", data.parent / "parallel"),
     "scores": make_scores,
     "squad": lambda data: squad_data.binarise(data, "squad", {"train": 6, "valid": 2}),
+    "tagged": make_tagged,
     "teacher": make_teacher,
+    "topics": make_topics,
     "WNLI": make_wnli,
     "words": lambda data: word_data.binarise(data.parent / "text", data.parent / "words"),
 }

@@ -1,7 +1,7 @@
-"""The tasks of GLUE and SuperGLUE: official files, columns, labels, metrics, leaderboard files.
+"""The tasks of GLUE, SuperGLUE and CLOTH: official files, columns, labels, metrics, leaderboard files.
 
-Sources: Wang et al. 2019, "GLUE" and "SuperGLUE", and the files these benchmarks distribute. The
-order of the labels is the alphabetical one of ELECTRA's fine-tuning code.
+Sources: Wang et al. 2019, "GLUE" and "SuperGLUE", Xie et al. 2018, and the files these benchmarks
+distribute. The order of the labels is the alphabetical one of ELECTRA's fine-tuning code.
 """
 
 from dataclasses import dataclass, field
@@ -92,9 +92,20 @@ SUPERGLUE = {
     "AX-g": Benchmark(TWO_WAY, ("accuracy", "gender_parity"), files={"test": "AX-g.jsonl"}),
 }
 
+CLOTH_FILES = {"train": "train.jsonl", "valid": "valid.jsonl", "test": "test.jsonl"}
+LETTERS = ("A", "B", "C", "D")
+LEVEL_METRICS = ("accuracy", "accuracy_middle", "accuracy_high")
+
+CLOTH = {
+    "CLOTH": Benchmark(LETTERS, LEVEL_METRICS, files=CLOTH_FILES, form="cloze"),
+    "CLOTH-M": Benchmark(LETTERS, files=CLOTH_FILES, form="cloze"),
+    "CLOTH-H": Benchmark(LETTERS, files=CLOTH_FILES, form="cloze"),
+}
+
 BENCHMARKS = {
     **{f"glue/{name}": task for name, task in GLUE.items()},
     **{f"superglue/{name}": task for name, task in SUPERGLUE.items()},
+    **{f"cloth/{name}": task for name, task in CLOTH.items()},
 }
 
 

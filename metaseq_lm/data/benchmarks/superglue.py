@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from metaseq_lm.core.errors import MetaseqError, printable
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.output import show
 from metaseq_lm.data.labelled.files import Record, Row, json_objects
 from metaseq_lm.data.storage.text_files import TextFile
 
@@ -168,7 +169,7 @@ def _wsc(record: Record) -> Iterator[Example]:
         if remark:
             record.counts["span_text_elsewhere"] += 1
             message = f"{record.where}: target.span{number}_index {index}: {remark}"
-            print(printable(message), flush=True)
+            show(message)
         spans.append((0, start, end))
     yield (text,), record.label(), tuple(spans), {"idx": record.number("idx")}
 

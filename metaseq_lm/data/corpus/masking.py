@@ -28,6 +28,8 @@ class Masking:
         legacy_duplicates: Whether tokens are drawn with replacement, as in ELECTRA's code: a token
             drawn twice counts twice, and is masked if one of the draws masks it.
         tokens_per_sample: The longest row, which limits `most_chosen`.
+        weights: How likely each id is drawn in comparison with others, positive (V,); empty for all
+            alike. Tokens are drawn one after the other, in proportion to the weights of those left.
 
     Raises:
         UsageError: A share lies outside [0, 1], or `random` and `keep` together exceed 1.
@@ -42,6 +44,7 @@ class Masking:
     rounding: str = "random"
     legacy_duplicates: bool = False
     tokens_per_sample: int = 0
+    weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         shares = (self.rate, self.random, self.keep, self.random + self.keep)
@@ -124,12 +127,45 @@ def pick_with_replacement(
     return np.where(counted, np.take_along_axis(order, rank, 1), 0), counted
 
 
+def pick_by_weight(
+    weights: np.ndarray, chosen: np.ndarray, most: int, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose chosen[i] of a row's tokens without replacement by `weights` (B, S); as `pick`.
+
+    0 is the weight of what is no candidate. The tokens whose exponential clocks of rate w ring first
+    are those of successive draws in proportion to w (Efraimidis and Spirakis 2006).
+    """
+    u = uniforms(_subkeys(keys, 1), 0, weights.shape[1])
+    with np.errstate(divide="ignore"):
+        clocks = np.where(weights > 0, -np.log1p(-u) / weights, np.inf)
+    chosen = np.minimum(chosen, (weights > 0).sum(1))
+    positions = np.argsort(clocks, axis=1, kind="stable")[:, :most]
+    counted = np.arange(positions.shape[1]) < chosen[:, None]
+    return np.where(counted, positions, 0), counted
+
+
+def pick_by_weight_with_replacement(
+    weights: np.ndarray, chosen: np.ndarray, most: int, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose chosen[i] times one of a row's tokens by `weights` (B, S); as `pick_by_weight`."""
+    cumulative = weights.cumsum(1)
+    draws = uniforms(_subkeys(keys, 5), 0, most) * cumulative[:, -1:]
+    counted = (np.arange(most) < chosen[:, None]) & (cumulative[:, -1:] > 0)
+    positions = (cumulative[:, None] <= draws[..., None]).sum(-1)  # (B, M)
+    return np.where(counted, positions, 0), counted
+
+
 def choose(
-    masking: Masking, candidates: np.ndarray, lengths: np.ndarray, keys: np.ndarray
+    masking: Masking,
+    candidates: np.ndarray,
+    lengths: np.ndarray,
+    keys: np.ndarray,
+    weights: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Choose among the candidates (B, S) of rows of `lengths` (B,) as `masking` says.
 
-    Returns positions (B, M) and which of them count (B, M).
+    `weights` (B, S) are those of the tokens, None for all alike. Returns positions (B, M) and which of
+    them count (B, M).
     """
     if masking.rounding == "random":
         chosen = random_counts(candidates, masking.rate, keys)
@@ -139,6 +175,9 @@ def choose(
         # positions does not depend on which rows share a micro-batch.
         most = int(nearest_counts(np.array(candidates.shape[1]), masking))
         chosen = nearest_counts(lengths, masking)
+    if weights is not None:
+        by_weight = pick_by_weight_with_replacement if masking.legacy_duplicates else pick_by_weight
+        return by_weight(weights * candidates, chosen, most, keys)
     draw = pick_with_replacement if masking.legacy_duplicates else pick
     return draw(candidates, chosen, most, keys)
 
@@ -151,7 +190,9 @@ def mask_tokens(
     S must be the width of the global batch. Returns the masked rows (B, S), the chosen positions
     (B, M), and their original tokens (B, M), -1 where a row has fewer than M.
     """
-    positions, counted = choose(masking, candidates_of(tokens, lengths, masking), lengths, keys)
+    candidates = candidates_of(tokens, lengths, masking)
+    weights = masking.weights[tokens] if masking.weights.size else None
+    positions, counted = choose(masking, candidates, lengths, keys, weights)
     masked, originals = hide(tokens, positions, counted, keys, masking)
     return masked, positions, originals
 

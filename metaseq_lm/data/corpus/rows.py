@@ -12,6 +12,7 @@ import numpy as np
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.masking import Masking, mask_tokens
+from metaseq_lm.data.corpus.windows import DocumentWindows, RowLengths, StrideWindows, Windows
 from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers, ranges
 from metaseq_lm.data.storage.manifest import FILE_NAME, MANIFEST_FILE, Manifest
 from metaseq_lm.data.streams import Lengths
@@ -45,34 +46,13 @@ class Samples(ABC):
         return None
 
 
-class StrideLengths:
-    """The lengths of consecutive windows of `room` out of `total` tokens, computed when indexed.
-
-    Each counts `extra` tokens more. A corpus of any size has all its lengths in a few bytes.
-    """
-
-    def __init__(self, total: int, room: int, extra: int = 0) -> None:
-        self.total, self.room, self.extra = total, room, extra
-
-    def __len__(self) -> int:
-        return -(-self.total // self.room)
-
-    def __getitem__(self, samples: np.ndarray) -> np.ndarray:
-        lengths: np.ndarray = np.minimum(self.room, self.total - samples * self.room)
-        return lengths + self.extra
-
-
 class Corpus(Samples):
     """Samples `[CLSn] tokens [SEP]` of at most `tokens_per_sample` tokens, read from a memory map.
 
     `break_mode` "eos": a sample is a document, a longer one is cut into disjoint windows. "none":
-    windows of the stream, across documents; start-up and memory do not grow with the corpus.
-    Raises MetaseqError as `open_tokens`.
+    windows of the stream, across documents; start-up and memory do not grow with the corpus, but for
+    a read of the documents' sizes with "eos". Raises MetaseqError as `open_tokens`.
     """
-
-    starts: np.ndarray | None  # of the windows, int64; None where they follow from their numbers
-    lengths: Lengths
-    _row_lengths: Lengths  # with the special tokens
 
     def __init__(
         self,
@@ -84,41 +64,29 @@ class Corpus(Samples):
     ) -> None:
         self.data = open_tokens(folder, split, vocabulary, tokens_per_sample, least=3)
         self.vocabulary = vocabulary
-        self._room = room = tokens_per_sample - 2
+        room = tokens_per_sample - 2
+        self.windows: Windows
         if break_mode == "eos":
-            self.starts, lengths = disjoint_windows(self.data.starts, self.data.sizes, room)
-            self.lengths, self._row_lengths = lengths, lengths + 2
+            self.windows = DocumentWindows(self.data, room)
         else:
-            self.starts = None
-            self.lengths = StrideLengths(len(self.data.tokens), room)
-            self._row_lengths = StrideLengths(len(self.data.tokens), room, extra=2)
+            self.windows = StrideWindows(len(self.data.tokens), room)
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.windows)
 
     @property
     def row_lengths(self) -> Lengths:
-        return self._row_lengths
-
-    def start(self, samples: np.ndarray) -> np.ndarray:
-        """Return where `samples` (B,) begin in the token stream, int64 (B,)."""
-        return samples * self._room if self.starts is None else self.starts[samples]
-
-    def sample_at(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the sample that holds each token (n,) of the stream, int64 (n,)."""
-        if self.starts is None:
-            return tokens // self._room
-        return np.searchsorted(self.starts, tokens, side="right") - 1
+        return RowLengths(self.windows, 2)
 
     def rows(
         self, samples: np.ndarray, cls: int = 0, width: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
         # Twice as fast as `fill`, because each row is one run.
-        lengths = self.lengths[samples]
+        lengths = self.windows[samples]
         rows = blank_rows(self.vocabulary, cls, lengths, lengths + 2, width)
         at = np.arange(rows.shape[1] - 2)
         inside = at < lengths[:, None]
-        offsets = np.where(inside, self.start(samples)[:, None] + at, 0)
+        offsets = np.where(inside, self.windows.starts(samples)[:, None] + at, 0)
         np.copyto(rows[:, 1:-1], self.data.tokens[offsets], where=inside)
         return rows, lengths + 2
 
@@ -157,16 +125,6 @@ def check_ids(data: IndexedDataset, vocabulary: Vocabulary, first: int | None = 
             f"{data.prefix}.bin holds token id {min(least, 0) or most} but dict.txt has only "
             f"{len(vocabulary)} symbols; preprocess again with this tokenizer"
         )
-
-
-def disjoint_windows(
-    starts: np.ndarray, sizes: np.ndarray, room: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Cut documents into windows of at most `room` tokens; returns window starts and lengths, int64."""
-    pieces = -(-sizes // room)
-    document = np.repeat(np.arange(len(sizes)), pieces)
-    offset = ranges(np.zeros_like(pieces), pieces) * room
-    return starts[document] + offset, np.minimum(room, sizes[document] - offset)
 
 
 def cut_pair(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:

@@ -41,13 +41,14 @@ from metaseq_lm.data.storage.manifest import (
     MANIFEST_FILE,
     Manifest,
     check_sizes,
+    is_small,
     verify,
 )
 from metaseq_lm.data.storage.text_content import DAMAGED_SHARE, describe_lines
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.words.sets import KINDS, TEXT, TREES, WordSet
-from metaseq_lm.data.words.vocabulary import UNKNOWN, WordVocabulary
+from metaseq_lm.data.words.vocabulary import WordVocabulary
 
 MANY_CLASSES = 20
 MANY_UNKNOWN = 0.2
@@ -71,7 +72,9 @@ def examine(folder: Path, full: bool) -> Iterator[Finding]:
     elif not set_folders or token_files(folder) or not all(map(stands_alone, set_folders)):
         yield Finding(WARNING, f"{folder}: no {MANIFEST_FILE} to compare the files with")
         yield from corpus(subject)
-    for set_folder in set_folders:
+    # One that lost its manifest is left out of no report.
+    without = [path for path in folder.iterdir() if path.is_dir() and token_files(path)]
+    for set_folder in sorted({*set_folders, *without}):
         yield from examine_set(replace(subject, folder=set_folder))
 
 
@@ -91,11 +94,12 @@ def examine_set(subject: Subject) -> Iterator[Finding]:
         yield Finding(ERROR, str(error))
         return
     wrong_sizes = check_sizes(subject.folder)
-    faults = verify(subject.folder) if subject.full else wrong_sizes
+    full = subject.full or is_small(manifest)
+    faults = verify(subject.folder) if full else wrong_sizes
     for fault in faults:
         yield Finding(ERROR, f"{fault}; copy the folder again or preprocess again")
     if not faults:
-        checked = "every checksum" if subject.full else "file sizes (--verify reads the checksums)"
+        checked = "every checksum" if full else "file sizes (--verify reads the checksums)"
         yield Finding(OK, f"{subject.folder}: {MANIFEST_FILE} agrees with {checked}")
     yield from damaged_text(subject.folder, manifest)
     # Without its files, every reader of a set would say so again.
@@ -208,7 +212,7 @@ def labelled_set(subject: Subject) -> Iterator[Finding]:
         yield Finding(OK, f"{folder}: {split} has {text}")
         yield from unseen_labels(f"{folder}: {split}", labels, names, train)
         if split == "train" and names and labels is not None:
-            counts = np.bincount(labels, minlength=len(names)).tolist()
+            counts = class_counts(labels, names).tolist()
             present = {name: count for name, count in zip(names, counts) if count}
             for text in label_warnings(present):
                 yield Finding(WARNING, f"{folder}: {split}: {text}")
@@ -273,12 +277,20 @@ def distribution(labels: np.ndarray | None, names: Sequence[str]) -> str:
         return "no labels"
     if not names:
         return f"labels {labels.min():g} to {labels.max():g}, mean {labels.mean():.3g}"
-    counts = np.bincount(labels, minlength=len(names))
+    counts = class_counts(labels, names)
     shares = [f"{name} {100 * n / len(labels):.1f} %" for name, n in zip(names, counts)]
     if len(names) > MANY_CLASSES:
         least, most = shares[counts.argmin()], shares[counts.argmax()]
         return f"labels of {len(names)} classes, from {least} to {most}"
     return f"labels {', '.join(shares)}"
+
+
+def class_counts(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Return how many rows have each class, of labels (N,), or booleans (N, K)."""
+    if labels.ndim == 2:
+        counts: np.ndarray = labels.sum(0)
+        return counts
+    return np.bincount(labels, minlength=len(names))
 
 
 def unseen_labels(
@@ -287,11 +299,11 @@ def unseen_labels(
     """Yield a warning for classes of a split, called `name`, that the labels of train lack."""
     if not names or labels is None or train is None:
         return
-    present = set(labels.tolist())
+    present = set(np.flatnonzero(class_counts(labels, names)).tolist())
     if labels is train:
         missing, text = set(range(len(names))) - present, "has no example of"
     else:
-        missing = present - set(train.tolist())
+        missing = present - set(np.flatnonzero(class_counts(train, names)).tolist())
         text = "has labels that train has no example of:"
     if missing:
         yield Finding(WARNING, f"{name} {text} {', '.join(names[i] for i in sorted(missing))}")
@@ -403,7 +415,8 @@ def word_set(subject: Subject) -> Iterator[Finding]:
         words = len(data.words.tokens)
         pieces = range(0, words, CHUNK)
         unknown = sum(
-            int(np.count_nonzero(data.words.tokens[i : i + CHUNK] == UNKNOWN)) for i in pieces
+            int(np.count_nonzero(data.words.tokens[i : i + CHUNK] == data.vocabulary.unknown))
+            for i in pieces
         )
         yield Finding(
             WARNING if unknown > MANY_UNKNOWN * words else OK,

@@ -3,17 +3,18 @@
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from metaseq_lm.core.registry import abbreviated
 
 NO_LABEL = ""  # of a row whose label is empty or null
 NO_GOLD = ("-", "-1")  # what SNLI and MNLI, and exports of HF datasets, write for no gold label
-NULL_WORDS = {"?", "n/a", "na", "nan", "nil", "none", "null"}
+NULL_WORDS = {"?", "#n/a", "<na>", "n.a.", "n/a", "na", "nan", "nat", "nil", "none", "null"}
 RARE_SHARE = 0.05  # of rows whose label -1 means none; a class is more frequent
 FEW_ROWS = 10  # too few to wonder about classes of one row
 FEW_CLASSES = 20
-_NUMBER = re.compile(r"[+-]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][+-]?\d+)?")
+SEPARATORS = (",", ";", "|", "+", "/", " ")
+_NUMBER = re.compile(r"([+-]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][+-]?\d+)?) ?(%?)")
 _BOOLEANS = {"true": 1.0, "false": 0.0}
 
 
@@ -41,19 +42,28 @@ def gold_classes(counts: Mapping[str, int]) -> list[str]:
 
 
 def number_of(label: str) -> float | None:
-    """Return the number that a label is, or None."""
-    return float(label.replace(",", ".")) if _NUMBER.fullmatch(label) else None
+    """Return the number that a label is, or None; 12 % is 0.12."""
+    match = _NUMBER.fullmatch(label)
+    return float(match[1].replace(",", ".")) / (100 if match[2] else 1) if match else None
 
 
 def spelling_key(label: str) -> str:
     """Return what a label has in common with others that are perhaps the same class.
 
-    That is the value of a number or a truth value, else the text without case, quotation marks and
-    the difference between blanks, "_" and "-".
+    That is the value of a number or a truth value, else the text without case, quotation marks,
+    characters that are not seen, and the difference between blanks, "_" and "-".
     """
-    text = unicodedata.normalize("NFKC", label).strip(" \t'\"").casefold()
+    text = "".join(
+        c for c in unicodedata.normalize("NFKC", label) if unicodedata.category(c) != "Cf"
+    )
+    text = text.strip(" \t'\"").casefold()
     number = _BOOLEANS.get(text, number_of(text))
     return re.sub(r"[\s_-]+", " ", text) if number is None else repr(number)
+
+
+def _is_joined(label: str, separator: str, classes: Container[str]) -> bool:
+    parts = [part.strip() for part in label.split(separator)]
+    return len(parts) > 1 and all(part in classes for part in parts)
 
 
 def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
@@ -69,6 +79,13 @@ def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
                 "they are values to predict, preprocess with --regression"
             )
             return
+    for separator in SEPARATORS:
+        joined = [label for label in counts if _is_joined(label, separator, counts)]
+        if joined:
+            yield (
+                f"{abbreviated(sorted(map(repr, joined)))}: classes of their own; if a row has several "
+                f"labels, preprocess with --label-separator '{separator}'"
+            )
     groups = defaultdict(list)
     for label in sorted(counts):
         groups[spelling_key(label)].append(label)
@@ -81,6 +98,8 @@ def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
     if nulls:
         listed = abbreviated(f"{label!r} ({counts[label]:,} rows)" for label in nulls)
         yield f"{listed}: a class; if it means that a row has no label, remove these rows"
+    if len(words) == 1 == len(counts) and rows >= FEW_ROWS:
+        yield f"all {rows:,} rows have the class {words[0]!r}"
     single = [label for label, count in counts.items() if count == 1]
     if single and rows >= FEW_ROWS:
         yield f"{len(single):,} of {len(counts):,} classes have one row: {abbreviated(single)}"

@@ -1,5 +1,6 @@
 """Rows of labelled CSV, TSV and JSONL files, and sentences to score; errors name file and line."""
 
+import contextlib
 import difflib
 import json
 import math
@@ -11,9 +12,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from metaseq_lm.core.errors import MetaseqError, UsageError, printable
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import abbreviated, nearest
-from metaseq_lm.data.labelled.classes import NO_LABEL, number_of
+from metaseq_lm.data.labelled.classes import NO_GOLD, NO_LABEL, number_of, spelling_key
+from metaseq_lm.data.storage.arrow_files import ArrowFile
 from metaseq_lm.data.storage.tables import (
     JSON_SUFFIXES,
     QUOTING,
@@ -49,23 +52,31 @@ class Columns:
     index: str | None = None
     skip_malformed: bool = False  # count and leave out rows with a wrong number of fields
     quoting: str = QUOTING[0]  # one of tables.QUOTING: whether quotes around a field are syntax
+    separator: str = ""  # what stands between the labels of a row that may have several
+    indicators: tuple[str, ...] = ()  # the columns of labels that hold 1 or 0, instead of `label`
 
     def __post_init__(self) -> None:
         if self.texts is not None and len(self.texts) not in (1, 2):
             raise UsageError("--text-columns takes one column, or two with a comma between them")
+        if len(self.indicators) == 1 or len({*self.indicators}) < len(self.indicators):
+            raise UsageError("--label-columns takes two or more columns, each once")
+
+
+Label = str | float | tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
 class Row:
     """One example of a file.
 
-    `label` is None in a file without labels, NO_LABEL in a row without one. `bad` says that invalid UTF-8 was replaced. A span is
+    `label` is None in a file without labels, NO_LABEL in a row without one, a tuple where rows may
+    have several or none. `bad` says that invalid UTF-8 was replaced. A span is
     (text, first character, character after the last). `facts` serve scorers and leaderboards.
     """
 
     line: int
     texts: tuple[str, ...]
-    label: str | float | None
+    label: Label
     bad: bool
     spans: tuple[tuple[int, int, int], ...] = ()
     facts: dict[str, Any] | None = None
@@ -138,11 +149,17 @@ class Record:
 
     def get(self, key: str, kind: type | None = None) -> Any:
         """Return a field, of type `kind` if that is given."""
+        outer, point, inner = key.partition(".")
+        if key not in self.fields and point and outer in self.fields:
+            return self.record(outer).get(inner, kind)
         if key not in self.fields:
             raise MetaseqError(f"{self.where}: no field '{self.path(key)}'{self.remedy}")
         value = self.fields[key]
         if kind is not None and type(value) is not kind:
-            raise MetaseqError(f"{self.where}: field '{self.path(key)}' is not {_KINDS[kind]}")
+            remark = " but null" if value is None else ""
+            raise MetaseqError(
+                f"{self.where}: field '{self.path(key)}' is not {_KINDS[kind]}{remark}"
+            )
         return value
 
     def text(self, key: str) -> str:
@@ -178,7 +195,17 @@ def json_objects(
 ) -> Iterator[tuple[int, dict[str, Any], bool]]:
     """Yield (line, object, held bad UTF-8); MetaseqError with file and line for anything else."""
     for number, text, bad in text_lines(file, counts):
-        yield number, json_object(text, f"{file}:{number}"), bad
+        yield number, json_object(text.removeprefix("\ufeff"), f"{file}:{number}"), bad
+
+
+def _written_list(text: str) -> Any:
+    """Return the list that a text is, as JSON or Python writes it, or the text."""
+    if not (text.startswith("[") and text.endswith("]")):
+        return text
+    for written in (text, text.replace("'", '"')):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(written)
+    return text
 
 
 def label_word(value: Any, where: str) -> str:
@@ -189,7 +216,7 @@ def label_word(value: Any, where: str) -> str:
     if not word:
         raise MetaseqError(f"{where}: the label is empty")
     if isinstance(value, float) and not math.isfinite(value):
-        raise MetaseqError(f"{where}: label {value!r} is not finite")
+        raise MetaseqError(f"{where}: label {value!r} is not finite; write null for no label")
     return word
 
 
@@ -228,6 +255,7 @@ class RowReader:
             if not any(map(str.strip, fields)):
                 self.counts["blank"] += 1
                 continue
+            fields[0] = fields[0].removeprefix("\ufeff")  # of files put together
             stripped = tuple(map(str.strip, fields))
             if names is None:
                 names = stripped
@@ -253,19 +281,19 @@ class RowReader:
                     raise MetaseqError(message)
                 self.counts["malformed"] += 1
                 if self.counts["malformed"] <= MALFORMED_NAMED:
-                    print(printable(f"{message}; the row is left out"), flush=True)
+                    show(f"{message}; the row is left out")
                 continue
             yield number, dict(zip(names, fields)), bad
         if self.counts["malformed"] > MALFORMED_NAMED:
-            print(
+            show(
                 f"{self.file}: {self.counts['malformed']:,} malformed rows are left out, the first "
-                f"{MALFORMED_NAMED} are named above",
-                flush=True,
+                f"{MALFORMED_NAMED} are named above"
             )
 
     def _objects(self) -> Iterator[tuple[int, dict[str, Any], bool]]:
         check_json_lines(self.file)
-        if format_suffix(self.file.path) not in JSON_SUFFIXES:
+        is_other = not isinstance(self.file, ArrowFile)
+        if is_other and format_suffix(self.file.path) not in JSON_SUFFIXES:
             self.remarks.append("is read as JSON lines, which it holds whatever its name")
         yield from json_objects(self.file, self.counts)
 
@@ -275,15 +303,15 @@ class RowReader:
             return
         has_pair = not {"text_a", "text_b"}.isdisjoint(names) and "text" not in names
         texts = self.columns.texts or (("text_a", "text_b") if has_pair else ("text",))
-        label = self.columns.label
+        labels = self.columns.indicators or (self.columns.label,)
         # "labl" is a mistake to point out, not a file without labels.
-        misspelt = difflib.get_close_matches(label, names, n=1, cutoff=0.8)
-        self.labelled = label in names or self.required or bool(misspelt)
-        for name in (*texts, *([label] if self.labelled else [])):
-            if name not in names:
+        is_present = any(difflib.get_close_matches(label, names, 1, 0.8) for label in labels)
+        self.labelled = is_present or self.required
+        for name in (*texts, *(labels if self.labelled else ())):
+            if name not in names and not (is_json(self.file) and name.partition(".")[0] in names):
                 remedy = (
-                    "Choose with --text-column and --label-column (and --columns if the file "
-                    "has no header row)."
+                    "Choose with --text-column and --label-column, or --label-columns where each "
+                    "label has a column of 0 and 1 (and --columns if the file has no header row)."
                     if self.columns.index is None
                     else "It is not the official file of this benchmark."
                 )
@@ -300,8 +328,29 @@ class RowReader:
         if not self.labelled and label in fields:
             raise MetaseqError(f"{record.where}: a label, but the rows before have none")
         texts = tuple(map(record.text, self.text_columns))
-        value = self._label(record.where, record.get(label)) if self.labelled else None
+        value: Label = None
+        if self.labelled and self.columns.indicators:
+            value = self._indicated(record)
+        elif self.labelled:
+            value = self._label(record.where, record.get(label))
         return Row(number, texts, value, bad, facts=self._facts(record.where, fields))
+
+    def _indicated(self, record: Record) -> Label:
+        """Return the labels whose columns hold 1; no gold label if all are empty or -1."""
+        values = {name: record.get(name) for name in self.columns.indicators}
+        words = {
+            name: NO_LABEL if value is None else str(value).strip()
+            for name, value in values.items()
+        }
+        if len({*words.values()}) == 1 and words[name := next(iter(words))] in (NO_LABEL, *NO_GOLD):
+            return words[name]
+        for name, word in words.items():
+            if spelling_key(word) not in ("0.0", "1.0"):
+                is_text = "empty" if word == NO_LABEL else repr(word[:60])
+                raise MetaseqError(
+                    f"{record.where}: column '{name}' of --label-columns is {is_text}, not 0 or 1"
+                )
+        return tuple(sorted(name for name, word in words.items() if spelling_key(word) == "1.0"))
 
     def _facts(self, where: str, fields: dict[str, Any]) -> dict[str, Any] | None:
         if self.columns.index is None:
@@ -318,7 +367,16 @@ class RowReader:
         self._seen.add(index)
         return {"idx": index}
 
-    def _label(self, where: str, value: Any) -> str | float:
+    def _label(self, where: str, value: Any) -> Label:
+        if isinstance(value, str) and self.columns.separator:
+            value = value.split(self.columns.separator) if value.strip() else []
+        elif isinstance(value, str):
+            value = _written_list(value)
+        if isinstance(value, list):
+            if self.columns.regression:
+                raise MetaseqError(f"{where}: several labels, but --regression is for one number")
+            words = [label_word(word, where) for word in value if word != ""]
+            return tuple(sorted(set(words)))
         if value is None or (isinstance(value, str) and not value.strip()):
             return NO_LABEL
         word = label_word(value, where)
@@ -329,6 +387,7 @@ class RowReader:
             label = float(value)
         except (ValueError, OverflowError) as error:
             remedy = "; write a decimal point" if number_of(word) is not None else ""
+            remedy = "; write 0.12 for 12 %" if word.endswith("%") else remedy
             raise MetaseqError(f"{where}: label {value!r} is not a number{remedy}") from error
         if not math.isfinite(label):
             raise MetaseqError(f"{where}: label {value!r} is not finite")

@@ -12,7 +12,7 @@ from torch import Tensor
 from metaseq_lm.core.batch import TokenBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.rows import cut_pair, padding_of, segments_of, text_rows
-from metaseq_lm.data.labelled.sets import LabelledSet
+from metaseq_lm.data.labelled.sets import CLOZE, LabelledSet
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 
 
@@ -42,6 +42,8 @@ class SentenceRows:
                 f"{data.folder}: its answers are tokens of the text, not classes; use task=token_labels, "
                 "or preprocess without --as-text"
             )
+        if data.form == CLOZE:
+            raise UsageError(f"{data.folder}: passages with blanks; use task=cloze criterion=cloze")
         self.choices = data.form == "choices"
         if self.choices and len(data.label_names) != count - 1:
             raise MetaseqError(

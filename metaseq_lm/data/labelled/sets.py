@@ -17,6 +17,7 @@ from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, require_sizes
 from metaseq_lm.data.storage.text_files import TextFile
 
+CLOZE = "cloze"
 # The least and the greatest number of text columns of each form.
 FORMS = {
     "single": (1, 1),
@@ -24,8 +25,11 @@ FORMS = {
     "choices": (3, 1 << 10),
     "spans": (1, 2),
     "tokens": (2, 2),
+    "multi_label": (1, 2),
+    CLOZE: (3, 1 << 10),
 }
-WITH_PLACES = ("spans", "tokens")  # forms that have a file of places
+MULTI_LABEL = "multi_label"
+WITH_PLACES = ("spans", "tokens", CLOZE)  # forms that have a file of places
 SPANS = 2
 
 
@@ -42,11 +46,14 @@ class LabelledSet:
         form: What the columns are. "single" and "pair": one and two texts. "choices": a context and
             K candidates, of which the label names one; a candidate without tokens is missing.
             "spans": one or two texts with two spans in them. "tokens": two texts with any number of
-            spans, whose tokens are the answer.
-        labels: int64 or, for regression, float64 (rows,); None for a split without labels.
+            spans, whose tokens are the answer. "multi_label": one or two texts of any number of classes.
+            "cloze": a passage with any number of blanks and K candidates, of which the label names the
+            one for the first blank listed.
+        labels: int64 or, for regression, float64 (rows,); boolean (rows, classes) of form "multi_label";
+            None for a split without labels.
         label_names: The classes; empty for regression.
         spans: int64 (rows, 2, 3): text column, first token, token after the last; of form "spans".
-        places: int64 (places, 4): row and the same three numbers; of form "tokens".
+        places: int64 (places, 4): row and the same three numbers; of forms "tokens", "cloze".
         benchmark: A name such as "glue/CoLA", or empty.
 
     Raises:
@@ -93,7 +100,8 @@ class LabelledSet:
         if path.name not in self._files:
             return None
         stored = IndexedDataset(self.folder / f"{self.split}.label")
-        if not len(stored) == len(stored.tokens) == len(self):
+        is_single = self.multi_label or len(stored.tokens) == len(self)
+        if len(stored) != len(self) or not is_single:
             raise MetaseqError(
                 f"{path}: {len(stored.tokens)} labels but {self.inputs[0].prefix} has {len(self)} "
                 "rows; the files do not belong together, preprocess again"
@@ -107,7 +115,11 @@ class LabelledSet:
             raise MetaseqError(
                 f"{path}: a label outside 0..{len(self.label_names) - 1}; preprocess again"
             )
-        return labels
+        if not self.multi_label:
+            return labels
+        has_class = np.zeros((len(self), len(self.label_names)), bool)
+        has_class[np.repeat(np.arange(len(self)), stored.sizes), labels] = True
+        return has_class
 
     def _read_spans(self) -> None:
         path = self.folder / f"{self.split}.spans.bin"
@@ -153,6 +165,11 @@ class LabelledSet:
                 "files do not belong together, preprocess again"
             )
         return rows
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether a row has any number of the classes."""
+        return self.form == MULTI_LABEL
 
     def __len__(self) -> int:
         return len(self.inputs[0])

@@ -24,6 +24,7 @@ class TranslationBatch(Batch):
     targets: Tensor | None = None  # tokens that it predicts (B, S), [SEP] last, -1 at padding
     words: Tensor | None = None  # source positions that word dropout may hide, boolean (B, S)
     mask_id: int = 0  # the token that hides them
+    weight: float = 1.0  # of the loss on unlabelled text
 
 
 class TranslationRows:

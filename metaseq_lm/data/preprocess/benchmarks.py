@@ -1,4 +1,4 @@
-"""Official files of benchmarks: GLUE and SuperGLUE to labelled sets, SQuAD and MRQA to questions."""
+"""Official files of benchmarks: GLUE, SuperGLUE and CLOTH to labelled sets, SQuAD and MRQA to questions."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.output import show
 from metaseq_lm.data.benchmarks import (
     OPTIONAL_SPLITS,
     SQUAD,
@@ -17,6 +18,7 @@ from metaseq_lm.data.benchmarks import (
     hub_forms,
     superglue,
 )
+from metaseq_lm.data.benchmarks.cloth import LEVELS, ClothReader
 from metaseq_lm.data.benchmarks.wnli import with_coreference
 from metaseq_lm.data.labelled.files import (
     Columns,
@@ -51,13 +53,14 @@ class BenchmarkOptions:
 
     benchmark: str = option(
         "",
-        "glue/CoLA, superglue/WiC, squad/v2.0 and so on: official files, written to D/CoLA or D/NAME "
+        "glue/CoLA, superglue/WiC, cloth/CLOTH, squad/v2.0 and so on: official files, written to D/CoLA or D/NAME "
         "of --labelled",
         metavar="NAME",
     )
     source: Path | None = option(
         None,
-        "folder with the official files, packed or not; --trainpref and the like name others",
+        "folder with the official files, packed or not, or those that datasets exported or saved; "
+        "--trainpref and the like name others",
         metavar="DIR",
     )
     no_double: bool = option(
@@ -96,7 +99,9 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
     suite, _, task = name.partition("/")
 
     def open_rows(split: str, path: Path) -> Rows:
-        file, required = request.text_file(path), not may_lack_labels(split)
+        file, required = request.record_file(path), not may_lack_labels(split)
+        if suite == "cloth":
+            return ClothReader(file, LEVELS[name])
         if suite == "superglue":
             variant = options.as_text
             examples = as_text.FORMS[variant][task] if variant else superglue.EXAMPLES[task]
@@ -146,18 +151,39 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
     names = find_benchmark(name).files
     files: dict[str, list[Path]] = {}
     for split, file in names.items():
-        exported = [f"{stem}.jsonl" for stem in hub_forms.SPLITS.get(split, (split,))]
-        paths = filter(None, (find_packed(source / file) for file in (file, *exported)))
-        if path := next(paths, None):
-            files[split] = [path]
+        official = find_packed(source / file)
+        exported = hub_forms.SPLITS.get(split, (split,))
+        choices = ([official] if official else [], *(exports(source, stem) for stem in exported))
+        if name in LEVELS and (source / split).is_dir():  # CLOTH as it is published
+            files[split] = sorted((source / split).rglob("*.json"))
+        elif paths := next(filter(None, choices), None):
+            files[split] = paths
         elif split not in OPTIONAL_SPLITS:
-            print(f"{source}: no {file}, so there will be no {split} split", flush=True)
+            show(f"{source}: no {file}, so there will be no {split} split")
     if not files:
+        stems = [stem for split in names for stem in hub_forms.SPLITS.get(split, (split,))]
+        inside = [
+            folder
+            for folder in sorted(filter(Path.is_dir, source.iterdir()))
+            if any(find_packed(folder / file) for file in names.values())
+            or any(exports(folder, stem) for stem in stems)
+        ]
+        hint = f"; they are in {inside[0]}: give it as --source" if inside else ""
         raise MetaseqError(
             f"{source}: holds none of the files of {name}: {', '.join(names.values())} (or packed, "
-            f"with {', '.join(OPENERS)})"
+            f"with {', '.join(OPENERS)}){hint}"
         )
     return files
+
+
+def exports(source: Path, stem: str) -> list[Path]:
+    """Return the files of a split that the library `datasets` exported or saved, as JSON lines or Arrow."""
+    if path := find_packed(source / f"{stem}.jsonl"):
+        return [path]
+    shards = sorted(source.glob(f"{stem}-*-of-*.parquet"))
+    return [*filter(Path.is_file, [source / f"{stem}.parquet"]), *shards] or sorted(
+        source.glob(f"{stem}/data-*.arrow")
+    )
 
 
 def with_swapped(row: Row) -> Iterator[Row]:

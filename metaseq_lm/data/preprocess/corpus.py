@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks
 from metaseq_lm.data.corpus.text_columns import ColumnFile
 from metaseq_lm.data.preprocess.pipeline import (
@@ -23,6 +23,7 @@ from metaseq_lm.data.preprocess.pipeline import (
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
+from metaseq_lm.data.storage.arrow_files import is_arrow
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import CORPUS
 from metaseq_lm.data.storage.tables import QUOTING
@@ -132,7 +133,7 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
         file = self.text_file(path)
         if isinstance(file, ColumnFile):
             check_text_file(path, False)
-            if not file.is_arrow:
+            if not is_arrow(path):
                 super().check_file(path)
             next(file.chunks(1), None)  # is the column there?
             return
@@ -233,7 +234,7 @@ def with_progress(
             done = part.read
             if hidden and time.monotonic() > next_line:
                 next_line += PLAIN_PROGRESS_SECONDS
-                print(f"{split.name}: {100 * done / total:.0f} %", file=sys.stderr, flush=True)
+                say(f"{split.name}: {100 * done / total:.0f} %")
 
 
 class _CountingWriter:

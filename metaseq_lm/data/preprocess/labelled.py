@@ -1,9 +1,9 @@
-"""Labelled sets: rows of CSV, TSV or JSONL files to token files, labels, spans and facts."""
+"""Labelled sets: rows of CSV, TSV, JSONL, Parquet or Arrow files to token files, labels, spans and facts."""
 
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,8 +22,8 @@ from metaseq_lm.data.labelled.classes import (
     number_of,
     spelling_key,
 )
-from metaseq_lm.data.labelled.files import Columns, Row, RowReader, Rows, may_lack_labels
-from metaseq_lm.data.labelled.sets import WITH_PLACES, rows_name
+from metaseq_lm.data.labelled.files import Columns, Label, Row, RowReader, Rows, may_lack_labels
+from metaseq_lm.data.labelled.sets import MULTI_LABEL, WITH_PLACES, rows_name
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -38,7 +38,7 @@ from metaseq_lm.data.preprocess.tokenizer import (
     tokenizer_for_set,
 )
 from metaseq_lm.data.storage.indexed import IndexedWriter
-from metaseq_lm.data.storage.manifest import LABELLED, classes_of
+from metaseq_lm.data.storage.manifest import LABELLED, Manifest, classes_of
 from metaseq_lm.data.storage.tables import QUOTING, is_json
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
 
@@ -53,6 +53,8 @@ class LabelledOptions:
     NOUN: ClassVar[str] = "labelled sets"
     UNUSED_WITH: ClassVar[dict[str, str]] = {
         "labels_from": "labels regression",
+        "label_separator": "regression",
+        "label_columns": "label_column label_separator labels regression",
         "text_column": "text_columns",
     }
 
@@ -73,6 +75,9 @@ class LabelledOptions:
         choices=QUOTING,
     )
     label_column: str = option("label", "the column of the labels", metavar="A")
+    label_columns: tuple[str, ...] | None = option(
+        None, "a row has any number of labels, each with a column of 0 and 1", metavar="A,B,..."
+    )
     labels: tuple[str, ...] | None = option(
         None,
         "the classes in order (default: of train, sorted); names for labels that are the numbers 0, 1, ...",
@@ -82,6 +87,9 @@ class LabelledOptions:
         None,
         "the classes of this set, a folder D/NAME, in its order; for --tagged, --treebank too",
         metavar="SET",
+    )
+    label_separator: str = option(
+        "", "a row has any number of labels, with this text between them", metavar="S"
     )
     regression: bool = option(False, "labels are numbers, not classes")
     tokenizer_from: Path | None = option(None, "")
@@ -102,49 +110,71 @@ class LabelledForm:
     details: dict[str, Any] = field(default_factory=dict)
 
 
+def names_in(label: Label) -> tuple[str, ...]:
+    """Return the labels of a row."""
+    return label if isinstance(label, tuple) else (str(label),)
+
+
+def count_labels(labels: Iterable[Label]) -> Counter[str]:
+    """Return how many rows have each label."""
+    return Counter(name for label in labels for name in names_in(label))
+
+
 OpenRows = Callable[[str, Path], Rows]  # of a split and a file
 
 
 @register_dataset_kind("labelled", LabelledOptions)
 def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipeline":
-    """Return what makes a labelled set of CSV, TSV or JSONL files."""
+    """Return what makes a labelled set of CSV, TSV, JSONL, Parquet or Arrow files."""
     columns = Columns(
         names=options.columns,
         texts=options.text_columns or options.text_column,
         label=options.label_column,
         regression=options.regression,
         quoting=options.quoting,
+        separator=options.label_separator,
+        indicators=options.label_columns or (),
     )
+    request = request.expanded()
     files = [path for paths in request.splits.values() for path in paths]
-    if columns.names is not None and all(is_json(request.text_file(path)) for path in files):
+    if columns.names is not None and all(is_json(request.record_file(path)) for path in files):
         raise UsageError(
             "--columns names those of CSV and TSV files; fields of JSON files have names"
         )
     labels = list(options.labels) if options.labels is not None else None
+    form = ""
+    if options.label_columns is not None:
+        labels, form = list(options.label_columns), MULTI_LABEL
     if options.labels_from is not None:
         labels = classes_of(options.labels_from)
-    details = {"text_columns": list(columns.texts or ()), "label_column": columns.label}
+        form = Manifest.load(options.labels_from).details["form"]
+    details: dict[str, Any] = {"text_columns": list(columns.texts or ())}
+    if columns.indicators:
+        details["label_columns"] = list(columns.indicators)
+    else:
+        details["label_column"] = columns.label
 
     names = {str(i): label for i, label in enumerate(options.labels or ())}
     if any(number_of(label) is not None for label in names.values()):
         names = {}
 
     def named(row: Row) -> list[Row]:
+        if isinstance(row.label, tuple):
+            return [replace(row, label=tuple(names.get(label, label) for label in row.label))]
         return [replace(row, label=names[str(row.label)]) if str(row.label) in names else row]
 
     def open_rows(split: str, path: Path) -> Rows:
         required = not may_lack_labels(split)
-        return RowReader(request.text_file(path), columns, required, expand=named)
+        return RowReader(request.record_file(path), columns, required, expand=named)
 
     return LabelledPipeline(
         request.inside(options.labelled),
-        LabelledForm(labels, columns.regression, details=details),
+        LabelledForm(labels, columns.regression, form * (form == MULTI_LABEL), details=details),
         open_rows,
         tokenizer_for_set(request.destdir, options.tokenizer_from),
     )
 
 
-Label = tuple[Path, int, str | float | None]  # the file and line of a row, and its label
 # A batch of rows, ids end to end and sizes of each text column, and the spans of each row.
 EncodedTexts = tuple[np.ndarray, np.ndarray]
 EncodedRows = tuple[list[Row], list[EncodedTexts], list[list[int]]]
@@ -154,6 +184,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
     """Rows of any source to a labelled set; `open_rows` returns the rows of a file of a split."""
 
     kind, unit = LABELLED, "rows"
+    reads_records = True
 
     def __init__(
         self, request: Request, form: LabelledForm, open_rows: OpenRows, tokenizer: Tokenizer
@@ -162,7 +193,9 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         self.form = form
         self.open_rows = open_rows
         self.tokenizer = tokenizer
-        self._labels: dict[str, list[Label]] = {}
+        # The file and line of each row, and its label.
+        self._labels: dict[str, list[tuple[Path, int, Label]]] = {}
+        self._multi_label = form.form == MULTI_LABEL
         self._classes = form.labels
         self._warnings: list[str] = []
 
@@ -175,26 +208,26 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         if labels is None and not regression and TRAIN not in self.request.splits:
             raise UsageError("without --trainpref the classes must be given with --labels a,b,...")
         if labels is None and not regression:
-            self._classes = gold_classes(Counter(map(str, self._labels_of(TRAIN))))
+            self._classes = gold_classes(count_labels(self._labels_of(TRAIN)))
         return describe_tokenizer(self.tokenizer)
 
-    def _labels_of(self, split: str) -> Iterator[str | float | None]:
+    def _labels_of(self, split: str) -> Iterator[Label]:
         """Yield the labels of a split before it is read, so that its classes are decided on."""
         for path in self.request.splits[split]:
             for row in self.open_rows(split, path):
                 if not (row.bad and self.request.on_bad_utf8 == "skip"):
                     yield row.label
 
-    def _no_gold(self) -> set[str | float | None]:
+    def _no_gold(self) -> set[Label]:
         """Return the labels that mean that a row has none."""
-        no_gold: set[str | float | None] = {NO_LABEL, *NO_GOLD}
+        no_gold: set[Label] = {NO_LABEL, *NO_GOLD}
         return no_gold.difference(self._classes or [])
 
     def _is_unlabelled(self, split: str) -> bool:
         """Return whether a split that may be without labels has a label that means none in each row."""
         if not may_lack_labels(split):
             return False
-        labels, no_gold = self._labels_of(split), self._no_gold()
+        labels, no_gold = self._labels_of(split), self._no_gold() | {()}
         first = next(labels, None)
         return first in no_gold and all(label in no_gold for label in labels)
 
@@ -223,6 +256,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                             f"like it are left out{remedy}"
                         )
                     continue
+                self._check_number(path, row)
                 columns = columns or len(row.texts)
                 if len(row.texts) != columns:
                     raise MetaseqError(
@@ -234,6 +268,21 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                 yield path, row
             counts.update(reader.counts)
             self._warnings += [f"{path}: {remark}" for remark in reader.remarks]
+
+    def _check_number(self, path: Path, row: Row) -> None:
+        """Raise a MetaseqError for a row of one label in a set whose rows have any number of them, or the reverse."""
+        if row.label is None:
+            return
+        several = isinstance(row.label, tuple)
+        if several and not any(self._labels.values()):
+            self._multi_label = True
+        if several != self._multi_label:
+            label = list(names_in(row.label)) if several else row.label
+            raise MetaseqError(
+                f"{path}:{row.line}: label {label!r} where "
+                f"{'a list of labels' if self._multi_label else 'one label'} should stand, as in the "
+                "rows before; write all labels as lists, or give --label-separator"
+            )
 
     def encode(self, split: Split, records: Iterator[tuple[Path, Row]]) -> Iterator[EncodedRows]:
         for batch in batches(records, BATCH):
@@ -311,6 +360,8 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             raise MetaseqError(
                 f"{self.request.destdir}: the splits differ in the number of text columns: {listed}"
             )
+        if self._multi_label and not self._classes:
+            raise MetaseqError(f"{self.request.destdir}: no row of the train split has a label")
         count = n_columns[splits[0].name]
         for split in splits:
             self._write_labels(split)
@@ -319,12 +370,17 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             "labels": self._classes or [],
             "regression": self.form.regression,
             "inputs": count,
-            "form": self.form.form or ("single" if count == 1 else "pair"),
+            "form": self._form(count),
             "benchmark": self.form.benchmark,
             **self.form.details,
         }
 
-    def _complete_labels(self, split: Split) -> list[Label]:
+    def _form(self, n_columns: int) -> str:
+        if self._multi_label:
+            return MULTI_LABEL
+        return self.form.form or ("single" if n_columns == 1 else "pair")
+
+    def _complete_labels(self, split: Split) -> list[tuple[Path, int, Label]]:
         """Return the labels of a split, or none; MetaseqError with the place if only some rows have one."""
         labels = self._labels[split.name]
         missing = [(path, line) for path, line, label in labels if label is None]
@@ -339,9 +395,13 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             return
         if classes is None:
             values = np.array([label for _, _, label in labels], np.float64)
+            sizes = np.ones(len(values), np.int64)
         else:
             numbers = {label: i for i, label in enumerate(classes)}
-            for path, line, label in labels:
+            places = [
+                (path, line, name) for path, line, label in labels for name in names_in(label)
+            ]
+            for path, line, label in places:
                 if label not in numbers:
                     key = spelling_key(str(label))
                     alike = [name for name in classes if spelling_key(name) == key]
@@ -351,10 +411,11 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
                         f"{abbreviated(classes)}.{hint} The classes are those of the train split "
                         "unless --labels or --benchmark gives them."
                     )
-            values = np.array([numbers[str(label)] for _, _, label in labels], np.int32)
+            values = np.array([numbers[name] for _, _, name in places], np.int32)
+            sizes = np.array([len(names_in(label)) for _, _, label in labels], np.int64)
         with contextlib.ExitStack() as stack:
             writer = self.open_writer(stack, split, f"{split.name}.label", values.dtype)
-            writer.extend(values, np.ones(len(values), np.int64))
+            writer.extend(values, sizes)
 
     def summary(self, split: Split) -> str:
         counts = split.counts
@@ -367,10 +428,13 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         if self._classes is None:
             values = np.array(labels, np.float64)
             return f"{text}; labels from {values.min():g} to {values.max():g}"
-        shares = [f"{label} {labels.count(label):,}" for label in self._classes]
+        counts_of = count_labels(labels)
+        shares = [f"{label} {counts_of[label]:,}" for label in self._classes]
+        if self._multi_label:
+            text += f"; several labels a row, {labels.count(()):,} rows without any"
         return f"{text}; {abbreviated(shares, most=20)}"
 
     def report(self) -> str:
-        train = [str(label) for _, _, label in self._labels.get(TRAIN, [])]
-        faults = [] if self.form.regression else list(label_warnings(Counter(train)))
+        train = count_labels(label for _, _, label in self._labels.get(TRAIN, []))
+        faults = [] if self.form.regression else list(label_warnings(train))
         return "\n".join(f"warning: {text}" for text in (*self._warnings, *faults))

@@ -22,13 +22,15 @@ from typing import Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin,
 import numpy.typing as npt
 
 from metaseq_lm.core.config import check_options
-from metaseq_lm.core.errors import MetaseqError, UsageError, printable
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import full_disk_message, sync_file, sync_folder
+from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import Entry, Registry
+from metaseq_lm.data.storage.arrow_files import ArrowFile, is_arrow
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
 from metaseq_lm.data.storage.text_content import check_content
-from metaseq_lm.data.storage.text_files import OPENERS, TextFile
+from metaseq_lm.data.storage.text_files import OPENERS, TextFile, text_files
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 DEFAULT_KIND = "corpus"
@@ -78,6 +80,18 @@ class Request:
         """Return a file, to be read as the request says."""
         return TextFile(path, self.on_bad_utf8 or "replace", self.encoding)
 
+    def record_file(self, path: Path) -> TextFile:
+        """Return a file of rows; one of Parquet or Arrow is read as JSON lines."""
+        if is_arrow(path):
+            return ArrowFile(path, self.on_bad_utf8 or "replace")
+        return self.text_file(path)
+
+    def expanded(self) -> "Request":
+        """Return the same request with the files in its folders."""
+        return replace(
+            self, splits={name: text_files(paths) for name, paths in self.splits.items()}
+        )
+
     def inside(self, name: str) -> "Request":
         """Return the same request for the set NAME in the folder."""
         if not NAME.fullmatch(name):
@@ -113,16 +127,18 @@ class Pipeline(Generic[Record, Encoded]):
     Attributes:
         kind: The kind that the manifest names.
         unit: The count of a split that must not be zero.
+        reads_records: Whether the files may be of Parquet and Arrow, too, and folders of such.
         folder: The staging folder; set before `prepare` is called.
         shared_files: The names of files that belong to no split, such as the tokenizer's.
     """
 
     kind: ClassVar[str]
     unit: ClassVar[str]
+    reads_records: ClassVar[bool] = False
     folder: Path
 
     def __init__(self, request: Request) -> None:
-        self.request = request
+        self.request = request.expanded() if self.reads_records else request
         self.shared_files: list[str] = []
 
     def input_files(self) -> Iterable[Path]:
@@ -133,7 +149,8 @@ class Pipeline(Generic[Record, Encoded]):
 
     def check_file(self, path: Path) -> None:
         """Raise a MetaseqError if an input file cannot be read or is no text."""
-        check_content(self.request.text_file(path), self.request.on_bad_utf8 is not None)
+        open_file = self.request.record_file if self.reads_records else self.request.text_file
+        check_content(open_file(path), self.request.on_bad_utf8 is not None)
 
     def prepare(self) -> dict[str, Any]:
         """Make or open the tokenizer; return what the manifest says of it."""
@@ -221,11 +238,11 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
                 "sources": list(map(str, split.sources)),
             }
             manifest.add_files(folder, split.files)
-            print(printable(pipeline.summary(split)), flush=True)
+            show(pipeline.summary(split))
         manifest.add_files(folder, pipeline.shared_files)
         publish(folder, request.destdir, manifest)
     if text := pipeline.report():
-        print(printable(text), flush=True)
+        show(text)
     return manifest
 
 
@@ -258,6 +275,7 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
             f"{dest}: already holds a data set; give another --destdir, or --overwrite to replace"
         )
     folder = dest / STAGING
+    new_parents = [parent for parent in dest.parents if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
     try:
@@ -278,6 +296,9 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
         os.close(lock)
         if not existed and not any(dest.iterdir()):
             dest.rmdir()
+            for parent in new_parents:
+                with contextlib.suppress(OSError):  # another process has written into it
+                    parent.rmdir()
 
 
 def publish(folder: Path, dest: Path, manifest: Manifest) -> None:

@@ -28,6 +28,7 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
     """Official files to a SQuAD set; `version` is "v1.1", "v2.0" or "mrqa"."""
 
     kind, unit = SQUAD, "questions"
+    reads_records = True
 
     def __init__(self, request: Request, version: str, tokenizer: Tokenizer) -> None:
         super().__init__(request)
@@ -45,7 +46,7 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
         split.counts.update(dict.fromkeys(COUNTS, 0))
         seen: set[str] = set()
         for path in split.sources:
-            reader = SquadReader(self.request.text_file(path), self.version)
+            reader = SquadReader(self.request.record_file(path), self.version)
             for paragraph in reader:
                 for question in paragraph.questions:
                     if question.id in seen:
@@ -83,6 +84,10 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
                     counts["questions"] += 1
                     counts["impossible"] += question.impossible
                     counts["unrecoverable"] += first < 0 and not question.impossible
+                    if first >= 0 and not paragraph.context.startswith(
+                        question.answers[0], question.start
+                    ):
+                        counts["displaced"] += 1
                     texts.append(
                         {"id": question.id, "question": question.text, "answers": question.answers}
                     )
@@ -107,6 +112,8 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
         )
         if lost := counts["unrecoverable"]:
             text += f"; {lost:,} answers not found in their context (not trained on)"
+        if displaced := counts["displaced"]:
+            text += f"; {displaced:,} answers found beside their answer_start"
         if counts["bad_utf8"]:
             text += f"; {counts['bad_utf8']:,} lines with invalid UTF-8 (replaced)"
         return text

@@ -1,13 +1,12 @@
 """The tokenizer of a new dataset: options of the command line, training, what a manifest says of it."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.data.storage.text_files import TextFile, training_lines
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
@@ -68,7 +67,7 @@ class TokenizerOptions:
             )
         rest = f" and {len(files) - 3:,} more" if len(files) > 3 else ""
         text = f"training {self.tokenizer} on {', '.join(map(str, files[:3]))}{rest}"
-        print(text, file=sys.stderr, flush=True)
+        say(text)
         lines = training_lines(files)
         return kind.train(lines, self.vocab_size, task_tokens, min_frequency, **options)
 

@@ -12,6 +12,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.preprocess.pipeline import TRAIN, Request, Split, register_dataset_kind
+from metaseq_lm.data.preprocess.tokenizer import save_tokenizer, tokenizer_for_set
 from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline
 from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.storage.manifest import Manifest, classes_of
@@ -36,8 +37,8 @@ from metaseq_lm.data.words.tags import (
     guess_scheme,
     read_spans,
 )
-from metaseq_lm.data.words.token_lists import TokenListReader
-from metaseq_lm.data.words.vocabulary import WordVocabulary
+from metaseq_lm.data.words.token_lists import RELATIONS, TokenListReader
+from metaseq_lm.data.words.vocabulary import SubwordVocabulary, WordVocabulary, load_vocabulary
 
 VALID = "valid"
 UNSEEN = "<unseen>"
@@ -91,6 +92,7 @@ class TaggedOptions(WordSetOptions):
         "(one)",
         choices=("own", "one"),
     )
+    tokenizer_from: Path | None = option(None, "")
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,10 @@ class WordSetPipeline(SentencePipeline[Sentence]):
     All sentences are read first, as the classes depend on all splits.
     """
 
+    reads_records = True
+
     def __init__(self, name: str, options: WordSetOptions, request: Request) -> None:
+        request = request.expanded()
         splits = request.splits
         files = [path for paths in splits.values() for path in paths]
         labelled_files = [*files, *map(Path, options.drop_overlap_with)]
@@ -121,12 +126,16 @@ class WordSetPipeline(SentencePipeline[Sentence]):
             )
         self.options = options
         self.data_folder = request.destdir
-        self.vocabulary = WordVocabulary.load(self.data_folder)
+        self.vocabulary = self.open_vocabulary()
         self.scheme = "none"
         self.labels: list[str] = []
         self.unseen: int | None = None  # the class of tags that train lacks
         self._splits: dict[str, Split] = {}
         self.sentences: dict[str, list[Sentence]] = {}
+
+    def open_vocabulary(self) -> WordVocabulary | SubwordVocabulary:
+        """Return the vocabulary of words of the data folder."""
+        return WordVocabulary.load(self.data_folder)
 
     def open_file(self, path: Path) -> SentenceReader:
         """Return the reader of a file, CoNLL-U or in columns by its name."""
@@ -212,6 +221,8 @@ class WordSetPipeline(SentencePipeline[Sentence]):
         return super().column_types() | {"labels": smallest_dtype(len(self.labels))}
 
     def finish(self, splits: list[Split]) -> dict[str, Any]:
+        if isinstance(self.vocabulary, SubwordVocabulary):
+            save_tokenizer(self.vocabulary.tokenizer, self.data_folder)
         labels = {"labels": self.labels, "scheme": self.scheme, "unseen": self.unseen}
         return {**labels, "spans": self.scheme != "none"}
 
@@ -242,8 +253,14 @@ class TagsPipeline(WordSetPipeline):
         if options.unseen_tags == "one" and TRAIN not in request.splits:
             raise UsageError("--unseen-tags one needs --trainpref to know which tags are seen")
 
+    def open_vocabulary(self) -> WordVocabulary | SubwordVocabulary:
+        """Return the vocabulary of words, or the tokenizer, of the data folder or of `tokenizer_from`."""
+        if self.options.tokenizer_from is None:
+            return load_vocabulary(self.data_folder)
+        return SubwordVocabulary(tokenizer_for_set(self.data_folder, self.options.tokenizer_from))
+
     def open_file(self, path: Path) -> SentenceReader:
-        file, tag_field = self.request.text_file(path), self.options.tag_column
+        file, tag_field = self.request.record_file(path), self.options.tag_column
         if is_json(file):
             names, keeps_numbers = self.options.tag_names or (), self.options.tag_scheme == "none"
             return TokenListReader(
@@ -308,7 +325,10 @@ class TreesPipeline(WordSetPipeline):
         super().__init__(options.treebank, options, request)
 
     def open_file(self, path: Path) -> SentenceReader:
-        file = self.request.text_file(path)
+        file = self.request.record_file(path)
+        if is_json(file):
+            relations = self.options.tag_column or RELATIONS
+            return TokenListReader(file, tag_field=relations, trees=True)
         if not is_conllu(path):
             return self.column_reader(HeadColumnReader, file)
         if self.options.tag_column:

@@ -13,6 +13,7 @@ import numpy as np
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.output import show
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
@@ -22,6 +23,8 @@ from metaseq_lm.data.preprocess.pipeline import (
     batches,
     register_dataset_kind,
 )
+from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
+from metaseq_lm.data.storage.arrow_files import is_arrow
 from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.storage.text_content import check_plain_text
 from metaseq_lm.data.storage.text_files import text_files
@@ -31,7 +34,7 @@ from metaseq_lm.data.words.running_text import SPLITTING, TextReader
 from metaseq_lm.data.words.sets import part_name
 from metaseq_lm.data.words.vocabulary import (
     SPECIAL_WORDS,
-    UNKNOWN,
+    SubwordVocabulary,
     WordVocabulary,
     characters_of,
     count_words,
@@ -46,6 +49,7 @@ WORDS = "words"  # the kind of the manifest
 COUNTED = {
     "blank": "blank lines",
     "documents": "lines of documents passed over",
+    "comments": "comments passed over",
     "multi_word": "multi-word tokens passed over",
     "empty_nodes": "empty nodes passed over",
     "bad_utf8": "with invalid UTF-8",
@@ -113,7 +117,7 @@ class WordForms(dict[str, int]):
     `ids` are their places in the vocabulary.
     """
 
-    def __init__(self, vocabulary: WordVocabulary) -> None:
+    def __init__(self, vocabulary: WordVocabulary | SubwordVocabulary) -> None:
         super().__init__()
         self.ids = array.array("i")
         self._vocabulary = vocabulary
@@ -131,7 +135,7 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
     """
 
     unit = "sentences"
-    vocabulary: WordVocabulary
+    vocabulary: WordVocabulary | SubwordVocabulary
     forms: WordForms
 
     def __init__(
@@ -144,11 +148,13 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
 
     def labelled_reader(self, path: Path) -> SentenceReader:
         """Return a reader of a labelled file of which only the words matter."""
-        return words_reader(self.request.text_file(path), self.word_column)
+        return words_reader(self.request.record_file(path), self.word_column)
 
     def describe_vocabulary(self) -> dict[str, Any]:
         """Return what the manifest says of the vocabulary."""
         vocabulary = self.vocabulary
+        if isinstance(vocabulary, SubwordVocabulary):
+            return describe_tokenizer(vocabulary.tokenizer)
         return {"name": WORDS, "hash": vocabulary.hash, "vocab_size": len(vocabulary)}
 
     def encode(self, split: Split, records: Iterator[Record]) -> Iterator[EncodedSentences]:
@@ -183,7 +189,7 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
                     writer.extend(columns[part], sizes)
                 counts["sentences"] += len(sizes)
                 counts["words"] += len(columns[""])
-                counts["unknown"] += int(np.count_nonzero(columns[""] == UNKNOWN))
+                counts["unknown"] += int(np.count_nonzero(columns[""] == self.vocabulary.unknown))
             form_writer = self.open_writer(stack, split, part_name(split.name, "forms"), "<i4")
             codes = np.frombuffer("".join(self.forms).encode("utf-32-le"), "<u4")
             form_writer.extend(codes, np.fromiter(map(len, self.forms), np.int64, len(self.forms)))
@@ -207,6 +213,7 @@ class WordsPipeline(SentencePipeline[list[str]]):
     """Unlabelled sentences; without any split it makes the vocabulary only."""
 
     kind = WORDS
+    vocabulary: WordVocabulary
 
     def __init__(self, options: WordsOptions, request: Request) -> None:
         labelled_files = [*options.labelled_corpus, *map(Path, options.drop_overlap_with)]
@@ -228,6 +235,8 @@ class WordsPipeline(SentencePipeline[list[str]]):
         return [*splits, *options.tokenizer_corpus, *options.labelled_corpus, *vectors]
 
     def check_file(self, path: Path) -> None:
+        if path in self.options.labelled_corpus and is_arrow(path):
+            return
         super().check_file(path)
         labelled_or_vectors = [*self.options.labelled_corpus, self.options.word_vectors]
         if path not in labelled_or_vectors and not self.options.plain_text:
@@ -280,7 +289,7 @@ class WordsPipeline(SentencePipeline[list[str]]):
             vectors = read_vectors(open_file(options.word_vectors), needed)
             words = [*SPECIAL_WORDS, *words, *(word for word in vectors if word not in frequent)]
             table = vector_table(words, vectors)
-            print(
+            show(
                 f"{len(words):,} words, {len(vectors):,} of them with a vector in {options.word_vectors}"
             )
         return WordVocabulary(words, characters_of(forms), [counts[word] for word in words], table)

@@ -10,6 +10,7 @@ import array
 import contextlib
 import os
 import struct
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -164,11 +165,48 @@ class IndexedDataset:
             wrong = np.flatnonzero(part != stored)
             if len(wrong):
                 i = int(wrong[0])
-                raise self._broken(
-                    f"pointer {first + i} is {int(stored[i])}, the sizes give "
-                    f"{int(part[i])} (older tools let it overflow past 2 GiB)."
-                )
+                raise self._broken_pointer(first + i, int(stored[i]), int(part[i]))
         return sizes, starts
+
+    def read_sizes(self, chunk: int) -> Iterator[np.ndarray]:
+        """Yield the sizes of `chunk` sequences after the other, int32; MetaseqError if one is negative."""
+        with open(self._index, "rb") as file:
+            file.seek(self._header.start)
+            for first in range(0, len(self), chunk):
+                sizes = np.fromfile(file, "<i4", min(chunk, len(self) - first))
+                if sizes.min() < 0:
+                    raise self._broken(
+                        f"sequence {first + int(sizes.argmin())} has a negative size."
+                    )
+                yield sizes
+
+    @cached_property
+    def stored_sizes(self) -> np.ndarray:
+        """The memory map of the sizes as they are stored, unchecked, int32."""
+        return self._map("<i4", self._header.start)
+
+    @cached_property
+    def _pointers(self) -> np.ndarray:
+        return self._map("<i8", self._header.start + 4 * len(self))
+
+    def _map(self, dtype: str, offset: int) -> np.ndarray:
+        if not len(self):
+            return np.zeros(0, dtype)
+        return np.asarray(np.memmap(self._index, dtype, "r", offset, (len(self),)))
+
+    def check_pointers(self, sequences: np.ndarray, starts: np.ndarray) -> None:
+        """Raise MetaseqError unless `sequences` (n,) are stored as beginning at `starts` (n,)."""
+        stored, expected = self._pointers[sequences], starts * self.dtype.itemsize
+        wrong = np.flatnonzero(stored != expected)
+        if len(wrong):
+            i = int(wrong[0])
+            raise self._broken_pointer(int(sequences[i]), int(stored[i]), int(expected[i]))
+
+    def _broken_pointer(self, sequence: int, stored: int, expected: int) -> MetaseqError:
+        return self._broken(
+            f"pointer {sequence} is {stored}, the sizes give {expected} (older tools let it overflow "
+            "past 2 GiB)."
+        )
 
     @property
     def sizes(self) -> np.ndarray:

@@ -16,6 +16,7 @@ MANIFEST_FILE = "manifest.json"
 HERE = "."  # among the names of sets in a data folder: the folder itself
 FORMAT = 1
 BLOCK_BYTES = 64 << 20
+ALWAYS_VERIFIED = 64 << 20  # bytes of a data set whose checksums are read at each use
 CORPUS, LABELLED = "corpus", "labelled"
 LABELLED_DETAILS = {
     "labels": list,
@@ -150,7 +151,12 @@ def check_sizes(folder: str | Path) -> list[str]:
 
 def require_sizes(folder: str | Path) -> None:
     """Raise MetaseqError if a file of the manifest is missing or has another size."""
-    if faults := check_sizes(folder):
+    require_none(check_sizes(folder))
+
+
+def require_none(faults: list[str]) -> None:
+    """Raise MetaseqError with the first of some complaints about a data folder."""
+    if faults:
         others = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise MetaseqError(
             f"{'; '.join(faults[:3])}{others}; copy the folder again or preprocess again"
@@ -214,6 +220,8 @@ def fingerprint(folder: str | Path, split: str = "") -> str:
         manifest = Manifest.load(folder)
         # The checksums are those of other files if the sizes differ.
         require_sizes(folder)
+        if is_small(manifest):
+            require_none(verify(folder))
         parts: Any = [manifest.files, manifest.block_bytes, manifest.tokenizer, manifest.details]
         if split:
             files = {n: about for n, about in manifest.files.items() if n.startswith(f"{split}.")}
@@ -224,6 +232,11 @@ def fingerprint(folder: str | Path, split: str = "") -> str:
             raise MetaseqError(f"{folder}: holds no .bin and .idx files")
         parts = {p.name: list(block_checksums(p)) for p in pairs}
     return _checksum(parts)[:16]
+
+
+def is_small(manifest: Manifest) -> bool:
+    """Return whether the checksums of a data set are read at each use."""
+    return bool(sum(about["bytes"] for about in manifest.files.values()) <= ALWAYS_VERIFIED)
 
 
 def fingerprint_of_run(folder: str | Path, options: Any) -> str:

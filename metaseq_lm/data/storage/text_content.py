@@ -7,19 +7,36 @@ import codecs
 import csv
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, say
 from metaseq_lm.data.storage.text_files import SIGNS, Block, TextFile, blocks
 
 DAMAGED_SHARE = 0.01  # of the lines; more is another encoding rather than damage
 HEAD, HEAD_LINES = 1 << 18, 200  # bytes and lines of a file whose form is looked at
 MANY_HIGH = 0.3  # bytes above ASCII: more than Western languages have
 MOST = 0.95  # of the lines looked at
+LONE_CR = re.compile(rb"\r(?!\r|\n)")
 CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 EAST_ASIAN = re.compile("[\u3000-\u9fff\uac00-\ud7a3\uff01-\uff5e]")
+HIRAGANA, HANGUL = re.compile("[\u3041-\u3096]"), re.compile("[\uac00-\ud7a3]")
+# Encodings in which text of another one could be read, too, stand behind it: a pattern of what a
+# share of the characters above ASCII must be, the share, and the name that reads most files.
+EAST_ASIAN_ENCODINGS = (
+    ("shift_jis", HIRAGANA, 0.15, "shift_jis"),
+    ("euc_jp", HIRAGANA, 0.15, "euc_jp"),
+    ("euc_kr", HANGUL, 0.9, "euc_kr"),
+    ("gb2312", EAST_ASIAN, 0.9, "gb18030"),
+    ("big5", EAST_ASIAN, 0.9, "big5"),
+    ("gb18030", EAST_ASIAN, 0.9, "gb18030"),
+)
+# The characters that Windows has for the bytes 0x80 to 0x9F.
+WINDOWS = {ord(c): n for n in range(0x80, 0xA0) if (c := bytes([n]).decode("cp1252", "ignore"))}
 OPENS_JSON = re.compile(r'\s*\[?\s*\{\s*"[^"\n]*"\s*:')
+CONLL_ROW = re.compile(r"\S+(?:[ \t]+\S+){0,8}[ \t]+(?:O|[BIESLU]-\S+)\s*")
+CONLLU_ROW = re.compile(r"\d+(?:[-.]\d+)?(?:\t[^\t]+){9}\s*")
+FASTTEXT = "__label__"
+OPENS_MARKUP = re.compile(r"\s*<(?:(\?xml)\b|!doctype html|html[\s>])", re.IGNORECASE)
 # A quoted text or a number, with the next field right behind it.
 FIRST_FIELD = re.compile(r'("([^"]|"")*"|-?\d+(\.\d+)?)([,;|])\S')
 COLUMN_NAME = re.compile(r"\w[\w .:/()-]{0,39}")
@@ -39,9 +56,15 @@ def check_content(file: TextFile, damage_allowed: bool) -> None:
         raise MetaseqError(f"{file}: is UTF-8, not {file.encoding}; leave --encoding out")
     if damage_allowed:
         return
+    if file.is_utf8 and _is_encoded_twice(head):
+        raise MetaseqError(
+            f'{file}: its letters are encoded twice, such as "Ã©" for "é"; mend it, for example with '
+            "iconv -f utf-8 -t cp1252 OLD > NEW, or allow it with --on-bad-utf8 replace"
+        )
     lines = invalid = nuls = first = 0
     sample = b""
     last_damaged = 0  # a line may be several blocks
+    most_of_one = 1  # damaged lines that need no permission
     for block in blocks(file):
         lines += block.data.removesuffix(b"\n").count(b"\n") + (not block.continues)
         for number, line in _damaged_lines(block):
@@ -52,9 +75,11 @@ def check_content(file: TextFile, damage_allowed: bool) -> None:
                 last_damaged = number
             if len(sample) < HEAD and not _valid(line):
                 sample += line[:HEAD] + b"\n"
-    if invalid + nuls <= max(1, DAMAGED_SHARE * lines):
+                if line.decode("utf-8", "replace").count("\ufffd") > MANY_HIGH * len(line):
+                    most_of_one = 0
+    if invalid + nuls <= max(most_of_one, DAMAGED_SHARE * lines):
         if nuls:
-            print(f"{file}: NUL bytes in {nuls:,} lines", file=sys.stderr)
+            say(f"{file}: NUL bytes in {nuls:,} lines")
         return
     allow = "or allow the damage with --on-bad-utf8 replace or skip"
     if nuls > invalid:
@@ -85,6 +110,21 @@ def _valid(line: bytes) -> bool:
     return True
 
 
+def _is_encoded_twice(head: bytes) -> bool:
+    """Return whether bytes are UTF-8 that was taken for another encoding and encoded again."""
+    lines = [
+        line for line in head.decode("utf-8", "replace").split("\n")[:-1] if not line.isascii()
+    ]
+    return len(lines) > 1 and _share(map(_reads_as_utf8, lines)) > 0.5
+
+
+def _reads_as_utf8(line: str) -> bool:
+    try:
+        return not line.translate(WINDOWS).encode("latin-1").decode("utf-8").isascii()
+    except UnicodeError:
+        return False
+
+
 def _is_other_utf8(head: bytes, encoding: str) -> bool:
     """Return whether bytes to be read in an encoding of one byte a character are plainly UTF-8."""
     if codecs.lookup(encoding).name.startswith("utf") or head.isascii():
@@ -108,18 +148,22 @@ def describe_bytes(head: bytes) -> str:
             return meaning
     if head[257:262] == b"ustar":
         return "a tar archive; unpack it first"
-    if b"\0" in head:
-        return _describe_nuls(head)
-    if b"\n" not in head and head.count(b"\r") > 1:
-        return "text, but its lines end in CR alone; convert them with tr '\\r' '\\n' < OLD > NEW"
+    if b"\0" in head and (meaning := _describe_nuls(head)):
+        return meaning
+    if b"\x1b$B" in head or b"\x1b$@" in head:
+        return "ISO-2022-JP; convert it with --encoding iso2022_jp"
     if len(CONTROL.findall(head)) > DAMAGED_SHARE * len(head):
         return "binary data, not text"
+    if len(LONE_CR.findall(head)) > max(1, head.count(b"\n") // 2):
+        return "text, but its lines end in CR alone; convert them with tr '\\r' '\\n' < OLD > NEW"
     return ""
 
 
 def _describe_nuls(head: bytes) -> str:
     share = head.count(b"\0") / len(head)
-    for width, least in (("32", 0.5), ("16", 0.001)):
+    # Plain text with a few NULs could be East Asian UTF-16, of which few bytes are NUL.
+    is_text = share < MANY_HIGH and _decodes(head.replace(b"\0", b""), "utf-8")
+    for width, least in () if is_text else (("32", 0.5), ("16", 0.001)):
         for order in ("le", "be"):
             encoding = f"utf-{width}-{order}"
             if share > least and _decodes(head, encoding):
@@ -134,14 +178,17 @@ def _describe_nuls(head: bytes) -> str:
 
 def guess_encoding(sample: bytes) -> str:
     """Return the likely encoding of text that is not UTF-8."""
+    if b" " not in sample and sample.count(b"@") > 0.05 * len(sample):
+        return "cp037"  # of IBM; blanks are "@"
     high = [byte for byte in sample if byte >= 0x80]
     if len(high) < MANY_HIGH * len(sample):
         return "cp1252" if any(byte < 0xA0 for byte in high) else "latin-1"
-    for encoding in ("gb18030", "shift_jis", "euc_kr", "big5"):
+    for encoding, pattern, share, name in EAST_ASIAN_ENCODINGS:
         if _decodes(sample, encoding):
             text = codecs.getincrementaldecoder(encoding)().decode(sample)
-            if 2 * len(EAST_ASIAN.findall(text)) > len(text):
-                return encoding
+            others = [character for character in text if not character.isascii()]
+            if len(pattern.findall(text)) > share * len(others):
+                return name
     letters = sum(byte >= 0xC0 for byte in high)
     if letters < MANY_HIGH * len(sample):
         return "cp1252"
@@ -149,19 +196,41 @@ def guess_encoding(sample: bytes) -> str:
     return "cp1251" if 2 * sum(byte >= 0xE0 for byte in high) > letters else "koi8-r"
 
 
+WORDS_AND_TAGS = "words and tags in columns (CoNLL)"
+REMEDIES = {
+    "HTML": "extract its text first",
+    "XML": "extract its text first",
+    WORDS_AND_TAGS: "make a set of it with --tagged NAME",
+    "CoNLL-U": "make a set of it with --treebank NAME or --tagged NAME",
+    "fastText's labelled lines": "write label and text as a table and make a set of it with --labelled NAME",
+}
+
+
 def check_plain_text(file: TextFile, remedy: str) -> None:
-    """Raise a MetaseqError, which ends in `remedy`, if the first lines of a file are JSON or a table."""
+    """Raise a MetaseqError, which ends in `remedy`, if the first lines of a file are markup, JSON or a table."""
     block = next(blocks(file, HEAD), None)
     lines = [] if block is None else block.data.decode("utf-8", "replace").split("\n")[:HEAD_LINES]
     if meaning := describe_lines(lines):
+        if meaning in REMEDIES:
+            remedy = f"{REMEDIES[meaning]}, or read the file as it is with --plain-text"
         raise MetaseqError(f"{file}: is {meaning}, not plain text; {remedy}")
 
 
 def describe_lines(lines: Sequence[str]) -> str:
-    """Return what the first lines of a file are, if they are JSON or a table; "" for plain text."""
+    """Return what the first lines of a file are, if they are markup, JSON or a table; "" for plain text."""
     lines = [line for line in lines if line.strip()]
     if not lines:
         return ""
+    if match := OPENS_MARKUP.match(lines[0]):
+        return "XML" if match[1] else "HTML"
+    rows = [line for line in lines if not line.startswith("#")]
+    for meaning, fits in (
+        (WORDS_AND_TAGS, CONLL_ROW.fullmatch),
+        ("CoNLL-U", CONLLU_ROW.fullmatch),
+        ("fastText's labelled lines", lambda line: line.startswith(FASTTEXT)),
+    ):
+        if len(rows) > 1 and _share(bool(fits(row)) for row in rows) >= MOST:
+            return meaning
     if OPENS_JSON.match("\n".join(lines[:5])) or _share(map(_is_json, lines)) > 0.5:
         return "JSON lines" if _is_json(lines[0]) else "JSON"
     # Tabs in front of a line indent it.

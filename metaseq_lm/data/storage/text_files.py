@@ -76,16 +76,30 @@ PACKED = {
     b"\x28\xb5\x2f\xfd": (".zst", "zstd"),
 }
 
+TAR_SUFFIXES = (".tgz", ".txz", ".tbz", ".tbz2", ".tzst")
+OTHER_SPLIT = re.compile(r"(train|validation|valid|dev|test)(?![^\W_])")
+
 # The first bytes of what is no text in UTF-8, with the remedy.
 SIGNS = {
+    b"version https://git-lfs.": "a pointer of Git LFS, not the file; get that with git lfs pull",
     b"PAR1": "a Parquet file; name the column of the text with --text-column NAME",
     b"ARROW1": "an Arrow file; name the column of the text with --text-column NAME",
     b"\xff\xff\xff\xff": "an Arrow stream; name the column of the text with --text-column NAME",
-    b"PK\x03\x04": "a zip archive (or .docx, .xlsx, .npz); unpack it, or save it as plain text, first",
+    b"PK\x03\x04": "a zip archive (or .docx, .xlsx, .npz); unpack it, or save it as plain text or CSV, first",
+    b"\xd0\xcf\x11\xe0": "a Word or Excel document; save it as plain text or CSV first",
     b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it first",
     b"Rar!": "a RAR archive; unpack it first",
     b"\x04\x22\x4d\x18": "lz4 data; unpack it first",
     b"\x1f\x8b": "gzip data, packed twice; unpack it first",
+    b"\x1f\x9d": "data of compress; unpack it first with uncompress",
+    b"\x5d\0\0": "lzma data; unpack it first with unlzma",
+    **{
+        bytes(
+            [0x80, n]
+        ): "a Python pickle, which is not opened, because it can run code; write its "
+        "text to a file first"
+        for n in range(2, 6)
+    },
     b"%PDF-": "a PDF; extract its text first, for example with pdftotext",
     b"{\\rtf": "an RTF document; save it as plain text first",
     b"SQLite format 3\0": "an SQLite database; write its text to a file first",
@@ -264,15 +278,17 @@ def check_text_file(path: Path, is_utf8: bool = True) -> None:
         raise MetaseqError(f"{path}: is empty (0 bytes)")
     try:
         with open(path, "rb") as file:
-            head = file.read(8)
+            head = file.read(32)
     except OSError as error:
         raise MetaseqError(
             f"{path}: cannot be read: {error.strerror}; check its permissions"
         ) from error
-    if path.suffix in OPENERS:
+    if path.suffix.lower() in OPENERS:
         return
     for sign, (suffix, name) in PACKED.items():
         if head.startswith(sign):
+            if path.suffix.lower() in TAR_SUFFIXES:
+                raise MetaseqError(f"{path}: is a packed tar archive; unpack it first")
             raise MetaseqError(f"{path}: is {name} data; give it the suffix {suffix}")
     for sign, meaning in SIGNS.items() if is_utf8 else ():
         if head.startswith(sign):
@@ -287,7 +303,8 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
             files.append(path)
             continue
         if (path / "dataset_dict.json").is_file():
-            split = next((f.parent for f in sorted(path.glob("*/state.json"))), path / "train")
+            saved = [file.parent for file in sorted(path.glob("*/state.json"))]
+            split = min(saved, key=lambda folder: folder.name != "train", default=path / "train")
             raise MetaseqError(f"{path}: a dataset of several splits; give one, such as {split}")
         # A folder of the library datasets has JSON files beside its Arrow files.
         pattern = "*.arrow" if (path / "state.json").is_file() else "*"
@@ -299,13 +316,20 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
         ]
         if not inside:
             raise MetaseqError(f"{path}: is a directory without text files")
+        tops = {file.relative_to(path).parts[0] for file in inside}
+        splits = {match[1] for top in tops if (match := OTHER_SPLIT.match(top))}
+        if "train" in splits and len(splits) > 1:
+            raise MetaseqError(
+                f"{path}: holds files of several splits ({', '.join(sorted(splits))}); give those of one, "
+                f"such as {path}/train*"
+            )
         files += inside
     return files
 
 
 def _opener(path: Path, head: bytes) -> Callable[..., Any] | None:
     if str(path) != STANDARD_INPUT:
-        return OPENERS.get(path.suffix)
+        return OPENERS.get(path.suffix.lower())
     return next((OPENERS[s] for sign, (s, _) in PACKED.items() if head.startswith(sign)), None)
 
 
@@ -330,14 +354,15 @@ def _chunks(path: Path, size: int, is_utf8: bool = True) -> Iterator[tuple[bytes
             if not chunk:
                 return
             if not count and is_utf8:
-                chunk = chunk.removeprefix(BOM)
+                while chunk.startswith(BOM):
+                    chunk = chunk.removeprefix(BOM)
             count += len(chunk)
             yield chunk, raw.tell()
 
 
 def format_suffix(path: Path) -> str:
     """Return the suffix that says what a file holds, that of packing aside; "" if it has none."""
-    suffixes = [suffix for suffix in path.suffixes if suffix not in OPENERS]
+    suffixes = [suffix for suffix in map(str.lower, path.suffixes) if suffix not in OPENERS]
     return suffixes[-1] if suffixes else ""
 
 

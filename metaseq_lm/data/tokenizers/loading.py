@@ -123,7 +123,8 @@ def transformers_source(folder: Path) -> Source:
         return Source("sentencepiece_unigram", pieces, pieces.read_bytes())
     raise MetaseqError(
         f"{folder}: no tokenizer here ({OPTIONS_FILE}, tokenizer.json, vocab.txt, vocab.json with "
-        "merges.txt, or spm.model); give the folder that 'metaseq-lm preprocess --destdir' filled"
+        "merges.txt, or spm.model); give the folder that 'metaseq-lm preprocess --destdir' filled, or write "
+        "the tokenizer of a transformers model into its folder with save_pretrained"
     )
 
 

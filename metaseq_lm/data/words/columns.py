@@ -82,9 +82,17 @@ class ColumnReader(SentenceReader):
     n_columns: int = 0  # of the first row
 
     def _sentence(self, lines: list[tuple[int, str]]) -> Sentence:
-        numbers, words, labels = [], [], []
-        for number, text in lines:
+        numbers: list[int] = []
+        words: list[str] = []
+        labels: list[str] = []
+        for i, (number, text) in enumerate(lines):
             fields = _FIELD.findall(text)
+            rest = lines[i + 1 :]
+            # A comment has not as many columns as the rows have; "#" can be a word.
+            width = len(_FIELD.findall(rest[-1][1])) if rest else self.n_columns
+            if fields[0] == "#" and not words and len(fields) != width:
+                self.counts["comments"] += 1
+                continue
             if fields[0] == DOCUMENT:
                 self.counts["documents"] += 1
                 continue

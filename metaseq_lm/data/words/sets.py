@@ -20,8 +20,10 @@ from metaseq_lm.data.words.vocabulary import (
     BRACKETS,
     LONGEST_WORD,
     PAD,
+    SubwordVocabulary,
     WordVocabulary,
     is_punctuation,
+    load_vocabulary,
 )
 
 TEXT, TAGS, TREES = "text", "tags", "trees"
@@ -40,7 +42,7 @@ class WordSet:
 
     Attributes:
         form: "text", "tags" or "trees".
-        vocabulary: The words; read from the data folder if it is not given.
+        vocabulary: The words, or a tokenizer; read from the data folder if it is not given.
         label_names: The classes of tags, or the relations of trees, "root" first.
         spans: Whether tags are spans in BIOES (scored by F1) or one class per word (accuracy).
         unseen: The class of tags that train lacks, or None.
@@ -54,7 +56,10 @@ class WordSet:
     """
 
     def __init__(
-        self, folder: str | Path, split: str, vocabulary: WordVocabulary | None = None
+        self,
+        folder: str | Path,
+        split: str,
+        vocabulary: WordVocabulary | SubwordVocabulary | None = None,
     ) -> None:
         self.folder, self.split = Path(folder), split
         manifest = Manifest.load(self.folder)
@@ -65,7 +70,7 @@ class WordSet:
             )
         manifest.require_split(self.folder, split)
         self.form = KINDS[manifest.kind]
-        self.vocabulary = vocabulary or WordVocabulary.load(self.data_folder)
+        self.vocabulary = vocabulary or load_vocabulary(self.data_folder)
         if self.vocabulary.hash != manifest.tokenizer["hash"]:
             raise MetaseqError(
                 f"{self.folder}: made with another vocabulary than the one of {self.data_folder}; "
@@ -156,6 +161,7 @@ class WordSet:
 
     def characters(self, forms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of the first characters of `forms` (N,), (N, LONGEST_WORD), and how many."""
+        assert isinstance(self.vocabulary, WordVocabulary)
         codes, counts = self.surface_forms.gather(forms, 0, LONGEST_WORD)
         for number, sign in self._brackets.items():
             is_bracket = forms == number

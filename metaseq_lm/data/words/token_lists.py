@@ -1,15 +1,23 @@
-"""Sentences in JSON lines with lists of tokens and of tags, as the `datasets` library exports CoNLL."""
+"""Sentences in rows with lists of tokens, tags, heads: how `datasets` exports CoNLL and CoNLL-U."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import abbreviated, nearest
 from metaseq_lm.data.labelled.files import Record, json_objects
-from metaseq_lm.data.words.columns import Sentence, SentenceReader
+from metaseq_lm.data.words.columns import Sentence, SentenceReader, checked_tree
 
-WORD_FIELDS = ("tokens", "words")
+WORD_FIELDS = ("tokens", "words", "form")
+HEADS, RELATIONS = "head", "deprel"
+NO_HEAD = (
+    None,
+    "None",
+    "_",
+    "",
+)  # of a token that is several words, such as "don't", and of empty nodes
 
 
 @dataclass
@@ -17,13 +25,15 @@ class TokenListReader(SentenceReader):
     """Reads words, and the tags in `tag_field`; "" is the only other list as long as that of the words.
 
     `tag_names` are the names of tags that are numbers; without them a number is refused, unless
-    `keeps_numbers`. With `has_tags` False only the words are read, and the labels are words too.
+    `keeps_numbers`. With `has_tags` False only the words are read, and the labels are words too. With
+    `trees` the heads are read, too. Tokens without a head beside others that have one are passed over.
     """
 
     tag_field: str = ""
     tag_names: tuple[str, ...] = ()
     keeps_numbers: bool = False
     has_tags: bool = True
+    trees: bool = False
 
     def __iter__(self) -> Iterator[Sentence]:
         for number, fields, bad in json_objects(self.file, self.counts):
@@ -33,17 +43,45 @@ class TokenListReader(SentenceReader):
                 continue
             record = Record(fields, f"{self.file}:{number}", self.counts)
             name = next((name for name in WORD_FIELDS if name in fields), WORD_FIELDS[0])
-            words = [self._word(record, word) for word in record.get(name, list)]
-            labels = self._tags(record, name, len(words)) if self.has_tags else words
+            words, heads = record.get(name, list), self._heads(record)
+            labels = self._tags(record, name, len(words)) if self.has_tags else list(words)
+            if heads is not None and len(heads) == len(words):
+                is_word = [head not in NO_HEAD for head in heads]
+                self.counts["multi_word"] += is_word.count(False)
+                words, labels, heads = (
+                    list(compress(values, is_word)) for values in (words, labels, heads)
+                )
+            elif self.trees:
+                raise MetaseqError(
+                    f"{record.where}: {len(heads or ())} {HEADS} for {len(words)} {name}"
+                )
+            words = [self._word(record, word) for word in words]
+            labels = [self._tag(record, label) for label in labels] if self.has_tags else words
+            sentence = Sentence(self.file.path, [number] * len(words), words, labels)
+            if words and self.trees:
+                numbers = [self._head(record, head) for head in heads or ()]
+                sentence = checked_tree(replace(sentence, heads=numbers))
             if words:
-                yield Sentence(self.file.path, [number] * len(words), words, labels)
+                yield sentence
+
+    def _heads(self, record: Record) -> list[Any] | None:
+        if self.trees:
+            return list(record.get(HEADS, list))
+        heads = record.fields.get(HEADS)
+        return heads if isinstance(heads, list) and any(h not in NO_HEAD for h in heads) else None
+
+    def _head(self, record: Record, head: Any) -> int:
+        text = str(head)
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise MetaseqError(f"{record.where}: head {text[:20]!r} is not a whole number")
+        return int(text)
 
     def _word(self, record: Record, word: Any) -> str:
         if not isinstance(word, str) or not word or any(sign in word for sign in " \t\r\n\f\v"):
             raise MetaseqError(f"{record.where}: token {str(word)[:40]!r} is not a word")
         return word
 
-    def _tags(self, record: Record, word_field: str, count: int) -> list[str]:
+    def _tags(self, record: Record, word_field: str, count: int) -> list[Any]:
         if not self.tag_field:
             lists = [
                 name
@@ -64,7 +102,7 @@ class TokenListReader(SentenceReader):
             raise MetaseqError(
                 f"{record.where}: {len(values)} {self.tag_field} for {count} {word_field}"
             )
-        return [self._tag(record, value) for value in values]
+        return list(values)
 
     def _tag(self, record: Record, value: Any) -> str:
         if isinstance(value, str) and value.strip():

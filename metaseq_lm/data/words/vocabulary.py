@@ -18,6 +18,7 @@ from metaseq_lm.core import random_streams
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.storage.text_files import TextFile
+from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import load_symbols, save_symbols
 
 WORDS_FILE, CHARACTERS_FILE = "words.txt", "characters.txt"
@@ -55,6 +56,8 @@ class WordVocabulary:
     Raises:
         ValueError: The first symbols are others, or a symbol occurs twice.
     """
+
+    unknown = UNKNOWN
 
     def __init__(
         self,
@@ -149,7 +152,8 @@ class WordVocabulary:
         if not (folder / WORDS_FILE).is_file():
             raise MetaseqError(
                 f"{folder / WORDS_FILE}: no such file; 'metaseq-lm preprocess --words' makes a data "
-                "folder with a vocabulary of words"
+                "folder with a vocabulary of words (a subword encoder is fine-tuned on tags by --task "
+                "token_classification)"
             )
         words, counts = load_symbols(folder / WORDS_FILE)
         characters, _ = load_symbols(folder / CHARACTERS_FILE)
@@ -277,3 +281,32 @@ def vector_table(words: list[str], known: dict[str, np.ndarray], seed: int = 0) 
     table[places] = vectors
     table[: UNKNOWN + 1] = 0
     return table
+
+
+# -------------------------------------------------------------------- subwords
+
+
+class SubwordVocabulary:
+    """A tokenizer where a vocabulary of words is expected; the id of a word is that of its first token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.unknown = tokenizer.vocabulary.unk
+        self.hash = tokenizer.fingerprint
+
+    def __len__(self) -> int:
+        return len(self.tokenizer.vocabulary)
+
+    def index(self, word: str) -> int:
+        """Return the id of a word as it stands in a text."""
+        (ids,) = self.tokenizer.encode_batch([word])
+        return ids[0] if ids else self.unknown or 0
+
+
+def load_vocabulary(folder: Path) -> WordVocabulary | SubwordVocabulary:
+    """Read the vocabulary of words of a data folder, or the tokenizer of one that has no such vocabulary."""
+    if (folder / WORDS_FILE).is_file() or not (folder / OPTIONS_FILE).is_file():
+        return WordVocabulary.load(folder)
+    from metaseq_lm.data.tokenizers.loading import load_tokenizer
+
+    return SubwordVocabulary(load_tokenizer(folder))

@@ -6,6 +6,7 @@ Shapes: B rows, K_k outputs of set k, K the largest K_k.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from omegaconf import II
 from torch import Tensor, nn
 
@@ -46,7 +47,8 @@ class BamDistill(Criterion):
 
     The teacher's part is its softmax for classes, and for real values its prediction on the scale of
     the labels. Without a teacher the share is 1. Each row has a loss for its own set only, and the
-    weighted losses of a batch are summed, as in the authors' code: clipping sees the sum.
+    gradient is that of the sum of a batch's weighted losses, as in the authors' code: clipping sees
+    the sum. Logs show the mean over the batch.
     Evaluation (`evaluated`) has unweighted means over the rows of a set.
     """
 
@@ -74,15 +76,15 @@ class BamDistill(Criterion):
                 model, name, scores, batch.targets, batch.teacher, batch.gold_share
             )
             losses = (losses * batch.weights).where(in_set, 0.0)
-            terms[f"{name}_part_of_loss"] = Term(losses.sum(), None)
+            terms[f"{name}_part_of_loss"] = Term(losses.sum(), "rows", is_summed=True)
             if scores.shape[-1] > 1:
                 correct.append(((scores.argmax(-1) == batch.targets) & in_set).sum())
         if correct:
             total = sum(correct[1:], correct[0]).to(losses.dtype)
             terms["accuracy"] = Term(total, WITH_CLASSES, 0.0)
         if batch.teacher is not None:
-            share = losses.new_full((), batch.gold_share * len(batch.sets))
-            terms["gold_share"] = Term(share, "rows", 0.0)
+            shares = torch.as_tensor(batch.gold_share * len(batch.sets), dtype=torch.float64)
+            terms["gold_share"] = Term(shares.to(losses), "rows", 0.0)
         return terms
 
     def scores(
@@ -105,7 +107,7 @@ class BamDistill(Criterion):
         scores: Tensor,
         targets: Tensor,
         teacher: Tensor | None = None,
-        share: float = 1.0,
+        share: float | Tensor = 1.0,
     ) -> Tensor:
         """Return the loss (B,) of each row under the head of the set `name`.
 

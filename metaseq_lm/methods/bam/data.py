@@ -40,7 +40,7 @@ class MixedBatch(TokenBatch):
     sets: Tensor
     weights: Tensor
     teacher: Tensor | None = None
-    gold_share: float = 1.0
+    gold_share: float | Tensor = 1.0
 
 
 class MixedRows:

@@ -31,9 +31,9 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.bam import teachers
 from metaseq_lm.methods.bam.criterion import LOSS, BamDistill
 from metaseq_lm.methods.bam.data import MixedEpochs, MixedRows, copies_and_weights, draws
-from metaseq_lm.methods.bam.model import RANGES, MultiTaskModel
+from metaseq_lm.methods.bam.model import MultiTaskModel
 from metaseq_lm.methods.bam.teachers import Teacher
-from metaseq_lm.models.transformer.classifiers import POOLER, SETS, SetHeads, set_of
+from metaseq_lm.models.transformer.classifiers import POOLER, RANGES, SETS, SetHeads, set_of
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.runs.lineage_cost import Costs
@@ -305,7 +305,9 @@ class BamTask(Task):
 
         It follows the optimizer's count of steps, so a resumed run continues it.
         """
-        share = self.criterion.gold_share(engine.optimizers["main"].updates)
+        # A tensor: torch.compile would compile anew for each number.
+        number = self.criterion.gold_share(engine.optimizers["main"].updates)
+        share = torch.full((), number, dtype=torch.float64, device=engine.device)
         annealed = {
             name: [[micro.replace(gold_share=share) for micro in batch] for batch in stream]
             for name, stream in batches.items()

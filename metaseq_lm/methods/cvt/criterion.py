@@ -23,6 +23,7 @@ from metaseq_lm.data.words.vocabulary import REMOVED
 from metaseq_lm.methods.cvt.model import (
     PARSING,
     TAGGING,
+    UnlabelledWeightConfig,
     adversarial_direction,
     auxiliaries,
     gaussian,
@@ -40,7 +41,7 @@ from metaseq_lm.models.words.word_model import WordModel, WordNet, dropout_at
 
 
 @dataclass
-class UnlabelledConfig(TaggingConfig):
+class UnlabelledConfig(UnlabelledWeightConfig, TaggingConfig):
     """Options of all these criterions: the teacher, and the student's dropout."""
 
     # Not 0.2 where the primary module is the student: it then recognises text by its lower dropout,
@@ -49,6 +50,7 @@ class UnlabelledConfig(TaggingConfig):
     mean_teacher: bool = option(False, "the averaged weights are the teacher, not the present ones")
     hard_targets: bool = option(False, "targets are the teacher's best classes")
     confidence: float = option(0.0, "least probability of a target", at_least=0, at_most=1)
+    weigh_confidence: bool = option(False, "a word weighs as much as its best class is probable")
     all_sets: bool = option(True, "all sets learn from an unlabelled batch; false: a random one")
 
 
@@ -92,12 +94,14 @@ class Unlabelled(WordLabels):
         return targets
 
     def _target(self, probabilities: Tensor, scored: Tensor) -> Tensor:
+        confidence = probabilities.amax(-1)
         if self.config.confidence:
-            scored = scored & (probabilities.amax(-1) >= self.config.confidence)
+            scored = scored & (confidence >= self.config.confidence)
         if self.config.hard_targets:
             best = probabilities.argmax(-1, keepdim=True)
             probabilities = torch.zeros_like(probabilities).scatter_(-1, best, 1.0)
-        return probabilities * scored.unsqueeze(-1)
+        weights = scored * confidence if self.config.weigh_confidence else scored
+        return probabilities * weights.unsqueeze(-1)
 
     def student_terms(
         self, model: WordModel, batch: WordBatch, targets: dict[str, Tensor]
@@ -115,7 +119,7 @@ class Unlabelled(WordLabels):
         scores = full_precision(model.scores(views, batch.scored, name, module))
         loss = soft_cross_entropy(scores, target.to(scores.dtype)).sum()
         label = model.label(name, f"unlabelled_{module}")
-        return {label: Term(loss, "pairs" if shift else "words")}
+        return {label: Term(loss, "pairs" if shift else "words", batch.weight)}
 
 
 def soft_cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
@@ -246,6 +250,10 @@ class VirtualAdversarial(Unlabelled):
     """
 
     config: VATConfig
+
+    def eager_reason(self) -> str:
+        """Say why torch.compile cannot run the updates."""
+        return "the loss contains a gradient, the adversarial direction"
 
     def student_terms(
         self, model: WordModel, batch: WordBatch, targets: dict[str, Tensor]

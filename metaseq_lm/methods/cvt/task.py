@@ -20,7 +20,7 @@ from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.cvt.criterion import Unlabelled, VirtualAdversarial
-from metaseq_lm.methods.cvt.model import auxiliaries, check_teacher
+from metaseq_lm.methods.cvt.model import auxiliaries, check_teacher, labelled_first
 from metaseq_lm.models.words.prediction_modules import ViewsEncoder
 from metaseq_lm.tasks import Batches
 from metaseq_lm.tasks.protocols import Kinds
@@ -35,6 +35,7 @@ class CVTConfig(ParserConfig, WordTaskConfig):
 
     labelled: list[str] = option([], "tagged sets and treebanks in DATA; several are multi-task")
     unlabelled: str = option("train", "split of the text in DATA to use as unlabelled sentences")
+    labelled_first: int = labelled_first()
     unlabelled_longest: int = option(LONGEST, "leave out texts this long (0 = none)", at_least=0)
 
 
@@ -42,6 +43,7 @@ class CVTConfig(ParserConfig, WordTaskConfig):
 class CVTTask(WordTask):
     """Even updates, from 0, take a batch of a labelled set, odd ones a batch of unlabelled text.
 
+    The first task.labelled_first updates are all labelled.
     A labelled set is drawn with a probability proportional to the square root of its number of
     training sentences. With criterion tagging or parsing, or criterion.use_unlabelled=false, all
     updates are labelled. With criterion.all_sets=false each set has unlabelled batches of its own,
@@ -127,7 +129,7 @@ class CVTTask(WordTask):
         return random_streams.generator(self.run_config.seed, "cvt", purpose, update).random()
 
     def needs(self, update: int) -> dict[str, int]:
-        if self.alternating and update % 2:
+        if self.alternating and update % 2 and update >= self.config.labelled_first:
             streams = list(self.learners)
             return {streams[int(self.uniform("learner", update) * len(streams))]: 1}
         number = int(np.searchsorted(self._shares, self.uniform("set", update), side="right"))
@@ -143,9 +145,20 @@ class CVTTask(WordTask):
 
     def update(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Do one step; the loss is logged as "loss_labelled" or "loss_unlabelled" too."""
-        logs = super().update(engine, model, batches)
         kind = "labelled" if set(batches) <= set(self.names) else UNLABELLED
+        if kind == UNLABELLED:
+            batches = self.weighed(engine.optimizers["main"].updates, batches)
+        logs = super().update(engine, model, batches)
         return logs | {f"loss_{kind}": logs["loss"]}
+
+    def weighed(self, updates: int, batches: Batches) -> Batches:
+        """Return unlabelled batches with the weight that their loss has after so many updates."""
+        assert isinstance(self.criterion, Unlabelled)
+        weight = self.criterion.config.weight_after(updates - self.config.labelled_first)
+        return {
+            name: [[part.replace(weight=weight) for part in batch] for batch in stream]
+            for name, stream in batches.items()
+        }
 
 
 class EveryOther:

@@ -27,7 +27,12 @@ from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.methods.cvt.model import AveragedNet, student_dropout
+from metaseq_lm.methods.cvt.model import (
+    AveragedNet,
+    UnlabelledWeightConfig,
+    labelled_first,
+    student_dropout,
+)
 from metaseq_lm.models.layers import AveragingConfig, current_context
 from metaseq_lm.models.seq2seq import PRIMARY, LSTMEncoderDecoder
 from metaseq_lm.models.words.word_model import dropout_at
@@ -40,7 +45,7 @@ ATTENTION, FUTURE, FULL = "attention", "future", "full"
 
 
 @dataclass
-class SemiSupervisedConfig:
+class SemiSupervisedConfig(UnlabelledWeightConfig):
     """Dropout and label smoothing."""
 
     # Not 0.2 where the primary head is the student: see the criterions on words.
@@ -122,7 +127,7 @@ class CVTTranslation(SemiSupervisedTranslation):
                 inputs, targets, per = states[:, :-1], targets[:, 1:], "later_targets"
             logits = net.heads[name](inputs, memory)
             losses = cross_entropy(logits, targets, self.config.label_smoothing)
-            terms[f"cvt_{name}"] = Term(losses.sum(), per)
+            terms[f"cvt_{name}"] = Term(losses.sum(), per, batch.weight)
         return terms
 
 
@@ -138,7 +143,7 @@ class WordDropoutTranslation(SemiSupervisedTranslation):
         memory = net.encode(tokens, batch.padding)
         logits = net.heads[PRIMARY](net.decode(batch.inputs, memory.first)[0], memory)
         losses = cross_entropy(logits, batch.targets, self.config.label_smoothing)
-        return {"word_dropout": Term(losses.sum(), "targets")}
+        return {"word_dropout": Term(losses.sum(), "targets", batch.weight)}
 
     def hidden(self, tokens: Tensor, words: Tensor) -> Tensor:
         """Return which of the `words` (B, S) are hidden; drawn by row."""
@@ -156,7 +161,7 @@ class CVTTranslationConfig(AveragingConfig, TranslationConfig):
 
     unlabelled: str = option(UNLABELLED, "split of source text; rest: what labelled_share leaves")
     unlabelled_batch_size: int = option(0, "unlabelled sentences (0 = batch_size)", at_least=0)
-    labelled_first: int = option(0, "updates before the first unlabelled one", at_least=0)
+    labelled_first: int = labelled_first()
 
 
 @register_task("cvt_translation", dataclass=CVTTranslationConfig)
@@ -221,7 +226,11 @@ class CVTTranslationTask(TranslationTask):
         kind = "labelled"
         if UNLABELLED in batches:
             kind, (parts,) = UNLABELLED, batches[UNLABELLED]
-            batches = {UNLABELLED: [self.with_translations(engine, model, parts)]}
+            assert isinstance(self.criterion, SemiSupervisedTranslation)
+            updates = engine.optimizers["main"].updates - self.config.labelled_first
+            weight = self.criterion.config.weight_after(updates)
+            translated = self.with_translations(engine, model, parts)
+            batches = {UNLABELLED: [[part.replace(weight=weight) for part in translated]]}
         assert isinstance(model, AveragedNet)
         model.move_average()
         logs = super().update(engine, model, batches)

@@ -95,6 +95,11 @@ class ConsistentImages(ImageClassification):
 
     config: ConsistencyConfig
 
+    def eager_reason(self) -> str:
+        """Say why torch.compile cannot run the updates, if so."""
+        adversarial = self.config.perturbation == ADVERSARIAL
+        return "the loss contains a gradient, the adversarial direction" if adversarial else ""
+
     def __call__(self, model: nn.Module, batch: ImageBatch) -> Terms:
         if batch.stream != UNLABELLED:
             return super().__call__(model, batch)
@@ -277,10 +282,7 @@ class CVTVisionTask(Task):
     def build_streams(self, split: str) -> dict[str, Stream]:
         options, seed = self.config, self.run_config.seed
         if split != "train":
-            part = self.labelled(split)
-            one_pass = Sequential(len(part.labels), options.unlabelled_batch_size)
-            batch = partial(part.batch, list(options.mean), list(options.sd))
-            return {split: Stream(split, one_pass, batch, seed, part.lengths)}
+            return self.single_pass(split)
         sizes = {"train": ("rows", options.batch_size)}
         if self.semi_supervised:
             sizes[UNLABELLED] = (UNLABELLED, options.unlabelled_batch_size)
@@ -295,6 +297,13 @@ class CVTVisionTask(Task):
             collate = partial(self.training_batch, images, size)
             streams[name] = Stream(name, order, collate, seed, images.lengths)
         return streams
+
+    def single_pass(self, split: str) -> dict[str, Stream]:
+        """Return one pass over the labelled images of a split."""
+        options, part = self.config, self.labelled(split)
+        order = Sequential(len(part.labels), options.unlabelled_batch_size)
+        batch = partial(part.batch, list(options.mean), list(options.sd))
+        return {split: Stream(split, order, batch, self.run_config.seed, part.lengths)}
 
     # ---------------------------------------------------------------- model and updates
 

@@ -1,6 +1,7 @@
 """A main encoder with its heads, and the noise model that corrupts its input.
 
-The noise model is a small masked LM, two causal towers, or a fixed distribution. Shapes: B batch, S
+The noise model is a small masked LM, two causal towers, or a fixed distribution; in its place may stand
+a net that chooses what is masked. Shapes: B batch, S
 length, M chosen positions, V vocabulary, D hidden width, E embedding width, G width of the noise model.
 """
 
@@ -31,6 +32,7 @@ from metaseq_lm.models.transformer.encoder import (
 )
 
 NOISES = ("mlm", "two_tower", "unigram", "uniform")
+DIFFICULTY = "difficulty"  # no noise: guesses which tokens are hard, for strategic masking
 
 
 @dataclass
@@ -39,8 +41,8 @@ class ElectraConfig(TransformerConfig):
 
     noise: str = option(
         "mlm",
-        "noise model: mlm, two_tower, unigram (corpus frequencies) or uniform",
-        choices=NOISES,
+        "noise model: mlm, two_tower, unigram (corpus frequencies) or uniform; difficulty: strategic masking",
+        choices=(*NOISES, DIFFICULTY),
     )
     generator_size: float = option(
         0.25, "width of the noise model divided by the encoder's", above=0
@@ -189,6 +191,30 @@ def causal_masks(
     return before[:, None], after[:, None]
 
 
+class Difficulty(nn.Module):
+    """An encoder of the generator's size that reads the original row, with a logit for each token."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        vocab_size: int,
+        padding_idx: int,
+        shared_embeddings: bool,
+    ) -> None:
+        super().__init__()
+        self.embeddings = None if shared_embeddings else Embeddings(config, vocab_size, padding_idx)
+        self.stack = Stack(config)
+        self.head = BinaryHead(config.encoder_embed_dim)
+
+    def forward(self, main: Encoder | None, batch: TokenBatch) -> Tensor:
+        """Return logits (B, S) for each token of the original rows."""
+        embeddings = self.embeddings or (main.embeddings if main is not None else None)
+        assert embeddings is not None
+        states = self.stack(embeddings(batch.tokens, batch.segments), attention_mask(batch.padding))
+        logits: Tensor = self.head(states)
+        return logits
+
+
 class FixedNoise(nn.Module):
     """The same distribution everywhere: uniform, or the corpus frequencies."""
 
@@ -282,11 +308,13 @@ class Electra(nn.Module):
         self.glorot = [head for head in self.heads.values() if isinstance(head, Linear)]
         shared = self.encoder is not None and config.sharing != "none"
         sizes = (small, vocab_size, padding_idx, shared)
-        self.generator: MaskedGenerator | TwoTowers | FixedNoise
+        self.generator: MaskedGenerator | TwoTowers | Difficulty | FixedNoise
         if config.noise == "mlm":
             self.generator = MaskedGenerator(*sizes, shared_stack=config.sharing == "all")
         elif config.noise == "two_tower":
             self.generator = TwoTowers(*sizes)
+        elif config.noise == DIFFICULTY:
+            self.generator = Difficulty(*sizes)
         else:
             uniform = torch.full((vocab_size,), 1 / vocab_size)
             self.generator = FixedNoise(uniform if config.noise == "uniform" else frequencies)
@@ -321,5 +349,11 @@ class Electra(nn.Module):
     def cloze_noise(self, batch: TokenBatch) -> Tensor:
         """Return logits (B, S, V) of the two towers: position t given all tokens but t."""
         assert isinstance(self.generator, TwoTowers)
+        logits: Tensor = self.generator(self.encoder, batch)
+        return logits
+
+    def difficulty(self, batch: TokenBatch) -> Tensor:
+        """Return logits (B, S) of how hard each token is, given the original rows."""
+        assert isinstance(self.generator, Difficulty)
         logits: Tensor = self.generator(self.encoder, batch)
         return logits

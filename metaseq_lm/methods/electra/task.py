@@ -11,6 +11,7 @@ from torch import nn
 
 from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.corpus.packing import SEGMENTS, open_corpus
 from metaseq_lm.data.streams import Stream
@@ -19,7 +20,8 @@ from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.methods.electra.criterion import Corrupting, TwoTowerCloze
 from metaseq_lm.methods.electra.data import ElectraRows
-from metaseq_lm.methods.electra.model import check_noise
+from metaseq_lm.methods.electra.model import DIFFICULTY, check_noise
+from metaseq_lm.methods.electra.strategic import StrategicMLM
 from metaseq_lm.models.transformer import flops_rules
 from metaseq_lm.tasks import Passes, Scored, Task
 from metaseq_lm.tasks.masked_lm import build_transformer, masking_of, text_stream
@@ -50,6 +52,9 @@ class ElectraTaskConfig:
     legacy_duplicates: bool = option(
         False, "choose tokens with replacement, as the authors' code does"
     )
+    mask_rarity: float = option(
+        0.0, "in training choose tokens by count ** -this (0: all alike)", at_least=0
+    )
     valid_size: int = option(0, "rows of the validation split to use (0 = all)", at_least=0)
 
 
@@ -57,8 +62,8 @@ class ElectraTaskConfig:
 class ElectraTask(Task):
     """One stream of rows with chosen positions; the criterion decides the heads of the model."""
 
-    criterion: Corrupting | TwoTowerCloze
-    criterions = (Corrupting, TwoTowerCloze)
+    criterion: Corrupting | TwoTowerCloze | StrategicMLM
+    criterions = (Corrupting, TwoTowerCloze, StrategicMLM)
     # Heads start fresh in the second of two stages; the frequencies are those of the corpus.
     fresh: tuple[str, ...] = ("heads.", "generator.log_probs")
 
@@ -87,7 +92,7 @@ class ElectraTask(Task):
         corpus = open_corpus(self.data, split, vocabulary, self.config, seed)
         judged = getattr(self.criterion.config, "disc_positions", "all")
         subset_rate = self.config.mask_prob if judged == "random" else 0.0
-        rows = ElectraRows(corpus, masking_of(self.config, vocabulary), subset_rate)
+        rows = ElectraRows(corpus, masking_of(self.config, vocabulary, split), subset_rate)
         return {split: text_stream(self.run_config, split, corpus.row_lengths, rows.batch)}
 
     def build_model(self) -> nn.Module:
@@ -106,6 +111,7 @@ class ElectraTask(Task):
         noise = {
             "mlm": flops_rules.masked_lm(small),
             "two_tower": flops_rules.two_towers(small),
+            DIFFICULTY: 2 * flops_rules.classifier(small),
         }.get(model.noise, 0.0)
         row = {
             (): 0.0,
@@ -149,8 +155,8 @@ class ElectraTask(Task):
                 "the generator's sizes; give the run of the first stage, model.generator_size=1 and "
                 "model.generator_layers=1"
             )
-        if model.noise in ("mlm", "two_tower") and not process_group.rank():
-            print(
+        if model.noise in ("mlm", "two_tower", DIFFICULTY) and not process_group.rank():
+            show(
                 f"{self.run_config.init_from}: nothing in it fits the noise model, which starts fresh"
             )
         self.fresh = (*self.fresh, "generator.")

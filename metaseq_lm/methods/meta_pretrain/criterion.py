@@ -16,7 +16,7 @@ from metaseq_lm.models.layers import full_precision
 PAIRS = "meta_pretrain_pairs"  # the task, and its criterion
 
 
-@register_criterion(PAIRS)
+@register_criterion("meta_pretrain_pairs")
 class LabelledSets(Criterion):
     """The mean cross-entropy over the rows of each set in the batch, summed over the sets.
 

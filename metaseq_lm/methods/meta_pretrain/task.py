@@ -68,6 +68,11 @@ class MetaLearned(Task):
         ]
         return meta_update(engine, partial(self.criterion, model), mixed, self.config)
 
+    def eager_reason(self) -> str:
+        """Say why torch.compile cannot run the updates, if so."""
+        exact = self.config.second_order == "exact"
+        return "task.second_order=exact differentiates gradients again" if exact else ""
+
 
 @dataclass
 class MetaPretrainConfig(MetaOptions, SentencePairsConfig):
@@ -101,7 +106,7 @@ class MetaPretrainPairsConfig(MetaOptions):
     valid_size: int = option(0, "rows used of each validation split (0 = all)", at_least=0)
 
 
-@register_task(PAIRS, dataclass=MetaPretrainPairsConfig)
+@register_task("meta_pretrain_pairs", dataclass=MetaPretrainPairsConfig)
 class MetaPretrainPairsTask(MetaLearned):
     """Several labelled sets of sentences or pairs at once, one stream and one head for each.
 

@@ -183,7 +183,11 @@ class HardLabels(PairCriterion):
         """
         if self.config.fidelity == "authors":
             return weights
-        return weights * (1 - optimizer.lr * decoupled_decay(optimizer))
+        decays = decoupled_decay(optimizer)
+        if len(set(decays)) == 1:
+            return weights * (1 - optimizer.lr * decays[0])
+        each = [torch.full_like(p, d) for p, d in zip(optimizer.parameters, decays, strict=True)]
+        return weights * (1 - optimizer.lr * vectors.flat(each))
 
 
 def draw(logits: Tensor) -> Tensor:
@@ -212,6 +216,10 @@ class SoftLabels(PairCriterion):
             )
         exact = config.hypergradient == "exact"
         self.difference_step = 0.0 if exact else config.difference_step
+
+    def eager_reason(self) -> str:
+        """Say why torch.compile cannot run the updates."""
+        return "gradients are differentiated again"
 
     def distil(
         self, student: Callable[..., Tensor], teacher: TransformerLM, batch: UnlabelledBatch

@@ -153,7 +153,7 @@ class Unlabelled:
 
     def text_at(self, tokens: np.ndarray) -> np.ndarray:
         """Return the text that holds each token of the stream; texts are disjoint and in order."""
-        return self.corpus.sample_at(tokens)
+        return self.corpus.windows.sample_at(tokens)
 
     def draw_other(self, samples: np.ndarray, query: bool) -> np.ndarray:
         """Return another text for each sample; the query's differs from the support's beside it."""
@@ -162,10 +162,10 @@ class Unlabelled:
         if not query or len(self.corpus) == 1:
             return support
         # A token outside the support text: what comes behind it moves up by its length.
-        left = self.total - self.corpus.lengths[support]
+        left = self.total - self.corpus.windows[support]
         other = draw_below(random_streams.key(self.seed, "texts", "query"), samples, left)
-        behind = other >= self.corpus.start(support)
-        return self.text_at(other + np.where(behind, self.corpus.lengths[support], 0))
+        behind = other >= self.corpus.windows.starts(support)
+        return self.text_at(other + np.where(behind, self.corpus.windows[support], 0))
 
     def __call__(self, samples: np.ndarray) -> UnlabelledBatch:
         """Return the texts of samples (C, B), and their masked form with its targets."""

@@ -98,7 +98,15 @@ class Moments:
 
 def moments_of(optimizer: Optimizer) -> Moments:
     """Return copies of an AdamW optimizer's moments as vectors (P,); errors as in `decoupled_decay`."""
-    weight_decay = decoupled_decay(optimizer)
+    decays = decoupled_decay(optimizer)
+    weight_decay: Tensor | float = decays[0]
+    if len(set(decays)) > 1:
+        sizes = [p.shape for p in optimizer.parameters]
+        device, dtype = optimizer.local[0].device, optimizer.local[0].dtype
+        pieces = zip(sizes, decays, strict=True)
+        weight_decay = torch.cat(
+            [torch.full((size.numel(),), d, device=device, dtype=dtype) for size, d in pieces]
+        )
 
     def flat(name: str) -> Tensor:
         return torch.cat([moment.reshape(-1) for moment in optimizer.slots(name)])
@@ -115,8 +123,8 @@ def moments_of(optimizer: Optimizer) -> Moments:
     )
 
 
-def decoupled_decay(optimizer: Optimizer) -> Tensor | float:
-    """Return the weight decay of an AdamW optimizer, one number or one for each parameter (P,).
+def decoupled_decay(optimizer: Optimizer) -> list[float]:
+    """Return the weight decay of each parameter of an AdamW optimizer.
 
     Raises UsageError for another optimizer, and for one with several rates.
     """
@@ -131,12 +139,7 @@ def decoupled_decay(optimizer: Optimizer) -> Tensor | float:
             f"a virtual AdamW step has one rate; optimizer.layer_decay must be 1. Or choose {INSTEAD}"
         )
     decay = {id(p): g["weight_decay"] for g in inner.param_groups for p in g["params"]}
-    decays: list[float] = [decay[id(p)] for p in optimizer.parameters]
-    if all(d == decays[0] for d in decays):
-        return decays[0]
-    return torch.cat(
-        [torch.full_like(p, d).reshape(-1) for p, d in zip(optimizer.parameters, decays)]
-    )
+    return [decay[id(p)] for p in optimizer.local]
 
 
 def adamw(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Moments]:

@@ -278,20 +278,21 @@ class MetaPseudoLabelTask(TextTask):
     def update_soft(self, engine: Engine, model: nn.Module, batches: Batches) -> Logs:
         """Unroll every micro-step, some side by side; one real step of teacher and of student."""
         parameters, copies = engine.parameters("teacher"), self.config.batches_per_update
-        student = VirtualModel(student_of(model))
         at_once = self.config.copies_at_once or copies
         meta: Vector = [None] * len(parameters)
         total: Any = 0.0
         logs: Logs = {}
-        for low in range(0, copies, at_once):
-            chosen = slice(low, min(low + at_once, copies))
-            part = {
-                name: [[copies_of(batch, chosen) for batch in stream[0]]]
-                for name, stream in batches.items()
-            }
-            part_meta, grad0, part_logs = self.unroll(engine, model, student, part)
-            meta, total = vectors.add(meta, part_meta), total + grad0.sum(0)
-            logs = add_logs(logs, part_logs, (chosen.stop - chosen.start) / copies)
+        with engine.whole():  # virtual students start from whole weights
+            student = VirtualModel(student_of(model))
+            for low in range(0, copies, at_once):
+                chosen = slice(low, min(low + at_once, copies))
+                part = {
+                    name: [[copies_of(batch, chosen) for batch in stream[0]]]
+                    for name, stream in batches.items()
+                }
+                part_meta, grad0, part_logs = self.unroll(engine, model, student, part)
+                meta, total = vectors.add(meta, part_meta), total + grad0.sum(0)
+                logs = add_logs(logs, part_logs, (chosen.stop - chosen.start) / copies)
         auxiliary, auxiliary_logs = engine.gradients(
             lambda batch: losses.auxiliary(teacher_of(model), batch, self.mlm_token),
             batches["unlabelled"][0],

@@ -97,4 +97,4 @@ def drawn_lines(corpus: Corpus, count: int, seed: int, name: str) -> np.ndarray:
         chosen = random_streams.generator(seed, "lines", name).permutation(len(lines))[:count]
         lines = lines[np.sort(chosen)]
     # A long line has several samples; the first begins where the line does.
-    return corpus.sample_at(lines)
+    return corpus.windows.sample_at(lines)

@@ -50,6 +50,7 @@ class TartanConfig:
 
     mask_rounding: ClassVar[str] = "random"
     legacy_duplicates: ClassVar[bool] = False
+    mask_rarity: ClassVar[float] = 0.0
 
     labelled: str = option("", "labelled set in DATA, the end task")
     auxiliary: list[str] = option(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.data.streams import Order, Stream
+from metaseq_lm.distributed.placement import local
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.engine.vectors import Vector
@@ -165,7 +166,7 @@ def update(
         # Descent on the meta-objective: its derivative by a weight is -similarity (equation 7).
         new_logits = logits + criterion.config.weight_lr * similarities.to(logits)
     algorithm_1 = isinstance(criterion, MultiTask) and criterion.config.algorithm_1
-    weights = (new_logits if algorithm_1 else logits).double().softmax(0).tolist()
+    weights = (new_logits if algorithm_1 else logits).double().softmax(0).unbind()
     total: Vector = [None] * len(body)
     for weight, gradient in zip(weights, gradients.values(), strict=True):
         factors = [1.0 if algorithm_1 and not encoder else weight for encoder in in_encoder]
@@ -253,7 +254,8 @@ def fit_meta_head(
     head = model.get_submodule(f"heads.{META}")
     if not config.algorithm_1:
         updates = engine.optimizers[BODY].updates
-        redraw(head, random_streams.generator(engine.seed, "meta head", updates))
+        with engine.whole(write=True):
+            redraw(head, random_streams.generator(engine.seed, "meta head", updates))
     options = {**optimizer, "clip_norm": 0.0}
     constant = {"_name": "constant", "warmup_updates": 0}
     head_optimizer = build_head_optimizer(
@@ -274,10 +276,10 @@ def fit_meta_head(
         gradient, step_logs = engine.gradients(
             partial(task_terms, model), batches, parameters, rng_key=f"fit {step}"
         )
-        for parameter, grad in zip(parameters, gradient, strict=True):
-            parameter.grad = grad
+        for parameter, grad in zip(head_optimizer.local, gradient, strict=True):
+            parameter.grad = None if grad is None else local(grad)
         head_optimizer.step()
-        for parameter in parameters:
+        for parameter in head_optimizer.local:
             parameter.grad = None
         loss = float(step_logs["loss"])
         logs = {"meta_head_loss": loss, "meta_head_steps": float(step + 1)}

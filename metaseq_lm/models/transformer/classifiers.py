@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.models.bilstm import BiLSTM, BiLSTMConfig
 from metaseq_lm.models.layers import Dropout, Linear
-from metaseq_lm.models.transformer.encoder import Encoder, TransformerConfig, initialise
+from metaseq_lm.models.transformer.encoder import Encoder, TokenHead, TransformerConfig, initialise
 
 
 class SentencePredictor(nn.Module):
@@ -72,8 +72,26 @@ class SentencePredictor(nn.Module):
         return scores * self.label_range[1] + self.label_range[0]
 
 
+class TokenClassifier(nn.Module):
+    """An encoder and a linear layer on the state of every token."""
+
+    def __init__(
+        self, config: TransformerConfig, vocab_size: int, padding_idx: int, head: TokenHead
+    ) -> None:
+        super().__init__()
+        self.encoder = Encoder(config, vocab_size, padding_idx)
+        self.heads = nn.ModuleDict({"token": head})
+        initialise(self, config.init)
+
+    def forward(self, tokens: Tensor, padding: Tensor | None, segments: Tensor | None) -> Tensor:
+        """Return scores (B, S, K) of rows (B, S)."""
+        scores: Tensor = self.heads["token"](self.encoder(tokens, padding, segments))
+        return scores
+
+
 POOLER = "heads.pooler."
 SETS = "heads.sets."
+RANGES = "ranges."  # of real-valued labels, in models that have such sets
 
 
 def module_name(name: str) -> str:

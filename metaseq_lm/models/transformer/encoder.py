@@ -4,6 +4,7 @@ Shapes: B batch, S length, D width, E embedding width, V vocabulary, M selected 
 leading axes before S.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +19,17 @@ from metaseq_lm.models.layers import (
     LayerNorm,
     Linear,
     SelfAttention,
+    apply_block,
     linear,
     select,
 )
 
 INITS = ("xavier_attention", "truncated_normal")
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "gelu": F.gelu,
+    "relu": torch.relu,
+}
 
 
 @dataclass
@@ -38,7 +45,9 @@ class TransformerConfig:
     segments: int = option(0, "number of segment embeddings", at_least=0)
     max_positions: int = option(128, "longest row", at_least=1)
     dropout: float = option(0.1, "dropout of embeddings and of sublayers", at_least=0, below=1)
-    attention_dropout: float = option(0.1, "dropout of attention weights", at_least=0, below=1)
+    attention_dropout: float = option(
+        0.0, "dropout of attention weights; above 0 without the fused kernel", at_least=0, below=1
+    )
     activation_dropout: float = option(0.0, "dropout in feed-forward networks", at_least=0, below=1)
     norm_eps: float = option(1e-5, "epsilon of the layer norms", above=0)
     init: str = option(
@@ -64,6 +73,8 @@ class TransformerConfig:
 
 class Layer(nn.Module):
     """One encoder layer: attention, then a two-layer GELU network, each with a residual connection."""
+
+    is_gathered_alone = True  # of a sharded model: see distributed/layers.py
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -147,7 +158,7 @@ class Stack(nn.Module):
         if self.project is not None:
             x = self.project(x)
         for layer in self.layers:
-            x = layer(x, mask)
+            x = apply_block(layer, x, mask)
         return x if self.norm is None else self.norm(x)
 
 
@@ -297,7 +308,8 @@ class BinaryHead(nn.Module):
 class SentenceHead(nn.Module):
     """Dropout and a linear layer on the first state; with `pooled`, BERT's tanh layer before them.
 
-    `pooler_dropout` puts dropout before the tanh layer too, as RoBERTa's head has it.
+    `pooler_dropout` puts dropout before the tanh layer too, as RoBERTa's head has it; `activation`
+    takes the place of tanh: "gelu" is ELECTRA's, "relu" DistilBERT's.
     """
 
     def __init__(
@@ -307,9 +319,11 @@ class SentenceHead(nn.Module):
         dropout: float,
         pooled: bool,
         pooler_dropout: bool = False,
+        activation: str = "tanh",
     ) -> None:
         super().__init__()
         self.pooler = Linear(width, width) if pooled else None
+        self.activation = ACTIVATIONS[activation]
         self.pooler_dropout = pooler_dropout
         self.out = Linear(width, outputs)
         self.dropout = Dropout(dropout)
@@ -320,8 +334,23 @@ class SentenceHead(nn.Module):
         first = x[..., 0, :]
         if self.pooler is not None:
             first = self.dropout(first) if self.pooler_dropout else first
-            first = torch.tanh(self.pooler(first))
+            first = self.activation(self.pooler(first))
         logits: Tensor = self.out(self.dropout(first))
+        return logits
+
+
+class TokenHead(nn.Module):
+    """Dropout and a linear layer on every state."""
+
+    def __init__(self, width: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.out = Linear(width, outputs)
+        self.dropout = Dropout(dropout)
+        self.glorot = [self.out]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores (..., S, K) of rows (..., S, D)."""
+        logits: Tensor = self.out(self.dropout(x))
         return logits
 
 

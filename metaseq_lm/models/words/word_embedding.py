@@ -103,7 +103,7 @@ class CharacterCNN(nn.Module):
     def forward(self, characters: Tensor) -> Tensor:
         """Return one vector for each word of characters (B, S, M)."""
         words = characters.reshape(-1, characters.shape[-1])
-        if characters.device.type == "cpu":
+        if characters.device.type == "cpu" and not torch.compiler.is_compiling():
             words, inverse = unique_rows(words)
             vectors = F.embedding(inverse, self._encode(words))
         else:

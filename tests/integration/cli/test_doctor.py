@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.doctor import findings
+from metaseq_lm.data.storage import manifest
 from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter
 from metaseq_lm.data.storage.manifest import Manifest
 
@@ -73,11 +74,15 @@ def test_several_folders(data, look, tmp_path):
     assert sum("torch " in line for line in lines) == 1
 
 
-def test_flipped_bit_needs_verify(data, look):
+def test_flipped_bit_of_a_large_set_needs_verify(data, look, monkeypatch):
+    """Small sets are always verified."""
     path = data / "train.bin"
     content = bytearray(path.read_bytes())
     content[10] ^= 1
     path.write_bytes(bytes(content))
+    code, lines = look(data)
+    assert code == 1 and has(lines, "error", "train.bin: block 0 (bytes 0-")
+    monkeypatch.setattr(manifest, "ALWAYS_VERIFIED", 0)
     assert look(data)[0] == 0
     code, lines = look(data, "--verify")
     assert code == 1 and has(lines, "error", "train.bin: block 0 (bytes 0-")
@@ -100,6 +105,19 @@ def test_damaged_or_missing_manifest(data, look):
     (data / "manifest.json").unlink()
     code, lines = look(data)
     assert code == 0 and has(lines, "warning", "no manifest.json")
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_set_without_its_manifest_is_named(data, look, link):
+    manifest_file = data / "set" / "manifest.json"
+    manifest_file.unlink()
+    if link:
+        manifest_file.symlink_to("nowhere")
+    (data / "notes").mkdir()
+    for options in ([], ["--verify"]):
+        code, lines = look(data, *options)
+        assert code == 1 and has(lines, "error", f"{data / 'set'}")
+        assert not any("notes" in line for line in lines)
 
 
 def test_folders_without_data(tmp_path, look):

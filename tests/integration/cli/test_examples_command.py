@@ -1,6 +1,7 @@
 """Examples that an installed package has with it, and the wheel and sdist that carry them."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from metaseq_lm import __version__
 from metaseq_lm.cli import main
 
 ROOT = Path(__file__).resolve().parents[3]
-BUILT = ("metaseq_lm", "examples", "scripts", "user_dir", "setup.py", "setup.cfg")
+BUILT = ("metaseq_lm", "docs", "examples", "scripts", "user_dir", "setup.py", "setup.cfg")
 BUILT += ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
 BUILT += ("CITATION.cff", "constraints.txt", "tests")
 
@@ -30,9 +31,12 @@ def test_examples_lists_each_example_with_its_title(capsys: pytest.CaptureFixtur
 def test_examples_copies_a_checkout_once(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     target = tmp_path / "bench"
     assert main(["examples", str(target)]) == 0
-    for name in ("examples/bam/README.md", "scripts/quickstart", "user_dir/criterion.py"):
+    for name in ("examples/bam/run.sh", "scripts/quickstart", "user_dir/criterion.py"):
         assert (target / name).read_bytes() == (ROOT / name).read_bytes()
     assert os.access(target / "scripts" / "quickstart", os.X_OK)
+    for file in (*target.glob("examples/**/*.md"), *target.glob("user_dir/**/*.md")):
+        for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", file.read_text()):
+            assert (file.parent / link).exists(), f"{file}: {link}"
     assert main(["examples", str(target)]) == 2
     assert "exists already; choose another folder" in capsys.readouterr().err
 
@@ -83,7 +87,7 @@ def test_wheel_holds_package_configs_and_examples(wheel: Path, checkout: Path) -
     names = names_in(wheel)
     assert f"-{__version__}-" in wheel.name
     assert {"metaseq_lm/py.typed", "metaseq_lm/config/base.yaml"} <= names
-    for folder in ("examples", "user_dir"):
+    for folder in ("docs", "examples", "user_dir"):
         wanted = {p for p in (checkout / folder).rglob("*") if p.is_file()}
         assert {f"metaseq_lm/shipped/{p.relative_to(checkout)}" for p in wanted} <= names
     assert "metaseq_lm/shipped/scripts/quickstart" in names

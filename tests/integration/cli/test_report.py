@@ -29,6 +29,11 @@ def test_the_table_is_printed(runs, capsys):
     assert "81.50 ± 0.71 *" in out and out.count("which_moon_5") == 2
 
 
+def test_detectable_differences_need_a_baseline(runs, capsys):
+    assert main(["report", runs, "--detectable"]) == 2
+    assert "give --baseline as well" in capsys.readouterr().err
+
+
 def test_out_writes_and_names_every_file(runs, tmp_path, capsys):
     out = tmp_path / "deep" / "out"
     options = ["--columns", "task.labelled", "--x", "task.labelled", "--curve", "train.loss"]
@@ -123,6 +128,12 @@ def test_where_selects_runs(runs, capsys):
         (["--rows", "labell"], "Did you mean 'label'"),
         (["--columns", "labelled"], "Did you mean 'task.labelled'"),
         (["--x", "task.labeled", "--out", "o"], "Did you mean 'task.labelled'"),
+        (["--control", "label=none", "--out", "o"], "--control label=none: no run has that value"),
+        (
+            ["--control", "label=soft", "--where", "label=soft", "--out", "o"],
+            "none left to compare",
+        ),
+        (["--control", "label=soft"], "say with --out DIR"),
         (["--curve", "valid.acc", "--out", "o"], "Did you mean 'valid.accuracy'"),
         (["--format", "pdf"], "unknown format 'pdf'"),
         (["--format", "png"], "--out DIR"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from agreement import make_data, make_run, sentences
 from metaseq_lm.cli import main
 from metaseq_lm.cli.rerank import parse_grid
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.output import inert
 from metaseq_lm.data.labelled.files import Sentence
 from metaseq_lm.evaluation.nbest import edit_distances, read_nbest, read_plls
 from metaseq_lm.training.restore import open_run
@@ -163,6 +165,22 @@ def test_a_run_scores_and_its_scores_serve_again(
     assert shown(capsys) == [{**first, "source": saved[1]}]
     assert main([*command, *saved]) == 1
     assert "has no score of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("written", [str, inert])
+def test_scores_of_texts_that_look_like_formulas(
+    tmp_path: Path, capsys: pytest.CaptureFixture, written: Callable[[str], str]
+) -> None:
+    """Saved as they are, by earlier versions, or inert."""
+    texts = {"- one two": 0.0, "=one \x1btoo": -10.0}
+    lists = {"a": utterance("- one two", *((0.0, text) for text in reversed(texts)))}
+    (tmp_path / "plls.tsv").write_bytes(
+        b"".join(f"{pll}\t3\t{written(text)}\n".encode() for text, pll in texts.items())
+    )
+    place = write(tmp_path / "lists.json", lists)
+    words = ["rerank", "--dev", place, "--test", place, "--scores", str(tmp_path / "plls.tsv")]
+    assert main(words) == 0
+    assert shown(capsys)[0]["test"]["wer"] == 0
 
 
 def test_hypotheses_longer_than_the_rows(

@@ -64,7 +64,7 @@ def test_a_line_for_each_sentence(
     assert [row[1:] for row in found] == [
         ["3", "the cat runs"],
         ["0", ""],
-        ["2", "the", "dogs"],
+        ["2", "the dogs"],
         ["3", "the cat runs"],
     ]
     assert found[0][0] == found[3][0] and found[1][0] == "0.0"
@@ -79,7 +79,24 @@ def test_a_line_for_each_sentence(
     for line, row in zip(lines, found):
         assert line["pll"] == pytest.approx(float(row[0]), abs=1e-12)
         assert sum(line["log_probs"]) == pytest.approx(line["pll"], abs=1e-12)
-        assert line["text"] == "\t".join(row[2:])
+        assert line["text"].split() == row[2].split()
+    assert lines[2]["text"] == "the\tdogs"
+
+
+def test_no_spreadsheet_takes_a_sentence_for_a_formula(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Nor a terminal for a command; numbers stay numbers, and JSON has the text as it is."""
+    lines = ["=HYPERLINK(0)", "cats\t@SUM(1)", "- no", "\x1b[31mred", "-5", "cats - dogs", " +1"]
+    (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
+    capsys.readouterr()
+    assert main(["score", str(run), "--input", str(tmp_path / "in.txt")]) == 0
+    shown = rows(capsys.readouterr().out)
+    expected = ["'=HYPERLINK(0)", "cats @SUM(1)", "'- no", " [31mred", "-5", "cats - dogs", "' +1"]
+    assert [row[2:] for row in shown] == [[text] for text in expected]
+    assert all(float(row[0]) < 0 for row in shown)
+    assert main(["score", str(run), "--input", str(tmp_path / "in.txt"), "--tokens"]) == 0
+    assert [json.loads(r)["text"] for r in capsys.readouterr().out.splitlines()] == lines
 
 
 @pytest.mark.parametrize(

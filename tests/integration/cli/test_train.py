@@ -12,7 +12,9 @@ import pytest
 import torch
 from battery import CASES, TINY
 
-from metaseq_lm.cli import main
+from metaseq_lm.cli import COMMANDS, main
+from metaseq_lm.tasks import Passes, Scored
+from metaseq_lm.tasks.masked_lm import MaskedLMTask
 
 MLM = [*CASES["masked_lm"][0], *TINY, "trainer.max_update=2"]
 
@@ -62,6 +64,36 @@ def test_help_lists_the_keys_of_the_choice(capsys: pytest.CaptureFixture) -> Non
         "--save-dir",
     ):
         assert text in shown
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_alone_needs_no_torch(command: str) -> None:
+    """Its import takes a second."""
+    code = (
+        "import atexit, sys; from metaseq_lm.cli import main; "
+        "atexit.register(lambda: print('torch' in sys.modules)); main(sys.argv[1:])"
+    )
+    words = [sys.executable, "-c", code, command, "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("usage: metaseq-lm") and done.stdout.endswith("\nFalse\n")
+    if command == "train":
+        assert "\n  task=masked_lm " in done.stdout and "engine.precision=fp32" in done.stdout
+
+
+def test_a_dry_run_validates_one_batch(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+    monkeypatch.setattr(
+        MaskedLMTask, "evaluate", lambda self, engine, model, passes: counted(passes, counts)
+    )
+    assert train(moons, tmp_path / "run", "--dry-run", "task.batch_size=2") == 0
+    assert counts == [1]
+
+
+def counted(passes: Passes, counts: list[int]) -> Scored:
+    counts += [len(list(batches)) for batches in passes.values()]
+    return Scored({"loss": 0.0})
 
 
 def test_dry_run_writes_nothing(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -255,7 +287,9 @@ LIMITED = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-from metaseq_lm.cli import main
+from metaseq_lm.cli import COMMANDS, main
+from metaseq_lm.tasks import Passes, Scored
+from metaseq_lm.tasks.masked_lm import MaskedLMTask
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from metaseq_lm.cli import main
+from metaseq_lm.core.errors import NO_HINTS
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 PYTHON = '#!/usr/bin/env bash\nprintf "%s\\0" "$@" $\'\\036\' >> "$CALLS"\n'
@@ -22,10 +23,11 @@ DATA = {
     "cvt": [f"data/{name}" for name in ("general", "ncbi", "multi30k", "iwslt", "cifar")],
     "meta_pretrain": ["data"],
     "meta_pseudo_label": ["data"],
+    "real_encoder": ["data"],
     "tartan": ["data"],
 }
 # How a command ends whose files are not there.
-MISSING = ("no such", "no runs found")
+MISSING = ("no such", "no runs found", "no tokenizer here")
 
 
 def calls_of(script: Path, out: Path) -> list[list[str]]:
@@ -37,6 +39,7 @@ def calls_of(script: Path, out: Path) -> list[list[str]]:
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     others = {key: value for key, value in os.environ.items() if key not in ASKED}
     given = {"PATH": path, "CALLS": str(record), "METASEQ_LM_DATA": str(out), "SEEDS": "1"}
+    given |= {"METASEQ_LM_MINILM": str(out / "weights"), "PEER": "1"}
     # Of BAM all stages, of which it would find the folders.
     stages = yaml.safe_load((EXAMPLES / "bam" / "sweep.yaml").read_text())["stages"]
     for stage in stages:
@@ -72,6 +75,12 @@ def test_each_command_of_a_script_has_valid_options(
         else:
             assert code in (1, 2) and any(word in shown.err for word in MISSING), (call, shown.err)
     assert {"report"} <= kinds and kinds & {"sweep", "train"}
+
+
+def test_scripts_that_train_ask_for_no_hints() -> None:
+    scripts = {path.parent.name: path.read_text() for path in EXAMPLES.glob("*/run.sh")}
+    training = {name for name, text in scripts.items() if " train " in text}
+    assert training == {name for name, text in scripts.items() if NO_HINTS in text}
 
 
 def test_every_example_script_is_tested() -> None:

@@ -27,6 +27,18 @@ def test_examples_have_configs_and_sweeps() -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
+def test_what_papers_ask_for_is_named(path: Path) -> None:
+    """Attention dropout is 0 by default and 0.1 in the papers' systems."""
+    config = load_config([], str(path.parent), path.stem)
+    assert config.model.get("attention_dropout", 0.1) == 0.1
+
+
+@pytest.mark.parametrize("name", ["bert_large", "roberta_base", "electra_large"])
+def test_presets_name_attention_dropout(name: str) -> None:
+    assert load_config([f"model={name}"]).model.attention_dropout == 0.1
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=name)
 def test_each_config_composes(path: Path) -> None:
     config = load_config([], str(path.parent), path.stem)
     assert config.task._name and config.criterion._name

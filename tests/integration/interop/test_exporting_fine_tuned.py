@@ -25,11 +25,14 @@ ROWS = {
         for i, (a, b) in enumerate((a, b) for a in TEXTS for b in TEXTS)
     ),
     "single": "text\tlabel\n" + "".join(f"{t}\t{'yn'[i % 2]}\n" for i, t in enumerate(TEXTS * 3)),
+    "several": "text\tlabel\n"
+    + "".join(f"{t}\t{('', 'a', 'a; b', 'b;c')[i % 4]}\n" for i, t in enumerate(TEXTS * 3)),
     "value": "text\tlabel\n" + "".join(f"{t}\t{i * 0.7 - 1}\n" for i, t in enumerate(TEXTS)),
 }
 CASES = {
     "BERT, no pooler": ("BertModel", "pair", [], "BertForSequenceClassification"),
     "BERT, pooler": ("BertModel", "pair", ["task.pooled=true"], "BertForSequenceClassification"),
+    "BERT, several": ("BertModel", "several", [], "BertForSequenceClassification"),
     "BERT, values": ("BertForMaskedLM", "value", [], "BertForSequenceClassification"),
     "RoBERTa": ("RobertaForMaskedLM", "single", [], "RobertaForSequenceClassification"),
     "RoBERTa, pairs": ("RobertaModel", "pair", [], "RobertaForSequenceClassification"),
@@ -41,6 +44,19 @@ CASES = {
     ),
     "ELECTRA": ("ElectraForPreTraining", "pair", [], "ElectraForSequenceClassification"),
     "ELECTRA, values": ("ElectraModel", "value", [], "ElectraForSequenceClassification"),
+    "ELECTRA, its head": (
+        "ElectraModel",
+        "pair",
+        ["task.pooled=true", "task.pooler_dropout=true", "task.pooler_activation=gelu"],
+        "ElectraForSequenceClassification",
+    ),
+    "DistilBERT": ("DistilBertModel", "single", [], "BertForSequenceClassification"),
+    "DistilBERT, its head": (
+        "DistilBertForMaskedLM",
+        "pair",
+        ["task.pooled=true", "task.pooler_activation=relu"],
+        "DistilBertForSequenceClassification",
+    ),
     "pre-LN": ("MegatronBertModel", "pair", [], "MegatronBertForSequenceClassification"),
 }
 
@@ -53,6 +69,7 @@ def start(folder: Path, name: str, kind: str) -> tuple[str, str]:
     files = [f"--{split}pref={folder / 'rows.tsv'}" for split in ("train", "valid")]
     files += ["--tokenizer-from", str(folder / "imported"), "--destdir", str(folder / "data")]
     files += ["--regression"] * (kind == "value")
+    files += ["--label-separator", ";"] * (kind == "several")
     assert main(["preprocess", "--labelled", "mine", *files]) == 0
     return str(folder / "data"), str(folder / "imported")
 
@@ -79,6 +96,15 @@ def test_the_same_predictions(tmp_path: Path, case: str, capsys) -> None:
         logits = model(**inputs).logits.double()
     if kind == "value":
         scores, names = logits, {0: "value"}
+    elif kind == "several":
+        scores, names = logits.sigmoid(), dict(enumerate("abc"))
+        predicted = [[names[i] for i in np.flatnonzero(row > 0.5)] for row in scores.numpy()]
+        assert predicted == [row["predicted"] for row in ours]
+        gold = torch.tensor([[float(c in row["gold"]) for c in "abc"] for row in ours])
+        metrics = json.loads((tmp_path / "scores" / "metrics.valid.json").read_text())
+        assert model.config.problem_type == "multi_label_classification"
+        loss = model(**inputs, labels=gold).loss.item()
+        assert metrics["binary_cross_entropy"] == pytest.approx(loss, abs=1e-5)
     else:
         scores, names = logits.softmax(-1), dict(enumerate(sorted({r["gold"] for r in ours})))
         assert [names[int(i)] for i in scores.argmax(1)] == [row["predicted"] for row in ours]
@@ -150,6 +176,36 @@ def test_a_check_sees_a_wrong_head(tmp_path: Path, monkeypatch, capsys) -> None:
     assert "logits differ" in capsys.readouterr().err
 
 
+CLASSIFIERS = {
+    "BertForSequenceClassification": "tanh",
+    "RobertaForSequenceClassification": "tanh",
+    "ElectraForSequenceClassification": "gelu",
+    "DistilBertForSequenceClassification": "relu",
+}
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_classifier_is_trained_further_with_its_head(tmp_path: Path, name: str, capsys) -> None:
+    data, imported = start(tmp_path, name, "single")
+    activation = CLASSIFIERS[name]
+    run = ["--init-from", imported, "task.labelled=mine", "task.keep_head=true"]
+    train = ["train", data, *SENTENCE, *TRAIN, *run, "--save-dir", str(tmp_path / "run")]
+    if activation != "tanh":
+        assert main([*train, "task.pooled=true"]) == 2
+        assert f"task.pooler_activation={activation}" in capsys.readouterr().err
+    head = ["task.pooled=true", f"task.pooler_activation={activation}"]
+    assert main([*train, *head]) == 0
+    out = tmp_path / "out"
+    assert main(["export", str(tmp_path / "run"), "--out", str(out), "--check"]) == 0
+    first = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf")
+    last = transformers.AutoModelForSequenceClassification.from_pretrained(out)
+    assert type(last) is type(first) and last.config.id2label == {0: "n", 1: "y"}
+    # A few updates away from where it started, not a head that was drawn anew.
+    far = {n: (w - first.state_dict()[n]).abs().max() for n, w in last.state_dict().items()}
+    assert 0 < max(float(far[n]) for n in far if "class" in n) < 0.05
+    assert main(["import", str(out), "--out", str(tmp_path / "again"), "--check"]) == 0
+
+
 def test_what_cannot_be_exported_is_said_first(tmp_path: Path, capsys) -> None:
     data, imported = start(tmp_path, "ElectraModel", "pair")
     run = ["--init-from", imported, "--save-dir", str(tmp_path / "run"), "task.labelled=mine"]
@@ -160,3 +216,41 @@ def test_what_cannot_be_exported_is_said_first(tmp_path: Path, capsys) -> None:
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "out")]) == 1
     assert "task.pooled=false" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_one_head_of_several(tmp_path: Path, capsys) -> None:
+    """Task bam: a model of one set, with its classes or its range of values; without a name the heads are named."""
+    data, imported = start(tmp_path, "BertModel", "pair")
+    (tmp_path / "value.tsv").write_text(ROWS["value"])
+    files = [f"--{split}pref={tmp_path / 'value.tsv'}" for split in ("train", "valid")]
+    files += ["--regression", "--destdir", data]
+    assert main(["preprocess", "--labelled", "values", *files]) == 0
+    run = str(tmp_path / "run")
+    options = ["--task", "bam", "--criterion", "bam_distill", "task.labelled=[mine,values]"]
+    options += ["--init-from", imported, "task.batch_size=8", "--save-dir", run]
+    assert main(["train", data, *options, *TRAIN]) == 0
+    assert "cannot be exported" not in capsys.readouterr().err
+    for head, message in {
+        "": "Choose a head with --head: mine, values",
+        "mind": "no head for 'mind'. Did you mean 'mine'",
+    }.items():
+        assert main(["export", run, "--out", str(tmp_path / "no"), "--head", head]) == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "no").exists()
+    assert main(["evaluate", run, "--split", "valid", "--out", str(tmp_path / "scores")]) == 0
+    for head, names in {"mine": ["no", "perhaps", "yes"], "values": ["value"]}.items():
+        out = tmp_path / head
+        assert main(["export", run, "--out", str(out), "--head", head, "--check"]) == 0
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(out).eval()
+        assert type(model).__name__ == "BertForSequenceClassification"
+        assert list(model.config.id2label.values()) == names
+        assert f"Labelled set: {head}" in (out / "README.md").read_text()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+        rows = ROWS["pair" if head == "mine" else "value"].splitlines()[1:]
+        texts = zip(*(row.split("\t")[:-1] for row in rows))
+        inputs = tokenizer(*map(list, texts), padding=True, truncation=True, return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**inputs).logits.double()
+        file = tmp_path / "scores" / f"predictions.valid.{head}.jsonl"
+        ours = sorted(map(json.loads, file.read_text().splitlines()), key=lambda row: row["index"])
+        scores = logits if head == "values" else logits.softmax(-1)
+        np.testing.assert_allclose(scores, [row["scores"] for row in ours], atol=2e-5)

@@ -26,6 +26,7 @@ NAMES = [
     *("ElectraModel", "ElectraForPreTraining", "ElectraForMaskedLM", "MegatronBertForMaskedLM"),
     *("DistilBertModel", "DistilBertForMaskedLM", "DistilBertForQuestionAnswering"),
     *("BertForSequenceClassification", "BertForQuestionAnswering", "BertForMultipleChoice"),
+    *("ElectraForSequenceClassification", "DistilBertForSequenceClassification"),
     *("RobertaForSequenceClassification", "MegatronBertForSequenceClassification"),
 ]
 HEADS = ["BertForPreTraining", "RobertaForMaskedLM", "ElectraForPreTraining", "ElectraForMaskedLM"]
@@ -322,6 +323,19 @@ FAULTS = {
         weights(lambda t: t.update(x=t[WORDS].clone())),
         "nothing is known of the tensor x",
     ),
+    "pointer of Git LFS": (
+        lambda folder: (folder / "model.safetensors").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n"
+        ),
+        "model.safetensors: is a pointer of Git LFS",
+    ),
+    "sentencepiece of another name": (
+        lambda folder: [
+            (folder / "vocab.txt").rename(folder / "spiece.model"),
+            (folder / "tokenizer.json").unlink(),
+        ],
+        "write the tokenizer of a transformers model into its folder with save_pretrained",
+    ),
     "not finite": (weights(lambda t: t[WORDS].fill_(float("nan"))), "is not finite"),
     "a head of its own": (
         weights(lambda t: t.update({"cls.predictions.decoder.weight": t[WORDS] + 1})),
@@ -343,6 +357,17 @@ def test_a_folder_that_cannot_be_used(root, tmp_path, fault, capsys):
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1 and "Traceback" not in error
     assert [p.name for p in tmp_path.iterdir()] == ["hf"]
+
+
+def test_what_is_no_run_folder_names_the_import(root, tmp_path, moons, capsys):
+    folder = root / "BertForMaskedLM"
+    assert main(["import", f"{folder}/model.safetensors", "--out", f"{tmp_path}/own"]) == 1
+    assert "is a file; give its folder" in capsys.readouterr().err
+    for source in (folder, folder / "model.safetensors", "bert-base-uncased"):
+        options = ["--task", "masked_lm", "--model", "inherit", "--save-dir", f"{tmp_path}/run"]
+        assert main(["train", str(moons), "--init-from", str(source), *options]) == 1
+        assert "metaseq-lm import" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_malicious_pickle_is_not_run(root, tmp_path, capsys):
@@ -372,7 +397,7 @@ def test_wrong_usage(root, tmp_path, capsys):
         == 1
     )
     assert main(["import", "/nowhere", *out[:2]]) == 1
-    assert "no tokenizer here" in capsys.readouterr().err
+    assert "/nowhere/config.json: no such file" in capsys.readouterr().err
     assert main(["export", f"{root}/own/BertModel", *out[:2], "--part", "generator"]) == 2
     assert main(["export", "/nowhere", *out[:2]]) == 1
     assert not (tmp_path / "own").exists()

@@ -75,6 +75,19 @@ def test_an_array_with_a_failing_run(moons: Path, tmp_path: Path) -> None:
     assert len(submitted(out)) == 6
 
 
+@pytest.mark.parametrize("seeds", ["1", "1,2"])
+@pytest.mark.parametrize("name", ["50% [é] #1, a", """it's "a" = {b} $HOME;x 日本"""])
+def test_odd_paths(name: str, seeds: str, moons: Path, tmp_path: Path) -> None:
+    """Runs, logs and states are found; the logs of the jobs are beside them."""
+    out = tmp_path / name / "out"
+    assert sweep(moons, "--out", out, "--seeds", seeds, *ON_SLURM, *SHORT) == 0
+    for seed in seeds.split(","):
+        wait_for(out, f"seed={seed}", "finished")
+    logs = sorted(path.name for path in (out / "jobs/0001").glob("*_log.out"))
+    assert len(logs) == len(seeds.split(",")) and all("%" not in log for log in logs)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+
+
 def preempt(name: str) -> None:
     """Send what a preemption sends: TERM and, a moment later, submitit's signal."""
     for number in ("TERM", "USR2"):

@@ -233,6 +233,20 @@ def test_stages_follow_each_other(moons: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("canary"))
 
 
+def test_runs_of_a_sweep_give_no_hints(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """That a model cannot be exported is said to who trains one, not in each job."""
+    options = [*SHORT, "model.token_embed_dim=4"]
+    assert main(["train", str(moons), *options, "--dry-run"]) == 0
+    assert "cannot be exported" in capsys.readouterr().err
+    out = tmp_path / "out"
+    assert sweep(moons, "--out", out, *options) == 0
+    logs = [p.read_text() for p in out.rglob("*.err")]
+    assert any("train 3/3" in log for log in logs)
+    assert not [log for log in logs if "cannot be exported" in log]
+
+
 def test_the_snapshot_is_what_runs(moons: Path, tmp_path: Path) -> None:
     """Package and plug-in are broken after the first run was launched; the second does not notice."""
     tree, out = tmp_path / "tree", tmp_path / "out"

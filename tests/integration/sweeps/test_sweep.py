@@ -20,7 +20,13 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.sweeps.definition import absolute_sources, normalise
 from metaseq_lm.sweeps.expansion import NAME_LENGTH, Run, expand
 from metaseq_lm.sweeps.folder import SweepFolder
-from metaseq_lm.sweeps.options import Launch, check_out, launch_from, slurm_parameters
+from metaseq_lm.sweeps.options import (
+    Launch,
+    check_out,
+    launch_from,
+    log_parameters,
+    slurm_parameters,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]*")
@@ -99,6 +105,51 @@ def test_the_file_and_the_command_line(
     assert "2 runs" in shown and "mem=4GB" in shown and "time=9 " in shown
     assert "partition=main,high" in shown and "seed=7" in shown
     assert files_below(tmp_path) == before
+
+
+def test_an_estimate_is_that_of_the_updates(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """FLOPs of every setting, once for all its seeds, and of all runs; a source that is missing is left out."""
+    file = tmp_path / "s.yaml"
+    small = ["model.encoder_layers=1", "model.encoder_embed_dim=8", "task.tokens_per_sample=34"]
+    stages = [{"name": "a"}, {"name": "b", "overrides": ["init_from={a}"]}]
+    content = {"stages": stages, "overrides": small, "seeds": [1, 2, 3]}
+    file.write_text(json.dumps(content | {"grid": {"trainer.max_update": [10, 30]}}))
+    before = files_below(tmp_path)
+    assert sweep(file, moons, "--out", tmp_path / "out", "--dry-run", "--estimate") == 0
+    *settings, total = capsys.readouterr().out.splitlines()[1:]
+    flops = [float(re.search(r"([\d.e+]+) FLOPs", line)[1]) for line in settings]
+    assert [line.split(":")[0] for line in settings] == [
+        *("max_update=10, a", "max_update=10, b", "max_update=30, a", "max_update=30, b")
+    ]
+    assert flops[0] == flops[1] and flops[2] == pytest.approx(3 * flops[0], rel=0.1)
+    assert total.startswith("6 runs: ") and "hours of one process" in total
+    assert float(total.split()[2]) == pytest.approx(3 * sum(flops), rel=0.1)
+    assert files_below(tmp_path) == before
+    assert sweep(file, moons, "--out", tmp_path / "out", "--estimate") == 2
+
+
+def test_an_estimate_from_a_part_of_each_batch(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Half of the rows cost half; hours follow from a rate; a part without a row is refused."""
+    estimate = [moons, "--out", tmp_path / "out", "--dry-run", "--estimate", "--max-update", "100"]
+    printed = []
+    for options in ([], ["--divide", "2"], ["--divide", "2", "--rate", "1e6"]):
+        assert sweep(*estimate, *SHORT, "task.batch_size=8", *options) == 0
+        printed.append(capsys.readouterr().out.splitlines()[-1])
+    whole, *parts = (float(re.search(r"([\d.e+]+) FLOPs", line)[1]) for line in printed)
+    assert parts == pytest.approx([whole] * 2, rel=0.1)
+    hours = float(
+        re.search(r"([\d.e+]+) hours of one process at 1e\+06 FLOPs a second", printed[2])[1]
+    )
+    assert hours == pytest.approx(whole / 1e6 / 3600, rel=0.1)
+    assert sweep(*estimate, *SHORT, "task.batch_size=8", "--divide", "9") == 0
+    assert "not estimated: batches of stream 'train' cannot be divided by 9" in (
+        capsys.readouterr().out
+    )
+    assert sweep(moons, "--out", tmp_path / "out", *SHORT, "--dry-run", "--rate", "1e6") == 2
 
 
 def test_the_example(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -346,7 +397,7 @@ PAYLOADS = [
 STRINGS = ["partition", "constraint", "account", "qos", "setup"]
 FIXED = re.compile(
     r"|#!/bin/bash|# (Parameters|setup|command)|export SUBMITIT_EXECUTOR=slurm|srun --unbuffered .*"
-    r"|#SBATCH --(cpus-per-task|job-name|nodes|open-mode|output|error|signal|time|wckey"
+    r"|#SBATCH --(cpus-per-task|job-name|nodes|ntasks-per-node|open-mode|output|error|signal|time|wckey"
     r"|partition|constraint|account|qos)=\S+"
 )
 
@@ -410,11 +461,36 @@ def test_out_may_have_quotes_on_this_machine(tmp_path: Path) -> None:
         check_out(tmp_path / "a\nb", "local")
 
 
-def test_payloads_in_out_are_refused(tmp_path: Path) -> None:
+def test_payloads_in_out_reach_no_shell(tmp_path: Path) -> None:
+    """They stand in one word of the script, or are refused: what cannot be printed, and what Slurm expands."""
+    (tmp_path / "srun").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$LOG"\n')
+    (tmp_path / "srun").chmod(0o755)
     for payload in PAYLOADS:
-        if payload not in ("x" * 5000, "--", "-", "-x", "~", "~root"):
-            with pytest.raises(UsageError):
-                check_out(tmp_path / payload, "slurm")
+        out = tmp_path / payload
+        try:
+            check_out(out, "slurm")
+        except UsageError:
+            assert not payload.isprintable() or "\\" in payload or "%" in payload or "\0" in payload
+            continue
+        (tmp_path / "script.sh").write_text(script_of(launch_from({}, {"executor": "slurm"}), out))
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(tmp_path / "log")}
+        run = ["bash", tmp_path / "script.sh"]
+        subprocess.run(run, env=environment, cwd=tmp_path, capture_output=True, timeout=20)
+        assert not (tmp_path / "canary").exists(), payload
+        assert f"{out}/jobs/0001/%j_%t_log.out" in (tmp_path / "log").read_text().splitlines()
+
+
+def test_log_files_of_a_path_with_percent_signs(tmp_path: Path) -> None:
+    launch = launch_from({}, {"executor": "slurm"})
+    assert log_parameters(launch, tmp_path / "plain", True) == {}
+    parameters = log_parameters(launch, Path("/data/50% off"), True)
+    assert parameters["additional_parameters"]["output"] == "/data/50%% off/%A_%a_0_log.out"
+    text = script_of(launch, tmp_path)
+    assert parameters["srun_args"][:-2] == slurm_parameters(launch, tmp_path)["srun_args"]
+    assert "--error=/data/50%% off/%A_%a_%t_log.err" in parameters["srun_args"] and text
+    for name in ("%j", "x%A_%a", "a\\b"):
+        with pytest.raises(UsageError, match="no part of a name for Slurm"):
+            check_out(tmp_path / name, "slurm")
 
 
 @pytest.mark.parametrize("way", ["file", "grid", "override"])

@@ -116,8 +116,23 @@ def test_the_record_of_the_jobs(
     harmless = '{"kind": [], "executor": "local"}\n{"kind": "sub\n' + "[" * 100_000 + "\n"
     file.write_text(harmless)
     assert states_of(out)["seed=1"].state == "waiting"
+    assert f"{file}:2: warning: not readable, left out" in capsys.readouterr().err
     file.write_text(harmless + json.dumps(row) + "\n")
     damaged(capsys, moons, out, f"{file}:4: damaged ({word}", "Delete that line")
+
+
+def test_lines_of_jobs_that_were_changed_or_repeated(
+    moons: Path, out: Path, capsys: pytest.CaptureFixture
+) -> None:
+    file = out / "jobs.jsonl"
+    job = {"run": "seed=1", "executor": "slurm", "job": "17_2", "folder": "jobs/0001"}
+    SweepFolder(out).append("submit", **job, code="0" * 16)
+    line = file.read_text()
+    file.write_text(2 * line)
+    assert list(SweepFolder(out).submissions()) == ["seed=1"]
+    assert f"{file}:2: warning: a line that is there already" in capsys.readouterr().err
+    file.write_text(line.replace("17_2", "18_2"))
+    damaged(capsys, moons, out, f"{file}:1: damaged (changed after a sweep wrote it)")
 
 
 @pytest.mark.parametrize(

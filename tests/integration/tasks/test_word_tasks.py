@@ -176,8 +176,10 @@ def test_label_smoothing_is_for_training_only(sentences: Path) -> None:
         ([*PARSING, "task.batch_size=0"], "task.batch_size must be at least 1, got 0"),
         ([*PARSING, "task.valid_size=-3"], "task.valid_size must be at least 0, got -3"),
         ([*PARSING, "model.char_widths=[30]"], "char_widths must be at most 24"),
-        ([*PARSING, "trainer.valid_split=train"], "the stream of 'train' is endless"),
-        ([*PARSING, "trainer.final_splits=[train]"], "the stream of 'train' is endless"),
+        (
+            [*PARSING, "trainer.valid_split=train"],
+            "would choose the best checkpoint by the examples",
+        ),
     ],
 )
 def test_mistakes_are_told(
@@ -189,9 +191,18 @@ def test_mistakes_are_told(
     assert not (tmp_path / "log.jsonl").exists()
 
 
-def test_scoring_the_training_split_is_told(sentences: Path) -> None:
-    with pytest.raises(MetaseqError, match="'train' is endless and cannot be scored"):
-        built(sentences, *PARSING).score("train")
+def test_the_training_sentences_are_scored_that_are_used(sentences: Path, tmp_path: Path) -> None:
+    """At the end of a run and by `evaluate` alike: the share of the labels, each sentence once."""
+    options = ("task.labelled=chunk", "task.label_fraction=0.3", "trainer.final_splits=[train]")
+    run = start(sentences, tmp_path, *TAGGING, *options)
+    run.train()
+    metrics, rows = open_run(str(tmp_path / "checkpoints" / "last")).score("train")
+    assert sorted(row["index"] for row in rows) == sorted(run.task.chosen("chunk").tolist())
+    assert 0 < len(rows) < len(WordSet(sentences / "chunk", "train", run.task.vocabulary))
+    right = [p == g for row in rows for p, g in zip(row["predicted"], row["gold"])]
+    assert metrics["accuracy"] == pytest.approx(np.mean(right), abs=1e-12)
+    assert results(tmp_path)["train"].keys() == metrics.keys()
+    assert (tmp_path / "chunk.train.conll").exists()
 
 
 def test_another_kind_of_model_is_refused(sentences: Path) -> None:

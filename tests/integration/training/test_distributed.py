@@ -4,30 +4,79 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import battery
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from real_runs import Started, on_replicas
 from torch import nn
+from torch.distributed import TCPStore
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.distributed import launcher, process_group
+from metaseq_lm.distributed import launcher, placement, process_group
 from metaseq_lm.distributed.process_group import choose_gpu, slurm_environment
-from metaseq_lm.engine.reduction import cut
-from metaseq_lm.optim import owners
+from metaseq_lm.distributed.step import HOST, Meeting, Step, tasks_per_node
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
 
 
 def test_slurm_step_with_several_tasks() -> None:
-    found = slurm_environment(STEP | {"SLURM_STEP_NUM_TASKS": "4", "MASTER_ADDR": "here"})
-    assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == ("3", "4", "1")
-    assert 1024 < int(found["MASTER_PORT"]) < 65536
+    several = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "1,3", "SLURM_NODEID": "1"}
+    variables = slurm_environment(STEP | several | {"MASTER_ADDR": "here"})
+    assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"]) == ("3", "4", "1")
+    assert variables["LOCAL_WORLD_SIZE"] == "3"
+    assert 1024 < int(variables["MASTER_PORT"]) < 65536
+
+
+def test_tasks_of_each_node() -> None:
+    assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
+    assert tasks_per_node("4") == [4]
+
+
+def test_processes_of_a_task() -> None:
+    """The second of two nodes starts three processes: numbers go on, the node has its own."""
+    step = Step(number=1, tasks=2)
+    variables = launcher.environment_of(2, 3, 29500, "first", step)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    assert [variables[name] for name in names] == ["5", "2", "6", "3", "first"]
+
+
+def test_tasks_meet_in_spite_of_a_taken_port() -> None:
+    """The first task takes the next port, the second passes over a store of another step."""
+    theirs = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    theirs.set("name", "another step")
+    ports = (theirs.port, theirs.port + 1, theirs.port + 2)
+    meetings: dict[int, Meeting] = {}
+
+    def join(number: int) -> None:
+        step = Step(number=number, tasks=2, name="7.0", ports=ports)
+        meetings[number] = Meeting(step, ["train"], [])
+        assert meetings[number].complete()
+
+    threads = [threading.Thread(target=join, args=(number,)) for number in (1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    first, second = meetings[0], meetings[1]
+    assert first.store.port == second.store.port != theirs.port
+    assert second.report(1, "replica 1 was killed") == (1, "replica 1 was killed")
+    assert first.report(1, "") == (1, "replica 1 was killed")
+    first.last_look = 0.0  # it asks once a second
+    assert first.outcome() == (1, "replica 1 was killed")
+    second.leave()
+    first.leave()
+
+
+def test_a_signal_ends_the_waiting_for_other_tasks() -> None:
+    signals: list[int] = []
+    meeting = Meeting(Step(tasks=2, ports=(0,)), ["train"], signals)
+    threading.Timer(0.5, signals.append, [15]).start()
+    assert not meeting.complete()
+    assert not Meeting(Step(number=1, tasks=2, ports=(1,)), ["train"], signals).complete()
 
 
 @pytest.mark.parametrize(
@@ -47,8 +96,11 @@ def test_choose_gpu_is_by_local_rank() -> None:
     """Its own of those that all see, or the only one that srun --gpus-per-task=1 shows it."""
     assert choose_gpu({}, 1) == 0
     assert choose_gpu({"LOCAL_RANK": "3"}, 4) == 3
-    assert choose_gpu({"LOCAL_RANK": "3", "SLURM_STEP_NUM_TASKS": "4"}, 1) == 0
     assert choose_gpu({"LOCAL_RANK": "3", "SLURM_STEP_NUM_TASKS": "4"}, 4) == 3
+    step = STEP | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4"}
+    assert choose_gpu(step | {"LOCAL_RANK": "3"}, 1) == 0
+    with pytest.raises(UsageError, match="process 1 .* there are 1"):  # one task on each node
+        choose_gpu(step | {"LOCAL_RANK": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}, 1)
     with pytest.raises(UsageError, match="process 1 .* there are 1"):  # --nproc 2 in a step of one
         choose_gpu({"LOCAL_RANK": "1", "SLURM_STEP_NUM_TASKS": "1"}, 1)
     with pytest.raises(UsageError, match="process 2 .* there are 2; start at most 2 processes"):
@@ -61,18 +113,10 @@ def test_cores_are_those_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher.environment_of(0, 2, 1)["OMP_NUM_THREADS"] == "2"
 
 
-@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=60), st.integers(1, 9))
-def test_owners_are_balanced(sizes: list[int], count: int) -> None:
-    load = [0] * count
-    for size, owner in zip(sizes, owners(sizes, count), strict=True):
-        load[owner] += size
-    assert max(load) - min(load) <= max(sizes)
-
-
 def test_buckets_hold_every_leaf_once_from_the_last() -> None:
     leaves = [torch.zeros(n, dtype=t) for n, t in ((9_000_000, torch.float32), (5, torch.float64))]
     leaves += [nn.Parameter(torch.zeros(7_000_000)), nn.Parameter(torch.zeros(3))]
-    assert cut(leaves) == [[3, 2], [1], [0]]
+    assert placement.buckets(reversed(range(4)), leaves) == [[3, 2], [1], [0]]
 
 
 def check_replicas() -> None:

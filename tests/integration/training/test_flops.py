@@ -45,6 +45,18 @@ def test_a_masked_lm_run_costs_what_the_sizes_say(moons: Path, tmp_path: Path) -
     assert 3 * 3 * least <= results["flops"] <= 3 * 3 * most
 
 
+def test_attention_counts_whatever_computes_it() -> None:
+    """The CPU's fused kernel costs what its two products cost, and backward twice that."""
+    q, k, v = (torch.randn(2, 3, size, 8, requires_grad=True) for size in (5, 7, 7))
+    fused = FlopMeter()
+    with fused.count(q):
+        torch.nn.functional.scaled_dot_product_attention(q, k, v).sum().backward()
+    unfused = FlopMeter()
+    with unfused.count(q):
+        (torch.softmax(q @ k.mT / 8**0.5, -1) @ v).sum().backward()
+    assert fused.total == unfused.total == 3 * 2 * (2 * 3 * 5 * 7 * 8) * 2
+
+
 def test_counting_changes_nothing(moons: Path, tmp_path: Path) -> None:
     """A run that counts every update equals one that counts only the first of its shape."""
     case = ("meta_pseudo_label_soft", 0)

@@ -9,6 +9,7 @@ It is loaded with --user-dir, patches the functions of the phases and reads the 
 * METASEQ_LM_SLOW_SAVE: seconds to wait before each step of a save;
 * METASEQ_LM_SLOW_UPDATE: seconds that each update takes more;
 * METASEQ_LM_FREE_BYTES: what the disk is said to have free.
+What it patches stays patched, so a process that runs tests does not load it.
 """
 
 import hashlib
@@ -29,12 +30,16 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Term
 from metaseq_lm.data.streams import Shard, Stream
 from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed.placement import local
 from metaseq_lm.engine import engine
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.engine.reduction import Reduction
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.training.prefetch import sample_numbers
 from metaseq_lm.training.trainer import Trainer
+
+if "conftest" in sys.modules:
+    raise RuntimeError("it patches the program for good: run the command in a process of its own")
 
 FAULTS = json.loads(os.environ.get("METASEQ_LM_FAULTS", "[]"))
 VALUES = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
@@ -227,7 +232,8 @@ def digest(value: Any) -> str:
 def hashes(trainer: Trainer) -> list[str]:
     """Return the hashes of the weights and of each optimizer's state."""
     states = [o.local_state() for o in trainer.engine.optimizers.values()]
-    return [digest(trainer.model.state_dict()), *map(digest, states)]
+    weights = {name: local(w) for name, w in trainer.model.state_dict().items()}
+    return [digest(weights), *map(digest, states)]
 
 
 def record(trainer: Trainer, update: int, batches: Any, before: list[str]) -> None:
@@ -241,7 +247,9 @@ def record(trainer: Trainer, update: int, batches: Any, before: list[str]) -> No
     ]
     line = {"update": update, "samples": sample_numbers(batches), "moments": sum(moments)}
     line |= {"before": before, "after": hashes(trainer), "refused": trainer.engine.nonfinite}
-    line |= {"parameters": sum(p.numel() for p in trainer.model.parameters())}
+    parameters = list(trainer.model.parameters())
+    line |= {"parameters": sum(p.numel() for p in parameters)}
+    line |= {"held": sum(local(p).numel() for p in parameters)}
     path = Path(trainer.config.save_dir) / f"record.{process_group.rank()}.jsonl"
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

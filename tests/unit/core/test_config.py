@@ -205,6 +205,27 @@ def test_groups_of_a_config_without_base(tmp_path: Path) -> None:
         load_config(["task=cvt"], str(tmp_path), "mine")
 
 
+def test_folders_beside_a_config_are_no_groups(tmp_path: Path) -> None:
+    """`--config-dir .` where data/ and label/ lie too."""
+    (tmp_path / "mine.yaml").write_text("defaults: [base, _self_]\n")
+    for name in ("data", "label", "seed"):
+        (tmp_path / name).mkdir()
+    overrides = [f"data={tmp_path / 'data'}", "label=a b", "seed=7", "trainer.max_update=3"]
+    config = load_config(overrides, str(tmp_path), "mine")
+    assert (config.data, config.label) == (str(tmp_path / "data"), "a b")
+    assert (config.seed, config.trainer.max_update) == (7, 3)
+    with pytest.raises(UsageError, match="seed"):
+        load_config(["seed=many"], str(tmp_path), "mine")
+
+
+@pytest.mark.parametrize("value", ["=A(1)", "key=b", "it's"])
+def test_values_outside_hydras_grammar_are_shown_quoted(value: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_config([f"label={value}"])
+    quoted = str(caught.value).split('"')[1]
+    assert load_config([quoted]).label == value
+
+
 def test_hints_know_what_a_config_chooses(tmp_path: Path) -> None:
     choice = "override task: cvt, override criterion: vat, override model: inherit"
     (tmp_path / "mine.yaml").write_text(f"defaults: [base, {choice}]\n")

@@ -97,5 +97,9 @@ def test_list_names_the_origin(capsys: pytest.CaptureFixture) -> None:
     assert "(task bam)" in shown and "sizes:" not in shown
     assert main(["list", "model"]) == 0
     assert re.search("sizes:.*bert_small +BERT at ELECTRA", capsys.readouterr().out, re.S)
+    assert main(["list", "dataset-kinds"]) == 0
+    assert re.search(
+        "^dataset-kind:\n.*  treebank +Sentences with a head", capsys.readouterr().out, re.S
+    )
     assert main(["list", "critrion"]) == 2
     assert "'criterion'" in capsys.readouterr().err

@@ -36,7 +36,8 @@ def test_words_are_splitmix64_in_numpy_and_torch(keys: list[int], start: int) ->
     wanted = [[reference_word(key, start + i) for i in range(7)] for key in keys]
     assert random_streams.words(array, start, 7).tolist() == wanted
     tensor = torch.from_numpy(array.view(np.int64))
-    assert (layers._torch_words(tensor, start, 7).numpy().view(np.uint64)).tolist() == wanted
+    numbers = torch.arange(start, start + 7)
+    assert layers._torch_words(tensor, numbers).numpy().view(np.uint64).tolist() == wanted
 
 
 def test_published_numbers() -> None:
@@ -58,7 +59,9 @@ def test_devices_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     def stay(self: torch.Tensor, *where: Any, **more: Any) -> torch.Tensor:
         return self if where and isinstance(where[0], Elsewhere) else place(self, *where, **more)
 
+    arange = torch.arange
     monkeypatch.setattr(torch.Tensor, "to", stay)
+    monkeypatch.setattr(torch, "arange", lambda *ends, device: arange(*ends))
     here, there = Noise(3, np.arange(5)), Noise(3, np.arange(5))
     there.device = Elsewhere()  # type: ignore[assignment]
     for shape in ((5, 7), (5, 3, 11), (10, 2)):

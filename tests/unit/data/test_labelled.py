@@ -228,7 +228,12 @@ J = '{"text": "a", "label": "x"}\n'
         ({"train.jsonl": J + '{"label": "x"}'}, (), 1, "train.jsonl:2: no field 'text'"),
         ({"train.jsonl": J + '{"text": "x"}'}, (), 1, "train.jsonl:2: no field 'label'"),
         ({"train.jsonl": '{"text": 3, "label": "x"}'}, (), 1, ":1: field 'text' is not a text"),
-        ({"train.jsonl": '{"text": "", "label": [1]}'}, (), 1, ":1: label [1] is not a single"),
+        (
+            {"train.jsonl": '{"text": "", "label": {"a": 1}}'},
+            (),
+            1,
+            ":1: label {'a': 1} is not a single",
+        ),
         ({"train.jsonl": '{"text": "", "label": NaN}'}, ("--regression",), 1, "is not finite"),
         (
             {"train.jsonl": '{"text_a": "a", "text_b": "b", "label": "x"}', "test.jsonl": J},

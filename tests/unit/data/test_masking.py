@@ -294,3 +294,71 @@ def test_legacy_duplicates_with_either_rounding_and_without_candidates() -> None
 def test_an_unknown_rounding_is_refused() -> None:
     with pytest.raises(UsageError, match="mask_rounding is 'up'. Choices: random, nearest"):
         check_options(MaskedLMConfig, MaskedLMConfig(mask_rounding="up"), "task.")
+
+
+def weighted(weights: np.ndarray, **options: object) -> Masking:
+    """Return a masking of ids 10, 11, ... by `weights`, with [CLS] 3 and [SEP] 2 spared."""
+    table = np.concatenate([np.full(10, 7.0), weights])
+    return Masking(mask=1, random=0.0, spared=np.array([2, 3]), weights=table, **options)
+
+
+def test_one_token_is_drawn_in_proportion_to_its_weight() -> None:
+    """With replacement and without, whatever padding and special tokens weigh."""
+    weights = np.array([1.0, 2.0, 5.0, 0.5])
+    tokens = np.tile([3, 10, 11, 12, 13, 2, 0, 0], (40_000, 1))
+    lengths = np.full(40_000, 6)
+    for legacy in (False, True):
+        how = weighted(weights, rate=0.2, rounding="nearest", legacy_duplicates=legacy)
+        masked, _, targets = mask_tokens(tokens, lengths, keys_of(40_000), how)
+        assert ((targets >= 0).sum(1) == 1).all()
+        hit = targets[targets >= 0]
+        expected = weights / weights.sum() * 40_000
+        assert stats.chisquare(np.bincount(hit - 10, minlength=4), expected).pvalue > 1e-3
+        assert (masked[:, [0, 5, 6, 7]] == tokens[:, [0, 5, 6, 7]]).all()
+
+
+def test_pairs_are_successive_draws_by_weight() -> None:
+    """P({i, j}) = w_i w_j / W (1 / (W - w_i) + 1 / (W - w_j)): the second of what the first leaves."""
+    weights = np.array([1.0, 2.0, 5.0, 0.5])
+    tokens = np.tile([10, 11, 12, 13], (40_000, 1))
+    how = weighted(weights, rate=0.5, rounding="nearest")
+    _, positions, _ = mask_tokens(tokens, np.full(40_000, 4), keys_of(40_000), how)
+    assert positions.shape == (40_000, 2) and (positions[:, 0] != positions[:, 1]).all()
+    i, j = np.triu_indices(4, 1)
+    total, (a, b) = weights.sum(), (weights[i], weights[j])
+    expected = a * b / total * (1 / (total - a) + 1 / (total - b))
+    assert abs(expected.sum() - 1) < 1e-12
+    counts = np.zeros((4, 4))
+    np.add.at(counts, (positions.min(1), positions.max(1)), 1)
+    assert stats.chisquare(counts[i, j], expected * 40_000).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, NEAREST, {"legacy_duplicates": True}])
+def test_weights_change_which_tokens_are_chosen_but_not_how_many(options: dict) -> None:
+    """The number is that without weights, in any micro-batch, and equal weights are no weights."""
+    lengths = np.array([40, 7, 12, 3, 40, 9] * 300)
+    tokens, keys = rows_of(lengths, 40), keys_of(len(lengths))
+    options = {"mask": 1, "replacements": REPLACEMENTS, **options}
+    table = np.where(np.arange(60) % 2, 1.0, 1e-3)
+    how = Masking(**options, weights=table, tokens_per_sample=40)
+    whole = mask_tokens(tokens, lengths, keys, how)
+    alike = mask_tokens(tokens, lengths, keys, Masking(**options, tokens_per_sample=40))
+    assert ((whole[2] >= 0).sum(1) == (alike[2] >= 0).sum(1)).all()
+    rows = [1, 3, 2, 11]
+    for part, all_rows in zip(mask_tokens(tokens[rows], lengths[rows], keys[rows], how), whole):
+        assert (part == all_rows[rows][:, : part.shape[1]]).all()
+    shares = [(targets[targets >= 0] % 2).mean() for targets in (whole[2], alike[2])]
+    assert shares[0] > 0.95 and 0.4 < shares[1] < 0.6
+    same = mask_tokens(tokens, lengths, keys, Masking(**options, weights=np.full(60, 3.0)))
+    hit = np.zeros(40)
+    np.add.at(hit, same[1][lengths[:, None] * (same[2] >= 0) == 40], 1)
+    assert stats.chisquare(hit).pvalue > 1e-3
+
+
+def test_a_row_without_candidates_is_left_as_it_is() -> None:
+    how = weighted(np.ones(50), rate=0.5, rounding="nearest")
+    tokens = np.full((2, 6), 2)
+    tokens[1, 3] = 20
+    masked, positions, targets = mask_tokens(tokens, np.full(2, 6), keys_of(2), how)
+    assert (targets >= 0).sum(1).tolist() == [0, 1] and positions[1, 0] == 3
+    assert (masked[0] == tokens[0]).all()

@@ -115,6 +115,15 @@ def test_squad_data_folder_has_rows_and_facts(tmp_path: Path, tokenizer: Tokeniz
     assert manifest["details"] == {"version": "v2.0"}
 
 
+def test_answers_beside_their_offset_are_counted(
+    tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture
+) -> None:
+    word = CONTEXT.split()[2]
+    data = run(tmp_path, tokenizer, one(gold(word, CONTEXT.index(word) + 1)))
+    assert word in data.text(0, int(data.first[0]), int(data.last[0]))
+    assert "1 answers found beside their answer_start" in capsys.readouterr().out
+
+
 def test_mrqa(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """A header, then one paragraph a line; the first detected span is the one to learn."""
     start = CONTEXT.index("Zoë")

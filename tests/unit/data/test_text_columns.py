@@ -8,7 +8,7 @@ import json
 import pytest
 
 from metaseq_lm.cli import main
-from metaseq_lm.data.corpus import text_columns
+from metaseq_lm.data.storage import arrow_files
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
@@ -172,7 +172,7 @@ def arrow_file(form: str, texts: list) -> bytes:
 @pytest.mark.parametrize("form", ["parquet", "file", "stream"])
 def test_arrow_forms_make_the_same_corpus(run, plain, monkeypatch, form):
     content = arrow_file(form, TEXTS)
-    monkeypatch.setattr(text_columns, "ROWS", 7)
+    monkeypatch.setattr(arrow_files, "ROWS", 7)
     code, output, folder = run(content, name="c.data")
     assert code == 0, output
     assert token_bytes(folder) == plain

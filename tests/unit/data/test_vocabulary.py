@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 
 ODD = [
@@ -141,3 +141,18 @@ def test_masking_and_words_with_a_family_layout(symbols):
     ids = words.encode_batch([" ".join(["a", *symbols])])[0]
     assert [i for i in ids if i != vocabulary.unk] == [ordinary[0], *ordinary]
     assert words.decode([vocabulary.cls(), *ids, vocabulary.sep]).split()[0] == "a"
+
+
+def test_rare_tokens_are_preferred_in_training_only():
+    """Weights are count ** -rarity, of the symbols that never occur those of one that occurs once."""
+    from metaseq_lm.tasks.masked_lm import MaskedLMConfig, masking_of
+
+    symbols = [*special_symbols(1), "a", "b", "c"]
+    vocabulary = Vocabulary(symbols, [0, 0, 0, 0, 100, 4, 0])
+    config = MaskedLMConfig(mask_rarity=0.5)
+    masking = masking_of(config, vocabulary)
+    assert masking.weights[-3:].tolist() == pytest.approx([0.1, 0.5, 1.0])
+    assert masking_of(config, vocabulary, "valid").weights.size == 0
+    assert masking_of(MaskedLMConfig(), vocabulary).weights.size == 0
+    with pytest.raises(UsageError, match="mask_rarity needs the counts of dict.txt"):
+        masking_of(config, Vocabulary(symbols))

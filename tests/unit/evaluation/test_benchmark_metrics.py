@@ -213,7 +213,15 @@ def test_the_table_names_what_is_computed(name):
     assert set(SCORERS) <= set(BENCHMARKS)
     task = BENCHMARKS[name]
     count = max(len(task.labels), 1)
-    fact = {"idx": 0, "passage": 0, "question": 0, "entity": "a", "answers": ["a"], "pair_id": 0}
+    fact = {
+        "idx": 0,
+        "passage": 0,
+        "question": 0,
+        "entity": "a",
+        "answers": ["a"],
+        "pair_id": 0,
+        "level": "middle",
+    }
     rows = [{**fact, "idx": i} for i in range(4)]
     gold = [0.0, 1.0, 1.0, 0.0]
     rng = np.random.default_rng(0)

@@ -1,6 +1,7 @@
 """The encoder against torch's, padding, copies of whole models, heads, initialisation."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,6 +42,21 @@ def tokens_and_padding() -> tuple[Tensor, Tensor]:
     tokens = torch.randint(1, VOCABULARY, (3, 7))
     padding = torch.arange(7) >= torch.tensor([7, 4, 1])[:, None]
     return tokens.masked_fill(padding, 0), padding
+
+
+def test_training_uses_the_fused_kernel_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout of attention weights, which it cannot have, is a choice."""
+    calls = []
+    fused = layers.fused_attention
+    monkeypatch.setattr(layers, "fused_attention", lambda *a: calls.append(1) or fused(*a))
+    for config, number in [
+        (TransformerConfig(2, 8, 16, 2), 2),
+        (replace(TransformerConfig(2, 8, 16, 2), attention_dropout=0.1), 0),
+    ]:
+        calls.clear()
+        model = TransformerLM(config, VOCABULARY).train()
+        model(tokens_and_padding()[0])
+        assert config.dropout == 0.1 and len(calls) == number
 
 
 def torch_encoder(model: TransformerLM) -> list[nn.TransformerEncoderLayer]:

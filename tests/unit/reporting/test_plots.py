@@ -66,6 +66,30 @@ def test_pictures_are_written_with_both_colours_and_are_not_blank(settings, tmp_
         assert round(picture.info["dpi"][0]) == 150
 
 
+@pytest.mark.parametrize("draw", [draw_scores, draw_flops])
+def test_controls_are_grey_lines_across_and_no_points(draw, settings, tmp_path):
+    """The control has neither a place on the axis nor one of the colours."""
+    metric = choose_metric([run for s in settings for run in s.runs], None)
+    controls = [s for s in settings if s.values["label"] == "$hard$"]
+    with_points = Pictures(settings, along=KEY)
+    pictures = Pictures(settings, along=KEY, controls=controls)
+    styles = pictures.styles()
+    assert list(styles) == ["_soft", "$hard$"] and styles["$hard$"].marker == ""
+    assert styles["_soft"] == with_points.styles()["$hard$"], (
+        "colours are those of what is compared"
+    )
+    image = {}
+    for name, which in (("lines", pictures), ("points", with_points)):
+        assert draw(which, metric, tmp_path / f"{name}.png") == []
+        image[name] = pixels(tmp_path / f"{name}.png")
+    grey, second = "#888888", with_points.styles()["_soft"].colour
+    assert has_colour(image["lines"], grey) and not has_colour(image["lines"], second)
+    assert has_colour(image["points"], second)
+    # Each of the two lines is as long as its panel; half of it are the gaps between dashes.
+    rows = (np.abs(image["lines"] - 0x88).max(axis=2) < 3).sum(axis=1)
+    assert (rows > 0.15 * image["lines"].shape[1]).sum() >= 2
+
+
 def test_panels_of_other_data_have_scales_of_their_own(settings, tmp_path):
     """Of sizes of one set (which_moon_5, which_moon_100) they are shared; so are those of other keys."""
     assert Pictures(settings, panels=KEY).one_scale(KEY)

@@ -40,6 +40,16 @@ def test_links_to_runs_are_followed_once(tmp_path):
     assert [run.seed for run in find_runs([tmp_path])] == [1, 2]
 
 
+def test_the_code_of_a_run_is_no_matter_for_a_warning(tmp_path, capsys):
+    """A sweep links it into each run; a report of one stage finds it outside of that folder."""
+    (tmp_path / "code" / "hash").mkdir(parents=True)
+    make_run(tmp_path / "stage" / "seed1", seed=1)
+    (tmp_path / "stage" / "seed1" / "code").symlink_to(tmp_path / "code" / "hash")
+    make_run(tmp_path / "stage" / "code", seed=2)
+    assert [run.seed for run in find_runs([tmp_path / "stage"])] == [2, 1]
+    assert not capsys.readouterr().err
+
+
 def test_a_folder_without_runs_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="no runs found"):
         find_runs([tmp_path])

@@ -2,6 +2,7 @@ import csv
 import io
 import math
 import re
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -13,7 +14,16 @@ from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.formats import to_csv, to_markdown, to_tex
 from metaseq_lm.reporting.numbers import bytes_text, p_text
 from metaseq_lm.reporting.settings import group
-from metaseq_lm.reporting.significance import RESAMPLES, TESTS, compare, floor, holm, p_value
+from metaseq_lm.reporting.significance import (
+    LEVEL,
+    RESAMPLES,
+    TESTS,
+    compare,
+    detectable,
+    floor,
+    holm,
+    p_value,
+)
 from metaseq_lm.reporting.table import choose_metric, setting_table
 
 KEY = "task.labelled"
@@ -62,7 +72,7 @@ def test_the_formula_never_gives_zero():
 @pytest.mark.parametrize("test", TESTS)
 def test_equal_scores_are_no_evidence_in_spite_of_rounding(test):
     # The mean of these depends on their order in its last bit.
-    assert p_value([0.1, 0.2, 0.3], [0.3, 0.2, 0.1], False, test) > 0.5
+    assert p_value([0.1, 0.2, 0.3], [0.3, 0.2, 0.1], False, test) > 0.49
     assert p_value([0.7] * 4, [0.7] * 4, False, test) == 1.0
 
 
@@ -88,6 +98,59 @@ def test_p_is_uniform_where_nothing_differs(test):
     ps = np.array([p_value(*rng.normal(size=(2, 7)), False, test) for _ in range(300)])
     for level in (0.05, 0.2, 0.5, 0.8):
         assert abs((ps <= level).mean() - level) < 4 * math.sqrt(level * (1 - level) / 300)
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_the_t_test_agrees_with_scipy(lower):
+    a, b = np.random.default_rng(2).normal(size=(2, 5))
+    exact = stats.ttest_ind(a, b, alternative="less" if lower else "greater").pvalue
+    assert p_value(a, b, lower, "t") == pytest.approx(exact, rel=1e-12)
+    assert p_value([1, 1, 1], [0, 0, 0], False, "t") == 0.0
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (5, 5), (4, 7)])
+def test_what_a_t_test_detects_is_its_quantile_times_the_error(sizes):
+    rng = np.random.default_rng(4)
+    a, b = rng.normal(3, 2, size=sizes[0]), rng.normal(5, 1, size=sizes[1])
+    freedom = sum(sizes) - 2
+    pooled = math.sqrt(sum((n - 1) * x.var(ddof=1) for n, x in zip(sizes, (a, b))) / freedom)
+    expected = stats.t.isf(LEVEL, freedom) * pooled * math.sqrt(sum(1 / n for n in sizes))
+    assert detectable(a, b, False, "t") == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_a_permutation_test_detects_is_a_quantile_of_the_assignments():
+    rng = np.random.default_rng(5)
+    a, b = rng.normal(size=(2, 5))
+    pooled = np.concatenate([a - a.mean(), b - b.mean()])
+    # With j of a's scores among the first five, an assignment differs by what it does at a
+    # difference of 0, and by 2j/5 - 1 of the difference.
+    needed = []
+    for chosen in combinations(range(10), 5):
+        others = [i for i in range(10) if i not in chosen]
+        share = 2 * sum(i < 5 for i in chosen) / 5 - 1
+        if share < 1:
+            needed.append((pooled[list(chosen)].mean() - pooled[others].mean()) / (1 - share))
+    enough = math.ceil(LEVEL * 252) - 1  # assignments that may differ as much: 12, its own too
+    expected = sorted(needed, reverse=True)[enough - 1]
+    assert detectable(a, b, False, "permutation") == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_scores_as_far_apart_as_is_detectable_are_just_significant(test):
+    a, b = np.random.default_rng(6).normal(size=(2, 5))
+    for sign, lower in ((1, False), (-1, True)):
+        needed = detectable(a, b, lower, test)
+        moved = a - a.mean() + b.mean() + sign * needed * np.array([[1.001], [0.97]])
+        above, below = (p_value(x, b, lower, test) for x in moved)
+        assert above < LEVEL <= below
+    assert detectable(-a, -b, True, test) == detectable(a, b, False, test)
+
+
+def test_three_seeds_detect_nothing_by_permutation():
+    a, b = [0.1, 0.2, 0.3], [0.2, 0.3, 0.4]
+    assert detectable(a, b, False, "permutation") is None
+    assert detectable(a, b, False, "mann-whitney") is None
+    assert detectable([7, 7, 7, 7], [5, 5, 5, 5], False, "permutation") < 1e-9
 
 
 def test_p_is_reproducible():
@@ -241,6 +304,31 @@ def test_every_format_has_the_p_values(tmp_path):
         assert re.search(rf"{p_text(soft.p)} \D+{p_text(soft.holm)}", write(table))
     # The best is told within each group, so that soft at n = 5 is one, too.
     assert [[c.best for c in row].count(True) for row in table.rows] == [0, 0, 1, 1]
+
+
+def test_the_table_shows_differences_and_what_is_detectable(tmp_path):
+    settings, metric = sweep(tmp_path, 5, MLM=0.1, soft=0.2)
+    found = compare(settings, metric, ["MLM"], "t", with_detectable=True)
+    table = setting_table(settings, metric, "sd", found)
+    at = table.head.index("difference")
+    assert table.head[at - 1 : at + 2] == ["p (Holm)", "difference", "detectable"]
+    # Five scores a thousandth apart have an sd of sqrt(2.5) thousandths; t(0.95, 8) is 1.8595.
+    reach = 1.8595 * math.sqrt(2.5) * math.sqrt(2 / 5) / 1000
+    texts = [[cell.text for cell in row[at : at + 2]] for row in table.rows]
+    assert texts == [["", ""], ["", ""], *[["+10.00", f"{100 * reach:.2f}"]] * 2]
+    assert table.records[-1]["difference"] == pytest.approx(0.1)
+    assert table.records[-1]["detectable"] == pytest.approx(reach, rel=1e-3)
+    assert any(note.startswith("detectable: ") for note in table.notes)
+    # A t test has no smallest p to tell of.
+    assert not any("cannot fall below" in note for note in table.notes)
+
+
+def test_three_seeds_never_detect_anything_says_the_table(tmp_path):
+    settings, metric = sweep(tmp_path, 3, MLM=0.1, soft=0.2)
+    found = compare(settings, metric, ["MLM"], with_detectable=True)
+    table = setting_table(settings, metric, "sd", found)
+    at = table.head.index("detectable")
+    assert [row[at].text for row in table.rows] == ["", "", "never", "never"]
 
 
 def test_numbers_are_written_short():

@@ -7,9 +7,9 @@ import pytest
 from synthetic import make_run
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.output import escape_markdown
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.formats import (
-    escape_markdown,
     escape_tex,
     to_csv,
     to_markdown,

@@ -28,6 +28,35 @@ def test_round_trip(tmp_path: Path) -> None:
     assert checkpoint.resolve(str(tmp_path)) == path.resolve()
 
 
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"update": "x"}, "update is no whole number"),
+        ({"update": 10**30}, "update is too large"),
+        ({"sha256": {"state.pt": 7}}, "state.pt is no text"),
+        ({"sha256": 7}, "sha256 is no mapping"),
+        ({"state": 7}, "state is no text"),
+        ({"shards": 7}, "shards is no list"),
+        ({"valid": "x"}, "valid is no mapping"),
+        ({"valid": {"loss": "x"}}, "loss is no number"),
+        ({"valid": {"loss": 10**400}}, "loss is too large"),
+        ({"config": [1]}, "config is no mapping"),
+        ({"config": {"model": 7}}, "model is no mapping"),
+        ({"config": {"trainer": "x"}}, "trainer is no mapping"),
+        ({"data": 7}, "data is no text"),
+        ({"tokenizer": []}, "tokenizer is no text"),
+        ({"facts": 7}, "facts is no mapping"),
+        ({"facts": {"labels": {"set": 7}}}, "set is no list"),
+    ],
+)
+def test_manifest_with_values_of_other_types(tmp_path: Path, change: dict, message: str) -> None:
+    path = save(tmp_path, 5)
+    file = path / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(CheckpointError, match=f"manifest.json is damaged: {message}"):
+        checkpoint.load(path)
+
+
 def damage(path: Path, how: str) -> None:
     """Spoil a checkpoint in one of the ways files get spoilt."""
     model, state, manifest = (path / n for n in ("model.safetensors", "state.pt", "manifest.json"))

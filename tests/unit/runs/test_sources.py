@@ -19,7 +19,8 @@ def test_options_with_finds_all_registered_and_those_of_a_run(moons: Path, tmp_p
     assert OWN | {"task.elmo": "language_model", "task.teachers": "teachers"} == every
     config = configure(moons, tmp_path, ("masked_lm", 0))
     assert options_with("source", config) == OWN
-    assert {"save_dir", "data", "label", "user_dir"} == set(options_with("movable", config))
+    movable = {"save_dir", "data", "label", "user_dir", "init_from"}
+    assert movable == set(options_with("movable", config))
 
 
 def test_run_folder_notes_the_sources_of_its_task(moons: Path, tmp_path: Path) -> None:

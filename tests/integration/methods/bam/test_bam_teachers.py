@@ -306,10 +306,10 @@ def test_the_data_must_have_all_sets_of_a_teacher(
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"config": []}, "is a run of task None"),
-        ({"config": {"task": "bam"}}, "is a run of task None"),
+        ({"config": []}, "is damaged: config is no mapping"),
+        ({"config": {"task": "bam"}}, "is damaged: task is no mapping"),
         ({"facts": {}}, "does not say which classes"),
-        ({"facts": {"labels": {"few": None}}}, "does not say which classes"),
+        ({"facts": {"labels": {"few": None}}}, "is damaged: few is no list"),
     ],
 )
 def test_a_damaged_manifest_ends_in_a_message(

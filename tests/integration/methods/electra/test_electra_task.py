@@ -118,6 +118,22 @@ def test_masks_are_drawn_again_for_every_batch(ragged: Path, tmp_path: Path) -> 
     assert not torch.equal(first.masked[order[0]], second.masked[order[1]])
 
 
+def test_rare_tokens_are_chosen_in_training_only(ragged: Path, tmp_path: Path) -> None:
+    """As many tokens of a row, rarer ones on average; the held-out masks are those without the option."""
+    chosen = {}
+    for rarity in (0, 20):
+        how = ["criterion=electra_rtd", "task.batch_size=80", f"task.mask_rarity={rarity}"]
+        run = run_of(ragged, tmp_path / str(rarity), *how)
+        counts = torch.tensor(run.task.vocabulary.counts)
+        (train,) = batches(run, 0)
+        assert (train.targets >= 0).any()
+        used = train.targets[train.targets >= 0]
+        held_out = run.task.build_streams("valid")["valid"].micro_batches(0, Shard(0, 1, 0))[0]
+        chosen[rarity] = len(used), counts[used].double().mean(), held_out.masked
+    assert chosen[20][0] == chosen[0][0] and chosen[20][1] < 0.9 * chosen[0][1]
+    assert torch.equal(chosen[20][2], chosen[0][2])
+
+
 CUT = [
     ("electra_rtd", []),
     ("electra_rtd", ["criterion.contrast=0.4"]),
@@ -127,6 +143,8 @@ CUT = [
     ("replace_mlm", []),
     ("all_tokens_mlm", []),
     ("electra_adversarial", []),
+    ("strategic_mlm", ["model.noise=difficulty"]),
+    ("electra_rtd", ["task.mask_rarity=1"]),
 ]
 
 

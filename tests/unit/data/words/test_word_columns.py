@@ -41,6 +41,12 @@ def test_first_and_last_column(tmp_path):
     assert found[0].place(1).endswith("file.txt:4") and counts == {"documents": 1}
 
 
+def test_comments_have_other_columns_than_rows(tmp_path):
+    found, counts = read(tmp_path, "# id 1\na X\nb Y\n\n# X\nc X\n\n# text = a b\n# Y\n")
+    assert [s.words for s in found] == [["a", "b"], ["#", "c"], ["#"]]
+    assert counts == {"comments": 2}
+
+
 def test_other_columns_and_packed_files(tmp_path):
     path = tmp_path / "file.txt.xz"
     path.write_bytes(lzma.compress(b"1 a X Y\r\n2 b Z W"))

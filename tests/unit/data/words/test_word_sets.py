@@ -324,8 +324,7 @@ def test_doctor(copied, capsys):
     assert "4 of 4 sentences of test (100.0 %) also stand in train" in shown
     path = copied / "chunk" / "test.labels.bin"
     path.write_bytes(bytes([2]) + path.read_bytes()[1:])
-    assert doctor(copied, capsys)[0] == 0
-    code, shown = doctor(copied, capsys, "--verify")
+    code, shown = doctor(copied, capsys)
     assert code == 1 and "test.labels.bin: block 0" in shown
     assert doctor(copied / "chunk", capsys, "--verify")[0] == 1
     (copied / "trees" / "train.heads.bin").unlink()

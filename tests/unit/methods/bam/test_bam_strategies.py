@@ -65,6 +65,25 @@ def test_the_table_of_an_archive(
     assert capsys.readouterr().out == before
 
 
+def test_differences_and_what_could_be_seen(strategies: ModuleType) -> None:
+    """Of pairs with three seeds each; three against three can show nothing by permutation."""
+    column = "average of RTE"
+    scores = [0.0, 0.01, 0.02, 0.03, 0.04]
+    cells = {
+        "Single": {"RTE": scores[:3], column: scores},
+        "Multi": {"RTE": [score + 0.2 for score in scores[:3]], column: [s + 0.1 for s in scores]},
+        "Single->Multi": {"RTE": [], column: scores[:2]},
+    }
+    head, _, *lines = strategies.claims(cells)
+    assert head == "| better | than | on | difference | detectable |"
+    least = 100 * strategies.detectable(scores, scores, False, "permutation")
+    assert 0.5 < least < 3.5
+    assert lines == [
+        f"| Multi | Single | average | +10.0 | {least:.1f} |",
+        "| Multi | Single | RTE | +20.0 | never |",
+    ]
+
+
 def test_further_sets_leave_the_average_alone(
     strategies: ModuleType, runs: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -78,7 +78,8 @@ def test_targets_are_mixed_as_defined(share: float | None, temperature: float) -
     wanted = by_hand(model, batch, 1.0 if share is None else share, temperature)
     for name, value in wanted.items():
         term = terms[f"{name}_part_of_loss"]
-        assert float(term.sum) == pytest.approx(value, rel=1e-12) and term.per is None
+        assert float(term.sum) == pytest.approx(value, rel=1e-12)
+        assert term.per == "rows" and term.is_summed
     assert ("gold_share" in terms) == (share is not None)
     # One accuracy, over the rows of all sets with classes.
     names = ["abc"[number] for number in batch.sets]

@@ -16,6 +16,8 @@ from metaseq_lm.methods.cvt.model import PARSING, TAGGING
 from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.run import TrainingRun
 
+DRY = "criterion.unlabelled_dropout=0"
+
 
 def with_another_word(batch: Batch, at: int) -> Batch:
     tokens, characters = batch.tokens.clone(), batch.characters.clone()
@@ -164,6 +166,48 @@ def test_hard_targets_and_confidence(sentences: Path) -> None:
     kept = run.task.criterion.targets(run.model, batch)["chunk"].sum(-1) > 0.5
     assert torch.equal(kept, (probabilities.amax(-1) >= level) & batch.scored)
     assert 0 < kept.sum() < batch.scored.sum()
+
+
+def test_words_weigh_as_much_as_the_teacher_is_sure_of_them(sentences: Path) -> None:
+    run = built(sentences, "criterion=cvt_aux", "criterion.weigh_confidence=true")
+    batch = batch_of(run)
+    probabilities = scores(run, batch, "chunk", "primary").softmax(-1)
+    weights = probabilities.amax(-1, keepdim=True) * batch.scored.unsqueeze(-1)
+    weighed = run.task.criterion.targets(run.model, batch)["chunk"]
+    assert torch.equal(weighed, probabilities * weights)
+
+
+def test_labels_come_first_then_the_weight_of_text_rises(sentences: Path) -> None:
+    """The gradient of an unlabelled update is the plain one times its weight."""
+    more = ("criterion.unlabelled_weight=0.5", "criterion.unlabelled_warmup=4", DRY)
+    run = built(sentences, "criterion=cvt_aux", "task.labelled_first=3", *more)
+    turns = [next(iter(run.task.needs(update))) for update in range(8)]
+    assert [turn == "unlabelled" for turn in turns] == [False] * 3 + [True, False] * 2 + [True]
+    plain, _ = gradients(run, batch_of(run))
+    for updates, weight in ((3, 0.125), (5, 0.25), (7, 0.5), (99, 0.5)):
+        ((batches,),) = run.task.weighed(updates, {"unlabelled": [[batch_of(run)]]}).values()
+        weighed, _ = gradients(run, batches[0])
+        for name, gradient in plain.items():
+            if gradient is not None:
+                torch.testing.assert_close(weighed[name], weight * gradient)
+
+
+def test_a_first_update_on_text_has_the_weight_that_its_number_gives(
+    sentences: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = built(sentences, "criterion=cvt_aux", "criterion.unlabelled_warmup=10")
+    engine, weights = run.engine, []
+    call = type(run.task.criterion).__call__
+
+    def criterion(self: object, model: torch.nn.Module, batch: Batch) -> dict:
+        weights.append(batch.weight)
+        return call(self, model, batch)
+
+    monkeypatch.setattr(type(run.task.criterion), "__call__", criterion)
+    for update, stream in enumerate(["chunk", "unlabelled", "chunk", "unlabelled"]):
+        engine.begin(update)
+        run.task.update(engine, run.model, {stream: [[batch_of(run, stream)]]})
+    assert weights == [1, 0.1, 1, pytest.approx(0.3)]
 
 
 def test_auxiliaries_learn_from_gold_labels_if_asked(sentences: Path) -> None:

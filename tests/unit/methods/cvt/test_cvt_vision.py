@@ -353,7 +353,7 @@ def test_a_head_for_each_place() -> None:
         (["task.valid_count=-1"], "task.valid_count must be at least 0"),
         (["task.unlabelled_batch_size=0"], "task.unlabelled_batch_size must be at least 1"),
         (["model.width=-1"], "model.width must be above 0, got -1"),
-        (["trainer.valid_split=train"], "stream of 'train' is endless"),
+        (["trainer.valid_split=train"], "would choose the best checkpoint by the examples"),
     ],
 )
 def test_cvt_vision_refuses_options_that_do_not_fit(

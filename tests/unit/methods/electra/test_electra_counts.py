@@ -15,6 +15,7 @@ CASES = [
     ("replace_mlm", "mlm", ("lm",)),
     ("all_tokens_mlm", "mlm", ("lm", "copy")),
     ("electra_adversarial", "mlm", ("rtd", "baseline")),
+    ("strategic_mlm", "difficulty", ("lm",)),
 ]
 COUNTS = ("generator_accuracy", "sample_accuracy", "accuracy", "fakes", "flagged", "caught")
 

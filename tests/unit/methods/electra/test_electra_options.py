@@ -27,7 +27,7 @@ TINY = [
 UNFIT: list[tuple[Callable[[], object], str]] = [
     (
         lambda: typed_options("model", {"_name": "electra", "noise": "bert"}),
-        "'bert'.*mlm, two_tower, unigram, uniform",
+        "'bert'.*mlm, two_tower, unigram, uniform, difficulty",
     ),
     (
         lambda: typed_options("model", {"_name": "electra", "sharing": "some"}),

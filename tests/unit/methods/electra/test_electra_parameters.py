@@ -103,7 +103,7 @@ def test_other_ways_of_sharing(size: str) -> None:
     assert count(whole.generator.head) == bert
 
 
-@pytest.mark.parametrize("noise", ["mlm", "two_tower"])
+@pytest.mark.parametrize("noise", ["mlm", "two_tower", "difficulty"])
 def test_initial_weights(noise: str) -> None:
     """As the authors' code draws them: N(0, 0.02) cut at 0.04, but Glorot where it says nothing.
 
@@ -114,8 +114,9 @@ def test_initial_weights(noise: str) -> None:
     config = options("small", "model.encoder_layers=2", f"model.noise={noise}")
     model = Electra(config, 2000, heads=heads)
     glorot = ["encoder.stack.project", "heads.rtd.out", *(f"heads.{name}" for name in heads[2:])]
-    towers = {"mlm": ("stack",), "two_tower": ("left", "right")}[noise]
-    glorot += [f"generator.{name}.project" for name in towers]
+    stacks = ("left", "right") if noise == "two_tower" else ("stack",)
+    glorot += [f"generator.{name}.project" for name in stacks]
+    glorot += ["generator.head.out"] if noise == "difficulty" else []
     norms = {n for n, m in model.named_modules() if isinstance(m, nn.LayerNorm)}
     seen = set()
     for name, weight in model.named_parameters():
@@ -208,8 +209,13 @@ def test_two_tower_flops() -> None:
         ("electra_rtd", [], lambda m, g: flops_rules.electra(m, g)),
         ("electra_rtd", ["model.noise=uniform"], lambda m, g: 2 * flops_rules.classifier(m)),
         ("replace_mlm", [], lambda m, g: flops_rules.masked_lm(m) + flops_rules.masked_lm(g)),
+        (
+            "strategic_mlm",
+            ["model.noise=difficulty"],
+            lambda m, g: flops_rules.masked_lm(m) + 2 * flops_rules.classifier(g),
+        ),
     ],
-    ids=["electra", "uniform", "replace_mlm"],
+    ids=["electra", "uniform", "replace_mlm", "strategic_mlm"],
 )
 def test_flops_by_rule_of_a_run(
     criterion: str, more: list[str], wanted: Callable, moons: Path, tmp_path: Path

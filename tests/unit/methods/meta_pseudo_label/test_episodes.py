@@ -98,7 +98,7 @@ def test_random_tokens(even: Path) -> None:
 def test_texts_count_by_their_length(ragged: Path) -> None:
     """A token is drawn, and the text that holds it taken; the query's token is in another text."""
     unlabelled, _ = parts_of(Bench(ragged, "soft"))
-    lengths = unlabelled.corpus.lengths
+    lengths = unlabelled.corpus.windows[np.arange(len(unlabelled.corpus))]
     assert lengths.min() < lengths.max()
     samples = np.arange(60_000)
     for draw in (unlabelled.draw, lambda s: unlabelled.draw_other(s, False)):
@@ -118,7 +118,7 @@ def test_texts_count_by_their_length(ragged: Path) -> None:
 def test_a_token_belongs_to_its_text(ragged: Path) -> None:
     unlabelled, _ = parts_of(Bench(ragged, "mlm"))
     corpus = unlabelled.corpus
-    owner = np.repeat(np.arange(len(corpus)), corpus.lengths)
+    owner = np.repeat(np.arange(len(corpus)), corpus.windows[np.arange(len(corpus))])
     assert np.array_equal(unlabelled.text_at(np.arange(len(owner))), owner)
     assert unlabelled.total == len(owner) == len(corpus.data.tokens)
 

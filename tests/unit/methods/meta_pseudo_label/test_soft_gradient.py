@@ -74,8 +74,11 @@ def test_exact(ragged: Path, steps: str, trained: int, fixed_y: bool, p: float) 
     assert relative(student, wanted.student) < 1e-12
 
 
-def test_exact_on_rows_of_equal_length(even: Path) -> None:
-    bench = Bench(even, "soft", "task.mlm_label_mask=x", *SMALL)
+@pytest.mark.parametrize("mask", ["x", "y"])
+@pytest.mark.parametrize("name", ["soft", "soft_fixed_y"])
+def test_exact_on_rows_of_equal_length(even: Path, name: str, mask: str) -> None:
+    """The rows of the paper's table 10, with a loss at every position of masked text (x) or not."""
+    bench = Bench(even, name, f"task.mlm_label_mask={mask}", *SMALL)
     bench.update(0)
     wanted, teacher, _ = wanted_and_found(bench, 1)
     assert error_beside_meta(teacher, wanted) < 1e-10

@@ -1,0 +1,82 @@
+"""Completion of commands, options and registered names in a shell, by argcomplete.
+
+A shell asks at each press of the tab key, so names are read from the source: importing what registers
+them takes more than a second.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.registry import ALL
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def registered_names(kind: str, user_dir: str | None = None) -> list[str]:
+    """Return the names of a kind that the package and a plug-in register, and presets of models."""
+    decorator = re.compile(rf'^@register_{kind}\(\s*"([^"]+)"', re.M)
+    roots = [PACKAGE, *([Path(user_dir)] if user_dir else [])]
+    files = [file for root in roots for file in (root.rglob("*.py") if root.is_dir() else [root])]
+    names = {name for file in files for name in decorator.findall(file.read_text(encoding="utf-8"))}
+    return sorted(names | {file.stem for file in (PACKAGE / "config" / kind).glob("*.yaml")})
+
+
+def complete(build_parser: Callable[[str], argparse.ArgumentParser]) -> None:
+    """Print the completions of the line that a shell passes in COMP_LINE, and end the process.
+
+    `build_parser` returns the parser of a command.
+    """
+    import argcomplete
+
+    words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split()
+    parser = build_parser(words[1] if len(words) > 1 else "")
+    for sub in subparsers(parser):
+        for action in sub._actions:
+            kinds = [kind for kind in ALL if f"--{kind}" in action.option_strings]
+            if kinds:
+                set_completer(action, names_of(kinds[0]))
+            elif not action.option_strings and getattr(
+                sub.get_default("module"), "OVERRIDES", False
+            ):
+                set_completer(action, complete_key)
+    argcomplete.autocomplete(parser)
+
+
+def subparsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """Return the parsers of the commands of a parser."""
+    groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    return [sub for group in groups for sub in group.choices.values()]
+
+
+def set_completer(action: argparse.Action, completer: Callable[..., list[str]]) -> None:
+    """Let argcomplete ask `completer` for the values of an option."""
+    action.completer = completer  # type: ignore[attr-defined]
+
+
+def names_of(kind: str) -> Callable[..., list[str]]:
+    """Return a completer of the registered names of a kind."""
+
+    def names(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+        return registered_names(kind, getattr(parsed_args, "user_dir", None))
+
+    return names
+
+
+def complete_key(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    """Return keys of every run that begin with `prefix`, and after task= and the like the names.
+
+    Nothing for an empty prefix: the shell then completes files.
+    """
+    from metaseq_lm.cli.train import FLAGS
+    from metaseq_lm.core.config import GROUPS, common_config, dotted
+
+    group, equals, _value = prefix.partition("=")
+    if equals and group in GROUPS:
+        user_dir = getattr(parsed_args, "user_dir", None)
+        return [f"{group}={name}" for name in registered_names(group, user_dir)]
+    keys = {key.removesuffix("._name") for key in dotted(common_config())} | set(FLAGS.values())
+    return [f"{key}=" for key in sorted(keys)] if prefix else []

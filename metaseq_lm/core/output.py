@@ -1,0 +1,39 @@
+"""Texts of users and files as they may be shown: on terminals, in spreadsheets, in Markdown."""
+
+import re
+from typing import Any
+
+FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
+
+
+def show(text: str = "", end: str = "\n") -> None:
+    """Print a text of lines on standard output, at once, without control characters."""
+    print(printable(text), end=end, flush=True)
+
+
+def printable(text: str) -> str:
+    """Return a text of lines without control characters, which could control a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)
+
+
+def clean(text: str) -> str:
+    """Return the text on one line without control characters."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def inert(value: Any) -> Any:
+    """Return a value that no spreadsheet takes for a formula, which could send data away.
+
+    Of a text without control characters; an apostrophe stands before one that begins a formula.
+    """
+    if not isinstance(value, str):
+        return value
+    text = clean(value)
+    return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
+
+
+def escape_markdown(text: str) -> str:
+    """Return the text so that Markdown shows it as it is; which_moon_10 needs no escape."""
+    text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"[\\`*|\[\]~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)

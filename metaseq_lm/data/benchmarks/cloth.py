@@ -1,0 +1,66 @@
+"""CLOTH (Xie et al. 2018): passages of English exams with blanks to rows, one for each blank.
+
+The texts of a row are the passage and four candidates, its spans the blanks, the one asked for first.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.benchmarks import LETTERS
+from metaseq_lm.data.labelled.files import Record, Row, json_objects
+from metaseq_lm.data.storage.text_files import TextFile, without_surrogates
+
+BLANK = "_"
+# The schools whose exams each set holds: the field "source" of a passage begins with their names.
+LEVELS = {
+    "cloth/CLOTH": ("middle", "high"),
+    "cloth/CLOTH-M": ("middle",),
+    "cloth/CLOTH-H": ("high",),
+}
+
+
+@dataclass
+class ClothReader:
+    """Iterates over the rows of a file of passages of some `levels`, a JSON object on each line."""
+
+    file: TextFile
+    levels: Sequence[str]
+    counts: Counter[str] = field(default_factory=Counter)
+    remarks: list[str] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Row]:
+        for line, fields, bad in json_objects(self.file, self.counts):
+            record = Record(fields, f"{self.file}:{line}", remedy="; is this a file of CLOTH?")
+            source = record.text("source")
+            level = next((name for name in LEVELS["cloth/CLOTH"] if source.startswith(name)), "")
+            if not level:
+                raise MetaseqError(
+                    f"{record.where}: source {source[:40]!r} begins neither with middle nor with high"
+                )
+            if level in self.levels:
+                yield from _rows(record, line, bad, level)
+
+
+def _rows(record: Record, line: int, bad: bool, level: str) -> Iterator[Row]:
+    passage = " ".join(record.text("article").split())
+    places = [place for place, character in enumerate(passage) if character == BLANK]
+    options, answers = record.get("options", list), record.get("answers", list)
+    if not len(places) == len(options) == len(answers):
+        raise MetaseqError(
+            f"{record.where}: {len(places)} blanks ({BLANK}) in the article, {len(options)} options and "
+            f"{len(answers)} answers; each blank has one of both"
+        )
+    for number, (place, candidates, answer) in enumerate(zip(places, options, answers)):
+        is_sound = type(candidates) is list and len(candidates) == len(LETTERS)
+        if not is_sound or not all(type(text) is str and text.strip() for text in candidates):
+            raise MetaseqError(f"{record.where}: options[{number}] is not a list of four words")
+        if answer not in LETTERS:
+            raise MetaseqError(f"{record.where}: answers[{number}] is {answer!r}, not A, B, C or D")
+        # A tokenizer may tell a word after a space from one at the beginning of a text.
+        words = (f" {without_surrogates(text).strip()}" for text in candidates)
+        others = (other for other in places if other != place)
+        spans = tuple((0, blank, blank + 1) for blank in chain([place], others))
+        yield Row(line, (passage, *words), answer, bad, spans, {"level": level})

@@ -1,0 +1,273 @@
+"""Token files that exist already, end to end in one corpus: shards of `preprocess`, or those of other programs."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.corpus.encode import Counts
+from metaseq_lm.data.preprocess.pipeline import TRAIN, Pipeline, Request, Split
+from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
+from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter, open_integers, ranges
+from metaseq_lm.data.storage.manifest import CORPUS, Manifest, verify
+from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class, transformers_source
+from metaseq_lm.data.tokenizers.vocabulary import FAMILIES, MASK, PAD, SEP, Vocabulary
+
+CHUNK = 1 << 22  # tokens that are copied at once
+SUFFIXES = (".bin", ".idx", ".ds")
+
+
+class DatatroveFile:
+    """Documents as datatrove's DocumentTokenizer writes them: NAME.ds and NAME.ds.index.
+
+    The first is the tokens, u16 or u32, the second the end of each document in tokens, u64, both
+    little-endian. Has what `TokenFiles` reads of an IndexedDataset. MetaseqError if they do not agree.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.prefix = os.fspath(path)
+        index = Path(f"{path}.index")
+        if not index.is_file() or index.stat().st_size % 8:
+            raise MetaseqError(
+                f"{index}: the ends of the documents, 8 bytes each, are missing or cut off; write them "
+                "with save_index=True"
+            )
+        ends = np.fromfile(index, "<u8").astype(np.int64)
+        size, total = path.stat().st_size, int(ends[-1]) if len(ends) else 0
+        width = size // total if total else 2
+        if width not in (2, 4) or size != width * total or (np.diff(ends, prepend=0) < 0).any():
+            raise MetaseqError(
+                f"{path}: {size} bytes, but {index.name} says {total} tokens of 2 or 4 bytes; the files "
+                "do not belong together or one is cut off, copy them again"
+            )
+        self.sizes = np.diff(ends, prepend=0)
+        self.tokens = np.memmap(path, f"<u{width}", "r") if total else np.zeros(0, "<u2")
+        self.documents = np.arange(len(ends) + 1)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+TokenFile = IndexedDataset | DatatroveFile
+
+
+def open_token_file(path: Path) -> TokenFile:
+    """Open NAME.ds, or the pair NAME.bin and NAME.idx."""
+    return DatatroveFile(path) if path.suffix == ".ds" else open_integers(path)
+
+
+def token_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files or pairs that `paths` name, in order: a prefix, one file of a pair, a folder.
+
+    UsageError for what is none.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = [p for p in sorted(path.iterdir()) if p.suffix in (".bin", ".ds")]
+        else:
+            inside = (
+                [path] if path.suffix in SUFFIXES else [Path(f"{path}.bin"), Path(f"{path}.ds")]
+            )
+            inside = [p for p in inside if p.is_file()]
+        if not inside:
+            raise UsageError(
+                f"{path}: no token files here; give NAME of NAME.bin and NAME.idx, NAME.ds, or a folder "
+                "of them"
+            )
+        files += [p if p.suffix == ".ds" else p.with_suffix("") for p in inside]
+    return files
+
+
+def foreign_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer of a folder; special symbols that it lacks get the ids behind its own.
+
+    They are those of BERT or RoBERTa, whichever has more of them already: [MASK], say, in GPT-2's.
+    MetaseqError if it cannot be read.
+    """
+    if (folder / OPTIONS_FILE).is_file():
+        return load_tokenizer(folder)
+    source = transformers_source(folder)
+    if source.kind not in ("byte_bpe", "wordpiece"):
+        return load_tokenizer(folder)
+    kind = tokenizer_class(source.kind)
+    try:
+        library = tokenizers.Tokenizer.from_str(source.model.decode("utf-8"))
+    except Exception as error:  # the library raises bare Exception for any malformed content
+        raise MetaseqError(f"{source.path}: not a tokenizer: {error}") from error
+    symbols = library.get_vocab()
+    missing = [[s for s in family if s not in symbols] for family in FAMILIES.values()]
+    has_own = [symbols.get(symbol) for symbol in (PAD, MASK, SEP)] == [0, 1, 2]
+    if all(missing) and not has_own:
+        library.add_special_tokens(min(missing, key=len))
+    # What it wraps around a text is no part of the text.
+    content = json.loads(library.to_str()) | {"post_processor": None}
+    try:
+        return kind.restore(json.dumps(content).encode(), None, source.options)
+    except ValueError as error:
+        raise MetaseqError(f"{source.path}: not usable as {source.kind}: {error}") from error
+
+
+class TokenFiles(Pipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarray]]):
+    """Copies token files, whose paths are the sources of the splits, into one corpus.
+
+    Args:
+        request: Where to, and the files of each split.
+        tokenizer: The one that they were made with.
+        stripped: Special symbols that are taken off the beginning and the end of each sequence.
+        lines: The lines, blank ones and so on that `preprocess` counted for each split.
+    """
+
+    kind, unit = CORPUS, "sequences"
+
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        stripped: Sequence[str] = (),
+        lines: dict[str, Counts] | None = None,
+    ) -> None:
+        super().__init__(request)
+        self.tokenizer, self.lines = tokenizer, lines or {}
+        unknown = [symbol for symbol in stripped if symbol not in tokenizer.vocabulary.symbols]
+        if unknown:
+            raise UsageError(f"--strip {unknown[0]}: the tokenizer has no such symbol")
+        self.stripped = np.array([tokenizer.vocabulary.index(s) for s in stripped], np.int64)
+        self.train_frequencies: np.ndarray | None = None
+
+    def input_files(self) -> Iterable[Path]:
+        super().input_files()
+        return []
+
+    def prepare(self) -> dict[str, Any]:
+        return describe_tokenizer(self.tokenizer)
+
+    def read(self, split: Split) -> Iterator[TokenFile]:
+        return map(open_token_file, split.sources)
+
+    def encode(
+        self, split: Split, records: Iterator[TokenFile]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield values, sizes, and the sequences before which a document ends, in pieces."""
+        for data in records:
+            sizes = np.asarray(data.sizes, np.int64)
+            offsets = np.append(0, np.cumsum(sizes))
+            first = 0
+            while first < len(sizes):
+                last = int(np.searchsorted(offsets, offsets[first] + CHUNK, side="right")) - 1
+                last = max(last, first + 1)
+                values = np.asarray(data.tokens[offsets[first] : offsets[last]])
+                self._check(data, values)
+                starts = offsets[first:last] - offsets[first]
+                values, lengths = self._strip(values, starts, sizes[first:last])
+                filled = lengths > 0
+                split.counts["no_tokens"] += int((~filled).sum())
+                begin, end = np.searchsorted(data.documents, [first, last])
+                breaks = np.append(0, np.cumsum(filled))[data.documents[begin:end] - first]
+                yield values, lengths[filled], breaks
+                first = last
+
+    def _check(self, data: TokenFile, values: np.ndarray) -> None:
+        least, most = int(values.min(initial=0)), int(values.max(initial=0))
+        if least < 0 or most >= len(self.tokenizer.vocabulary):
+            raise MetaseqError(
+                f"{data.prefix}: token id {min(least, 0) or most}, but the tokenizer has "
+                f"{len(self.tokenizer.vocabulary)} symbols; give the tokenizer that the files were made "
+                "with by --tokenizer-from"
+            )
+
+    def _strip(
+        self, values: np.ndarray, starts: np.ndarray, sizes: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if not len(self.stripped):
+            return values, sizes
+        for at_end in (False, True):
+            filled = np.flatnonzero(sizes)
+            places = starts[filled] + (sizes[filled] - 1 if at_end else 0)
+            chosen = filled[np.isin(values[places], self.stripped)]
+            sizes = sizes.copy()
+            sizes[chosen] -= 1
+            if not at_end:
+                starts = starts.copy()
+                starts[chosen] += 1
+        return values[ranges(starts, sizes)], sizes
+
+    def write(
+        self, split: Split, encoded: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    ) -> None:
+        frequencies = np.zeros(len(self.tokenizer.vocabulary), np.int64)
+        documents = any(
+            len(data.documents) != len(data) + 1 for data in map(open_token_file, split.sources)
+        )
+        with IndexedWriter(self.folder / split.name, self.tokenizer.dtype, documents) as writer:
+            for values, sizes, breaks in encoded:
+                before = len(writer)
+                writer.extend(values, sizes)
+                if documents:
+                    writer.end_documents(breaks + before)
+                frequencies += np.bincount(values, minlength=len(frequencies))
+            lines = self.lines.get(split.name) or Counts(
+                lines=len(writer) + split.counts["no_tokens"], no_tokens=split.counts["no_tokens"]
+            )
+            lines.sequences, lines.tokens = len(writer), writer.tokens
+            lines.documents = writer.documents
+        split.counts = vars(lines)
+        split.files = [f"{split.name}.bin", f"{split.name}.idx"]
+        if split.name == TRAIN:
+            self.train_frequencies = frequencies
+
+    def finish(self, splits: list[Split]) -> dict[str, Any]:
+        if self.train_frequencies is not None:
+            symbols = self.tokenizer.vocabulary.symbols
+            self.tokenizer.vocabulary = Vocabulary(symbols, self.train_frequencies.tolist())
+        self.shared_files = self.tokenizer.save(self.folder)
+        return {}
+
+    def nothing(self, split: Split) -> str:
+        return f"{split}: holds no tokens"
+
+    def summary(self, split: Split) -> str:
+        counts = split.counts
+        return (
+            f"{split.name}: {len(split.sources)} files -> {counts['sequences']:,} sequences in "
+            f"{counts['documents']:,} documents, {counts['tokens']:,} tokens"
+        )
+
+    def report(self) -> str:
+        symbols = f"{self.tokenizer.name} with {len(self.tokenizer.vocabulary):,} symbols"
+        return f"{self.request.destdir}: {symbols}, {self.tokenizer.fingerprint}"
+
+
+def merge_shards(shards: Sequence[Path], request: Request) -> TokenFiles:
+    """Return what writes the corpora of `shards` as one, in this order; `request` has no splits.
+
+    Raises UsageError for folders of other data or of several tokenizers, MetaseqError for damage.
+    """
+    splits: dict[str, list[Path]] = {}
+    lines: dict[str, Counts] = {}
+    hashes = set()
+    for shard in shards:
+        manifest = Manifest.load(shard)
+        if manifest.kind != CORPUS:
+            raise UsageError(f"{shard}: holds {manifest.kind} data; only corpora can be merged")
+        hashes.add(manifest.tokenizer["hash"])
+        if len(hashes) > 1:
+            raise UsageError(
+                f"{shard}: made with another tokenizer than {shards[0]}; preprocess all shards with the "
+                "same --tokenizer-from"
+            )
+        if faults := verify(shard):
+            raise MetaseqError(f"{faults[0]}; copy {shard} again or preprocess it again")
+        for name, counts in manifest.splits.items():
+            splits.setdefault(name, []).append(shard / name)
+            names = set(vars(Counts()))
+            total = lines.setdefault(name, Counts())
+            total.add(Counts(**{key: n for key, n in counts.items() if key in names}))
+    request.splits.update(splits)
+    return TokenFiles(request, load_tokenizer(shards[0]), lines=lines)

@@ -1,0 +1,144 @@
+"""Parquet and Arrow files, read with pyarrow in a few rows at a time; what a file is, its content says."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.storage.text_files import TextFile, open_source, source_bytes
+
+ROWS = 256  # read at once
+# Arrow streams, which the library datasets saves, begin with the mark of a continued message.
+PARQUET, ARROW_FILE, ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+def is_arrow(path: Path) -> bool:
+    """Return whether a file is one of Parquet or Arrow, which the package pyarrow reads."""
+    if path.exists() and not path.is_file():  # to open a pipe could take for ever
+        return False
+    try:
+        with open_source(path) as raw:
+            return raw.read(6).startswith((PARQUET, ARROW_FILE, ARROW_STREAM))
+    except OSError:  # reading it says why
+        return False
+
+
+def arrow_batches(
+    file: TextFile,
+    check_schema: Callable[[Any], None] = lambda schema: None,
+    columns: list[str] | None = None,
+) -> Iterator[tuple[Any, float]]:
+    """Yield record batches of at most ROWS rows, and the share of the file that is read by then.
+
+    `check_schema` gets the schema before; of Parquet only `columns` are read.
+    """
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise MetaseqError(
+            f"{file}: Parquet and Arrow files need the package pyarrow: pip install pyarrow"
+        ) from error
+    number = 0
+    with open_source(file.path) as raw:
+        try:
+            for batch, share in _batches(raw, source_bytes(file.path), check_schema, columns):
+                yield batch, share
+                number += len(batch)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise MetaseqError(
+                f"{file}: damaged behind row {number}: {str(error).rstrip('.')}. Copy or write the file again."
+            ) from error
+
+
+def _batches(
+    raw: IO[bytes], size: int, check_schema: Callable[[Any], None], columns: list[str] | None
+) -> Iterator[tuple[Any, float]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    sign = raw.read(6)
+    raw.seek(0)
+    if sign.startswith(PARQUET):
+        file = pyarrow.parquet.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20)
+        check_schema(file.schema_arrow)
+        rows = 0
+        for batch in file.iter_batches(ROWS, columns=columns):
+            rows += len(batch)
+            yield batch, rows / file.metadata.num_rows
+        return
+    if sign.startswith(ARROW_FILE):
+        opened = pyarrow.ipc.open_file(raw)
+        batches = map(opened.get_batch, range(opened.num_record_batches))
+    else:
+        raw.seek(-len(END_OF_STREAM), os.SEEK_END)
+        if raw.read() != END_OF_STREAM:
+            raise OSError("it has no end mark")
+        raw.seek(0)
+        opened = batches = pyarrow.ipc.open_stream(raw)
+    check_schema(opened.schema)
+    for batch in batches:
+        for start in range(0, len(batch), ROWS):
+            yield batch.slice(start, ROWS), min(raw.tell() / size, 1.0)
+
+
+@dataclass(frozen=True)
+class ArrowFile(TextFile):
+    """A Parquet or Arrow file as JSON lines, a row each.
+
+    Numbers of classes have the names that the library datasets stored for them; NaN is null.
+    """
+
+    def raw_chunks(self, size: int) -> Iterator[tuple[bytes, int]]:
+        features: dict[str, Any] = {}
+        content, read, number = bytearray(), 0, 0
+        total = source_bytes(self.path)
+        for batch, share in arrow_batches(self, lambda schema: features.update(_features(schema))):
+            try:
+                rows = batch.to_pylist()
+            except UnicodeDecodeError as error:
+                raise MetaseqError(
+                    f"{self}: invalid UTF-8 in the {len(batch)} rows behind row {number}; write the "
+                    "file again"
+                ) from error
+            number, read = number + len(batch), int(share * total)
+            for row in rows:
+                text = json.dumps(_with_names(row, features), ensure_ascii=False, default=str)
+                content += text.encode("utf-8", "replace") + b"\n"
+            if len(content) >= size:
+                yield bytes(content), read
+                content.clear()
+        if content:
+            yield bytes(content), read
+
+
+def _features(schema: Any) -> dict[str, Any]:
+    """Return the types of the columns that the library datasets notes in a file, if it wrote it."""
+    try:
+        note = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = note["info"]["features"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def _with_names(value: Any, feature: Any) -> Any:
+    if isinstance(feature, list) and feature:  # a list, in older versions
+        feature = feature[0]
+    feature = feature if isinstance(feature, dict) else {}
+    if isinstance(value, list):
+        return [_with_names(item, feature.get("feature", feature)) for item in value]
+    if isinstance(value, dict):
+        inside = feature.get("feature", feature)
+        inside = inside if isinstance(inside, dict) else {}
+        return {name: _with_names(item, inside.get(name)) for name, item in value.items()}
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    names = feature.get("names")
+    if type(value) is int and isinstance(names, list) and 0 <= value < len(names):
+        return names[value]
+    return value

@@ -1,0 +1,128 @@
+"""Tagged sentences as rows of subword tokens: the first token of each word carries the word's class.
+
+A row is `[CLS] tokens [SEP]`, the tokens those of the words with single blanks between, as in running
+text. Apart from the sets, which `preprocess` reads without torch.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from metaseq_lm.core.batch import TokenBatch, as_tensor
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.corpus.rows import padding_of
+from metaseq_lm.data.storage.indexed import ranges
+from metaseq_lm.data.tokenizers.base import Tokenizer
+from metaseq_lm.data.tokenizers.loading import load_tokenizer
+from metaseq_lm.data.words.sets import TAGS, WordSet
+from metaseq_lm.data.words.tags import Span, bioes_tags
+from metaseq_lm.data.words.vocabulary import SubwordVocabulary
+
+SPAN_CLASSES = {"E": "I", "S": "B"}  # of BIOES, as BIO has them
+
+
+def bio_names(labels: Sequence[str]) -> list[str]:
+    """Return the classes of words for labels in BIOES: BIO, which the transformers library joins to spans."""
+    return [name for name in labels if name[0] not in SPAN_CLASSES]
+
+
+class TaggedRows:
+    """One split of a tagged set as rows of at most `tokens_per_sample` tokens.
+
+    A longer sentence becomes several rows, cut between words; of a longer word the beginning is left.
+    Row i holds the words `begin[i]` to `end[i] - 1`, counted over the split, of sentence `sentence[i]`,
+    and has `lengths[i]` tokens with the special ones. Raises UsageError for a length without room for
+    text and for a set of another form.
+    """
+
+    def __init__(self, folder: Path, split: str, tokens_per_sample: int) -> None:
+        tokenizer = load_tokenizer(folder.parent)
+        self.vocabulary = tokenizer.vocabulary
+        self.data = WordSet(folder, split, SubwordVocabulary(tokenizer))
+        if self.data.form != TAGS or self.data.labels is None:
+            raise UsageError(f"{folder}: a set of {self.data.form}, not of tags")
+        room = tokens_per_sample - 2
+        if room < 1:
+            raise UsageError(f"task.tokens_per_sample is {tokens_per_sample}; it is at least 3")
+        self.classes = names = self.data.label_names
+        if self.data.spans:
+            self.classes = bio_names(names)
+            names = [SPAN_CLASSES.get(name[0], name[0]) + name[1:] for name in names]
+        of_label = np.array([self.classes.index(name) for name in names])
+        self._targets = of_label[np.asarray(self.data.labels.tokens, np.int64)]
+        self._encode_words(tokenizer, room)
+        self._cut_sentences(room)
+
+    def _encode_words(self, tokenizer: Tokenizer, room: int) -> None:
+        """Encode each form of a word twice: as it begins a text, and as it follows a blank."""
+        data, vocabulary = self.data, self.vocabulary
+        forms = [data.form_text(i) for i in range(len(data.surface_forms))]
+        encoded = tokenizer.encode_batch([*forms, *(f" {form}" for form in forms)])
+        # Some tokenizers have no tokens for some signs.
+        unknown = [vocabulary.mask if vocabulary.unk is None else vocabulary.unk]
+        tokens = [ids[:room] or unknown for ids in encoded]
+        sizes = np.array([len(ids) for ids in tokens], np.int64)
+        self._tokens = np.array([i for ids in tokens for i in ids], np.int64)
+        numbers = data.form_numbers(np.arange(len(data)))
+        is_later = np.ones(len(numbers), bool)
+        is_later[(np.cumsum(data.lengths) - data.lengths)[data.lengths > 0]] = False
+        numbers = numbers + len(forms) * is_later
+        # Of each word of the split: where its tokens begin, and how many there are.
+        self._starts, self._sizes = (np.cumsum(sizes) - sizes)[numbers], sizes[numbers]
+
+    def _cut_sentences(self, room: int) -> None:
+        rows, first, sizes = [], 0, self._sizes.tolist()
+        for sentence, length in enumerate(self.data.lengths.tolist()):
+            begin, used = first, 0
+            for word in range(first, first + length):
+                if used + sizes[word] > room:
+                    rows.append((sentence, begin, word))
+                    begin, used = word, 0
+                used += sizes[word]
+            first += length
+            rows.append((sentence, begin, first))
+        self.sentence, self.begin, self.end = np.array(rows, np.int64).T
+        total = np.concatenate([[0], np.cumsum(self._sizes)])
+        self.lengths = total[self.end] - total[self.begin] + 2
+
+    def __len__(self) -> int:
+        return len(self.sentence)
+
+    def batch(self, samples: np.ndarray, keys: np.ndarray, width: int = 0) -> TokenBatch:
+        """Return the rows `samples` (B,), padded to at least `width`; sizes "rows" and "words".
+
+        Targets (B, S) are the class at the first token of a word, -1 elsewhere. `keys` are not used.
+        """
+        lengths, n_words = self.lengths[samples], self.end[samples] - self.begin[samples]
+        width = max(width, int(lengths.max()))
+        words = ranges(self.begin[samples], n_words)
+        sizes, row = self._sizes[words], np.repeat(np.arange(len(samples)), n_words)
+        before = np.cumsum(sizes) - sizes  # tokens of earlier words of the batch
+        row_start = np.cumsum(lengths - 2) - (lengths - 2)
+        column = 1 + before - row_start[row]
+        tokens = np.full((len(samples), width), self.vocabulary.pad, np.int64)
+        targets = np.full(tokens.shape, -1)
+        tokens[:, 0] = self.vocabulary.cls()
+        tokens[np.arange(len(samples)), lengths - 1] = self.vocabulary.sep
+        tokens.reshape(-1)[ranges(row * width + column, sizes)] = self._tokens[
+            ranges(self._starts[words], sizes)
+        ]
+        targets[row, column] = self._targets[words]
+        return TokenBatch(
+            tokens=as_tensor(tokens),
+            padding=as_tensor(padding_of(lengths, width)),
+            segments=as_tensor(np.zeros_like(tokens)),
+            targets=as_tensor(targets),
+            samples=samples,
+            sizes={"rows": len(samples), "words": len(words)},
+        )
+
+    def labels(
+        self, spans_of: Callable[[list[str]], Iterable[Span]], classes: Sequence[int]
+    ) -> list[int]:
+        """Return the labels of the set for the classes of a sentence, whose spans `spans_of` reads."""
+        if not self.data.spans:
+            return list(classes)
+        tags = [self.classes[i] for i in classes]
+        return [self.data.label_names.index(t) for t in bioes_tags(spans_of(tags), len(tags))]

@@ -1,0 +1,120 @@
+"""Layers of a sharded model, put together one at a time for the passes of first derivatives.
+
+The leaves of a layer have memory only while the layer computes, forward or backward: when it is
+called, and when the backward pass asks for a tensor that was saved of a weight. Such a tensor is
+saved as its place in the layer, so that nothing else keeps the weights of all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+Slot = tuple[nn.Module, str, nn.Parameter]  # a module, the name of a parameter in it, its shard
+TOGETHER = (
+    2  # layers that are whole at the same time: one may still be in use when the next is asked for
+)
+
+
+class SavedWeight:
+    """What the backward pass needs of a layer's leaf: where it lies in the leaf's memory."""
+
+    def __init__(self, layer: int, leaf: Tensor, saved: Tensor) -> None:
+        self.layer, self.leaf = layer, leaf.detach()
+        self.place = saved.size(), saved.stride(), saved.storage_offset()
+
+
+class LayersInTurn:
+    """Fills the leaves of a model's layers, at most TOGETHER at a time; a context of one pass.
+
+    All replicas must run the layers in the same order: each filling is a call of all of them.
+
+    Args:
+        layers: Each layer's module and the slots of its parameters.
+        leaves: The leaves by the id of their shards, without memory.
+        fill: Takes the whole tensors of some shards into their leaves.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[nn.Module, list[Slot]]],
+        leaves: Mapping[int, nn.Parameter],
+        fill: Callable[[Sequence[Tensor], Sequence[Tensor], int], None],
+    ) -> None:
+        self.layers, self.leaves, self.fill = layers, leaves, fill
+        self.shards = [list({id(s): s for _, _, s in slots}.values()) for _, slots in layers]
+        self.storages = {
+            leaves[id(s)].untyped_storage()._cdata: (number, leaves[id(s)])
+            for number, shards in enumerate(self.shards)
+            for s in shards
+        }
+        self.filled: list[int] = []
+        self.hooks: list[Any] = []
+        self.saving = saved_tensors_hooks(self._pack, self._unpack)
+
+    def __enter__(self) -> LayersInTurn:
+        for number, (module, _) in enumerate(self.layers):
+            self.hooks.append(module.register_forward_pre_hook(self._before(number)))
+            self.hooks.append(module.register_forward_hook(self._after(number), always_call=True))
+        self.saving.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.saving.__exit__(*exc)
+        for hook in self.hooks:
+            hook.remove()
+
+    def _before(self, number: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            self._fill(number)
+            for owner, name, shard in self.layers[number][1]:
+                # functional_call may have put other tensors there.
+                if owner._parameters[name] is shard:
+                    setattr(owner, name, self.leaves[id(shard)])
+
+        return hook
+
+    def _after(self, number: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            for owner, name, shard in self.layers[number][1]:
+                if owner._parameters[name] is self.leaves[id(shard)]:
+                    setattr(owner, name, shard)
+
+        return hook
+
+    def _fill(self, number: int) -> None:
+        """Let a layer's leaves have their values, and another layer's lose their memory."""
+        if number in self.filled:
+            return
+        if len(self.filled) == TOGETHER:
+            for shard in self.shards[self.filled.pop(0)]:
+                self.leaves[id(shard)].untyped_storage().resize_(0)
+        shards = self.shards[number]
+        leaves = [self.leaves[id(shard)].detach() for shard in shards]
+        for leaf in leaves:
+            leaf.untyped_storage().resize_(leaf.numel() * leaf.element_size())
+        self.fill(shards, leaves, number)
+        self.filled.append(number)
+
+    def _pack(self, tensor: Tensor) -> Tensor | SavedWeight:
+        if tensor.layout != torch.strided:
+            return tensor
+        at = self.storages.get(tensor.untyped_storage()._cdata)
+        return tensor if at is None else SavedWeight(*at, tensor)
+
+    def _unpack(self, saved: Tensor | SavedWeight) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        self._fill(saved.layer)
+        return saved.leaf.as_strided(*saved.place)
+
+
+def without_memory(shape: torch.Size, like: Tensor) -> Tensor:
+    """Return a tensor of the dtype and device of `like` whose memory is still to come."""
+    tensor = torch.empty(shape, dtype=like.dtype, device=like.device)
+    tensor.untyped_storage().resize_(0)
+    return tensor

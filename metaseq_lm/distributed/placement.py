@@ -1,0 +1,310 @@
+"""Where parameters rest: whole in every process, or as shards, which a pass puts together.
+
+Between passes a sharded parameter is a DTensor: each process holds its rows, and the moments of its
+optimizer are as large. For the duration of a pass (`Placement.whole`) the modules hold ordinary
+leaves. Every objective therefore runs on shards as it does on whole parameters, with second
+derivatives, functional_call and networks that a pass uses in part; collectives are called at the two
+ends of a pass only, so that replicas may do different work inside. A pass of first derivatives can
+have the layers of a Transformer put together one at a time instead (`Placement.by_layer`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed.layers import LayersInTurn, Slot, without_memory
+
+BUCKET_BYTES = 25 << 20  # of one message
+
+
+def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
+    """Return the mesh (replicas, shards) of engine.parallel; None if parameters rest whole.
+
+    "shard" divides every parameter among all processes, "hybrid" among those of a node
+    (LOCAL_WORLD_SIZE), with a replica on each node. Raises UsageError if nodes differ in processes.
+    """
+    world = process_group.world_size()
+    if parallel == "replicate" or world == 1:
+        return None
+    shards = int(os.environ.get("LOCAL_WORLD_SIZE", world)) if parallel == "hybrid" else world
+    if set(process_group.gather_objects(shards)) != {shards} or world % shards:
+        raise UsageError(
+            f"engine.parallel=hybrid needs as many processes on every node; there are {world} in all "
+            f"and {shards} on this node"
+        )
+    shape = (world // shards, shards)
+    with process_group.together():
+        return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+
+
+class Placement:
+    """The sharded parameters of a model. Without a mesh everything rests whole.
+
+    All methods but `leaf` are calls of all replicas.
+
+    Attributes:
+        layers: The modules that `by_layer` puts together one at a time (those whose class sets
+            `is_gathered_alone`), with the slots of the parameters that no other module has.
+    """
+
+    def __init__(
+        self, model: nn.Module | None = None, mesh: DeviceMesh | None = None, layers: bool = False
+    ) -> None:
+        self.slots: list[Slot] = []
+        self.layers: list[tuple[nn.Module, list[Slot]]] = []
+        self.leaves: dict[int, nn.Parameter] = {}  # by the id of the shard, during a pass
+        if model is not None and mesh is not None:
+            self._shard(model, mesh)
+            if layers:
+                self._find_layers(model)
+
+    def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        shards: dict[int, nn.Parameter] = {}  # a tied parameter has several slots
+        for module in model.modules():
+            for name, parameter in list(module._parameters.items()):
+                if parameter is None:
+                    continue
+                if id(parameter) not in shards:
+                    shard = to_shard(parameter.detach(), mesh)
+                    shards[id(parameter)] = nn.Parameter(shard, parameter.requires_grad)
+                self.slots.append((module, name, shards[id(parameter)]))
+        self._install({id(shard): shard for shard in shards.values()})
+
+    def _find_layers(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if getattr(module, "is_gathered_alone", False):
+                inside = {id(m) for m in module.modules()}
+                outside = {id(shard) for owner, _, shard in self.slots if id(owner) not in inside}
+                slots = [s for s in self.slots if id(s[0]) in inside and id(s[2]) not in outside]
+                # A layer whose weights other modules share has none of its own.
+                if any(is_sharded(shard) for _, _, shard in slots):
+                    self.layers.append((module, slots))
+
+    @property
+    def shards(self) -> list[nn.Parameter]:
+        """The sharded parameters, a tied one once."""
+        return list({id(shard): shard for _, _, shard in self.slots}.values())
+
+    def leaf(self, parameter: Tensor) -> Tensor:
+        """Return the leaf that stands for a parameter during a pass, or the parameter itself."""
+        return self.leaves.get(id(parameter), parameter)
+
+    def refresh(self, parameters: Iterable[Tensor]) -> None:
+        """Take changed shards into the leaves of the pass around this call, if there is one."""
+        stale = [p for p in parameters if id(p) in self.leaves]
+        with torch.no_grad():
+            for shard, tensor in zip(stale, whole(stale)):
+                self.leaves[id(shard)].copy_(tensor)
+
+    @contextlib.contextmanager
+    def whole(self, write: bool = False) -> Iterator[None]:
+        """Let the model hold whole parameters inside; with `write` the shards take their changes."""
+        if self.leaves or not self.slots:
+            yield
+            return
+        with self._holding(self.shards):
+            leaves = self.leaves
+            yield
+        if write:
+            with torch.no_grad():
+                for shard in self.shards:
+                    local(shard).copy_(rows_of(leaves[id(shard)], shard))
+
+    @contextlib.contextmanager
+    def by_layer(self) -> Iterator[None]:
+        """Let the model hold whole parameters inside, those of a layer only while it computes.
+
+        For passes of first derivatives in which all replicas call the same layers in the same order.
+        """
+        in_turn = {id(shard): shard for _, slots in self.layers for _, _, shard in slots}
+        with self._holding([s for s in self.shards if id(s) not in in_turn]):
+            for number, shard in in_turn.items():
+                empty = without_memory(shard.shape, local(shard))
+                self.leaves[number] = nn.Parameter(empty, shard.requires_grad)
+            with LayersInTurn(self.layers, self.leaves, fill_layer):
+                yield
+
+    @contextlib.contextmanager
+    def _holding(self, shards: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Let the modules hold whole leaves instead of some shards."""
+        self.leaves = {
+            id(shard): nn.Parameter(tensor, shard.requires_grad)
+            for shard, tensor in zip(shards, whole(shards))
+        }
+        self._install(self.leaves)
+        try:
+            yield
+        finally:
+            self.leaves = {}
+            self._install({id(shard): shard for shard in shards})
+
+    def _install(self, parameters: dict[int, nn.Parameter]) -> None:
+        for module, name, shard in self.slots:
+            if id(shard) in parameters:
+                # Not module._parameters: an LSTM keeps a list of its weights beside them.
+                setattr(module, name, parameters[id(shard)])
+
+
+# ---------------------------------------------------------------- shards
+
+
+def to_shard(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
+    """Return this process's rows of a tensor that all processes hold; a number rests whole."""
+    placements = [Replicate(), Shard(0) if tensor.dim() else Replicate()]
+    like = DTensor.from_local(
+        tensor, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+    return like_shard(rows_of(tensor, like).clone(), like)
+
+
+def like_shard(part: Tensor, like: DTensor) -> DTensor:
+    """Return this process's part of a tensor of the shape and placement of `like`."""
+    return DTensor.from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=torch.empty(like.shape, device="meta").stride(),
+    )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process holds; it shares its memory."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def part_number(shard: Tensor) -> int | None:
+    """Return which part of a sharded tensor this process writes; None if another replica does."""
+    assert isinstance(shard, DTensor)
+    mesh = shard.device_mesh
+    return None if mesh["replicate"].get_local_rank() else mesh["shard"].get_local_rank()
+
+
+def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
+    """Return the part of a parameter that this process holds, as an optimizer steps it."""
+    if not isinstance(parameter, DTensor):
+        return parameter
+    return nn.Parameter(local(parameter.detach()), parameter.requires_grad)
+
+
+def rows_each(shape: torch.Size, shards: int) -> int:
+    """Return how many rows of a tensor each shard has; the last ones may have fewer."""
+    return math.ceil(shape[0] / shards)
+
+
+def rows_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return the rows of a whole tensor that this process holds of `like`."""
+    if not isinstance(like, DTensor) or isinstance(tensor, DTensor) or not like.dim():
+        return local(tensor)
+    mesh = like.device_mesh["shard"]
+    rows = rows_each(like.shape, mesh.size())
+    return tensor[rows * mesh.get_local_rank() :][:rows]
+
+
+def place_like(
+    vector: Sequence[Tensor | None], parameters: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Return a vector of whole tensors or shards in the placement of the parameters."""
+    return [
+        like_shard(rows_of(v, p), p)
+        if isinstance(p, DTensor) and v is not None and not isinstance(v, DTensor)
+        else v
+        for v, p in zip(vector, parameters, strict=True)
+    ]
+
+
+def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the whole tensors of some shards; ordinary tensors as they are. A call of all replicas."""
+    result = [t.detach() for t in tensors]
+    sharded = [i for i, t in enumerate(tensors) if is_sharded(t)]
+    for i, t in enumerate(tensors):
+        if isinstance(t, DTensor) and not t.dim():
+            result[i] = local(t.detach()).clone()
+    for bucket in buckets(sharded, tensors):
+        for i, rows in zip(bucket, gathered_rows([tensors[i] for i in bucket])):
+            result[i] = rows.contiguous()
+    return result
+
+
+def gathered_rows(shards: Sequence[Tensor], tag: int = 0) -> list[Tensor]:
+    """Return views of the whole tensors of some shards, gathered in one message.
+
+    Raises MetaseqError if another replica sends a message of another `tag`; on a GPU, where looking
+    at it would wait for the device, the tensors are NaN then.
+    """
+    like = shards[0]
+    assert isinstance(like, DTensor)
+    group = like.device_mesh["shard"].get_group()
+    count = dist.get_world_size(group)
+    parts = [padded(local(t.detach()), t.shape, count).reshape(-1) for t in shards]
+    flat = torch.cat([*parts, local(like).new_full((1,), tag)])
+    gathered = flat.new_empty(count * flat.numel())
+    process_group.gather_into(gathered, flat, group)
+    *columns, tags = gathered.view(count, -1).split([*(p.numel() for p in parts), 1], dim=1)
+    agree = (tags == tag).all()
+    if gathered.is_cuda:
+        gathered.add_(torch.where(agree, 0.0, math.nan))
+    elif not agree:
+        raise MetaseqError(
+            "the replicas do not compute the same layers in the same order, so a sharded model cannot be "
+            "put together layer by layer; start with engine.gather=model"
+        )
+    return [c.reshape(-1, *t.shape[1:])[: t.shape[0]] for c, t in zip(columns, shards)]
+
+
+def fill_layer(shards: Sequence[Tensor], leaves: Sequence[Tensor], number: int) -> None:
+    """Write the whole tensors of the shards of layer `number` into its leaves."""
+    pairs = list(zip(leaves, shards))
+    sharded = [(leaf, shard) for leaf, shard in pairs if is_sharded(shard)]
+    rows = gathered_rows([shard for _, shard in sharded], number % 128)  # exact in bfloat16
+    for (leaf, _), value in zip(sharded, rows):
+        leaf.copy_(value)
+    for leaf, shard in pairs:
+        if not is_sharded(shard):
+            leaf.copy_(local(shard.detach()))
+
+
+def whole_vector(vector: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return `whole` of the tensors of a vector; what is None stays."""
+    present = iter(whole([v for v in vector if v is not None]))
+    return [None if v is None else next(present) for v in vector]
+
+
+def padded(part: Tensor, shape: torch.Size, shards: int) -> Tensor:
+    """Return a shard with rows of zeros up to the number that every shard sends."""
+    missing = rows_each(shape, shards) - part.shape[0]
+    return torch.cat([part, part.new_zeros(missing, *shape[1:])]) if missing else part
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether the processes hold different rows of a tensor."""
+    return isinstance(tensor, DTensor) and tensor.dim() > 0
+
+
+def buckets(numbers: Iterable[int], tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return `numbers`, in order, in groups of about BUCKET_BYTES of their tensors.
+
+    The tensors of a group have one dtype, and are all sharded or all whole.
+    """
+    result: list[list[int]] = []
+    filled, kind = 0, None
+    for number in numbers:
+        tensor = tensors[number]
+        if not result or filled >= BUCKET_BYTES or kind != (tensor.dtype, is_sharded(tensor)):
+            result.append([])
+            filled, kind = 0, (tensor.dtype, is_sharded(tensor))
+        result[-1].append(number)
+        filled += tensor.numel() * tensor.element_size()
+    return result

@@ -1,0 +1,99 @@
+"""A masked LM whose masks a small net chooses (Clark 2021, section 5.5, a negative result).
+
+Shapes: B batch, S length, M chosen positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.core.batch import Term, Terms, number_of
+from metaseq_lm.core.config import option
+from metaseq_lm.core.registry import register_criterion
+from metaseq_lm.criterions import Criterion
+from metaseq_lm.criterions.masked_lm import cross_entropy
+from metaseq_lm.methods.electra.criterion import binary_losses
+from metaseq_lm.methods.electra.data import ElectraBatch
+from metaseq_lm.methods.electra.model import DIFFICULTY, Electra
+from metaseq_lm.models.layers import current_context, full_precision, select
+
+
+@dataclass
+class StrategicConfig:
+    """The net that guesses which tokens are hard, and how far the draw follows it."""
+
+    difficulty_weight: float = option(1.0, "weight of that net's own loss", at_least=0)
+    sharpness: float = option(
+        1.0, "tokens are drawn in proportion to the guess to this power (0: all alike)", at_least=0
+    )
+
+
+@register_criterion("strategic_mlm", dataclass=StrategicConfig)
+class StrategicMLM(Criterion):
+    """A masked LM on the tokens that it is expected to fail at (Clark 2021, section 5.5).
+
+    A second net reads the original row. The sigmoid of its logit at a token guesses 1 - p, where p is
+    the masked LM's probability of that token once it is hidden. Training draws as many tokens of a row as
+    the batch has, without replacement and in proportion to the guess to the power `sharpness`; that
+    net learns by cross-entropy at the tokens drawn. In evaluation the masks are those of the batch.
+
+    The dissertation has one sentence on it. What is guessed, the rule of the draw and the weight are
+    choices.
+    """
+
+    tasks = ("electra",)
+    heads: tuple[str, ...] = ("lm",)
+    noises = (DIFFICULTY,)
+
+    config: StrategicConfig
+
+    def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
+        assert isinstance(model, Electra)
+        guesses = full_precision(model.difficulty(batch))  # (B, S)
+        masked, positions, targets = batch.masked, batch.positions, batch.targets
+        if model.training:
+            log_weights = self.config.sharpness * nn.functional.logsigmoid(guesses.detach())
+            masked, positions, targets = redrawn(batch, log_weights)
+        states = select(model.hidden(masked, batch), positions)
+        logits = model.heads["lm"](states, model.token_table())  # (B, M, V)
+        losses = cross_entropy(logits, targets)
+        counted = targets >= 0
+        missed = -torch.expm1(-losses.detach())
+        guessed = binary_losses(guesses.gather(1, positions), missed)
+        with torch.no_grad():
+            correct = number_of(logits.argmax(-1) == targets)
+        return {
+            "mlm": Term(losses.sum(), "targets"),
+            "accuracy": Term(correct, "targets", 0.0),
+            "difficulty": Term((guessed * counted).sum(), "targets", self.config.difficulty_weight),
+            "missed": Term((missed * counted).sum(), "targets", 0.0),
+        }
+
+
+@torch.no_grad()
+def redrawn(batch: ElectraBatch, log_weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose other tokens, by weights whose logarithms are (B, S), and hide them as the batch does.
+
+    Each row keeps its number of chosen tokens and what became of them: [MASK], another token, or
+    nothing. Returns masked rows (B, S), positions (B, M), and targets (B, M), -1 where unused.
+    """
+    noise, shape = current_context().noise, log_weights.shape
+    if noise is None:
+        u = torch.rand(shape, dtype=torch.double, device=log_weights.device)
+    else:
+        u = noise.uniform(shape, torch.double)
+    # Exponential clocks of these rates; the order in which they ring is that of successive draws in
+    # proportion to the weights (Efraimidis and Spirakis 2006). In logarithms, so that none is infinite.
+    rings = torch.log(-torch.log1p(-u)) - log_weights.double()
+    rings = rings.masked_fill(~batch.candidates, float("inf"))
+    positions = rings.topk(batch.positions.shape[1], largest=False).indices
+    counted = (batch.targets >= 0) & batch.candidates.gather(1, positions)
+    originals = batch.tokens.gather(1, positions)
+    shown = batch.masked.gather(1, batch.positions)
+    is_kept = shown == batch.tokens.gather(1, batch.positions)
+    hidden = torch.where(counted & ~is_kept, shown, originals)
+    masked = batch.tokens.scatter(1, positions, hidden)
+    return masked, positions, torch.where(counted, originals, -1)

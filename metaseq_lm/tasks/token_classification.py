@@ -1,0 +1,137 @@
+"""Fine-tuning on tags of words: a pre-trained subword encoder and a linear layer on its states.
+
+The first token of a word carries the word's tag, the others count for nothing (Devlin et al. 2019,
+5.3); spans are predicted in BIO and scored by the official scores of tagged sets. Shapes: B rows, S
+positions, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+from torch import nn
+
+from metaseq_lm.core.batch import Terms, TokenBatch
+from metaseq_lm.core.config import option
+from metaseq_lm.core.registry import register_task
+from metaseq_lm.criterions.labelled import TokenClassification
+from metaseq_lm.data.storage.manifest import Manifest
+from metaseq_lm.data.streams import Shuffled, Stream, sorted_pass
+from metaseq_lm.data.words.subwords import TaggedRows
+from metaseq_lm.engine.engine import Engine
+from metaseq_lm.evaluation.chunks import conlleval_spans
+from metaseq_lm.models.transformer.classifiers import TokenClassifier
+from metaseq_lm.models.transformer.encoder import TokenHead
+from metaseq_lm.tasks import Passes, Scored, TextTask, with_epochs
+from metaseq_lm.tasks.finetuning import (
+    OneSetConfig,
+    encoder_sizes,
+    encoder_weights,
+    judged,
+    labelled_folder,
+)
+from metaseq_lm.tasks.masked_lm import scored_rows
+from metaseq_lm.tasks.words import prediction_files, prediction_rows, set_scores
+
+
+@dataclass
+class TokenClassificationConfig(OneSetConfig):
+    """Which tagged set, how it is batched, and the head."""
+
+    labelled: str = option("", "tagged set in DATA (preprocess --tagged NAME --tokenizer-from DIR)")
+    validate_epochs: float = option(0.0, "epochs between validations (0 = unused)", at_least=0)
+    tokens_per_sample: int = option(
+        128, "longest row with its special tokens; longer sentences become several rows"
+    )
+    group_by_length: bool = option(False, "make training batches of rows of similar length")
+    head_dropout: float = option(0.1, "dropout before the linear layer", at_least=0, below=1)
+    valid_size: int = option(
+        0, "sentences of the validation split that are used (0 = all)", at_least=0
+    )
+
+
+@register_task("token_classification", dataclass=TokenClassificationConfig)
+class TokenClassificationTask(TextTask):
+    """A pre-trained encoder and a tagged set; scores are F1 of spans, or accuracy."""
+
+    criterion: TokenClassification
+    criterions = (TokenClassification,)
+    fresh = ("heads.",)
+
+    def __init__(self, config: TokenClassificationConfig, run_config: DictConfig) -> None:
+        super().__init__(config, run_config)
+        self.labelled = lru_cache(maxsize=None)(lambda split: tagged_rows(run_config, split))
+
+    @classmethod
+    def prepare(cls, config: DictConfig) -> DictConfig:
+        options = config.task
+        if not (options.epochs or options.validate_epochs):
+            return config
+        examples = len(tagged_rows(config, "train"))
+        return with_epochs(
+            config, examples, options.batch_size, options.epochs, options.validate_epochs
+        )
+
+    def some_split(self) -> TaggedRows:
+        """Return a split of the set: one without a training split is good for evaluation."""
+        return self.labelled(sorted(Manifest.load(labelled_folder(self.run_config)).splits)[0])
+
+    def build_streams(self, split: str) -> dict[str, Stream]:
+        options, seed = self.config, self.run_config.seed
+        rows = self.labelled(split)
+        if split != "train":
+            n_sentences = scored_rows(self, split, len(rows.data))
+            samples = np.flatnonzero(rows.sentence < n_sentences)
+            size = options.batch_size
+            return {split: sorted_pass(split, samples, rows.lengths, rows.batch, size, seed)}
+        lengths = rows.lengths if options.group_by_length else None
+        order = Shuffled(len(rows), options.batch_size, seed, "train", lengths)
+        return {split: Stream(split, order, rows.batch, seed, rows.lengths)}
+
+    def build_model(self) -> nn.Module:
+        sizes, vocabulary = encoder_sizes(self.run_config), self.vocabulary
+        head = TokenHead(sizes.width, len(self.some_split().classes), self.config.head_dropout)
+        return TokenClassifier(sizes, len(vocabulary), vocabulary.pad, head)
+
+    def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """Take the encoder of any model that calls it so."""
+        return encoder_weights(weights, self.run_config)
+
+    def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
+        """Return the scores of the set, the main one as "score" too, and the loss; `prediction_rows`."""
+        ((split, batches),) = passes.items()
+        rows = self.labelled(split)
+        data = rows.data
+
+        def judge(batch: TokenBatch) -> tuple[Terms, list[tuple[int, list[int]]]]:
+            assert batch.targets is not None and batch.samples is not None
+            scores = self.criterion.scores(model, batch)
+            terms = self.criterion.terms(model, scores, batch)
+            if data.unseen is not None:
+                scores[..., data.unseen] = -float("inf")
+            best, is_word = scores.argmax(-1), batch.targets >= 0
+            classes = [row[mask].tolist() for row, mask in zip(best, is_word)]
+            return terms, list(zip(batch.samples.tolist(), classes))
+
+        logs, predicted = judged(engine, batches, judge)
+        sentences: dict[int, list[int]] = {}
+        for row, classes in sorted(predicted):
+            sentences.setdefault(int(rows.sentence[row]), []).extend(classes)
+        labels = [(i, [rows.labels(conlleval_spans, c)]) for i, c in sentences.items()]
+        scores = set_scores(data, labels)
+        metrics = {"score": next(iter(scores.values())), **logs, **scores}
+        return Scored(metrics, lambda: prediction_rows(self.config.labelled, data, labels))
+
+    def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+        """Return NAME.SPLIT.conll (word, gold, predicted; spans in BIO) and the report of conlleval."""
+        return prediction_files(self.config.labelled, self.labelled(split).data, rows)
+
+
+def tagged_rows(config: DictConfig, split: str) -> TaggedRows:
+    """Return the rows of a split of the configured set."""
+    return TaggedRows(labelled_folder(config), split, config.task.tokens_per_sample)

@@ -1,0 +1,242 @@
+"""Where a run's values go besides log.jsonl: TensorBoard, trackio, Weights & Biases, MLflow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from omegaconf import DictConfig, OmegaConf
+
+from metaseq_lm.core.config import flatten
+from metaseq_lm.core.errors import UsageError, say
+from metaseq_lm.core.files import write_atomic
+from metaseq_lm.core.secrets import mask_options
+
+PROJECT = "metaseq-lm"
+ID_FILE = "run_id.txt"
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """A run as loggers see it.
+
+    Attributes:
+        folder: The run folder.
+        config: The run's configuration.
+        update: The update from which it goes on.
+    """
+
+    folder: Path
+    config: DictConfig
+    update: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the run folder."""
+        return self.folder.resolve().name
+
+    @property
+    def id(self) -> str:
+        """What a logger finds the run by when it is resumed; stored in the run folder."""
+        file = self.folder / ID_FILE
+        stored = file.read_text(errors="replace").strip() if file.is_file() else ""
+        if not re.fullmatch("[0-9a-f]{32}", stored):
+            stored = uuid.uuid4().hex
+            write_atomic(file, f"{stored}\n".encode())
+        return stored
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The configuration with dotted keys, without secrets."""
+        return flatten(mask_options(OmegaConf.to_container(self.config)))
+
+
+class Logger(Protocol):
+    """A service that is open for a run; its methods may raise any exception."""
+
+    def log(self, update: int, values: dict[str, float]) -> None:
+        """Add one point per value; of a resumed run, an update may come again with equal values."""
+
+    def close(self, failed: bool) -> None:
+        """Send what waits, and mark the run as finished or failed."""
+
+
+class TensorBoard:
+    """An event file in the run folder.
+
+    Not by the library's SummaryWriter: that writes in a thread, and when the thread dies of a full disk
+    the next point waits for ever.
+    """
+
+    def __init__(self, run: LoggedRun) -> None:
+        from tensorboardX.event_file_writer import EventsWriter  # takes most of a second
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        place = run.folder / "tb"
+        place.mkdir(parents=True, exist_ok=True)
+        # By the number, a run that is resumed within a second does not overwrite its file.
+        number = sum(1 for _ in place.iterdir())
+        self.writer = EventsWriter(str(place / "events"), f".{number:04d}")
+        # TensorBoard drops later points, which a killed process logged, and shows those that follow.
+        start = SessionLog(status=SessionLog.START)
+        self.writer.write_event(
+            Event(step=run.update + 1, wall_time=time.time(), session_log=start)
+        )
+
+    def log(self, update: int, values: dict[str, float]) -> None:
+        """Write one event."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
+        event = Event(step=update, wall_time=time.time())
+        for name, value in values.items():
+            event.summary.MergeFrom(scalar(name, value))
+        self.writer.write_event(event)
+        self.writer.flush()
+
+    def close(self, failed: bool) -> None:
+        """Flush and close."""
+        self.writer.close()
+
+
+class Trackio:
+    """A run of trackio, in its folder (TRACKIO_DIR) or the space that its variables name."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        import trackio
+
+        project = os.environ.get("TRACKIO_PROJECT", PROJECT)
+        name = f"{run.name}-{run.id[:8]}"  # trackio finds runs by their names
+        self.run = trackio.init(project, name=name, config=run.options, resume="allow", embed=False)
+
+    def log(self, update: int, values: dict[str, float]) -> None:
+        """Log a step."""
+        self.run.log(values, step=update)
+
+    def close(self, failed: bool) -> None:
+        """Finish the run."""
+        self.run.finish()
+
+
+class WandB:
+    """A run of Weights & Biases; its variables (WANDB_MODE, WANDB_PROJECT) choose where it goes.
+
+    Command line, output and code are not sent: they may hold secrets.
+    """
+
+    def __init__(self, run: LoggedRun) -> None:
+        import wandb
+
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            id=run.id,
+            name=run.name,
+            dir=run.folder,
+            config=run.options,
+            resume="allow",
+            settings=wandb.Settings(
+                console="off", disable_git=True, save_code=False, x_disable_meta=True
+            ),
+        )
+
+    def log(self, update: int, values: dict[str, float]) -> None:
+        """Log a step; steps before the last one that it has are dropped there."""
+        self.run.log(values, step=update)
+
+    def close(self, failed: bool) -> None:
+        """Send what waits and end the run."""
+        self.run.finish(exit_code=int(failed))
+
+
+class MLflow:
+    """A run of MLflow at MLFLOW_TRACKING_URI, in MLFLOW_EXPERIMENT_NAME."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self.client = MlflowClient()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = self.client.get_experiment_by_name(name)
+        place = experiment.experiment_id if experiment else self.client.create_experiment(name)
+        earlier = self.client.search_runs([place], f"tags.metaseq_lm_id = '{run.id}'")
+        if earlier:
+            self.run_id = earlier[0].info.run_id
+            self.client.update_run(self.run_id, status="RUNNING")
+            return
+        tags = {"metaseq_lm_id": run.id}
+        self.run_id = self.client.create_run(place, run_name=run.name, tags=tags).info.run_id
+        options = [Param(key, str(value)[:500]) for key, value in run.options.items()]
+        for first in range(0, len(options), 100):  # MLflow takes no more at once
+            self.client.log_batch(self.run_id, params=options[first : first + 100])
+
+    def log(self, update: int, values: dict[str, float]) -> None:
+        """Log a step."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        points = [Metric(name, value, now, update) for name, value in values.items()]
+        self.client.log_batch(self.run_id, metrics=points)
+
+    def close(self, failed: bool) -> None:
+        """End the run."""
+        self.client.set_terminated(self.run_id, status="FAILED" if failed else "FINISHED")
+
+
+# By the names of engine.loggers, which are those of the packages and of the extras, too.
+LOGGERS: dict[str, Callable[[LoggedRun], Logger]] = {
+    "tensorboard": TensorBoard,
+    "trackio": Trackio,
+    "wandb": WandB,
+    "mlflow": MLflow,
+}
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Raise UsageError for a logger whose package is missing."""
+    for name in names:
+        if find_spec(name) is None:
+            raise UsageError(
+                f"engine.loggers names {name}, which is not installed; pip install 'metaseq-lm[{name}]'"
+            )
+
+
+class LoggerGroup:
+    """The open loggers of a run; one that raises an exception is left out, with one warning."""
+
+    def __init__(self, names: Sequence[str], run: LoggedRun) -> None:
+        self.loggers: dict[str, Logger] = {}
+        for name in dict.fromkeys(names):
+            with self._without_errors(name):
+                self.loggers[name] = LOGGERS[name](run)
+
+    def log(self, kind: str, update: int, values: dict[str, float]) -> None:
+        """Log the values of a `kind` of line, such as "train" or "valid"."""
+        named = {f"{kind}/{name}": value for name, value in values.items()}
+        for name, logger in list(self.loggers.items()):
+            with self._without_errors(name):
+                logger.log(update, named)
+
+    def close(self, failed: bool) -> None:
+        """Close all."""
+        for name, logger in list(self.loggers.items()):
+            with self._without_errors(name):
+                logger.close(failed)
+        self.loggers.clear()
+
+    @contextlib.contextmanager
+    def _without_errors(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of a network, a disk, another package
+            self.loggers.pop(name, None)
+            reason = (str(error).strip() or repr(error)).splitlines()[0].rstrip(".")
+            say(f"warning: {name}: {reason}; it gets no more values (log.jsonl has them all)")

@@ -1,0 +1,78 @@
+"""The start of a run: from new weights, those of init_from, or those of its own checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.secrets import mask_options
+from metaseq_lm.runs import checkpoint, lineage_cost
+from metaseq_lm.runs.checkpoint import CheckpointError
+from metaseq_lm.runs.folder import begun, read_config
+from metaseq_lm.training.parts import Parts
+from metaseq_lm.training.restore import Initialisation, initialise_from
+
+
+def initialise(parts: Parts) -> Initialisation:
+    """Load the weights of init_from, unless the run has a checkpoint, which holds those it goes on with.
+
+    init_from may then be gone, or lie elsewhere with the same weights. Raises UsageError if it is not
+    the one that the run started from, otherwise errors as `initialise_from`.
+    """
+    folder, source = Path(parts.config.save_dir), parts.config.init_from
+    stored = checkpoint.newest_manifest(folder / "checkpoints")
+    shown = mask_options({"init_from": source})["init_from"]
+    first = source_of(folder, stored, shown)
+    record = (stored or {}).get("start") or {}
+    then, now = record.get("weights") or weights_at(first), weights_at(source)
+    if first != shown and (now is None or now != then):
+        raise UsageError(
+            f"{folder} holds another run (init_from is {first!r} there, {shown!r} here, which has not the same "
+            "weights); choose another --save-dir, or the same init_from to resume it. A new run that starts "
+            f"from its weights is init_from={folder}"
+        )
+    if source is None:
+        return Initialisation()
+    if stored is None:
+        return initialise_from(parts, source)
+    message = ""
+    if first != shown:
+        message = f"init_from {first} -> {shown}, which has the same weights"
+    elif now is None:
+        message = f"init_from {shown} is not there any more; the run goes on with its own weights"
+    elif then not in (None, now):
+        message = f"init_from {shown} has other weights now; the run goes on with its own"
+    costs = costs_on_record(record, folder)
+    if costs is None and now is not None:
+        costs = lineage_cost.ancestors(source)
+    return Initialisation(message, costs, then or "")
+
+
+def source_of(folder: Path, stored: dict[str, Any] | None, otherwise: str | None) -> str | None:
+    """Return the init_from of the run in a folder; `otherwise` if nothing was trained there."""
+    if stored is not None:
+        source: str | None = (stored.get("config") or {}).get("init_from")
+        return source
+    file = folder / "config.yaml"
+    return read_config(file).get("init_from") if file.is_file() and begun(folder) else otherwise
+
+
+def weights_at(source: str | None) -> str | None:
+    """Return the hash of the weights of a run or checkpoint; None if there is none."""
+    try:
+        return source and checkpoint.hash_of_weights(
+            checkpoint.read_manifest(checkpoint.resolve(source))
+        )
+    except CheckpointError:
+        return None
+
+
+def costs_on_record(record: dict[str, Any], folder: Path) -> lineage_cost.Costs:
+    """Return the costs of the ancestors that a checkpoint records, None if it does not."""
+    try:
+        return lineage_cost.checked(record.get("costs"))
+    except ValueError as error:
+        raise CheckpointError(
+            f"{folder}: a manifest of its checkpoints is damaged: {error}"
+        ) from error

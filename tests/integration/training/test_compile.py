@@ -1,0 +1,131 @@
+"""engine.compile=true: no graph break, the same losses, few graphs; what cannot be compiled is refused."""
+
+import functools
+import json
+from pathlib import Path
+
+import battery
+import numpy as np
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
+
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.models.layers import Noise, TracedNoise
+from metaseq_lm.training.run import TrainingRun
+
+LSTMS = "torch.compile does not trace the LSTMs of model"
+GRADIENT = "the loss contains a gradient"
+# Why the first case of a criterion cannot be compiled; all others must be, without a graph break.
+REFUSED = {
+    "meta_pseudo_label_soft": "gradients are differentiated again",
+    "cvt_vision": GRADIENT,
+    "vat_vision": GRADIENT,
+    "vat": GRADIENT,
+    **dict.fromkeys(
+        [
+            "language_modeling",
+            "translation",
+            "cvt_translation",
+            "word_dropout_translation",
+            "tagging",
+            "parsing",
+            "cvt_aux",
+            "word_dropout",
+        ],
+        LSTMS,
+    ),
+}
+COMPILED = [case for case in battery.FIRST if case[0] not in REFUSED]
+
+
+@pytest.fixture
+def fresh() -> None:
+    """Nothing is compiled, or counted, yet."""
+    torch._dynamo.reset()
+    counters.clear()
+
+
+@pytest.mark.slow
+def test_compiled_losses_are_those_of_eager(moons: Path, tmp_path: Path, fresh: None) -> None:
+    """20 updates of inductor's code, with dropout, in micro-batches of 6, 6 and 4 rows.
+
+    In fp32 fused operations round differently: losses agree to 1e-5 of their size.
+    """
+    losses = []
+    for compiled in ("false", "true"):
+        more = ["trainer.max_update=20", "engine.micro_batch_size=6", "model.encoder_layers=1"]
+        more += [f"engine.compile={compiled}", "trainer.valid_split=''"]
+        save = tmp_path / compiled
+        battery.train_uncounted(battery.configure(moons, save, ("masked_lm", 0), *more))
+        lines = [json.loads(line) for line in (save / "log.jsonl").read_text().splitlines()]
+        losses.append([line["loss"] for line in lines if line["kind"] == "train"])
+    eager, inductor = losses
+    assert len(eager) == 20 and inductor == pytest.approx(eager, rel=1e-5)
+    assert not counters["graph_break"]
+    assert 1 <= counters["stats"]["unique_graphs"] <= 3
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.slow] * (c[0] != "masked_lm")) for c in COMPILED],
+    ids=lambda c: c[0],
+)
+def test_no_graph_break(
+    case: battery.Case,
+    moons: Path,
+    whole: battery.Whole,
+    tmp_path: Path,
+    fresh: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Traced, and its derivative too, without code for the processor: the weights agree to 1e-12."""
+    backend = functools.partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr(torch, "compile", backend)
+    config = battery.configure(moons, tmp_path, case, *battery.dropped("engine.compile=true"))
+    assert battery.difference(whole(case), battery.train_uncounted(config)) <= 1e-12
+    assert not counters["graph_break"]
+    assert 1 <= counters["stats"]["unique_graphs"] <= 4
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_compiled_is_refused(name: str, moons: Path, tmp_path: Path) -> None:
+    config = battery.configure(moons, tmp_path, (name, 0), "engine.compile=true")
+    with pytest.raises(UsageError, match=rf"criterion {name} .*because {REFUSED[name]}"):
+        TrainingRun(config)
+
+
+@pytest.mark.parametrize(
+    "case, override, message",
+    [
+        (("bert_pretraining", 2), "seed=1", r"task\.second_order=exact"),
+        (("masked_lm", 0), "engine.recompute=block", r"leave engine\.recompute out"),
+    ],
+)
+def test_options_that_cannot_be_compiled(
+    case: battery.Case, override: str, message: str, moons: Path, tmp_path: Path
+) -> None:
+    config = battery.configure(moons, tmp_path, case, "engine.compile=true", override)
+    with pytest.raises(UsageError, match=message):
+        TrainingRun(config)
+
+
+def test_a_missing_compiler_is_named(
+    moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    config = battery.configure(moons, tmp_path, ("masked_lm", 0), "engine.compile=true")
+    with pytest.raises(UsageError, match=r"needs a C\+\+ compiler \(no-such-compiler\).*install"):
+        TrainingRun(config)
+
+
+def test_traced_noise_is_the_same_noise() -> None:
+    """Masks of sizes that 4 does not divide, and numbers, one after the other."""
+    noise = Noise(7, np.arange(3))
+    traced = TracedNoise(noise.traced_keys())
+    for shape, p in (((3, 5), 0.1), ((3, 2, 9), 0.5), ((3, 4), 0.1)):
+        mask = noise.keep(shape, p, torch.float32, ahead=64)
+        assert torch.equal(mask, traced.keep(shape, p, torch.float32))
+        assert torch.equal(noise.uniform(shape), traced.uniform(shape))
+    assert noise.position == traced.position

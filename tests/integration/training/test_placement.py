@@ -1,0 +1,238 @@
+"""Parameters that rest as shards: what each process holds, and that nothing else changes."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from real_runs import on_replicas
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from metaseq_lm.core.batch import Batch, Term
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.distributed import placement, process_group
+from metaseq_lm.distributed.layers import TOGETHER
+from metaseq_lm.distributed.placement import Placement, build_mesh
+from metaseq_lm.engine import vectors
+from metaseq_lm.engine.engine import Engine
+from metaseq_lm.optim import build_optimizer
+
+ADAMW = {"_name": "adamw", "lr": 0.1, "clip_norm": 1.0}
+CONSTANT = {"_name": "constant", "warmup_updates": 1}
+
+
+class Block(nn.Module):
+    """A layer with a number and a matrix that is used twice, transposed and not."""
+
+    is_gathered_alone = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.map = nn.Linear(5, 5)
+        self.norm = nn.LayerNorm(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states: Tensor = self.norm(x + self.scale * torch.tanh(self.map(x)) @ self.map.weight)
+        return states
+
+
+class Net(nn.Module):
+    """A tied table, an LSTM, which keeps a list of its weights, a number, and rows that 2 and 3 do not divide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 5)
+        self.lstm = nn.LSTM(5, 5, batch_first=True)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.single = nn.Parameter(torch.ones(1, 5))
+        self.unused = nn.Linear(5, 5)
+        self.blocks = nn.ModuleList(Block() for _ in range(5))
+        self.shared = nn.ModuleList([Block(), Block()])
+        self.shared[1].load_state_dict(self.shared[0].state_dict())
+        for name, module in self.shared[0].named_children():
+            setattr(self.shared[1], name, module)
+        self.shared[1].scale = self.shared[0].scale
+        self.order = [0, 1, 2, 1, 3]  # one is used twice, one not at all
+        self.head = nn.Linear(5, 7)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        states, _ = self.lstm(self.table(tokens) * self.scale + self.single)
+        for number in self.order:
+            states = self.blocks[number](states)
+        states = self.shared[1](self.shared[0](states))
+        return self.head(states)
+
+
+def build(parallel: str, layers: bool = True) -> tuple[Net, Engine]:
+    """Return a net in float64 and its engine."""
+    torch.manual_seed(0)
+    model = Net().double()
+    place = Placement(model, build_mesh(parallel, "cpu"), layers=layers)
+    optimizer = build_optimizer(model.named_parameters(), ADAMW, CONSTANT)
+    return model, Engine({"main": optimizer}, precision="fp64", placement=place)
+
+
+@dataclass(kw_only=True)
+class TokenBatch(Batch):
+    """Tokens (B, S)."""
+
+    tokens: Tensor
+
+
+def batches(seed: int, rank: int, world: int) -> list[TokenBatch]:
+    """Return this replica's rows of a global batch of 12, as two micro-batches."""
+    tokens = torch.randint(7, (12, 4), generator=torch.Generator().manual_seed(seed))
+    parts = tokens[rank::world].chunk(2)
+    return [TokenBatch(tokens=part, sizes={"tokens": part.numel()}) for part in parts]
+
+
+def results(parallel: str, rank: int, world: int, layers: bool = True) -> dict[str, list[Tensor]]:
+    """Return what steps, virtual steps and hypergradients come to, whole."""
+    model, engine = build(parallel, layers)
+
+    def loss_of(batch: TokenBatch) -> dict[str, Term]:
+        logits = model(batch.tokens).flatten(0, 1)
+        loss = nn.functional.cross_entropy(logits, batch.tokens.flatten(), reduction="sum")
+        return {"tokens": Term(loss, "tokens")}
+
+    def whole(vector: Sequence[Tensor | None]) -> list[Tensor]:
+        return [v.clone() for v in placement.whole_vector(vector) if v is not None]
+
+    parameters, out = engine.parameters("main"), {}
+    for update in range(3):
+        engine.begin(update)
+        grads, logs = engine.gradients(loss_of, batches(update, rank, world), parameters)
+        assert grads[names(model).index("unused.weight")] is None
+        out[f"numbers {update}"] = [
+            torch.as_tensor(logs["loss"]),
+            vectors.norm(grads),
+            vectors.dot(grads, vectors.scale(grads, 3.0)),
+            vectors.norm([vectors.flat(grads)]),
+            vectors.cosine(grads, vectors.add(grads, list(parameters), 0.1)),
+        ]
+        assert engine.step("main", grads)
+    for replay in (False, True):
+        inner = engine.inner(loss_of, batches(7, rank, world)[:1], parameters, replay=replay)
+        query, _ = engine.gradients(loss_of, batches(8, rank, world), parameters)
+        out[f"hypergradients {replay}"] = whole(engine.hypergradients(inner, query, parameters))
+    with engine.restoring("main"):
+        engine.move("main", query, -0.1)
+        moved, _ = engine.gradients(loss_of, batches(9, rank, world), parameters)
+        assert engine.step("main", moved)
+        out["virtual"] = whole(parameters)
+        # A step inside of a pass is seen by it.
+        with engine.whole():
+            assert engine.step("main", query)
+            seen = [p.detach().clone() for p in model.parameters()]
+        assert all(map(torch.equal, seen, whole(parameters)))
+    out["parameters"] = whole(parameters)
+    out["moments"] = engine.optimizers["main"].slots("exp_avg")
+    held = sum(placement.local(p).numel() for p in parameters)
+    if parallel == "shard":
+        assert held <= sum(p.numel() for p in parameters) / world + 40
+        check_state(engine)
+    return out
+
+
+def names(model: nn.Module) -> list[str]:
+    """Return the names of the parameters, a tied one once."""
+    return [name for name, _ in model.named_parameters()]
+
+
+def check_state(engine: Engine) -> None:
+    """Whole moments are saved, and each process takes its rows of them back."""
+    optimizer = engine.optimizers["main"]
+    saved = optimizer.state_dict()
+    shapes = [tuple(p.shape) for p in optimizer.parameters]
+    assert {tuple(s["exp_avg"].shape) for s in saved["state"].values()} <= set(shapes)
+    before = [m.clone() for m in optimizer.slots("exp_avg_sq")]
+    optimizer.load_state_dict({"updates": 3, "state": {}})
+    assert all(not m.any() for m in optimizer.slots("exp_avg_sq"))
+    optimizer.load_state_dict(saved)
+    assert all(map(torch.equal, before, optimizer.slots("exp_avg_sq")))
+
+
+def compare(parallel: str) -> None:
+    """As one of several replicas, compare a placement with one process."""
+    process_group.initialise("cpu", 60)
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    rank, world = process_group.rank(), process_group.world_size()
+    reference = results("replicate", rank, world)
+    for layers in (True, False):
+        shards = results(parallel, rank, world, layers)
+        for name, values in reference.items():
+            for a, b in zip(values, shards[name], strict=True):
+                assert not isinstance(b, DTensor)
+                assert torch.allclose(a, b, rtol=0, atol=1e-12), name
+    process_group.finish()
+
+
+@pytest.mark.parametrize("parallel, world", [("shard", 2), ("shard", 3), ("hybrid", 4)])
+def test_shards_give_the_numbers_of_whole_parameters(parallel: str, world: int) -> None:
+    on_replicas(world, compare, parallel)
+
+
+def loss_on(model: Net, batch: TokenBatch) -> dict[str, Term]:
+    """Return a loss that depends on all weights that are used."""
+    return {"tokens": Term(model(batch.tokens).square().sum(), "tokens")}
+
+
+def gather_in_turn() -> None:
+    """As one of two replicas, count the layers with memory in a pass; then run them in another order."""
+    process_group.initialise("cpu", 60)
+    rank = process_group.rank()
+    model, engine = build("shard")
+    parameters, seen = engine.parameters("main"), []
+
+    def count(*_: object) -> None:
+        leaves = [engine.placement.leaf(block.map.weight) for block in model.blocks]
+        assert any(isinstance(p, DTensor) for p in model.blocks[4].parameters())
+        seen.append(sum(leaf.untyped_storage().nbytes() > 0 for leaf in leaves))
+
+    def loss(batch: TokenBatch) -> dict[str, Term]:
+        terms = loss_on(model, batch)
+        terms["tokens"].sum.register_hook(count)
+        return terms
+
+    # Unequal numbers of micro-batches: the whole model at once.
+    engine.gradients(lambda b: loss_on(model, b), batches(1, rank, 2)[rank:], parameters)
+    for block in model.blocks:
+        block.map.register_forward_hook(count)
+        block.map.register_full_backward_hook(count)
+    engine.gradients(loss, batches(1, rank, 2), parameters)
+    assert len(seen) == 2 * (5 + 1 + 5) and max(seen) == TOGETHER
+    if rank:
+        model.order = [1, 0, 2, 1, 3]
+    with pytest.raises(MetaseqError, match="engine.gather=model"):
+        engine.gradients(lambda b: loss_on(model, b), batches(1, rank, 2), parameters)
+    assert all(isinstance(p, DTensor) for p in model.parameters())
+
+
+def test_layers_are_whole_in_turn() -> None:
+    on_replicas(2, gather_in_turn)
+
+
+def refuse_uneven_nodes(sizes: list[int]) -> None:
+    """As one of the replicas of nodes of these sizes, ask for a replica on each node."""
+    process_group.initialise("cpu", 60)
+    size = [size for size in sizes for _ in range(size)][process_group.rank()]
+    os.environ["LOCAL_WORLD_SIZE"] = str(size)
+    with pytest.raises(UsageError, match=f"{sum(sizes)} in all and {size} on this node"):
+        build_mesh("hybrid", "cpu")
+    process_group.finish()
+
+
+@pytest.mark.parametrize("sizes", [[2, 1], [2, 1, 1]])
+def test_hybrid_needs_equal_nodes(sizes: list[int]) -> None:
+    on_replicas(sum(sizes), refuse_uneven_nodes, sizes)
+
+
+def test_one_process_has_whole_parameters() -> None:
+    model, engine = build("shard")
+    assert not any(isinstance(p, DTensor) for p in model.parameters())
+    with engine.whole(write=True):
+        pass

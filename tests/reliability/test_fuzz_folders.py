@@ -1,0 +1,15 @@
+"""No damage of a run, a sweep, an archive or a data folder changes what a command says in silence."""
+
+from pathlib import Path
+
+import fuzz_folders
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [40])
+def test_damage_is_refused_or_said(tmp_path: Path, count: int) -> None:
+    """`python tests/support/fuzz_folders.py --count 500` tries more."""
+    counts = fuzz_folders.fuzz(tmp_path / "fuzz", count, seed=1)
+    assert counts.mutations == count
+    assert not counts.troubles, "\n".join(counts.troubles)
