@@ -6,8 +6,8 @@
 #   METASEQ_LM_DATA=FOLDER SHARES=0.05 run.sh OUT chunk pos dep     5 % of the labels; later more, SHARES=0.05,0.25
 #
 # chunk, ncbi, pos, dep: methods by share of the labels; then longer_chunk and so on (four times the updates), multitask,
-# ablations, probe, transformer, elmo (a language model of its own), multi30k, iwslt, cifar. FOLDER holds what prepare.sh names, and
-# multi30k, iwslt15-en-vi and cifar10-subset. Everything is resumed or reused when run again. JOBS processes run side by
+# ablations, probe, transformer, elmo and elmo_frozen (with language models of their own), multi30k, iwslt, cifar, figure_4_7. FOLDER
+# holds what prepare.sh names, and multi30k, iwslt15-en-vi and cifar10-subset. Everything is resumed or reused when run again. JOBS processes run side by
 # side, one thread each. report/NAME.jsonl keeps the runs of an experiment, claims.md compares the methods over all sets
 # that are there; sets/ has pictures of them side by side.
 set -euo pipefail
@@ -17,7 +17,7 @@ shift
 here=$(cd "$(dirname "$0")" && pwd)
 source=$(realpath "${METASEQ_LM_DATA:?name the folder of the data sets}")
 seeds=${SEEDS:-1,2,3} jobs=${JOBS:-2} shares=${SHARES:-0.05,0.25,1}
-known=(chunk ncbi pos dep longer_{chunk,ncbi,pos,dep} multitask ablations probe transformer elmo multi30k iwslt cifar)
+known=(chunk ncbi pos dep longer_{chunk,ncbi,pos,dep} multitask ablations probe transformer elmo{,_frozen} multi30k iwslt cifar figure_4_7)
 [ $# -gt 0 ] || set -- "${known[@]}"
 general=$out/data/general runs=$out/runs report=$out/report
 buckets=[3,6,9,12,15,18,21,24,27,30,33,36,40,45,50,60] # those of sweep.yaml
@@ -124,6 +124,12 @@ elmo() {
     sweep sweep "$general" elmo --grid method=elmo --grid "share=$shares" "task.elmo='$runs/elmo_lm'"
     keep elmo test.score --rows label --columns task.label_fraction
 }
+elmo_frozen() {
+    words general
+    sweep elmo_frozen "$general" elmo_frozen
+    table elmo_frozen-control test.score untrained "$runs/elmo_frozen" --test t --detectable
+    keep elmo_frozen test.score
+}
 multi30k() {
     local pairs=$source/multi30k
     [ -f "$out/data/multi30k/manifest.json" ] || metaseq preprocess --parallel multi30k --trainpref "$pairs/train" \
@@ -145,15 +151,24 @@ iwslt() {
     table iwslt-test test.bleu translation "$runs/iwslt"
     keep iwslt test.bleu --curve valid.bleu
 }
-cifar() {
+images() {
     local images=$source/cifar10-subset
     [ -f "$out/data/cifar/manifest.json" ] || python "$here/../tartan/images.py" "$out/data/cifar" --train "$images/train.npz" \
         --test "$images/test.npz" --names airplane,automobile,bird,cat,deer,dog,frog,horse,ship,truck
+}
+cifar() {
+    images
     sweep vision "$out/data/cifar" cifar
     for share in 0.05 0.25; do
         table "cifar-$share" test.accuracy supervised "$runs/cifar" --where task.labelled_share=$share
     done
     keep cifar test.accuracy --x task.labelled_share
+}
+figure_4_7() {
+    images
+    sweep vision "$out/data/cifar" figure_4_7 --grid share=0.25 --grid method=supervised,cvt trainer.max_update=1000
+    keep figure_4_7 test.accuracy --baseline label=supervised --test t --detectable
+    python "$here/figure_4_7.py" "$runs/figure_4_7" --out "$report"
 }
 
 for name in "$@"; do

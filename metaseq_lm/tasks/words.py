@@ -192,12 +192,12 @@ class WordTask(Task):
             typed_options("model", model),
             len(vocabulary),
             len(vocabulary.characters),
-            vocabulary.vectors if model.word_vectors else None,
+            vocabulary.vectors if model.get("word_vectors") else None,
             mix,
         )
         if mix is not None:
             encoder.extra_width = mix.width
-        if model.normalize_words and sum(vocabulary.counts):
+        if model.get("normalize_words") and sum(vocabulary.counts):
             counts = torch.tensor(vocabulary.counts, dtype=torch.float64)
             encoder.embedding.frequencies.copy_(counts / counts.sum())
         return encoder

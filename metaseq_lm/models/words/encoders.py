@@ -1,8 +1,9 @@
-"""Encoders of words with views: LSTMs (Clark et al. 2018), or a Transformer with attention masks.
+"""Encoders of words with views: LSTMs (Clark et al. 2018), a Transformer with attention masks, or none.
 
 Shapes: B rows, S positions, E width of embedded words.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -142,6 +143,51 @@ class TransformerViews(ViewsEncoder):
         back = self.back(x, (past.mT & seen) | itself)
         both = self.full(self.merge(torch.cat([ahead, back], -1)), seen)
         return Views(ahead, back, both)
+
+
+@dataclass
+class NoEncoderConfig:
+    """The dropout of prediction modules."""
+
+    dropout: float = option(0.5, "dropout of the parser's hidden units", at_least=0, below=1)
+
+
+@register_model("no_encoder", dataclass=NoEncoderConfig)
+class NoEncoder(ViewsEncoder):
+    """No states: prediction modules read the frozen language model of task.elmo, through their mix.
+
+    "ELMo frozen" of Clark 2021, table 4.5. Raises UsageError without a language model.
+    """
+
+    width = full_width = 0
+
+    def __init__(
+        self,
+        config: NoEncoderConfig,
+        words: int,
+        characters: int,
+        vectors: np.ndarray | None = None,
+        mix: ScalarMix | None = None,
+    ) -> None:
+        super().__init__()
+        if mix is None:
+            raise UsageError(
+                "model no_encoder has nothing to predict from but the states of a language model; give "
+                "task.elmo=RUN, or another --model"
+            )
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        characters: Tensor,
+        padding: Tensor,
+        shift: Tensor | None = None,
+        layers: Sequence[Tensor] = (),
+    ) -> Views:
+        """Return views of width 0."""
+        nothing = layers[0].new_empty(*tokens.shape, 0)
+        return Views(nothing, nothing, nothing)
 
 
 def sinusoids(positions: int, width: int) -> Tensor:

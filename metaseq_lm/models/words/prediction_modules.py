@@ -37,10 +37,14 @@ class Views(NamedTuple):
     extra: Tensor | None = None
 
     def of(self, name: str) -> list[Tensor]:
-        """Return the states of a view; "full" has both directions concatenated, `both`, and `extra`."""
+        """Return the states of a view; "full" has both directions concatenated, `both`, and `extra`.
+
+        Without those of width 0.
+        """
         if name == FULL:
             extra = [] if self.extra is None else [self.extra]
-            return [torch.cat([self.ahead, self.back], -1), self.both, *extra]
+            every = [torch.cat([self.ahead, self.back], -1), self.both, *extra]
+            return [states for states in every if states.shape[-1]]
         return [{AHEAD: self.ahead, BACK: self.back}[name]]
 
 
@@ -48,7 +52,7 @@ class ViewsEncoder(nn.Module):
     """Base class of encoders of words that give views.
 
     Attributes:
-        width, full_width: Widths D and F of the states in `Views`.
+        width, full_width: Widths D and F of the states in `Views`, 0 if there are none.
         dropout: The dropout that prediction modules may use.
         extra_width: Width of `Views.extra`, 0 if there is none.
     """
@@ -63,7 +67,8 @@ class ViewsEncoder(nn.Module):
         """Return the widths of the states of a view."""
         if name != FULL:
             return [self.width]
-        return [2 * self.width, self.full_width] + [self.extra_width] * bool(self.extra_width)
+        every = (2 * self.width, self.full_width, self.extra_width)
+        return [width for width in every if width]
 
     def forward(
         self,

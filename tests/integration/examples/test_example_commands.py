@@ -103,7 +103,9 @@ def test_runs_that_start_from_others_find_them(
         kind = arguments[arguments.index("--config-name") + 1]
         sizes = {"cvt": [*LSTM, *HEADS], "probe": HEADS, "elmo_lm": LANGUAGE_MODEL}[kind]
         assert main([*arguments, *sizes, *ONCE]) == 0
-    scored(place / "data" / "words", "elmo", f"task.elmo={tmp_path}/runs/elmo_lm", *LSTM, *HEADS)
+    reader = f"task.elmo={tmp_path}/runs/elmo_lm"
+    scored(place / "data" / "words", "elmo", reader, *LSTM, *HEADS)
+    scored(place / "data" / "words", "elmo_frozen", reader, *HEADS)
 
 
 @pytest.mark.parametrize("data", ["multi30k", "iwslt"])

@@ -39,7 +39,9 @@ def reader(sentences: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build(data: Path, save: Path, reader: Path | str, *more: str) -> TrainingRun:
     places = [f"data={data}", f"save_dir={save}", f"task.elmo={reader}"]
-    return TrainingRun(load_config([*battery.CVT, *QUICK, *places, *more]))
+    without = "model=no_encoder" in more
+    options = [o for o in battery.CVT if not (without and o.startswith("model"))]
+    return TrainingRun(load_config([*options, *QUICK, *places, *more]))
 
 
 def batch_of(run: TrainingRun, name: str) -> Batch:
@@ -113,10 +115,11 @@ def test_the_language_model_stays_and_the_mixes_learn(
     assert counts["all"] - counts["trained"] == frozen + average
 
 
-def test_a_checkpoint_stands_alone(sentences: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["cnn_bilstm", "no_encoder"])
+def test_a_checkpoint_stands_alone(model: str, sentences: Path, tmp_path: Path) -> None:
     """Scored without the language model's run; training it further needs that run, and says so."""
     reader = word_data.language_model(sentences, tmp_path / "reader")
-    run = build(sentences, tmp_path / "run", reader, "task.score_raw=true")
+    run = build(sentences, tmp_path / "run", reader, f"model={model}", "task.score_raw=true")
     assert list(run.config.task.elmo_sizes) == [len(run.task.vocabulary), 2, 3, 5]
     run.train()
     wanted = json.loads((tmp_path / "run" / "results.json").read_text())["metrics"]["test"]
@@ -124,7 +127,37 @@ def test_a_checkpoint_stands_alone(sentences: Path, tmp_path: Path) -> None:
     again = open_run(str(tmp_path / "run"))
     assert again.score("test")[0] == wanted
     with pytest.raises(MetaseqError, match="there is no such checkpoint"):
-        build(sentences, tmp_path / "run", reader, "trainer.max_update=6")
+        build(sentences, tmp_path / "run", reader, f"model={model}", "trainer.max_update=6")
+
+
+def test_without_an_encoder_modules_read_the_language_model(
+    sentences: Path, reader: Path, tmp_path: Path
+) -> None:
+    """Only they and their mixes are trained, and nothing stands between: a state is for its own word."""
+    run = build(sentences, tmp_path, reader, "model=no_encoder", "engine.precision=fp64")
+    model = run.model
+    assert not any(name.startswith("encoder.") for name in model.state_dict())
+    assert [layer.in_features for layer in model.heads["chunk"]["primary"].hidden.maps] == [6]
+    before = {name: w.clone() for name, w in model.state_dict().items()}
+    run.train()
+    moved = {n for n, w in model.state_dict().items() if not torch.equal(w, before[n])}
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {name for name in before if name.startswith(("heads.", "mixes."))}
+    assert trained <= moved and moved <= trained | {f"average.net.{name}" for name in trained}
+    model.eval()
+    batch = model.read(batch_of(run, "chunk"))
+    once = scores(run, batch, "chunk")
+    layers = [states.clone() for states in batch.layers]
+    for states in layers:
+        states[:, 3] += 1.0
+    again = scores(run, batch.replace(layers=layers), "chunk")
+    changed = (once != again).any(-1)
+    assert changed[:, 3].all() and changed.sum() == len(changed)
+
+
+def test_no_encoder_needs_a_language_model(sentences: Path, tmp_path: Path) -> None:
+    with pytest.raises(MetaseqError, match="nothing to predict from .* task.elmo=RUN"):
+        build(sentences, tmp_path, "", "model=no_encoder")
 
 
 @pytest.mark.parametrize("model", ["cnn_bilstm", "transformer_views"])
