@@ -7,6 +7,7 @@ saved as its place in the layer, so that nothing else keeps the weights of all l
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,20 +54,20 @@ class LayersInTurn:
             for s in shards
         }
         self.filled: list[int] = []
-        self.hooks: list[Any] = []
-        self.saving = saved_tensors_hooks(self._pack, self._unpack)
+        self.stack = contextlib.ExitStack()
 
     def __enter__(self) -> LayersInTurn:
         for number, (module, _) in enumerate(self.layers):
-            self.hooks.append(module.register_forward_pre_hook(self._before(number)))
-            self.hooks.append(module.register_forward_hook(self._after(number), always_call=True))
-        self.saving.__enter__()
+            before = module.register_forward_pre_hook(self._before(number))
+            after = module.register_forward_hook(self._after(number), always_call=True)
+            self.stack.callback(before.remove)
+            self.stack.callback(after.remove)
+        self.stack.enter_context(saved_tensors_hooks(self._pack, self._unpack))
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self.saving.__exit__(*exc)
-        for hook in self.hooks:
-            hook.remove()
+        # Which forgets the hooks: they refer to this object, and would keep all leaves with it.
+        self.stack.close()
 
     def _before(self, number: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:

@@ -144,10 +144,10 @@ class Engine:
             the means of the terms with their weighted sum, "loss".
         """
         rng_key = self._rng_key(rng_key)
-        totals = self._totals(batches)
+        totals, agree = self._count(batches)
         logs: Logs = {}
         total: Vector = [None] * len(wrt)
-        by_layer = self._can_gather_by_layer(batches)
+        by_layer = agree and self._has_layers
         with self.placement.by_layer() if by_layer else self.whole():
             leaves = [self.placement.leaf(p) for p in wrt]
             for number, batch in enumerate(batches):
@@ -184,7 +184,7 @@ class Engine:
         if len(batches) != 1 or replay:
             value, logs = self.gradients(loss_fn, batches, wrt, rng_key, full_precision=True)
             return InnerGradient(value, logs, loss_fn, batches, wrt, rng_key)
-        logs, totals = {}, self._totals(batches)
+        logs, (totals, _) = {}, self._count(batches)
         with self.whole():
             leaves = [self.placement.leaf(p) for p in wrt]
             graph = self._graph(loss_fn, batches[0], leaves, rng_key, totals, logs)
@@ -208,7 +208,7 @@ class Engine:
         """
         if step:
             return self._differences(inner, vector, wrt, step)
-        totals = None if inner.graph is not None else self._totals(inner.batches)
+        totals = None if inner.graph is not None else self._count(inner.batches)[0]
         vector = placement.whole_vector(vector)
         with self.whole():
             leaf_of = self.placement.leaves if inner.graph is None else inner.leaves
@@ -419,27 +419,28 @@ class Engine:
         if noise is not None and noise.position:
             self._ahead = noise.position
 
-    def _totals(self, batches: Sequence[Batch]) -> dict[str, Any]:
-        """Return every size summed over micro-batches and replicas: a number, or (C,) per copy."""
+    @property
+    def _has_layers(self) -> bool:
+        """Whether a pass that begins here can gather layers of the model one at a time."""
+        return bool(self.placement.layers) and not self.placement.leaves
+
+    def _count(self, batches: Sequence[Batch]) -> tuple[dict[str, Any], bool]:
+        """Return every size summed over micro-batches and replicas, a number or (C,) per copy; and whether
+        all replicas have as many micro-batches."""
         totals: dict[str, Any] = {}
         for batch in batches:
             for name, size in batch.sizes.items():
                 totals[name] = totals[name] + size if name in totals else size
-        if self.replicas > 1:
-            for name in sorted(totals):
-                # A number stays on the host.
-                totals[name] = torch.as_tensor(totals[name], dtype=torch.float64).clone()
-            process_group.sum_([totals[name] for name in sorted(totals)])
-        return totals
-
-    def _can_gather_by_layer(self, batches: Sequence[Batch]) -> bool:
-        """Return whether the model has layers to gather, and all replicas as many micro-batches."""
-        if not self.placement.layers or self.placement.leaves:
-            return False
-        counts = torch.tensor([len(batches), len(batches) ** 2])
-        process_group.sum_([counts])
-        total, squares = counts.tolist()
-        return bool(total * total == self.replicas * squares)
+        if self.replicas == 1:
+            return totals, True
+        for name in sorted(totals):
+            # A number stays on the host.
+            totals[name] = torch.as_tensor(totals[name], dtype=torch.float64).clone()
+        count = len(batches)
+        counts = torch.tensor([count, count * count], dtype=torch.float64, device="cpu")
+        process_group.sum_([*(totals[name] for name in sorted(totals)), counts])
+        number, squares = counts.tolist()
+        return totals, number * number == self.replicas * squares
 
     def _graph(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -116,7 +117,8 @@ class Reduction:
         wrt = self.wrt[at]
         if not isinstance(wrt, DTensor) or not is_sharded(wrt):
             return wrt.numel()
-        return rows_each(wrt.shape, wrt.device_mesh["shard"].size()) * wrt[0].numel()
+        # Not wrt[0].numel(): to index a DTensor gathers it.
+        return rows_each(wrt.shape, wrt.device_mesh["shard"].size()) * math.prod(wrt.shape[1:])
 
 
 def rows_by_shard(tensor: Tensor, shards: int) -> Tensor:

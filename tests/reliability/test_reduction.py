@@ -65,7 +65,8 @@ def gradients(rank: int, world: int, size: int) -> list[dict]:
     return found
 
 
-BUCKETS = {1: 6, 100: 4, 1 << 20: 1}  # bytes of a bucket, and how many that makes
+# By the bytes of a bucket, the sums of an update: one for each bucket, one of which gradients there are.
+SUMS = {1: 6 + 1, 100: 4 + 1, 1 << 20: 1 + 1}
 
 
 def replica(size: int, out: str) -> None:
@@ -75,10 +76,10 @@ def replica(size: int, out: str) -> None:
     real = process_group.start_sum
     process_group.start_sum = lambda flat: (sent.append(flat.numel()), real(flat))[1]
     found = {}
-    for placement.BUCKET_BYTES in BUCKETS:
+    for placement.BUCKET_BYTES in SUMS:
         sent.clear()
         made = gradients(process_group.rank(), process_group.world_size(), size)
-        found[placement.BUCKET_BYTES] = {"made": made, "buckets": len(sent) / UPDATES}
+        found[placement.BUCKET_BYTES] = {"made": made, "sums": len(sent) / UPDATES}
     Path(out, f"{process_group.rank()}.json").write_text(json.dumps(found))
     process_group.finish()
 
@@ -89,10 +90,10 @@ def test_buckets_change_nothing(world: int, size: int, tmp_path: Path) -> None:
     on_replicas(world, replica, size, str(tmp_path))
     every = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
     single = gradients(0, 1, ROWS)
-    for bucket_bytes, buckets in BUCKETS.items():
+    for bucket_bytes, sums in SUMS.items():
         replicas = [found[str(bucket_bytes)] for found in every]
         assert all(found == replicas[0] for found in replicas)
-        assert replicas[0]["buckets"] == buckets
+        assert replicas[0]["sums"] == sums
         for one, many in zip(single, replicas[0]["made"], strict=True):
             assert many["loss"] == pytest.approx(one["loss"], abs=1e-12)
             for at, (a, b) in enumerate(zip(one["grads"], many["grads"], strict=True)):

@@ -1,14 +1,18 @@
 """Parameters that rest as shards: what each process holds, and that nothing else changes."""
 
+import gc
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from real_runs import on_replicas
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from metaseq_lm.core.batch import Batch, Term
 from metaseq_lm.core.errors import MetaseqError, UsageError
@@ -214,6 +218,54 @@ def gather_in_turn() -> None:
 
 def test_layers_are_whole_in_turn() -> None:
     on_replicas(2, gather_in_turn)
+
+
+class Gathers(TorchDispatchMode):
+    """Notes the collectives that operations on DTensors call by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if DTensor in types:
+            return NotImplemented
+        if "functional" in op.namespace:
+            self.names.append(op.name())
+        return op(*args, **(kwargs or {}))
+
+
+def use_shards_only() -> None:
+    """As one of two replicas, see that DTensors gather nothing by themselves, and that nothing stays whole."""
+    process_group.initialise("cpu", 60)
+    rank = process_group.rank()
+    model, engine = build("shard")
+    parameters = engine.parameters("main")
+
+    def loss(batch: TokenBatch) -> dict[str, Term]:
+        leaves.extend(weakref.ref(leaf) for leaf in engine.placement.leaves.values())
+        return loss_on(model, batch)
+
+    def update(number: int) -> None:
+        engine.begin(number)
+        grads, _ = engine.gradients(loss, batches(number, rank, 2), parameters)
+        assert engine.step("main", grads)
+
+    leaves: list[weakref.ref] = []
+    gc.disable()
+    update(0)
+    assert leaves and not any(leaf() is not None for leaf in leaves)
+    with Gathers() as gathers:
+        _ = model.table.weight[0]
+        assert gathers.names
+        gathers.names.clear()
+        update(1)
+    assert not gathers.names
+    process_group.finish()
+
+
+def test_a_pass_leaves_only_shards_behind() -> None:
+    on_replicas(2, use_shards_only)
 
 
 def refuse_uneven_nodes(sizes: list[int]) -> None:
