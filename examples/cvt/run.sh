@@ -166,7 +166,7 @@ cifar() {
 }
 figure_4_7() {
     images
-    sweep vision "$out/data/cifar" figure_4_7 --grid share=0.25 --grid method=supervised,cvt trainer.max_update=800
+    sweep vision "$out/data/cifar" figure_4_7 --grid share=0.25 --grid method=supervised,cvt trainer.max_update=600
     keep figure_4_7 test.accuracy --baseline label=supervised --test t --detectable
     python "$here/figure_4_7.py" "$runs/figure_4_7" --out "$report"
 }
