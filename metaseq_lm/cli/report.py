@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.files import write_atomic
 from metaseq_lm.core.output import clean, show
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
@@ -215,11 +216,11 @@ def run(args: argparse.Namespace) -> int:
     for name in [name for name in output_formats if name in WRITERS]:
         file, write = WRITERS[name]
         paths.append(args.out / file)
-        paths[-1].write_text(write(table), encoding="utf-8")
+        write_atomic(paths[-1], write(table).encode())
     samples = samples_of(settings)
     if samples and "md" in output_formats:
         paths.append(args.out / "samples.md")
-        paths[-1].write_text(samples_markdown(samples), encoding="utf-8")
+        write_atomic(paths[-1], samples_markdown(samples).encode())
     if draws:
         pictures = Pictures(settings, args.spread, args.columns, args.x, controls)
         with TemporaryDirectory() as spare:
@@ -235,7 +236,7 @@ def run(args: argparse.Namespace) -> int:
             paths += drawn
         if "html" in output_formats:
             paths.append(args.out / "report.html")
-            paths[-1].write_text(page, encoding="utf-8")
+            write_atomic(paths[-1], page.encode())
     show(written_list(paths))
     return 0
 

@@ -4,10 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from metaseq_lm.core.files import write_atomic
 from metaseq_lm.core.output import printable
 
 if TYPE_CHECKING:
@@ -141,7 +143,9 @@ def canvas(panels: int, path: Path, shared: bool = True) -> Iterator[tuple["Figu
         for text in figure.findobj(Text):
             if (words := printable(text.get_text())) != text.get_text():
                 text.set_text(words)
-        figure.savefig(path, dpi=DPI, format="png")
+        drawn = BytesIO()
+        figure.savefig(drawn, dpi=DPI, format="png")
+        write_atomic(path, drawn.getvalue())
 
 
 def legend(figure: "Figure", styles: dict[str, Style], title: str) -> None:

@@ -11,6 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 from tensorboardX.proto.event_pb2 import Event
 
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.reporting.canvas import canvas
 from metaseq_lm.runs.folder import RunFolder
 from metaseq_lm.training.loggers import LoggedRun, LoggerGroup
 
@@ -92,3 +94,10 @@ def masked_crc(data: bytes) -> int:
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     crc ^= 0xFFFFFFFF
     return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def test_picture_without_room_is_named_and_not_left_behind(tmp_path: Path) -> None:
+    with pytest.raises(MetaseqError, match=r"scores\.png: .*; about [0-9,]+ bytes are needed"):
+        with room(100), canvas(1, tmp_path / "scores.png"):
+            pass
+    assert not list(tmp_path.iterdir())
