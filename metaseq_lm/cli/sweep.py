@@ -136,7 +136,8 @@ def run(args: argparse.Namespace) -> int:
 
     allowed = {a.dest for a in verb_parser(verb)._actions}
     for name, value in vars(args).items():
-        if value and name not in {*allowed, *NOT_OPTIONS, "words"}:
+        named = value and value != args.parser.get_default(name)
+        if named and name not in {*allowed, *NOT_OPTIONS, "words"}:
             raise UsageError(f"'{name}' does not go with 'sweep {verb}'; see 'sweep {verb} --help'")
     if len(args.words) != 2:
         raise UsageError(f"give one sweep folder: metaseq-lm sweep {verb} S")
