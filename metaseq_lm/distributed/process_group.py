@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -22,12 +23,13 @@ from torch.distributed.tensor import DTensor
 
 from metaseq_lm.core.errors import MetaseqError, ReplicaLost, UsageError
 from metaseq_lm.distributed import signals
-from metaseq_lm.distributed.step import step_of
+from metaseq_lm.distributed.step import Meeting, step_of
 
 T = TypeVar("T")
 
 GRACE = 5.0  # seconds for the surviving replicas to report why they stop
 _store: dist.Store | None = None
+_meeting: Meeting | None = None  # of a step's tasks; the first must hold its store to the end
 _timeout = 600.0
 _armed = 0.0
 # torch 2.13 has new names for them, and warns of the old.
@@ -57,7 +59,7 @@ def initialise(device: str, timeout_seconds: float = 600.0) -> None:
     """
     global _store, _timeout
     if "WORLD_SIZE" not in os.environ:
-        os.environ.update(slurm_environment(os.environ))
+        os.environ.update(join_step(os.environ))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 or dist.is_initialized():
         return
@@ -89,13 +91,19 @@ def choose_gpu(environment: Mapping[str, str], count: int) -> int:
     return number
 
 
-def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return torchrun's variables for a task of an `srun` step, {} outside one or with one task."""
+def join_step(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return torchrun's variables for a task of an `srun` step, {} outside one or with one task.
+
+    Its tasks meet at the first port that is free; the first holds the store.
+    """
+    global _meeting
     step = step_of(environment)
     if step.tasks == 1:
         return {}
-    numbers = {name: str(value) for name, value in step.variables().items()}
-    return numbers | {"MASTER_PORT": str(step.ports[0]), "MASTER_ADDR": step.host()}
+    _meeting = Meeting(step, sys.argv, [])
+    numbers = step.variables() | {"MASTER_PORT": _meeting.store.port}
+    variables = {name: str(value) for name, value in numbers.items()}
+    return variables | {"MASTER_ADDR": _meeting.host, "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
 def finish() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,27 @@ def machine() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
+class Attempt(threading.Thread):
+    """Looks for the store of a meeting at one port; `store` is None if it is not there.
+
+    A thread: where another program listens and says nothing, torch waits for ever.
+    """
+
+    def __init__(self, host: str, port: int, name: str) -> None:
+        super().__init__(daemon=True)
+        self.address, self.meeting = (host, port), name
+        self.store: Any = None
+
+    def run(self) -> None:
+        from torch.distributed import TCPStore
+
+        with contextlib.suppress(OSError, RuntimeError):  # nobody, or nothing of ours
+            socket.create_connection(self.address, 2).close()
+            store = TCPStore(*self.address, is_master=False, timeout=timedelta(seconds=5))
+            if store.get("name") == self.meeting.encode():
+                self.store = store
+
+
 class Meeting:
     """The launchers of a step's tasks, which hear of each other through a store of the first task.
 
@@ -121,16 +143,16 @@ class Meeting:
         )
 
     def _connect(self) -> Any:
-        from torch.distributed import TCPStore
-
+        attempts: dict[int, Attempt] = {}
         while not self.signals:
             for port in self.step.ports:
-                with contextlib.suppress(OSError, RuntimeError):  # nobody, or nothing of ours
-                    socket.create_connection((self.host, port), 2).close()
-                    limit = timedelta(seconds=5)
-                    store = TCPStore(self.host, port, is_master=False, timeout=limit)
-                    if store.get("name") == self.name.encode():
-                        return store
+                if port not in attempts or not attempts[port].is_alive():
+                    attempts[port] = Attempt(self.host, port, self.name)
+                    attempts[port].start()
+            for attempt in attempts.values():
+                attempt.join(0.05)
+                if attempt.store is not None:
+                    return attempt.store
             self._wait(f"{machine()} does not reach the first task on {self.host}")
         return None
 

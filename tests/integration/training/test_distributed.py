@@ -1,7 +1,9 @@
 """Process groups: how they are found, how they are shared out, and that replicas stay equal."""
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -17,18 +19,45 @@ from torch.distributed import TCPStore
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import launcher, placement, process_group
-from metaseq_lm.distributed.process_group import choose_gpu, slurm_environment
-from metaseq_lm.distributed.step import HOST, Meeting, Step, tasks_per_node
+from metaseq_lm.distributed.process_group import choose_gpu, join_step
+from metaseq_lm.distributed.step import HOST, Meeting, Step, step_of, tasks_per_node
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
 
 
 def test_slurm_step_with_several_tasks() -> None:
     several = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "1,3", "SLURM_NODEID": "1"}
-    variables = slurm_environment(STEP | several | {"MASTER_ADDR": "here"})
-    assert (variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"]) == ("3", "4", "1")
-    assert variables["LOCAL_WORLD_SIZE"] == "3"
-    assert 1024 < int(variables["MASTER_PORT"]) < 65536
+    step = step_of(STEP | several | {"MASTER_ADDR": "here"})
+    numbers = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 3}
+    assert step.variables() == numbers and step.host() == "here"
+    assert all(1024 < port < 65536 for port in step.ports)
+
+
+def join_as_task(job: str) -> None:
+    """As one of two tasks of a step, which is in the environment as Slurm gives it, join the group."""
+    number = os.environ["RANK"]
+    for name in [
+        n for n in os.environ if n.startswith(("MASTER", "TORCHELASTIC", "WORLD", "RANK"))
+    ]:
+        del os.environ[name]
+    os.environ |= STEP | {"SLURM_JOB_ID": job, "SLURM_PROCID": number, "SLURM_LOCALID": number}
+    os.environ |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    os.environ |= {"MASTER_ADDR": HOST}
+    process_group.initialise("cpu", 60)
+    assert process_group.gather_objects(process_group.rank()) == [0, 1]
+    process_group.finish()
+
+
+def test_a_step_whose_first_port_is_taken() -> None:
+    """Its tasks take another, without a launcher too."""
+    job = str(os.getpid())
+    several = STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": job}
+    first, *_ = step_of(several).ports
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):  # by another program
+            taken.bind((HOST, first))
+            taken.listen()
+        on_replicas(2, join_as_task, job)
 
 
 def test_tasks_of_each_node() -> None:
@@ -89,7 +118,7 @@ def test_a_signal_ends_the_waiting_for_other_tasks() -> None:
     ],
 )
 def test_no_group_outside_a_step_of_several(environment: dict[str, str]) -> None:
-    assert slurm_environment(environment) == {}
+    assert join_step(environment) == {}
 
 
 def test_choose_gpu_is_by_local_rank() -> None:
