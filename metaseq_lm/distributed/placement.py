@@ -14,16 +14,19 @@ import contextlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.distributed import process_group
+from metaseq_lm.distributed import is_dtensor, process_group
 from metaseq_lm.distributed.layers import LayersInTurn, Slot, without_memory
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 BUCKET_BYTES = 25 << 20  # of one message
 
@@ -161,6 +164,8 @@ class Placement:
 
 def to_shard(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
     """Return this process's rows of a tensor that all processes hold; a number rests whole."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # late: see is_dtensor
+
     placements = [Replicate(), Shard(0) if tensor.dim() else Replicate()]
     like = DTensor.from_local(
         tensor, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
@@ -170,7 +175,7 @@ def to_shard(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
 
 def like_shard(part: Tensor, like: DTensor) -> DTensor:
     """Return this process's part of a tensor of the shape and placement of `like`."""
-    return DTensor.from_local(
+    return type(like).from_local(
         part,
         like.device_mesh,
         like.placements,
@@ -182,19 +187,19 @@ def like_shard(part: Tensor, like: DTensor) -> DTensor:
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds; it shares its memory."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
 def part_number(shard: Tensor) -> int | None:
     """Return which part of a sharded tensor this process writes; None if another replica does."""
-    assert isinstance(shard, DTensor)
+    assert is_dtensor(shard)
     mesh = shard.device_mesh
     return None if mesh["replicate"].get_local_rank() else mesh["shard"].get_local_rank()
 
 
 def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
     """Return the part of a parameter that this process holds, as an optimizer steps it."""
-    if not isinstance(parameter, DTensor):
+    if not is_dtensor(parameter):
         return parameter
     return nn.Parameter(local(parameter.detach()), parameter.requires_grad)
 
@@ -206,7 +211,7 @@ def rows_each(shape: torch.Size, shards: int) -> int:
 
 def rows_of(tensor: Tensor, like: Tensor) -> Tensor:
     """Return the rows of a whole tensor that this process holds of `like`."""
-    if not isinstance(like, DTensor) or isinstance(tensor, DTensor) or not like.dim():
+    if not is_dtensor(like) or is_dtensor(tensor) or not like.dim():
         return local(tensor)
     mesh = like.device_mesh["shard"]
     rows = rows_each(like.shape, mesh.size())
@@ -218,9 +223,7 @@ def place_like(
 ) -> list[Tensor | None]:
     """Return a vector of whole tensors or shards in the placement of the parameters."""
     return [
-        like_shard(rows_of(v, p), p)
-        if isinstance(p, DTensor) and v is not None and not isinstance(v, DTensor)
-        else v
+        like_shard(rows_of(v, p), p) if is_dtensor(p) and v is not None and not is_dtensor(v) else v
         for v, p in zip(vector, parameters, strict=True)
     ]
 
@@ -230,7 +233,7 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
     result = [t.detach() for t in tensors]
     sharded = [i for i, t in enumerate(tensors) if is_sharded(t)]
     for i, t in enumerate(tensors):
-        if isinstance(t, DTensor) and not t.dim():
+        if is_dtensor(t) and not t.dim():
             result[i] = local(t.detach()).clone()
     for bucket in buckets(sharded, tensors):
         for i, rows in zip(bucket, gathered_rows([tensors[i] for i in bucket])):
@@ -245,7 +248,7 @@ def gathered_rows(shards: Sequence[Tensor], tag: int = 0) -> list[Tensor]:
     at it would wait for the device, the tensors are NaN then.
     """
     like = shards[0]
-    assert isinstance(like, DTensor)
+    assert is_dtensor(like)
     group = like.device_mesh["shard"].get_group()
     count = dist.get_world_size(group)
     parts = [padded(local(t.detach()), t.shape, count).reshape(-1) for t in shards]
@@ -290,7 +293,7 @@ def padded(part: Tensor, shape: torch.Size, shards: int) -> Tensor:
 
 def is_sharded(tensor: Tensor) -> bool:
     """Return whether the processes hold different rows of a tensor."""
-    return isinstance(tensor, DTensor) and tensor.dim() > 0
+    return is_dtensor(tensor) and tensor.dim() > 0
 
 
 def buckets(numbers: Iterable[int], tensors: Sequence[Tensor]) -> list[list[int]]:

@@ -19,10 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor
 
 from metaseq_lm.core.errors import MetaseqError, ReplicaLost, UsageError
-from metaseq_lm.distributed import signals
+from metaseq_lm.distributed import is_dtensor, signals
 from metaseq_lm.distributed.step import Meeting, step_of
 
 T = TypeVar("T")
@@ -298,9 +297,9 @@ def check_equal(tensors: dict[str, Tensor], update: int) -> None:
     if world_size() == 1:
         return
     sums = torch.stack([sum_of_bits(getattr(t, "_local_tensor", t)) for t in tensors.values()])
-    sharded = [isinstance(t, DTensor) and t.dim() > 0 for t in tensors.values()]
+    sharded = [is_dtensor(t) and t.dim() > 0 for t in tensors.values()]
     if any(sharded):
-        like = next(t for t in tensors.values() if isinstance(t, DTensor))
+        like = next(t for t in tensors.values() if is_dtensor(t))
         parts = sums[sharded]
         sum_within(parts, like.device_mesh["shard"].get_group())
         sums[sharded] = parts

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from metaseq_lm.core.batch import Logs
-from metaseq_lm.distributed import placement, process_group
+from metaseq_lm.distributed import is_dtensor, placement, process_group
 from metaseq_lm.distributed.placement import is_sharded, like_shard, local, rows_each
 from metaseq_lm.engine.vectors import Vector
 
@@ -76,7 +75,7 @@ class Reduction:
             self.waits.pop(0)()  # which lets go of its whole gradients
         parts = [self._take(at) for at in bucket]
         like = self.wrt[bucket[0]] if bucket else None
-        if isinstance(like, DTensor) and is_sharded(like):
+        if is_dtensor(like) and is_sharded(like):
             shards, replicas = (
                 like.device_mesh[name].get_group() for name in ("shard", "replicate")
             )
@@ -115,7 +114,7 @@ class Reduction:
     def _size(self, at: int) -> int:
         """Return how many numbers of a summed bucket belong to a leaf."""
         wrt = self.wrt[at]
-        if not isinstance(wrt, DTensor) or not is_sharded(wrt):
+        if not is_dtensor(wrt) or not is_sharded(wrt):
             return wrt.numel()
         # Not wrt[0].numel(): to index a DTensor gathers it.
         return rows_each(wrt.shape, wrt.device_mesh["shard"].size()) * math.prod(wrt.shape[1:])
@@ -131,7 +130,7 @@ def rows_by_shard(tensor: Tensor, shards: int) -> Tensor:
 
 def as_gradient(piece: Tensor, wrt: Tensor) -> Tensor:
     """Return a leaf's part of a summed bucket in the shape, and the placement, of its gradient."""
-    if not isinstance(wrt, DTensor):
+    if not is_dtensor(wrt):
         return piece.view_as(wrt)
     part = local(wrt)
     return like_shard(piece[: part.numel()].view_as(part), wrt)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from metaseq_lm.distributed import placement, process_group
+from metaseq_lm.distributed import is_dtensor, placement, process_group
 
 Vector = Sequence[Tensor | None]
 
@@ -17,7 +16,7 @@ Vector = Sequence[Tensor | None]
 def elementwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Return an elementwise `function` of tensors that are placed alike."""
     like = tensors[0]
-    if not isinstance(like, DTensor):
+    if not is_dtensor(like):
         return function(*tensors)
     return placement.like_shard(function(*map(placement.local, tensors)), like)
 
@@ -45,9 +44,11 @@ def flat(a: Sequence[Tensor | None]) -> Tensor:
     """
     present = [x for x in a if x is not None]
     vector = torch.cat([x.reshape(-1) for x in counted(present)])
-    like = next((x for x in present if isinstance(x, DTensor)), None)
+    like = next((x for x in present if is_dtensor(x)), None)
     if like is None:
         return vector
+    from torch.distributed.tensor import DTensor, Replicate, Shard  # late: see is_dtensor
+
     mesh, size = like.device_mesh, torch.Size([sum(x.numel() for x in present)])
     return DTensor.from_local(
         vector, mesh, [Replicate(), Shard(0)], run_check=False, shape=size, stride=(1,)
@@ -59,14 +60,14 @@ def counted(a: Sequence[Tensor]) -> list[Tensor]:
     return [
         placement.local(x)
         for x in a
-        if not isinstance(x, DTensor) or x.dim() or not x.device_mesh["shard"].get_local_rank()
+        if not is_dtensor(x) or x.dim() or not x.device_mesh["shard"].get_local_rank()
     ]
 
 
 def summed(part: Tensor, a: Sequence[Tensor]) -> Tensor:
     """Return the sum of a number of each process over the shards of `a`."""
     for x in a:
-        if isinstance(x, DTensor):
+        if is_dtensor(x):
             process_group.sum_within(part, x.device_mesh["shard"].get_group())
             break
     return part
@@ -84,7 +85,7 @@ def norm(a: Vector) -> Tensor:
     """Return the global Euclidean norm."""
     present = [x for x in a if x is not None]
     part = torch.nn.utils.get_total_norm(counted(present))
-    if not any(isinstance(x, DTensor) for x in present):
+    if not any(is_dtensor(x) for x in present):
         return part
     return summed(part.double().square(), present).sqrt().to(part.dtype)
 

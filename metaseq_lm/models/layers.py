@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -26,6 +25,7 @@ from metaseq_lm.core.batch import on_device
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import FACTORS, GOLDEN, SHIFTS, row_keys, uniforms, words
+from metaseq_lm.distributed import is_dtensor
 from metaseq_lm.distributed.placement import local
 from metaseq_lm.runs.flops import uncounted
 
@@ -393,7 +393,7 @@ def apply_block(block: nn.Module, *inputs: Tensor | None) -> Tensor:
         output: Tensor = block(*inputs)
         return output
     # Shards stand for weights that the block's call puts together each time.
-    weights = {n: w for n, w in block.named_parameters() if not isinstance(w, DTensor)}
+    weights = {n: w for n, w in block.named_parameters() if not is_dtensor(w)}
     start = context.noise.position if context.noise is not None else 0
     runs = 0
 

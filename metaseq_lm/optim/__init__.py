@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from omegaconf import II
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from metaseq_lm.core.config import build, option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import OPTIMIZERS, register_schedule
-from metaseq_lm.distributed import placement
+from metaseq_lm.distributed import is_dtensor, placement
 from metaseq_lm.optim import optimizers
 from metaseq_lm.optim.optimizers import OptimizerConfig
 
@@ -85,7 +84,7 @@ class Optimizer:
     def _placed(self, moment: Tensor, index: int) -> Tensor:
         """Return a process's part of a moment in the placement of its parameter."""
         parameter = self.parameters[index]
-        if isinstance(parameter, DTensor) and moment.dim() == parameter.dim() > 0:
+        if is_dtensor(parameter) and moment.dim() == parameter.dim() > 0:
             return placement.like_shard(moment, parameter)
         return moment
 

@@ -1,5 +1,6 @@
 """The registered optimizers: torch's own where they exist, one class of ours."""
 
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -56,15 +57,33 @@ def both(betas: list[float]) -> tuple[float, float]:
     return betas[0], betas[1]
 
 
+class Eager(torch.optim.Optimizer):
+    """A torch optimizer without the wrappers that torch.compile needs, for a base in front of torch's class.
+
+    They import torch._dynamo, which takes longer than all else at the start of a run.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        inspect.unwrap(super().step)(self)
+
+
+class FusedAdamW(Eager, torch.optim.AdamW):
+    """torch's fused AdamW."""
+
+
 @register_optimizer("adamw", dataclass=AdamConfig)
 def adamw(config: AdamConfig, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), torch's fused kernel."""
-    return torch.optim.AdamW(
-        groups, lr=config.lr, betas=both(config.betas), eps=config.eps, fused=True
-    )
+    return FusedAdamW(groups, lr=config.lr, betas=both(config.betas), eps=config.eps, fused=True)
 
 
-class UncorrectedAdam(torch.optim.AdamW):
+class UncorrectedAdam(Eager, torch.optim.AdamW):
     """Adam with decoupled decay and without bias correction, as BERT and ELECTRA were trained.
 
     m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  p <- p - lr (m / (sqrt(v) + eps) + decay p).
@@ -74,7 +93,6 @@ class UncorrectedAdam(torch.optim.AdamW):
 
     LATE = 2.0**26  # in float32 a step more or less leaves it where it is
 
-    @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
@@ -94,13 +112,12 @@ def adam_uncorrected(config: AdamConfig, groups: Iterable[dict[str, Any]]) -> to
     )
 
 
-class FusedSGD(torch.optim.SGD):
+class FusedSGD(Eager, torch.optim.SGD):
     """torch's fused SGD, which also takes parameters that get their first gradient later than others.
 
     torch's fused kernel wants momentum buffers for all parameters of a group or for none.
     """
 
-    @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -90,6 +91,10 @@ class Counter(TorchDispatchMode):
     indivisible: ClassVar[set[Any]] = set()  # operations that do not decompose
     paused: ClassVar[bool] = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # it would import torch._dynamo, a second of every start
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rules = FlopCounterMode(display=False, custom_mapping=RULES).flop_registry
@@ -116,6 +121,12 @@ class Counter(TorchDispatchMode):
         if rule is not None:
             self.total += rule(*args, **kwargs, out_val=result)
         return result
+
+
+# What that import is for: a higher-order operator compiles what it is called with, but not the counter.
+set_code_exec_strategy(
+    Counter.__torch_dispatch__.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+)
 
 
 @contextlib.contextmanager

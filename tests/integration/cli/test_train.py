@@ -80,6 +80,17 @@ def test_help_alone_needs_no_torch(command: str) -> None:
         assert "\n  task=masked_lm " in done.stdout and "engine.precision=fp32" in done.stdout
 
 
+def test_a_run_imports_no_compiler_and_no_shards(moons: Path) -> None:
+    """Each takes a second of every start, and most runs need neither."""
+    code = (
+        "import sys; from metaseq_lm.cli import main; main(sys.argv[1:]); "
+        "print({'torch._dynamo', 'torch.distributed.tensor', 'sympy'} & set(sys.modules))"
+    )
+    words = [sys.executable, "-c", code, "train", str(moons), *MLM, "--dry-run"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert "an update costs" in done.stderr and done.stdout == "set()\n"
+
+
 def test_a_dry_run_validates_one_batch(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
