@@ -6,7 +6,7 @@ vector of weights.
 """
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from omegaconf import DictConfig
@@ -18,6 +18,7 @@ from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.models.layers import Embedding
 from metaseq_lm.models.transformer.encoder import TransformerLM
 from metaseq_lm.optim import Optimizer
+from metaseq_lm.optim.optimizers import UncorrectedAdam
 from metaseq_lm.tasks.masked_lm import build_transformer
 
 
@@ -85,7 +86,7 @@ INSTEAD = "criterion.pretrain_step=sgd (soft labels), criterion.fidelity=authors
 
 @dataclass
 class Moments:
-    """Adam's running moments, and the settings of its next step."""
+    """Adam's running moments, the number of its last step, and the settings of its next."""
 
     first: Tensor
     second: Tensor
@@ -94,6 +95,17 @@ class Moments:
     betas: tuple[float, float]
     eps: float
     weight_decay: Tensor | float
+
+    @property
+    def remaining(self) -> Tensor | float:
+        """What weight decay leaves of a parameter."""
+        return 1 - self.lr * self.weight_decay
+
+    @property
+    def corrections(self) -> tuple[float, float]:
+        """lr / (1 - b1^step) and the root of 1 - b2^step."""
+        beta1, beta2 = self.betas
+        return self.lr / (1 - beta1**self.step), (1 - beta2**self.step) ** 0.5
 
 
 def moments_of(optimizer: Optimizer) -> Moments:
@@ -112,10 +124,11 @@ def moments_of(optimizer: Optimizer) -> Moments:
         return torch.cat([moment.reshape(-1) for moment in optimizer.slots(name)])
 
     group = optimizer.inner.param_groups[0]
+    uncorrected = isinstance(optimizer.inner, UncorrectedAdam)
     return Moments(
         flat("exp_avg"),
         flat("exp_avg_sq"),
-        optimizer.updates,
+        int(UncorrectedAdam.LATE) if uncorrected else optimizer.updates,
         optimizer.lr,
         tuple(group["betas"]),
         group["eps"],
@@ -148,16 +161,55 @@ def adamw(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Moment
     The derivative of the root at a second moment of 0 is taken as 0: there the gradient is 0 too
     and the parameter does not move.
     """
-    beta1, beta2 = moments.betas
-    step = moments.step + 1
-    first = beta1 * moments.first + (1 - beta1) * grad
-    second = beta2 * moments.second + (1 - beta2) * grad * grad
-    positive = second > 0
-    root = torch.where(positive, torch.where(positive, second, 1.0).sqrt(), 0.0)
-    denominator = root / (1 - beta2**step) ** 0.5 + moments.eps
-    size = moments.lr / (1 - beta1**step)
-    theta = theta * (1 - moments.lr * moments.weight_decay) - size * first / denominator
-    return theta, replace(moments, first=first, second=second, step=step)
+    settings = replace(moments, step=moments.step + 1)
+    after: tuple[Tensor, Tensor, Tensor] = AdamWStep.apply(  # type: ignore[no-untyped-call]
+        theta, grad, moments.first, moments.second, settings
+    )
+    return after[0], replace(settings, first=after[1], second=after[2])
+
+
+class AdamWStep(torch.autograd.Function):
+    """theta', m' and v' of theta, g, m and v, with the derivative in closed form, itself differentiable.
+
+    m' = b1 m + (1 - b1) g,  v' = b2 v + (1 - b2) g^2,  theta' = (1 - lr decay) theta - size m' / d
+    with d = sqrt(v') / root + eps; `Moments.corrections` are size and root. Autograd through these
+    formulas would store all that is between them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, theta: Tensor, grad: Tensor, first: Tensor, second: Tensor, settings: Moments
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.settings, ctx.shapes = settings, (theta.shape, first.shape)
+        (beta1, beta2), (size, correction) = settings.betas, settings.corrections
+        first = (grad * (1 - beta1)).add_(beta1 * first)
+        second = (grad * (1 - beta2)).mul_(grad).add_(beta2 * second)
+        denominator = second.sqrt().div_(correction).add_(settings.eps)
+        moved = (first * size).div_(denominator)
+        ctx.save_for_backward(grad, first, second)
+        return theta * settings.remaining - moved, first, second
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        by_theta, by_first, by_second = grads
+        grad, first, second = ctx.saved_tensors
+        settings, (theta_shape, moments_shape) = ctx.settings, ctx.shapes
+        (beta1, beta2), (size, correction) = settings.betas, settings.corrections
+        positive = second > 0
+        root = torch.where(positive, second, 1.0).sqrt_()
+        denominator = torch.where(positive, root, 0.0).div_(correction).add_(settings.eps)
+        by_moved = (by_theta / denominator).mul_(-size)
+        by_root = (by_moved * first).div_(denominator).div_(-correction)
+        by_first = by_first + by_moved
+        by_second = by_second + torch.where(positive, by_root.div_(root).mul_(0.5), 0.0)
+        needed = ctx.needs_input_grad
+        return (
+            (by_theta * settings.remaining).sum_to_size(theta_shape) if needed[0] else None,
+            (grad * by_second).mul_(2 * (1 - beta2)).add_(by_first, alpha=1 - beta1),
+            (beta1 * by_first).sum_to_size(moments_shape) if needed[2] else None,
+            (beta2 * by_second).sum_to_size(moments_shape) if needed[3] else None,
+            None,
+        )
 
 
 def sgd(theta: Tensor, grad: Tensor, lr: float) -> Tensor:

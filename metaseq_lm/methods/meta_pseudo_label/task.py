@@ -360,11 +360,9 @@ class MetaPseudoLabelTask(TextTask):
         elif tuned is None or grad1 is None:
             (grad_grad0,) = torch.autograd.grad(theta1, grad0, grad_theta2)
         else:
-            grad_grad0, grad_grad1 = torch.autograd.grad(
-                theta2, [grad0, grad1], grad_theta2, retain_graph=True
-            )
+            (grad_grad1,) = torch.autograd.grad(theta2, grad1, grad_theta2, retain_graph=True)
             (hvp,) = engine.hypergradients(tuned, [grad_grad1], [at1], criterion.difference_step)
-            grad_grad0 = grad_grad0 + torch.autograd.grad(theta1, grad0, hvp)[0]
+            (grad_grad0,) = torch.autograd.grad([theta2, theta1], grad0, [grad_theta2, hvp])
         meta = engine.hypergradients(
             pseudo, [grad_grad0], engine.parameters("teacher"), criterion.difference_step
         )

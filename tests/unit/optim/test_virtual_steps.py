@@ -1,6 +1,8 @@
 """Steps as functions: equal to torch's, and differentiable, at a second moment of zero too."""
 
 import copy
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,6 +84,16 @@ def test_adamw_is_torchs(steps: int, everywhere: bool) -> None:
             assert moments.step == now.step == steps + 1
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_step_without_bias_correction(steps: int) -> None:
+    optimizer, grad = trained(steps, _name="adam_uncorrected"), gradient()
+    after, _ = adamw(flat(optimizer.parameters), grad, moments_of(optimizer))
+    for p, g in zip(optimizer.parameters, split(grad)):
+        p.grad = g
+    optimizer.step()
+    torch.testing.assert_close(flat(optimizer.parameters), after, rtol=1e-7, atol=0)
+
+
 def test_moments_are_copies() -> None:
     optimizer = trained(2)
     moments = moments_of(optimizer)
@@ -100,14 +112,54 @@ def test_other_optimizers_have_no_moments() -> None:
         moments_of(build_optimizer([("p", p)], options | common, SCHEDULE))
 
 
+def written_out(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
+    """The step in operations that autograd differentiates."""
+    (beta1, beta2), number = moments.betas, moments.step + 1
+    first = beta1 * moments.first + (1 - beta1) * grad
+    second = beta2 * moments.second + (1 - beta2) * grad**2
+    root = torch.where(second > 0, torch.where(second > 0, second, 1.0).sqrt(), 0.0)
+    change = first / (1 - beta1**number) / (root / (1 - beta2**number) ** 0.5 + moments.eps)
+    theta = theta * (1 - moments.lr * moments.weight_decay) - moments.lr * change
+    return theta, first, second
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
 @pytest.mark.parametrize("steps", [0, 1, 5])
-def test_derivative_by_differences(steps: int) -> None:
-    optimizer = trained(steps)
-    theta, moments = flat(optimizer.parameters), moments_of(optimizer)
-    grad = gradient()[3:].requires_grad_()
-    zeros = torch.zeros(3, dtype=torch.float64)
-    function = lambda g: adamw(theta, torch.cat([zeros, g]), moments)[0]
-    assert torch.autograd.gradcheck(function, grad, eps=1e-7, atol=1e-4)
+def test_derivatives_are_those_of_autograd(steps: int, everywhere: bool) -> None:
+    """First and second ones, in every input, at zero gradients and moments too, for two copies."""
+    moments = moments_of(trained(steps, decay_norms_and_biases=everywhere))
+    theta, grads = gradient() / 2, torch.stack([gradient(), -2 * gradient()])
+    inputs = [theta, grads, moments.first, moments.second]
+    weights = [torch.randn_like(grads, requires_grad=True) for _ in range(3)]
+
+    def derivatives(step: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        after = step(*leaves[:2], replace(moments, first=leaves[2], second=leaves[3]))
+        once = torch.autograd.grad(after, leaves, weights, create_graph=True)
+        twice = torch.autograd.grad([(x**2).sum() for x in once], [*leaves[1:], *weights])
+        return [*after, *once, *twice]
+
+    def closed_form(theta: Tensor, grad: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
+        theta, moments = adamw(theta, grad, moments)
+        return theta, moments.first, moments.second
+
+    for ours, wanted in zip(derivatives(closed_form), derivatives(written_out), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_derivatives_by_differences(steps: int) -> None:
+    """gradcheck and gradgradcheck, away from the root of zero, where differences say nothing."""
+    moments = moments_of(trained(steps))
+    inputs = gradient(), gradient(), moments.first, moments.second + 1
+    leaves = [x[3:].clone().requires_grad_() for x in inputs]
+
+    def step(theta: Tensor, grad: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
+        after, rest = adamw(theta, grad, replace(moments, first=first, second=second))
+        return after, rest.first, rest.second
+
+    assert torch.autograd.gradcheck(step, leaves)
+    assert torch.autograd.gradgradcheck(step, leaves)
 
 
 def test_derivative_where_nothing_has_moved() -> None:
