@@ -60,7 +60,7 @@ def counted(a: Sequence[Tensor]) -> list[Tensor]:
     return [
         placement.local(x)
         for x in a
-        if not is_dtensor(x) or x.dim() or not x.device_mesh["shard"].get_local_rank()
+        if x.dim() or not is_dtensor(x) or not x.device_mesh["shard"].get_local_rank()
     ]
 
 

@@ -241,7 +241,7 @@ class Noise:
 
     def _take(self, shape: Sequence[int], per_word: int) -> tuple[int, int]:
         """Return (numbers, words) that a tensor of `shape` needs from each row."""
-        total = int(np.prod(shape))
+        total = math.prod(shape)
         if total % self.rows:
             raise ValueError(
                 f"a tensor of shape {tuple(shape)} cannot be spread over the {self.rows} rows of this "
