@@ -152,7 +152,7 @@ class EngineConfig:
     gather: str = option(
         "layer",
         "how a pass puts sharded parameters together: layer by layer, or the whole model at once (more "
-        "memory, fewer messages); passes of second derivatives and evaluations take the model at once",
+        "memory, fewer messages); passes of second derivatives take the model at once",
         choices=("layer", "model"),
     )
     timeout: float = option(

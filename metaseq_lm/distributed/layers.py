@@ -1,4 +1,4 @@
-"""Layers of a sharded model, put together one at a time for the passes of first derivatives.
+"""Layers of a sharded model, put together one at a time for the passes without second derivatives.
 
 The leaves of a layer have memory only while the layer computes, forward or backward: when it is
 called, and when the backward pass asks for a tensor that was saved of a weight. Such a tensor is
@@ -21,6 +21,11 @@ TOGETHER = (
 )
 
 
+NONE = -1  # in place of the number of a layer
+# Which layer follows the last two, with gradients and without; NONE if it was not always the same.
+Order = dict[tuple[bool, int, int], int]
+
+
 class SavedWeight:
     """What the backward pass needs of a layer's leaf: where it lies in the leaf's memory."""
 
@@ -32,21 +37,24 @@ class SavedWeight:
 class LayersInTurn:
     """Fills the leaves of a model's layers, at most TOGETHER at a time; a context of one pass.
 
-    All replicas must run the layers in the same order: each filling is a call of all of them.
+    While a layer computes, the one that follows is gathered, if earlier passes have shown which that
+    is. All replicas must run the layers in the same order: each gather is a call of all of them.
 
     Args:
         layers: Each layer's module and the slots of its parameters.
         leaves: The leaves by the id of their shards, without memory.
-        fill: Takes the whole tensors of some shards into their leaves.
+        gather: Begins to gather the shards of a layer; its result waits for their whole values.
+        order: What earlier passes have shown, and this one adds to.
     """
 
     def __init__(
         self,
         layers: Sequence[tuple[nn.Module, list[Slot]]],
         leaves: Mapping[int, nn.Parameter],
-        fill: Callable[[Sequence[Tensor], Sequence[Tensor], int], None],
+        gather: Callable[[Sequence[Tensor], int], Callable[[], list[Tensor]]],
+        order: Order,
     ) -> None:
-        self.layers, self.leaves, self.fill = layers, leaves, fill
+        self.layers, self.leaves, self.gather, self.order = layers, leaves, gather, order
         self.shards = [list({id(s): s for _, _, s in slots}.values()) for _, slots in layers]
         self.storages = {
             leaves[id(s)].untyped_storage()._cdata: (number, leaves[id(s)])
@@ -54,6 +62,9 @@ class LayersInTurn:
             for s in shards
         }
         self.filled: list[int] = []
+        self.recent = (torch.is_grad_enabled(), NONE, NONE)
+        # The layer that is expected next, on its way.
+        self.ahead: tuple[int, Callable[[], list[Tensor]]] | None = None
         self.stack = contextlib.ExitStack()
 
     def __enter__(self) -> LayersInTurn:
@@ -63,9 +74,14 @@ class LayersInTurn:
             self.stack.callback(before.remove)
             self.stack.callback(after.remove)
         self.stack.enter_context(saved_tensors_hooks(self._pack, self._unpack))
+        self._look_ahead()
         return self
 
-    def __exit__(self, *exc: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc: Any) -> None:
+        self._learn(NONE)
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None and kind is None:
+            ahead[1]()  # nobody came for it
         # Which forgets the hooks: they refer to this object, and would keep all leaves with it.
         self.stack.close()
 
@@ -91,15 +107,36 @@ class LayersInTurn:
         """Let a layer's leaves have their values, and another layer's lose their memory."""
         if number in self.filled:
             return
+        self._learn(number)
         if len(self.filled) == TOGETHER:
             for shard in self.shards[self.filled.pop(0)]:
                 self.leaves[id(shard)].untyped_storage().resize_(0)
-        shards = self.shards[number]
-        leaves = [self.leaves[id(shard)].detach() for shard in shards]
-        for leaf in leaves:
-            leaf.untyped_storage().resize_(leaf.numel() * leaf.element_size())
-        self.fill(shards, leaves, number)
+        self._write(number)
         self.filled.append(number)
+        self._look_ahead()
+
+    def _write(self, number: int) -> None:
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None and ahead[0] != number:
+            ahead[1]()  # nobody comes for it
+            ahead = None
+        wait = ahead[1] if ahead is not None else self.gather(self.shards[number], number)
+        for shard, value in zip(self.shards[number], wait()):
+            leaf = self.leaves[id(shard)].detach()
+            leaf.untyped_storage().resize_(leaf.numel() * leaf.element_size())
+            leaf.copy_(value)
+
+    def _learn(self, number: int) -> None:
+        """Note which layer, or the end of the pass, comes after the last two."""
+        if self.order.setdefault(self.recent, number) != number:
+            self.order[self.recent] = NONE
+        self.recent = (self.recent[0], self.recent[2], number)
+
+    def _look_ahead(self) -> None:
+        """Begin to gather the layer that has always come next."""
+        number = self.order.get(self.recent, NONE)
+        if number != NONE and number not in self.filled:
+            self.ahead = number, self.gather(self.shards[number], number)
 
     def _pack(self, tensor: Tensor) -> Tensor | SavedWeight:
         if tensor.layout != torch.strided:

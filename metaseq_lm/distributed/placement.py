@@ -4,8 +4,8 @@ Between passes a sharded parameter is a DTensor: each process holds its rows, an
 optimizer are as large. For the duration of a pass (`Placement.whole`) the modules hold ordinary
 leaves. Every objective therefore runs on shards as it does on whole parameters, with second
 derivatives, functional_call and networks that a pass uses in part; collectives are called at the two
-ends of a pass only, so that replicas may do different work inside. A pass of first derivatives can
-have the layers of a Transformer put together one at a time instead (`Placement.by_layer`).
+ends of a pass only, so that replicas may do different work inside. A pass without second derivatives
+can have the layers of a Transformer put together one at a time instead (`Placement.by_layer`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import is_dtensor, process_group
-from metaseq_lm.distributed.layers import LayersInTurn, Slot, without_memory
+from metaseq_lm.distributed.layers import LayersInTurn, Order, Slot, without_memory
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -59,6 +59,7 @@ class Placement:
     Attributes:
         layers: The modules that `by_layer` puts together one at a time (those whose class sets
             `is_gathered_alone`), with the slots of the parameters that no other module has.
+        order: What passes by layer have shown of the order in which the layers are called.
     """
 
     def __init__(
@@ -67,10 +68,13 @@ class Placement:
         self.slots: list[Slot] = []
         self.layers: list[tuple[nn.Module, list[Slot]]] = []
         self.leaves: dict[int, nn.Parameter] = {}  # by the id of the shard, during a pass
+        self.order: Order = {}
         if model is not None and mesh is not None:
             self._shard(model, mesh)
             if layers:
                 self._find_layers(model)
+                # Not the mesh's, where a gather would stand in line behind sums of gradients.
+                self.gathers = process_group.new_group(mesh.mesh.tolist())
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         shards: dict[int, nn.Parameter] = {}  # a tied parameter has several slots
@@ -128,15 +132,27 @@ class Placement:
     def by_layer(self) -> Iterator[None]:
         """Let the model hold whole parameters inside, those of a layer only while it computes.
 
-        For passes of first derivatives in which all replicas call the same layers in the same order.
+        For passes without second derivatives in which all replicas call the same layers in the same
+        order.
         """
         in_turn = {id(shard): shard for _, slots in self.layers for _, _, shard in slots}
         with self._holding([s for s in self.shards if id(s) not in in_turn]):
             for number, shard in in_turn.items():
                 empty = without_memory(shard.shape, local(shard))
                 self.leaves[number] = nn.Parameter(empty, shard.requires_grad)
-            with LayersInTurn(self.layers, self.leaves, fill_layer):
+            with LayersInTurn(self.layers, self.leaves, self._gather_layer, self.order):
                 yield
+
+    def _gather_layer(self, shards: Sequence[Tensor], number: int) -> Callable[[], list[Tensor]]:
+        """Begin to gather the shards of layer `number`; the result waits for their whole values."""
+        sharded = [shard for shard in shards if is_sharded(shard)]
+        wait = start_gather(sharded, self.gathers, number % 128)  # exact in bfloat16
+
+        def values() -> list[Tensor]:
+            rows = iter(wait())
+            return [next(rows) if is_sharded(s) else local(s.detach()) for s in shards]
+
+        return values
 
     @contextlib.contextmanager
     def _holding(self, shards: Sequence[nn.Parameter]) -> Iterator[None]:
@@ -236,47 +252,44 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
         if is_dtensor(t) and not t.dim():
             result[i] = local(t.detach()).clone()
     for bucket in buckets(sharded, tensors):
-        for i, rows in zip(bucket, gathered_rows([tensors[i] for i in bucket])):
-            result[i] = rows.contiguous()
+        like = tensors[bucket[0]]
+        assert is_dtensor(like)
+        group = like.device_mesh["shard"].get_group()
+        rows = start_gather([tensors[i] for i in bucket], group)()
+        for i, tensor in zip(bucket, rows):
+            result[i] = tensor.contiguous()
     return result
 
 
-def gathered_rows(shards: Sequence[Tensor], tag: int = 0) -> list[Tensor]:
-    """Return views of the whole tensors of some shards, gathered in one message.
+def start_gather(
+    shards: Sequence[Tensor], group: dist.ProcessGroup, tag: int = 0
+) -> Callable[[], list[Tensor]]:
+    """Begin to gather some shards in one message; the result waits for views of the whole tensors.
 
-    Raises MetaseqError if another replica sends a message of another `tag`; on a GPU, where looking
-    at it would wait for the device, the tensors are NaN then.
+    That raises MetaseqError if another replica sends a message of another `tag`; on a GPU, where
+    looking at it would wait for the device, the tensors are NaN then.
     """
-    like = shards[0]
-    assert is_dtensor(like)
-    group = like.device_mesh["shard"].get_group()
     count = dist.get_world_size(group)
     parts = [padded(local(t.detach()), t.shape, count).reshape(-1) for t in shards]
-    flat = torch.cat([*parts, local(like).new_full((1,), tag)])
+    flat = torch.cat([*parts, parts[0].new_full((1,), tag)])
     gathered = flat.new_empty(count * flat.numel())
-    process_group.gather_into(gathered, flat, group)
-    *columns, tags = gathered.view(count, -1).split([*(p.numel() for p in parts), 1], dim=1)
-    agree = (tags == tag).all()
-    if gathered.is_cuda:
-        gathered.add_(torch.where(agree, 0.0, math.nan))
-    elif not agree:
-        raise MetaseqError(
-            "the replicas do not compute the same layers in the same order, so a sharded model cannot be "
-            "put together layer by layer; start with engine.gather=model"
-        )
-    return [c.reshape(-1, *t.shape[1:])[: t.shape[0]] for c, t in zip(columns, shards)]
+    wait = process_group.start_gather(gathered, flat, group)
+    sizes = [*(part.numel() for part in parts), 1]
 
+    def whole_tensors() -> list[Tensor]:
+        wait()
+        *columns, tags = gathered.view(count, -1).split(sizes, dim=1)
+        agree = (tags == tag).all()
+        if gathered.is_cuda:
+            gathered.add_(torch.where(agree, 0.0, math.nan))
+        elif not agree:
+            raise MetaseqError(
+                "the replicas do not compute the same layers in the same order, so a sharded model cannot "
+                "be put together layer by layer; start with engine.gather=model"
+            )
+        return [c.reshape(-1, *t.shape[1:])[: t.shape[0]] for c, t in zip(columns, shards)]
 
-def fill_layer(shards: Sequence[Tensor], leaves: Sequence[Tensor], number: int) -> None:
-    """Write the whole tensors of the shards of layer `number` into its leaves."""
-    pairs = list(zip(leaves, shards))
-    sharded = [(leaf, shard) for leaf, shard in pairs if is_sharded(shard)]
-    rows = gathered_rows([shard for _, shard in sharded], number % 128)  # exact in bfloat16
-    for (leaf, _), value in zip(sharded, rows):
-        leaf.copy_(value)
-    for leaf, shard in pairs:
-        if not is_sharded(shard):
-            leaf.copy_(local(shard.detach()))
+    return whole_tensors
 
 
 def whole_vector(vector: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -228,10 +228,26 @@ def sum_within(tensor: Tensor, group: dist.ProcessGroup) -> None:
         dist.all_reduce(tensor, group=group)
 
 
-def gather_into(gathered: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
-    """Fill `gathered` with the `part` of each replica of a group, in the order of their ranks."""
+def start_gather(gathered: Tensor, part: Tensor, group: dist.ProcessGroup) -> Callable[[], None]:
+    """Begin to fill `gathered` with the `part` of each replica of a group, in the order of their ranks.
+
+    Call the result to wait for it.
+    """
     with together():
-        _all_gather(gathered, part, group=group)
+        work = _all_gather(gathered, part, group=group, async_op=True)
+    return lambda: _finish(work)
+
+
+def new_group(rows: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+    """Make a group of each row of ranks; return the one of this replica. A call of all replicas.
+
+    Its messages do not wait for those of other groups.
+    """
+    limit = timedelta(seconds=_timeout)
+    with together():
+        groups = {tuple(row): dist.new_group(list(row), timeout=limit) for row in rows}
+    group: dist.ProcessGroup = next(group for row, group in groups.items() if rank() in row)
+    return group
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ replicas, so that any way to cut the batch gives the same result, up to the orde
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -230,24 +231,31 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(
-        self, loss_fn: LossFn, batches: Iterable[Batch], rng_key: int | str | None = None
+        self, loss_fn: LossFn, batches: Iterable[Sequence[Batch]], rng_key: int | str | None = None
     ) -> Logs:
         """Return the means of all terms over all batches of all replicas, as numbers.
 
-        The batches may come from an iterator, and a replica may have none.
+        Args:
+            loss_fn: Returns the terms of a micro-batch.
+            batches: For each global batch, this replica's micro-batches of it; there may be none.
+            rng_key: As for `gradients`.
         """
         rng_key = self._rng_key(rng_key)
         parts: dict[str, list[Any]] = {}  # term: [sum, name of its size or None, weight]
         sizes: dict[str, Any] = {}
-        with self.whole():
-            for batch in batches:
-                with self._pass(batch, rng_key):
-                    terms = self._record_losses(loss_fn(batch))
-                for name, size in batch.sizes.items():
-                    sizes[name] = sizes.get(name, 0) + size
-                for name, term in terms.items():
-                    part = parts.setdefault(name, [0.0, term.per, term.weight])
-                    part[0] = part[0] + term.sum.double()
+        has_layers = self._has_layers
+        for by_layer, group in itertools.groupby(
+            batches, lambda micro_batches: has_layers and self._agree(micro_batches)
+        ):
+            with self.placement.by_layer() if by_layer else self.whole():
+                for batch in itertools.chain.from_iterable(group):
+                    with self._pass(batch, rng_key):
+                        terms = self._record_losses(loss_fn(batch))
+                    for name, size in batch.sizes.items():
+                        sizes[name] = sizes.get(name, 0) + size
+                    for name, term in terms.items():
+                        part = parts.setdefault(name, [0.0, term.per, term.weight])
+                        part[0] = part[0] + term.sum.double()
         return means(process_group.gather_objects(to_python((parts, sizes))))
 
     @torch.no_grad()
@@ -260,7 +268,8 @@ class Engine:
         """Return `function` of each micro-batch, without gradients, with the random numbers of `rng_key`."""
         rng_key = self._rng_key(rng_key)
         results = []
-        with self.whole():
+        by_layer = self._has_layers and self._agree(batches)
+        with self.placement.by_layer() if by_layer else self.whole():
             for batch in batches:
                 with self._pass(batch, rng_key):
                     results.append(function(batch))
@@ -436,11 +445,15 @@ class Engine:
         for name in sorted(totals):
             # A number stays on the host.
             totals[name] = torch.as_tensor(totals[name], dtype=torch.float64).clone()
-        count = len(batches)
-        counts = torch.tensor([count, count * count], dtype=torch.float64, device="cpu")
-        process_group.sum_([*(totals[name] for name in sorted(totals)), counts])
-        number, squares = counts.tolist()
-        return totals, number * number == self.replicas * squares
+        powers = powers_of(len(batches))
+        process_group.sum_([*(totals[name] for name in sorted(totals)), powers])
+        return totals, all_equal(powers, self.replicas)
+
+    def _agree(self, batches: Sequence[Batch]) -> bool:
+        """Return whether all replicas have as many micro-batches."""
+        powers = powers_of(len(batches))
+        process_group.sum_([powers])
+        return all_equal(powers, self.replicas)
 
     def _graph(
         self,
@@ -503,6 +516,17 @@ def traced_terms(loss_fn: LossFn, batch: Batch, keys: Tensor | None) -> Terms:
     noise = None if keys is None else layers.TracedNoise(keys)
     with layers.use_context(layers.ForwardContext(noise)):
         return loss_fn(batch)
+
+
+def powers_of(number: int) -> Tensor:
+    """Return a number and its square, on the host."""
+    return torch.tensor([number, number * number], dtype=torch.float64, device="cpu")
+
+
+def all_equal(powers: Tensor, replicas: int) -> bool:
+    """Return whether the replicas' numbers, of which `powers` is the sum of `powers_of`, are the same."""
+    total, squares = powers.tolist()
+    return bool(total * total == replicas * squares)
 
 
 def copied(state: Any) -> Any:

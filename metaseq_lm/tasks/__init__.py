@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import cached_property
@@ -123,9 +124,9 @@ class Task:
 
         A call of all replicas, in evaluation mode.
         """
-        micro_batches = (micro for stream in passes.values() for batch in stream for micro in batch)
+        batches = itertools.chain.from_iterable(passes.values())
         logs = engine.evaluate(
-            lambda batch: self.criterion(model, batch), micro_batches, rng_key="validate"
+            lambda batch: self.criterion(model, batch), batches, rng_key="validate"
         )
         return Scored(logs)
 

@@ -146,8 +146,7 @@ def judged(
         results.extend(batch_results)
         return terms
 
-    micro_batches = (micro for batch in batches for micro in batch)
-    logs = engine.evaluate(loss, micro_batches, rng_key="validate")
+    logs = engine.evaluate(loss, batches, rng_key="validate")
     return logs, [item for part in process_group.gather_objects(results) for item in part]
 
 

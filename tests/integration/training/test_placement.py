@@ -1,9 +1,10 @@
 """Parameters that rest as shards: what each process holds, and that nothing else changes."""
 
 import gc
+import itertools
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,11 +191,11 @@ def gather_in_turn() -> None:
     process_group.initialise("cpu", 60)
     rank = process_group.rank()
     model, engine = build("shard")
-    parameters, seen = engine.parameters("main"), []
+    parameters, seen, at_once = engine.parameters("main"), [], []
 
     def count(*_: object) -> None:
         leaves = [engine.placement.leaf(block.map.weight) for block in model.blocks]
-        assert any(isinstance(p, DTensor) for p in model.blocks[4].parameters())
+        at_once.append(not any(isinstance(p, DTensor) for p in model.blocks[4].parameters()))
         seen.append(sum(leaf.untyped_storage().nbytes() > 0 for leaf in leaves))
 
     def loss(batch: TokenBatch) -> dict[str, Term]:
@@ -209,6 +210,17 @@ def gather_in_turn() -> None:
         block.map.register_full_backward_hook(count)
     engine.gradients(loss, batches(1, rank, 2), parameters)
     assert len(seen) == 2 * (5 + 1 + 5) and max(seen) == TOGETHER
+    del seen[:]
+    passes = [batches(1, rank, 2), batches(2, rank, 2), batches(3, rank, 2)[rank:]]
+    logs = engine.evaluate(lambda b: loss_on(model, b), passes)
+    later = len(seen) - 4 * 5
+    assert not any(at_once[:-later]) and max(seen[: 4 * 5]) == TOGETHER
+    assert all(at_once[-later:]) and min(seen[4 * 5 :]) == 5
+    copy, other = build("shard", layers=False)
+    assert logs == other.evaluate(lambda b: loss_on(copy, b), passes)
+    assert engine.map(lambda b: model(b.tokens).sum().item(), passes[0]) == other.map(
+        lambda b: copy(b.tokens).sum().item(), passes[0]
+    )
     if rank:
         model.order = [1, 0, 2, 1, 3]
     with pytest.raises(MetaseqError, match="engine.gather=model"):
@@ -218,6 +230,56 @@ def gather_in_turn() -> None:
 
 def test_layers_are_whole_in_turn() -> None:
     on_replicas(2, gather_in_turn)
+
+
+def gather_ahead() -> None:
+    """As one of two replicas, note when the layers of three passes are gathered, awaited and used."""
+    process_group.initialise("cpu", 60)
+    rank = process_group.rank()
+    (model, engine), (copy, at_once) = build("shard"), build("shard", layers=False)
+    events: list[tuple[str, int]] = []
+    gather = engine.placement._gather_layer
+
+    def noted(shards: Sequence[Tensor], number: int) -> Callable[[], list[Tensor]]:
+        wait = gather(shards, number)
+        events.append(("start", number))
+        return lambda: (events.append(("wait", number)), wait())[1]
+
+    def gradient(net: Net, engine: Engine) -> list[Tensor | None]:
+        events.clear()
+        engine.begin(1)
+        (batch, _) = batches(1, rank, 2)
+        return engine.gradients(lambda b: loss_on(net, b), [batch], engine.parameters("main"))[0]
+
+    def same(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> bool:
+        pairs = zip(a, b, strict=True)
+        return all(x is y or torch.equal(placement.local(x), placement.local(y)) for x, y in pairs)
+
+    engine.placement._gather_layer = noted
+    for number, block in enumerate(model.blocks):
+        block.register_forward_hook(lambda *_, number=number: events.append(("use", number)))
+        block.register_full_backward_pre_hook(
+            lambda *_, number=number: events.append(("use", number))
+        )
+    model.order = copy.order = [0, 1, 2, 3, 4]
+    first, starts = gradient(model, engine), [e for e in events if e[0] == "start"]
+    assert same(first, gradient(copy, at_once))
+    assert same(first, gradient(model, engine))
+    assert [e for e in events if e[0] == "start"] == starts
+    # Without blocks[4], or from the end of the forward pass, each waits for nothing.
+    for (_, before), (_, number) in itertools.pairwise(starts):
+        if number < 5 and before < 5:
+            at = len(events) - 1 - events[::-1].index(("wait", number))
+            assert "use" in {kind for kind, _ in events[events.index(("start", number)) : at]}
+    # What was expected does not come.
+    model.order = copy.order = [0, 2, 1, 4, 3]
+    assert same(gradient(model, engine), gradient(copy, at_once))
+    process_group.finish()
+
+
+def test_the_next_layer_is_gathered_ahead() -> None:
+    """With the same results to the last bit, and no more gathers."""
+    on_replicas(2, gather_ahead)
 
 
 class Gathers(TorchDispatchMode):

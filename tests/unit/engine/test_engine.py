@@ -86,7 +86,7 @@ def test_a_term_per_nothing_is_the_sum(net: nn.Module, sizes: list[int]) -> None
     wanted = torch.autograd.grad(total, list(net.parameters()))
     grads, logs = engine.gradients(loss, batches(sizes), engine.parameters("main"))
     assert same(grads, wanted)
-    found = engine.evaluate(loss, iter(batches(sizes)))
+    found = engine.evaluate(loss, iter([[b] for b in batches(sizes)]))
     for each in (logs, found):
         assert abs(each["sum"] - (out**2).sum()) < 1e-12 and abs(each["loss"] - total) < 1e-12
 
@@ -114,7 +114,7 @@ def test_a_summed_term_is_logged_as_its_mean(net: nn.Module, sizes: list[int]) -
 def test_evaluate_agrees_and_takes_an_iterator(net: nn.Module) -> None:
     engine = build(net)
     _, logs = engine.gradients(squares(net), batches([8]), engine.parameters("main"))
-    found = engine.evaluate(squares(net), iter(batches([3, 5])))
+    found = engine.evaluate(squares(net), iter([batches([3, 5])]))
     assert found.keys() == logs.keys()
     assert all(abs(found[n] - float(logs[n])) < 1e-13 for n in found)
 
@@ -150,7 +150,7 @@ def test_terms_of_the_loss_are_known(net: nn.Module) -> None:
         return {"a": Term(total, "rows"), "b": Term(total.detach(), "rows", 0.0)}
 
     engine.gradients(loss, batches([2]), engine.parameters("main"))
-    engine.evaluate(loss, batches([2]))
+    engine.evaluate(loss, [batches([2])])
     assert engine.loss_terms == {"a"}
 
 
@@ -261,7 +261,7 @@ def test_draws_are_counted_alike_whatever_the_verbs_do_inside(net: nn.Module) ->
         parameters = engine.parameters("main")
         first = engine.inner(squares(net), batches(sizes), parameters, replay=replay)
         engine.hypergradients(first, [torch.ones_like(p) for p in parameters], parameters)
-        engine.evaluate(squares(net), batches(sizes))
+        engine.evaluate(squares(net), [batches(sizes)])
         from metaseq_lm.models.layers import current_context
 
         drawn = engine.map(lambda b: current_context().noise.uniform((len(b.x), 2)), batches(sizes))
