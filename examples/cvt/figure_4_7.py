@@ -143,8 +143,14 @@ def read_places(path: Path) -> list[Places]:
 def by_label(places: Sequence[Places], baseline: str) -> dict[str, dict[str, np.ndarray]]:
     """Return accuracy (%) and activation, relative to the baseline's, (seeds, n, n) by label.
 
-    Raises UsageError unless the baseline has every seed.
+    Raises UsageError unless the baseline has every seed, and each label a seed once.
     """
+    nets = [(p.label, p.seed) for p in places]
+    for label, seed in nets:
+        if nets.count((label, seed)) > 1:
+            raise UsageError(
+                f"{label} has seed {seed} twice; give runs of one setting for each label"
+            )
     bases = {p.seed: np.array(p.activation) for p in places if p.label == baseline}
     lacking = sorted({p.seed for p in places} - set(bases))
     if lacking or not places:
@@ -155,10 +161,10 @@ def by_label(places: Sequence[Places], baseline: str) -> dict[str, dict[str, np.
     first = {UNTRAINED: 0, baseline: 1}
     maps = {}
     for label in sorted({p.label for p in places}, key=lambda name: (first.get(name, 2), name)):
-        nets = sorted((p for p in places if p.label == label), key=lambda p: p.seed)
+        same = sorted((p for p in places if p.label == label), key=lambda p: p.seed)
         maps[label] = {
-            "accuracy": 100 * np.array([p.accuracy for p in nets]),
-            "activation": np.array([np.array(p.activation) / bases[p.seed] for p in nets]),
+            "accuracy": 100 * np.array([p.accuracy for p in same]),
+            "activation": np.array([np.array(p.activation) / bases[p.seed] for p in same]),
         }
     return maps
 

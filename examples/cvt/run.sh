@@ -7,9 +7,9 @@
 #
 # chunk, ncbi, pos, dep: methods by share of the labels; then longer_chunk and so on (four times the updates), multitask,
 # ablations, probe, transformer, elmo and elmo_frozen (with language models of their own), multi30k, iwslt, cifar, figure_4_7. FOLDER
-# holds what prepare.sh names, and multi30k, iwslt15-en-vi and cifar10-subset. Everything is resumed or reused when run again. JOBS processes run side by
-# side, one thread each. report/NAME.jsonl keeps the runs of an experiment, claims.md compares the methods over all sets
-# that are there; sets/ has pictures of them side by side.
+# holds what prepare.sh names, and multi30k, iwslt15-en-vi and cifar10-subset. Everything is resumed or reused when run again. JOBS
+# processes run side by side, one thread each. report/NAME.jsonl keeps the runs of an experiment, claims.md compares the methods over
+# all sets that are there; sets/ has pictures of them side by side.
 set -euo pipefail
 
 out=$(realpath -m "${1:?usage: run.sh OUT [EXPERIMENT...]}")
@@ -17,7 +17,8 @@ shift
 here=$(cd "$(dirname "$0")" && pwd)
 source=$(realpath "${METASEQ_LM_DATA:?name the folder of the data sets}")
 seeds=${SEEDS:-1,2,3} jobs=${JOBS:-2} shares=${SHARES:-0.05,0.25,1}
-known=(chunk ncbi pos dep longer_{chunk,ncbi,pos,dep} multitask ablations probe transformer elmo{,_frozen} multi30k iwslt cifar figure_4_7)
+known=(chunk ncbi pos dep longer_{chunk,ncbi,pos,dep} multitask ablations probe transformer elmo{,_frozen} multi30k iwslt cifar
+    figure_4_7)
 [ $# -gt 0 ] || set -- "${known[@]}"
 general=$out/data/general runs=$out/runs report=$out/report
 buckets=[3,6,9,12,15,18,21,24,27,30,33,36,40,45,50,60] # those of sweep.yaml
@@ -166,7 +167,8 @@ cifar() {
 }
 figure_4_7() {
     images
-    sweep vision "$out/data/cifar" figure_4_7 --grid share=0.25 --grid method=supervised,cvt trainer.max_update=600
+    sweep vision "$out/data/cifar" figure_4_7 --grid share=0.25 --grid method=supervised,cvt model.width=0.125 \
+        trainer.max_update=600
     keep figure_4_7 test.accuracy --baseline label=supervised --test t --detectable
     python "$here/figure_4_7.py" "$runs/figure_4_7" --out "$report"
 }

@@ -137,6 +137,9 @@ def test_what_cannot_be_compared_is_refused(
         script.main([str(runs), *out, "--baseline", "VAT"])
     with pytest.raises(MetaseqError, match="no run with seed 1; labels: CVT"):
         script.main([str(runs / "cvt"), *out])
+    twice = [script.Places(label, 1, [[1.0]], [[0.5]]) for label in ("supervised", "CVT", "CVT")]
+    with pytest.raises(MetaseqError, match="CVT has seed 1 twice; give runs of one setting"):
+        script.by_label(twice, "supervised")
     damaged = tmp_path / "figure_4_7.json"
     for text in ("{", "[3]", '[{"label": "a"}]'):
         damaged.write_text(text)
