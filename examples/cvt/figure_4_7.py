@@ -34,7 +34,7 @@ from metaseq_lm.core.files import write_atomic
 from metaseq_lm.data.images import normalised
 from metaseq_lm.methods.cvt.vision import CVTVisionTask, PlaceHeads
 from metaseq_lm.reporting.folders import read_runs
-from metaseq_lm.reporting.significance import detectable
+from metaseq_lm.reporting.significance import FEWEST, detectable
 from metaseq_lm.training.parts import build_parts
 from metaseq_lm.training.restore import open_run
 
@@ -180,7 +180,8 @@ def zones(size: int) -> dict[str, np.ndarray]:
 def table(maps: dict[str, dict[str, np.ndarray]], baseline: str) -> list[str]:
     """Return the lines of a table: mean ± sd over seeds of each zone, and what is more than the baseline's.
 
-    In brackets stands the difference at which p of Student's t test, one-sided, would fall below 0.05.
+    In brackets, with 3 seeds and more: the difference at which p of Student's t test, one-sided, would
+    fall below 0.05.
     """
     names = zones(maps[baseline]["accuracy"].shape[-1])
     lines = [
@@ -216,7 +217,7 @@ def spread(values: np.ndarray, digits: int) -> str:
 def difference(values: np.ndarray, base: np.ndarray) -> str:
     """Return by how much the mean of values (seeds,) is above that of `base`, and what would be seen."""
     text = f"{values.mean() - base.mean():+.1f}"
-    if min(len(values), len(base)) < 2:
+    if min(len(values), len(base)) < FEWEST:
         return text
     least = detectable(values.tolist(), base.tolist(), False, "t")
     return text if least is None else f"{text} ({least:.1f})"

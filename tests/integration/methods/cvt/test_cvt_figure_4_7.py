@@ -124,9 +124,10 @@ def test_runs_are_measured_beside_untrained_nets(
 
 
 def test_differences_stand_beside_what_would_be_seen(script: ModuleType) -> None:
-    """Two against two seeds, ± 1 about their means: 2.92, t of 2 degrees of freedom, times √2."""
-    assert script.difference(np.array([9.0, 11.0]), np.array([4.0, 6.0])) == "+5.0 (4.1)"
-    assert script.difference(np.array([9.0]), np.array([4.0, 6.0])) == "+4.0"
+    """Three against three seeds of deviation 1: 2.13, t of 4 degrees of freedom, times √(2/3)."""
+    scores = np.array([4.0, 5.0, 6.0])
+    assert script.difference(scores + 5, scores) == "+5.0 (1.7)"
+    assert script.difference(scores[:2] + 5, scores) == "+4.5"
 
 
 def test_what_cannot_be_compared_is_refused(
