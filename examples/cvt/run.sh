@@ -168,7 +168,7 @@ cifar() {
 figure_4_7() {
     images
     sweep vision "$out/data/cifar" figure_4_7 --grid share=0.25 --grid method=supervised,cvt model.width=0.125 \
-        trainer.max_update=600
+        trainer.max_update=1000
     keep figure_4_7 test.accuracy --baseline label=supervised --test t --detectable
     python "$here/figure_4_7.py" "$runs/figure_4_7" --out "$report"
 }
