@@ -63,7 +63,7 @@ def submitted(out: Path) -> list[str]:
     return [row["run"] for row in SweepFolder(out).rows() if row["kind"] == "submit"]
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 60) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = 180) -> Any:
     """Wait for a true value and return it; fails after `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

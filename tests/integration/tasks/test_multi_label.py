@@ -175,7 +175,7 @@ def topics(tmp_path):
 
 def test_an_easy_rule_is_learnt(topics, tmp_path):
     data, gold = topics
-    more = ["task.epochs=10", "task.batch_size=16", "trainer.final_splits=[valid]"]
+    more = ["task.epochs=15", "task.batch_size=16", "trainer.final_splits=[valid]"]
     TrainingRun(configure(data, tmp_path / "r", "task.labelled=topics", *more)).train()
     metrics = json.loads((tmp_path / "r/results.json").read_text())["metrics"]["valid"]
     rows = (tmp_path / "r/predictions.valid.jsonl").read_text().splitlines()

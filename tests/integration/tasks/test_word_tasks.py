@@ -207,5 +207,7 @@ def test_the_training_sentences_are_scored_that_are_used(sentences: Path, tmp_pa
 
 def test_another_kind_of_model_is_refused(sentences: Path) -> None:
     places = [f"data={sentences}", "save_dir=none", "model=transformer"]
-    with pytest.raises(MetaseqError, match="needs --model cnn_bilstm or transformer_views"):
+    with pytest.raises(
+        MetaseqError, match="needs --model cnn_bilstm or no_encoder or transformer_views"
+    ):
         TrainingRun(load_config([*places, *TAGGING, "task.labelled=pos"]))
