@@ -120,12 +120,18 @@ class TrainerConfig:
 class EngineConfig:
     """Devices, precision and processes.
 
-    Except for the precision, nothing here changes results beyond the order of summation.
+    Except for the two precisions, nothing here changes results beyond the order of summation.
     """
 
     device: str = option("auto", "auto, cpu or cuda", choices=("auto", "cpu", "cuda"))
     precision: str = option(
         "fp32", "fp32, bf16 (autocast) or fp64", choices=("fp32", "bf16", "fp64")
+    )
+    reduce_precision: str = option(
+        "fp32",
+        "precision in which processes sum gradients: fp32 (fp64 if parameters are) or bf16; what is part "
+        "of second derivatives is never summed in bf16",
+        choices=("fp32", "bf16"),
     )
     micro_batch_size: int = option(
         0, "rows computed at a time in each process (0 = all)", at_least=0

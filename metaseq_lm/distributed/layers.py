@@ -151,8 +151,8 @@ class LayersInTurn:
         return saved.leaf.as_strided(*saved.place)
 
 
-def without_memory(shape: torch.Size, like: Tensor) -> Tensor:
-    """Return a tensor of the dtype and device of `like` whose memory is still to come."""
-    tensor = torch.empty(shape, dtype=like.dtype, device=like.device)
+def without_memory(shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return a tensor whose memory is still to come."""
+    tensor = torch.empty(shape, dtype=dtype, device=device)
     tensor.untyped_storage().resize_(0)
     return tensor

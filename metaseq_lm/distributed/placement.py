@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 BUCKET_BYTES = 25 << 20  # of one message
+ALIGNMENT = 8  # bytes, of each tensor in a message of several dtypes
 
 
 def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
@@ -60,6 +61,8 @@ class Placement:
         layers: The modules that `by_layer` puts together one at a time (those whose class sets
             `is_gathered_alone`), with the slots of the parameters that no other module has.
         order: What passes by layer have shown of the order in which the layers are called.
+        rounded: The ids of the shards that autocast rounds wherever they are used, those of linear
+            maps; passes with `low` gather them in bfloat16.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Placement:
         self.layers: list[tuple[nn.Module, list[Slot]]] = []
         self.leaves: dict[int, nn.Parameter] = {}  # by the id of the shard, during a pass
         self.order: Order = {}
+        self.rounded: set[int] = set()
         if model is not None and mesh is not None:
             self._shard(model, mesh)
             if layers:
@@ -86,6 +90,9 @@ class Placement:
                     shard = to_shard(parameter.detach(), mesh)
                     shards[id(parameter)] = nn.Parameter(shard, parameter.requires_grad)
                 self.slots.append((module, name, shards[id(parameter)]))
+        elsewhere = {id(s) for module, _, s in self.slots if not isinstance(module, nn.Linear)}
+        singles = {id(s) for s in self.shards if s.dtype == torch.float32}
+        self.rounded = singles - elsewhere
         self._install({id(shard): shard for shard in shards.values()})
 
     def _find_layers(self, model: nn.Module) -> None:
@@ -115,12 +122,15 @@ class Placement:
                 self.leaves[id(shard)].copy_(tensor)
 
     @contextlib.contextmanager
-    def whole(self, write: bool = False) -> Iterator[None]:
-        """Let the model hold whole parameters inside; with `write` the shards take their changes."""
+    def whole(self, write: bool = False, low: bool = False) -> Iterator[None]:
+        """Let the model hold whole parameters inside; with `write` the shards take their changes.
+
+        With `low`, for a pass under autocast, those that it rounds to bfloat16 are rounded already.
+        """
         if self.leaves or not self.slots:
             yield
             return
-        with self._holding(self.shards):
+        with self._holding(self.shards, low):
             leaves = self.leaves
             yield
         if write:
@@ -129,24 +139,29 @@ class Placement:
                     local(shard).copy_(rows_of(leaves[id(shard)], shard))
 
     @contextlib.contextmanager
-    def by_layer(self) -> Iterator[None]:
+    def by_layer(self, low: bool = False) -> Iterator[None]:
         """Let the model hold whole parameters inside, those of a layer only while it computes.
 
+        With `low`, for a pass under autocast, those of layers that it rounds are bfloat16 tensors.
         For passes without second derivatives in which all replicas call the same layers in the same
         order.
         """
         in_turn = {id(shard): shard for _, slots in self.layers for _, _, shard in slots}
-        with self._holding([s for s in self.shards if id(s) not in in_turn]):
+        with self._holding([s for s in self.shards if id(s) not in in_turn], low):
             for number, shard in in_turn.items():
-                empty = without_memory(shard.shape, local(shard))
+                empty = without_memory(shard.shape, shard.device, self._sent_as(shard, low))
                 self.leaves[number] = nn.Parameter(empty, shard.requires_grad)
             with LayersInTurn(self.layers, self.leaves, self._gather_layer, self.order):
                 yield
 
+    def _sent_as(self, shard: Tensor, low: bool) -> torch.dtype:
+        return torch.bfloat16 if low and id(shard) in self.rounded else shard.dtype
+
     def _gather_layer(self, shards: Sequence[Tensor], number: int) -> Callable[[], list[Tensor]]:
         """Begin to gather the shards of layer `number`; the result waits for their whole values."""
         sharded = [shard for shard in shards if is_sharded(shard)]
-        wait = start_gather(sharded, self.gathers, number % 128)  # exact in bfloat16
+        dtypes = [self.leaves[id(shard)].dtype for shard in sharded]
+        wait = start_gather(sharded, dtypes, self.gathers, number)
 
         def values() -> list[Tensor]:
             rows = iter(wait())
@@ -155,11 +170,13 @@ class Placement:
         return values
 
     @contextlib.contextmanager
-    def _holding(self, shards: Sequence[nn.Parameter]) -> Iterator[None]:
+    def _holding(self, shards: Sequence[nn.Parameter], low: bool) -> Iterator[None]:
         """Let the modules hold whole leaves instead of some shards."""
+        tensors = whole(shards, [self._sent_as(shard, low) for shard in shards])
         self.leaves = {
+            # In float32 even where it was rounded: gradients of micro-batches are added up in it.
             id(shard): nn.Parameter(tensor, shard.requires_grad)
-            for shard, tensor in zip(shards, whole(shards))
+            for shard, tensor in zip(shards, tensors)
         }
         self._install(self.leaves)
         try:
@@ -244,8 +261,11 @@ def place_like(
     ]
 
 
-def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the whole tensors of some shards; ordinary tensors as they are. A call of all replicas."""
+def whole(tensors: Sequence[Tensor], sent_as: Sequence[torch.dtype] | None = None) -> list[Tensor]:
+    """Return the whole tensors of some shards; ordinary tensors as they are. A call of all replicas.
+
+    They travel, rounded, as the dtypes `sent_as`.
+    """
     result = [t.detach() for t in tensors]
     sharded = [i for i, t in enumerate(tensors) if is_sharded(t)]
     for i, t in enumerate(tensors):
@@ -255,41 +275,58 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
         like = tensors[bucket[0]]
         assert is_dtensor(like)
         group = like.device_mesh["shard"].get_group()
-        rows = start_gather([tensors[i] for i in bucket], group)()
-        for i, tensor in zip(bucket, rows):
-            result[i] = tensor.contiguous()
+        dtypes = [tensors[i].dtype if sent_as is None else sent_as[i] for i in bucket]
+        for i, rows in zip(bucket, start_gather([tensors[i] for i in bucket], dtypes, group)()):
+            result[i] = rows.to(tensors[i].dtype).contiguous()
     return result
 
 
 def start_gather(
-    shards: Sequence[Tensor], group: dist.ProcessGroup, tag: int = 0
+    shards: Sequence[Tensor],
+    dtypes: Sequence[torch.dtype],
+    group: dist.ProcessGroup,
+    tag: int = 0,
 ) -> Callable[[], list[Tensor]]:
-    """Begin to gather some shards in one message; the result waits for views of the whole tensors.
+    """Begin to gather some shards, as `dtypes`, in one message; the result waits for the whole tensors.
 
-    That raises MetaseqError if another replica sends a message of another `tag`; on a GPU, where
-    looking at it would wait for the device, the tensors are NaN then.
+    Those are views. It raises MetaseqError if another replica sends a message of another `tag`; on a
+    GPU, where looking at it would wait for the device, the tensors are NaN then.
     """
     count = dist.get_world_size(group)
-    parts = [padded(local(t.detach()), t.shape, count).reshape(-1) for t in shards]
-    flat = torch.cat([*parts, parts[0].new_full((1,), tag)])
+    parts = [local(shards[0]).new_full((1,), tag, dtype=torch.int64)]
+    parts += [
+        padded(local(t.detach()).to(dtype), t.shape, count) for t, dtype in zip(shards, dtypes)
+    ]
+    flat = torch.cat([aligned_bytes(part) for part in parts])
     gathered = flat.new_empty(count * flat.numel())
     wait = process_group.start_gather(gathered, flat, group)
-    sizes = [*(part.numel() for part in parts), 1]
+    sizes = [part.numel() * part.element_size() for part in parts]
+    kinds = [torch.int64, *dtypes]
 
     def whole_tensors() -> list[Tensor]:
         wait()
-        *columns, tags = gathered.view(count, -1).split(sizes, dim=1)
-        agree = (tags == tag).all()
+        columns, start, table = [], 0, gathered.view(count, -1)
+        for kind, size in zip(kinds, sizes):
+            columns.append(table[:, start : start + size].view(kind))
+            start += size + -size % ALIGNMENT
+        agree = (columns[0] == tag).all()
         if gathered.is_cuda:
-            gathered.add_(torch.where(agree, 0.0, math.nan))
+            gathered.masked_fill_(~agree, 255)  # NaN in every type
         elif not agree:
             raise MetaseqError(
                 "the replicas do not compute the same layers in the same order, so a sharded model cannot "
                 "be put together layer by layer; start with engine.gather=model"
             )
-        return [c.reshape(-1, *t.shape[1:])[: t.shape[0]] for c, t in zip(columns, shards)]
+        return [c.reshape(-1, *t.shape[1:])[: t.shape[0]] for c, t in zip(columns[1:], shards)]
 
     return whole_tensors
+
+
+def aligned_bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor, with zeros up to a multiple of ALIGNMENT."""
+    data = tensor.reshape(-1).view(torch.uint8)
+    missing = -data.numel() % ALIGNMENT
+    return torch.cat([data, data.new_zeros(missing)]) if missing else data
 
 
 def whole_vector(vector: Sequence[Tensor | None]) -> list[Tensor | None]:

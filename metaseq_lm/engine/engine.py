@@ -68,6 +68,8 @@ class Engine:
         placement: Where the model's parameters rest; by default whole in every process.
         recompute: Whether to compute the activations inside blocks again in the backward pass.
         compiled: Whether `gradients` runs losses through torch.compile.
+        reduce_precision: fp32, in which gradients are summed in the dtype of the parameters, or bf16;
+            those that are part of second derivatives never are in bf16.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Engine:
         placement: Placement | None = None,
         recompute: bool = False,
         compiled: bool = False,
+        reduce_precision: str = "fp32",
     ) -> None:
         self.optimizers = optimizers
         self.placement = placement or Placement()
@@ -89,6 +92,7 @@ class Engine:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.precision = precision
         self.recompute = recompute
+        self.reduce_precision = reduce_precision
         # Lengths differ from batch to batch; a part that cannot be compiled is an error.
         self._compiled = (
             torch.compile(traced_terms, fullgraph=True, dynamic=True) if compiled else None
@@ -149,7 +153,8 @@ class Engine:
         logs: Logs = {}
         total: Vector = [None] * len(wrt)
         by_layer = agree and self._has_layers
-        with self.placement.by_layer() if by_layer else self.whole():
+        low_sums = self.reduce_precision == "bf16" and not full_precision
+        with self._parameters(by_layer, full_precision):
             leaves = [self.placement.leaf(p) for p in wrt]
             for number, batch in enumerate(batches):
                 with self._pass(batch, rng_key, full_precision=full_precision):
@@ -158,7 +163,7 @@ class Engine:
                 last = number == len(batches) - 1
                 # By layer, whole gradients must not outlive a micro-batch either.
                 reduces = by_layer or (last and self.replicas > 1)
-                reduction = Reduction(leaves, wrt) if reduces else None
+                reduction = Reduction(leaves, wrt, low_sums) if reduces else None
                 if loss.requires_grad:
                     with reduction or contextlib.nullcontext():
                         loss.backward(inputs=leaves)
@@ -247,7 +252,7 @@ class Engine:
         for by_layer, group in itertools.groupby(
             batches, lambda micro_batches: has_layers and self._agree(micro_batches)
         ):
-            with self.placement.by_layer() if by_layer else self.whole():
+            with self._parameters(by_layer):
                 for batch in itertools.chain.from_iterable(group):
                     with self._pass(batch, rng_key):
                         terms = self._record_losses(loss_fn(batch))
@@ -269,7 +274,7 @@ class Engine:
         rng_key = self._rng_key(rng_key)
         results = []
         by_layer = self._has_layers and self._agree(batches)
-        with self.placement.by_layer() if by_layer else self.whole():
+        with self._parameters(by_layer):
             for batch in batches:
                 with self._pass(batch, rng_key):
                     results.append(function(batch))
@@ -420,7 +425,7 @@ class Engine:
         root = random_streams.key(self.seed, "noise", self._update, rng_key)
         noise = None if batch.rows is None else layers.Noise(root, batch.rows, self.device)
         # Second derivatives and differences of gradients drown in bfloat16's rounding.
-        low = self.precision == "bf16" and not (double_backward or full_precision)
+        low = self._is_low(double_backward or full_precision)
         context = layers.ForwardContext(noise, double_backward, self._ahead, self.recompute)
         autocast = torch.autocast(self.device.type, torch.bfloat16)
         with layers.use_context(context), autocast if low else contextlib.nullcontext():
@@ -432,6 +437,17 @@ class Engine:
     def _has_layers(self) -> bool:
         """Whether a pass that begins here can gather layers of the model one at a time."""
         return bool(self.placement.layers) and not self.placement.leaves
+
+    def _is_low(self, full_precision: bool = False) -> bool:
+        """Whether a pass runs under autocast."""
+        return self.precision == "bf16" and not full_precision
+
+    def _parameters(
+        self, by_layer: bool, full_precision: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
+        """Let the model hold the parameters of a pass, without second derivatives."""
+        low = self._is_low(full_precision)
+        return self.placement.by_layer(low) if by_layer else self.placement.whole(low=low)
 
     def _count(self, batches: Sequence[Batch]) -> tuple[dict[str, Any], bool]:
         """Return every size summed over micro-batches and replicas, a number or (C,) per copy; and whether

@@ -27,12 +27,13 @@ class Reduction:
     Args:
         leaves: The leaves of the graph, whole.
         wrt: What they stand for: the leaves themselves, or shards. The gradient of a shard is a shard.
+        low: Whether gradients are rounded to bfloat16 and summed in it; otherwise in the dtype of `wrt`.
     """
 
-    def __init__(self, leaves: Sequence[Tensor], wrt: Sequence[Tensor]) -> None:
-        self.leaves, self.wrt = leaves, wrt
+    def __init__(self, leaves: Sequence[Tensor], wrt: Sequence[Tensor], low: bool = False) -> None:
+        self.leaves, self.wrt, self.low = leaves, wrt, low
         self.buckets = placement.buckets(reversed(range(len(wrt))), wrt)
-        if not self.buckets or is_sharded(wrt[self.buckets[-1][0]]):
+        if not self.buckets or low or is_sharded(wrt[self.buckets[-1][0]]):
             self.buckets.append([])  # for the logs, which every replica needs
         self.missing = [len(bucket) for bucket in self.buckets]
         self.present = [0.0] * len(leaves)
@@ -66,7 +67,7 @@ class Reduction:
         self.present[at] = float(leaf.grad is not None)
         grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         leaf.grad = None
-        return grad.detach()
+        return grad.detach().to(torch.bfloat16 if self.low else self.wrt[at].dtype)
 
     def _send(self, numbers: Sequence[Tensor] = ()) -> None:
         """Start the sum of the next bucket, with `numbers` appended."""
@@ -87,7 +88,7 @@ class Reduction:
                 process_group.start_scattered_sum(part, flat.reshape(-1), shards, replicas)
             )
             return
-        parts += [torch.as_tensor(n).to(self.leaves[0]) for n in numbers]
+        parts += [torch.as_tensor(n).to(local(self.wrt[0])) for n in numbers]
         flat = torch.cat([part.reshape(-1) for part in parts])
         self.sums.append(flat)
         self.waits.append(process_group.start_sum(flat))
@@ -106,7 +107,7 @@ class Reduction:
         for bucket, flat in zip(self.buckets, self.sums):
             sizes = [self._size(at) for at in bucket]
             for at, piece in zip(bucket, flat[: sum(sizes)].split(sizes)):
-                grads[at] = as_gradient(piece, self.wrt[at])
+                grads[at] = as_gradient(piece.to(self.wrt[at].dtype), self.wrt[at])
         if logs:
             logs.update(zip(logs, flat[sum(sizes) :]))
         return [g if count else None for g, count in zip(grads, counts.tolist())]

@@ -107,10 +107,14 @@ def group_by(runs: Sequence[Run], keys: Iterable[str]) -> list[Setting]:
     return sorted(settings, key=lambda s: [order(s.values[key]) for key in shown])
 
 
+# What runs did that have no such option.
+BEFORE = {"engine.reduce_precision": "fp32"}
+
+
 def differing_keys(runs: Sequence[Run]) -> list[str]:
     """Return the config keys that differ between the runs, in config order.
 
-    Left out are seeds, paths, bookkeeping, and `engine`, of which only the precision changes results.
+    Left out are seeds, paths, bookkeeping, and `engine`, of which only the precisions change results.
     """
     known = dict.fromkeys(key for run in runs for key in run.values)
     sources = {key for run in runs for key in run.sources}
@@ -118,7 +122,7 @@ def differing_keys(runs: Sequence[Run]) -> list[str]:
         key
         for key in known
         if not (key in sources or is_excluded(key))
-        and len({identity(run.values.get(key)) for run in runs}) > 1
+        and len({identity(run.values.get(key, BEFORE.get(key))) for run in runs}) > 1
     ]
 
 
@@ -126,7 +130,7 @@ def is_excluded(key: str) -> bool:
     """Return whether a key concerns where or how a run was made, not what it computed."""
     bare = bare_key(key)
     if bare.partition(".")[0] in ("seed", "engine"):
-        return bare != "engine.precision"
+        return bare not in ("engine.precision", "engine.reduce_precision")
     return bare in (*PATH_KEYS, *BOOKKEEPING, "data_hash")
 
 

@@ -110,6 +110,11 @@ def build_parts(config: DictConfig, dry_run: bool = False) -> Parts:
             "engine.recompute=block computes the activations of Transformer layers again, and model "
             f"{config.model._name} has none; leave engine.recompute out"
         )
+    if config.engine.precision == "fp64" and config.engine.reduce_precision == "bf16":
+        raise UsageError(
+            "engine.reduce_precision=bf16 would round the gradients of engine.precision=fp64; leave it out, "
+            "or use engine.precision=fp32"
+        )
     mesh = build_mesh(config.engine.parallel, device)
     placement = Placement(model, mesh, layers=config.engine.gather == "layer")
     if config.engine.compile:
@@ -123,6 +128,7 @@ def build_parts(config: DictConfig, dry_run: bool = False) -> Parts:
         placement,
         recompute,
         config.engine.compile,
+        config.engine.reduce_precision,
     )
     return Parts(config, task, model, engine)
 

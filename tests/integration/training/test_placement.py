@@ -6,8 +6,10 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import battery
 import pytest
 import torch
 from real_runs import on_replicas
@@ -22,7 +24,9 @@ from metaseq_lm.distributed.layers import TOGETHER
 from metaseq_lm.distributed.placement import Placement, build_mesh
 from metaseq_lm.engine import vectors
 from metaseq_lm.engine.engine import Engine
+from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
 from metaseq_lm.optim import build_optimizer
+from metaseq_lm.training.run import TrainingRun
 
 ADAMW = {"_name": "adamw", "lr": 0.1, "clip_norm": 1.0}
 CONSTANT = {"_name": "constant", "warmup_updates": 1}
@@ -280,6 +284,113 @@ def gather_ahead() -> None:
 def test_the_next_layer_is_gathered_ahead() -> None:
     """With the same results to the last bit, and no more gathers."""
     on_replicas(2, gather_ahead)
+
+
+WIDE = TransformerConfig(
+    encoder_layers=3, encoder_embed_dim=64, encoder_ffn_embed_dim=128, max_positions=8
+)
+
+
+class Messages:
+    """The bytes that the gathers of layers send, and the dtypes of sums of gradients."""
+
+    def __init__(self) -> None:
+        self.gathered, self.sums = 0, set[torch.dtype]()
+
+    def __enter__(self) -> "Messages":
+        self.patch = pytest.MonkeyPatch()
+        gather, scatter = process_group.start_gather, process_group.start_scattered_sum
+        total = process_group.start_sum
+
+        def start_gather(gathered: Tensor, part: Tensor, group: Any) -> Callable[[], None]:
+            self.gathered += part.numel() * part.element_size()
+            return gather(gathered, part, group)
+
+        def start_scattered_sum(part: Tensor, flat: Tensor, *groups: Any) -> Callable[[], None]:
+            self.sums.add(flat.dtype)
+            return scatter(part, flat, *groups)
+
+        def start_sum(flat: Tensor) -> Callable[[], None]:
+            if flat.numel() > 1000:
+                self.sums.add(flat.dtype)
+            return total(flat)
+
+        for function in (start_gather, start_scattered_sum, start_sum):
+            self.patch.setattr(process_group, function.__name__, function)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.patch.undo()
+
+
+def lower_precision() -> None:
+    """As one of two replicas, compare weights gathered in bf16 with whole ones under autocast."""
+    process_group.initialise("cpu", 60)
+    rank = process_group.rank()
+
+    def gradients(
+        parallel: str, layers: bool = True, sums: str = "fp32", full: bool = False, count: int = 1
+    ) -> tuple[list[Tensor], Messages]:
+        torch.manual_seed(0)
+        model = TransformerLM(WIDE, 40)
+        place = Placement(model, build_mesh(parallel, "cpu"), layers=layers)
+        optimizer = build_optimizer(model.named_parameters(), ADAMW, CONSTANT)
+        engine = Engine(
+            {"main": optimizer}, precision="bf16", placement=place, reduce_precision=sums
+        )
+        model.eval()  # no dropout
+
+        def loss(batch: TokenBatch) -> dict[str, Term]:
+            return {"tokens": Term(model(batch.tokens).float().square().sum(), "tokens")}
+
+        parameters, rows = engine.parameters("main"), batches(1, rank, 2)[:count]
+        with Messages() as messages:
+            grads, _ = engine.gradients(loss, rows, parameters, full_precision=full)
+        if full:
+            inner = engine.inner(loss, rows, parameters, replay=True)
+            grads = engine.hypergradients(inner, grads, parameters)
+        assert all(g is not None and g.dtype == torch.float32 for g in grads)
+        return [g for g in placement.whole_vector(grads) if g is not None], messages
+
+    def same(a: list[Tensor], b: list[Tensor]) -> bool:
+        return all(map(torch.equal, a, b))
+
+    def near(a: list[Tensor], b: list[Tensor], tolerance: float) -> bool:
+        pairs = zip(a, b, strict=True)
+        return all((x - y).norm() <= tolerance * y.norm() for x, y in pairs)
+
+    (whole, _), (layers, low) = gradients("replicate"), gradients("shard")
+    (at_once, low_at_once) = gradients("shard", layers=False)
+    assert same(whole, layers) and same(whole, at_once)
+    exact, high = gradients("shard", full=True)
+    _, high_at_once = gradients("shard", layers=False, full=True)
+    assert not same(whole, exact) and near(exact, gradients("replicate", full=True)[0], 1e-5)
+    assert low.sums == high.sums == {torch.float32}
+    # The embeddings stay in fp32.
+    assert low.gathered < 0.6 * high.gathered
+    assert low_at_once.gathered < 0.65 * high_at_once.gathered
+    several = gradients("replicate", count=2)[0]
+    for by_layer in (True, False):
+        assert near(several, gradients("shard", by_layer, count=2)[0], 1e-6)
+    for parallel in ("replicate", "shard"):
+        rounded, messages = gradients(parallel, sums="bf16")
+        assert messages.sums == {torch.bfloat16}
+        assert near(rounded, whole, 1e-2) and not same(rounded, whole)
+        again, messages = gradients(parallel, sums="bf16", full=True)
+        assert messages.sums == {torch.float32}
+        assert same(again, gradients(parallel, full=True)[0])
+    process_group.finish()
+
+
+def test_weights_travel_in_bf16() -> None:
+    """As autocast rounds them: sharded and whole parameters have the same gradients to the last bit."""
+    on_replicas(2, lower_precision)
+
+
+def test_sums_in_bf16_are_refused_in_fp64(moons: Path, tmp_path: Path) -> None:
+    more = ["engine.precision=fp64", "engine.reduce_precision=bf16"]
+    with pytest.raises(UsageError, match=r"reduce_precision=bf16 .* engine\.precision=fp64"):
+        TrainingRun(battery.configure(moons, tmp_path, ("masked_lm", 0), *more))
 
 
 class Gathers(TorchDispatchMode):
