@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,11 +23,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.distributed import is_dtensor, process_group
+from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.layers import LayersInTurn, Order, Slot, without_memory
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 BUCKET_BYTES = 25 << 20  # of one message
 ALIGNMENT = 8  # bytes, of each tensor in a message of several dtypes
@@ -216,6 +218,15 @@ def like_shard(part: Tensor, like: DTensor) -> DTensor:
         shape=like.shape,
         stride=torch.empty(like.shape, device="meta").stride(),
     )
+
+
+def is_dtensor(tensor: Any) -> TypeIs[DTensor]:
+    """Return whether a tensor is a DTensor, without importing what defines it.
+
+    That takes half a second, and a run without shards needs none of it.
+    """
+    defined = sys.modules.get("torch.distributed.tensor")
+    return defined is not None and isinstance(tensor, defined.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from metaseq_lm.core.errors import MetaseqError, ReplicaLost, UsageError
-from metaseq_lm.distributed import is_dtensor, signals
+from metaseq_lm.distributed import signals
 from metaseq_lm.distributed.step import Meeting, step_of
 
 T = TypeVar("T")
@@ -313,11 +313,11 @@ def check_equal(tensors: dict[str, Tensor], update: int) -> None:
     if world_size() == 1:
         return
     sums = torch.stack([sum_of_bits(getattr(t, "_local_tensor", t)) for t in tensors.values()])
-    sharded = [is_dtensor(t) and t.dim() > 0 for t in tensors.values()]
+    meshes = [getattr(t, "device_mesh", None) for t in tensors.values()]
+    sharded = [mesh is not None and t.dim() > 0 for mesh, t in zip(meshes, tensors.values())]
     if any(sharded):
-        like = next(t for t in tensors.values() if is_dtensor(t))
         parts = sums[sharded]
-        sum_within(parts, like.device_mesh["shard"].get_group())
+        sum_within(parts, next(filter(None, meshes))["shard"].get_group())
         sums[sharded] = parts
     least = sums.clone()
     with together():

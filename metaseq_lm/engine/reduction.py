@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from metaseq_lm.core.batch import Logs
-from metaseq_lm.distributed import is_dtensor, placement, process_group
-from metaseq_lm.distributed.placement import is_sharded, like_shard, local, rows_each
+from metaseq_lm.distributed import placement, process_group
+from metaseq_lm.distributed.placement import is_dtensor, is_sharded, like_shard, local, rows_each
 from metaseq_lm.engine.vectors import Vector
 
 ON_THE_WAY = 2  # buckets that are summed at the same time

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from metaseq_lm.distributed import is_dtensor, placement, process_group
+from metaseq_lm.distributed import placement, process_group
+from metaseq_lm.distributed.placement import is_dtensor
 
 Vector = Sequence[Tensor | None]
 

@@ -25,8 +25,7 @@ from metaseq_lm.core.batch import on_device
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import FACTORS, GOLDEN, SHIFTS, row_keys, uniforms, words
-from metaseq_lm.distributed import is_dtensor
-from metaseq_lm.distributed.placement import local
+from metaseq_lm.distributed.placement import is_dtensor, local
 from metaseq_lm.runs.flops import uncounted
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from metaseq_lm.core.config import build, option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import OPTIMIZERS, register_schedule
-from metaseq_lm.distributed import is_dtensor, placement
+from metaseq_lm.distributed import placement
+from metaseq_lm.distributed.placement import is_dtensor
 from metaseq_lm.optim import optimizers
 from metaseq_lm.optim.optimizers import OptimizerConfig
 

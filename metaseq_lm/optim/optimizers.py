@@ -67,14 +67,11 @@ class Eager(torch.optim.Optimizer):
     state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
     load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        inspect.unwrap(super().step)(self)
-
 
 class FusedAdamW(Eager, torch.optim.AdamW):
     """torch's fused AdamW."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
 @register_optimizer("adamw", dataclass=AdamConfig)
@@ -83,7 +80,7 @@ def adamw(config: AdamConfig, groups: Iterable[dict[str, Any]]) -> torch.optim.O
     return FusedAdamW(groups, lr=config.lr, betas=both(config.betas), eps=config.eps, fused=True)
 
 
-class UncorrectedAdam(Eager, torch.optim.AdamW):
+class UncorrectedAdam(FusedAdamW):
     """Adam with decoupled decay and without bias correction, as BERT and ELECTRA were trained.
 
     m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  p <- p - lr (m / (sqrt(v) + eps) + decay p).
@@ -93,6 +90,7 @@ class UncorrectedAdam(Eager, torch.optim.AdamW):
 
     LATE = 2.0**26  # in float32 a step more or less leaves it where it is
 
+    @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
@@ -118,13 +116,14 @@ class FusedSGD(Eager, torch.optim.SGD):
     torch's fused kernel wants momentum buffers for all parameters of a group or for none.
     """
 
+    @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
             for p in group["params"] if group["momentum"] else ():
                 if p.grad is not None and not self.state[p]:
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        super().step()
+        inspect.unwrap(super().step)(self)
 
 
 @register_optimizer("sgd", dataclass=SGDConfig)
