@@ -6,7 +6,7 @@
 
 The model is built of tensors without memory. `Plan` has all the formulas: P parameters of 4 bytes on N
 devices, in S shards with R = N / S replicas. "Layer" and "model" are engine.gather: a pass gathers one layer of L
-at a time, forward and backward, or the whole model once.
+at a time, forward and backward, or the whole model once. Under autocast the weights of linear maps travel in bf16.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -48,8 +49,10 @@ class Network:
     buckets: int  # messages in which the weights travel
     bucket: int  # the largest of them
     layers: int
-    layer: int  # one of them
+    layer: int  # one of them, in fp32
+    sent: int  # one of them as it is gathered
     casts: int  # of the weights, under autocast
+    other_casts: int  # of those outside the layers
     row: int  # what the backward pass needs of a row
 
 
@@ -63,6 +66,12 @@ def build_network(sizes: dict[str, Any], bf16: bool) -> Network:
         layers = model.encoder.stack.layers
         layer = sum(p.numel() * p.element_size() for p in layers[0].parameters())
         two, three = (saved_bytes(model, rows, bf16) for rows in (2, 3))
+        for module in model.encoder.stack.modules():
+            if bf16 and isinstance(module, nn.Linear):
+                for name, parameter in list(module.named_parameters()):
+                    setattr(module, name, nn.Parameter(parameter.detach().bfloat16()))
+        sent = sum(p.numel() * p.element_size() for p in layers[0].parameters())
+        two_sent, three_sent = (saved_bytes(model, rows, bf16) for rows in (2, 3))
     return Network(
         parameters=sum(p.numel() for p in parameters),
         weights=sum(size),
@@ -70,7 +79,9 @@ def build_network(sizes: dict[str, Any], bf16: bool) -> Network:
         bucket=max(sum(size[i] for i in bucket) for bucket in buckets),
         layers=len(layers),
         layer=layer,
+        sent=sent,
         casts=3 * two - 2 * three,
+        other_casts=3 * two_sent - 2 * three_sent,
         row=three - two,
     )
 
@@ -164,12 +175,13 @@ class Plan:
 
     @property
     def _pass(self) -> float:
-        return self.network.casts + self.activations + self.in_flight
+        return self.activations + self.in_flight
 
     @property
     def peak_model(self) -> float:
         """16 P / S, 4 P if there are shards; casts to bf16, activations, gradients in flight."""
-        return self.held + (self.network.weights if self.shards > 1 else 0) + self._pass
+        weights = self.network.weights if self.shards > 1 else 0
+        return self.held + weights + self.network.casts + self._pass
 
     @property
     def rest(self) -> float:
@@ -178,16 +190,17 @@ class Plan:
 
     @property
     def peak_layer(self) -> float:
-        """16 P / S, the rest, two layers and the message of one in place of the 4 P."""
+        """16 P / S, the rest, two layers and the message of one in place of the 4 P and of their casts."""
         if self.shards == 1:
             return self.peak_model
-        return self.held + self.rest + (TOGETHER + 1) * self.network.layer + self._pass
+        layers = (TOGETHER + 1) * self.network.sent
+        return self.held + self.rest + layers + self.network.other_casts + self._pass
 
     # ------------------------------------------------------------ bytes that a device sends per update
 
     @property
     def scattered(self) -> float:
-        """4 P (S - 1) / S of gradients; a gather of the whole model moves as much."""
+        """4 P (S - 1) / S of gradients."""
         return self.network.weights * (self.shards - 1) / self.shards
 
     @property
@@ -198,7 +211,13 @@ class Plan:
     @property
     def gathered(self) -> float:
         """The rest once and the layers twice."""
-        whole = self.rest + self.layer_gathers * self.network.layer
+        whole = self.rest + self.layer_gathers * self.network.sent
+        return whole * (self.shards - 1) / self.shards
+
+    @property
+    def gathered_at_once(self) -> float:
+        """The whole model."""
+        whole = self.rest + self.network.layers * self.network.sent
         return whole * (self.shards - 1) / self.shards
 
     @property
@@ -222,11 +241,6 @@ class Plan:
         return size / link + messages * (self.shards - 1) * machine.latency
 
     @property
-    def gather_seconds(self) -> float:
-        """The gathers by layer."""
-        return self._ring(self.gathered, self.layer_gathers + 1)
-
-    @property
     def gradient_seconds(self) -> float:
         """The scattered sum, and the sum over the replicas of a shard."""
         if self.replicas == 1:
@@ -238,35 +252,38 @@ class Plan:
         wide = self.summed / link + self.network.buckets * hops * machine.latency
         return self._ring(self.scattered, self.network.buckets) + wide
 
-    def seconds(self, gather: str = "layer", overlap: bool = True) -> float:
-        """The gathers, the pass, and what of the gradients is not hidden behind its backward half."""
-        whole = self._ring(self.scattered, self.network.buckets)
-        last = self.gradient_seconds * self.network.bucket / self.network.weights
-        hidden = min(self.gradient_seconds - last, BACKWARD * self.compute) if overlap else 0.0
-        gathers = self.gather_seconds if gather == "layer" else whole
-        return gathers + self.compute + self.gradient_seconds - hidden
+    def seconds(self, gather: str = "layer", ahead: bool = True, overlap: bool = True) -> float:
+        """What waits, and the longer of computing and what is sent meanwhile, forward and backward.
 
-    @property
-    def seconds_prefetched(self) -> float:
-        """Were each layer gathered while the one before it computes, which is not built."""
-        moved = self.gather_seconds + self.gradient_seconds
-        ends = self.gather_seconds * (self.rest + self.network.layer) / self.network.weights / 2
-        ends += self.gradient_seconds * self.network.bucket / self.network.weights
-        return max(self.compute, moved - ends) + ends
+        Of the gathers the rest and the first layer wait, or all if there are none `ahead` of their turn
+        or the model is gathered at once; of the gradients the last bucket, or all without `overlap`.
+        """
+        network = self.network
+        if gather == "layer":
+            gathers = self._ring(self.gathered, self.layer_gathers + 1)
+            begin = (self.rest + network.sent) * (self.shards - 1) / self.shards
+            waits = self._ring(begin, 2) if ahead else gathers
+        else:
+            waits = gathers = self._ring(self.gathered_at_once, network.buckets)
+        last = self.gradient_seconds * (network.bucket / network.weights if overlap else 1)
+        behind = (gathers - waits) / 2  # forward; as many backward
+        forward = max((1 - BACKWARD) * self.compute, behind)
+        backward = max(BACKWARD * self.compute, behind + self.gradient_seconds - last)
+        return waits + forward + backward + last
 
 
 def table(network: Network, machine: Machine, devices: list[int], rows: int) -> Iterator[str]:
     """Yield the lines of the table of placements."""
     titles = ["devices", "placement", "held", "peak L", "peak M", "gather", "scatter", "sum"]
-    titles += ["tokens/s", "L", "M", "L in turn", "L ahead"]
+    titles += ["tokens/s", "L", "M", "L in turn", "at end"]
     yield "  ".join(f"{title:>9}" for title in titles)
     for count in devices:
         for parallel in ("replicate", "shard", "hybrid"):
             plan = Plan(network, machine, count, parallel, rows)
             sizes = [plan.held, plan.peak_layer, plan.peak_model]
             sizes += [plan.gathered, plan.scattered, plan.summed]
-            times = [plan.seconds(), plan.seconds("model"), plan.seconds(overlap=False)]
-            times += [plan.seconds_prefetched]
+            times = [plan.seconds(), plan.seconds("model"), plan.seconds(ahead=False)]
+            times += [plan.seconds(overlap=False)]
             cells = [str(count), parallel, *(f"{size / 1e9:.2f}" for size in sizes)]
             cells += [f"{rows * count * LENGTH / times[0]:.4g}"]
             cells += [f"{plan.compute / time:.1%}" for time in times]

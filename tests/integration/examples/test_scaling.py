@@ -30,8 +30,13 @@ def test_formulas_of_a_model(model: Any) -> None:
     network = model.build_network(sizes, bf16=False)
     assert network.weights == 4 * network.parameters and network.casts == 0
     assert network.layer == 4 * (12 * 64 * 64 + 13 * 64) and network.row > 128 * 64 * 4 * 20
+    assert network.sent == network.layer and network.other_casts == 0
+    low = model.build_network(sizes, bf16=True)
     # At least the matrices in bfloat16, of the layers and of the output.
-    assert model.build_network(sizes, bf16=True).casts > 0.9 * network.weights / 2
+    assert low.casts > 0.9 * network.weights / 2
+    # The layer norms are gathered in fp32; of the casts those of the layers go.
+    assert low.sent == low.layer / 2 + 2 * 4 * 64 and low.layer == network.layer
+    assert low.casts - low.other_casts == 2 * 2 * 12 * 64 * 64
     plans = {p: model.Plan(network, model.H200, 64, p, 4) for p in ("replicate", "shard", "hybrid")}
     held = {p: plan.held / network.weights for p, plan in plans.items()}
     assert held == {"replicate": 4, "shard": 4 / 64, "hybrid": 4 / 8}
@@ -43,7 +48,9 @@ def test_formulas_of_a_model(model: Any) -> None:
         model.build_network(sizes | {"encoder_layers": 8}, False), model.H200, 8, "shard", 1
     )
     assert deep.peak_model - deep.peak_layer == 5 * network.layer
-    assert deep.seconds("model") < deep.seconds() <= deep.seconds(overlap=False)
+    assert deep.seconds() < deep.seconds(ahead=False) and deep.seconds() <= deep.seconds(
+        overlap=False
+    )
 
 
 def test_measured_memory_is_that_of_the_formulas(model: Any) -> None:
