@@ -78,12 +78,12 @@ class LayersInTurn:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: Any) -> None:
+        # Forgets the hooks: they refer to this object, and would keep all leaves with it.
+        self.stack.close()
         self._learn(NONE)
         ahead, self.ahead = self.ahead, None
         if ahead is not None and kind is None:
             ahead[1]()  # nobody came for it
-        # Which forgets the hooks: they refer to this object, and would keep all leaves with it.
-        self.stack.close()
 
     def _before(self, number: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:
