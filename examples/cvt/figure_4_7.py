@@ -229,25 +229,25 @@ def draw(maps: dict[str, dict[str, np.ndarray]], baseline: str, path: Path) -> N
         2, len(maps), figsize=(2.6 * len(maps) + 0.6, 5.6), squeeze=False, layout="constrained"
     )
     for row, (title, form) in enumerate((("accuracy", "{:.0f}"), ("activation", "{:.2f}"))):
-        means = {label: kinds[title].mean(0) for label, kinds in maps.items()}
-        # The untrained net's activations are of another kind: they set no scale.
-        scaled = [m for label, m in means.items() if title == "accuracy" or label != UNTRAINED]
-        low, high = min(m.min() for m in scaled), max(m.max() for m in scaled)
-        for axis, (label, mean) in zip(axes[row], means.items()):
+        hidden = (UNTRAINED, baseline) if title == "activation" else ()  # of another kind, and 1
+        means = {n: kinds[title].mean(0) for n, kinds in maps.items() if n not in hidden}
+        every = np.array(list(means.values()))
+        for axis, label in zip(axes[row], maps):
             axis.set(xticks=[], yticks=[])
-            if title == "activation" and label in (UNTRAINED, baseline):
+            if label in hidden:
                 axis.set_axis_off()
                 continue
-            image = axis.imshow(mean, cmap="viridis", vmin=low, vmax=high)
-            for (y, x), value in np.ndenumerate(mean):
-                bright = value > (low + high) / 2
+            image = axis.imshow(means[label], cmap="viridis", vmin=every.min(), vmax=every.max())
+            for (y, x), value in np.ndenumerate(means[label]):
+                bright = value > (every.min() + every.max()) / 2
                 colour = "black" if bright else "white"
                 axis.text(
                     x, y, form.format(value), ha="center", va="center", fontsize=8, color=colour
                 )
             above = "accuracy (%)" if title == "accuracy" else f"activation / {baseline}"
             axis.set_title(f"{label}\n{above}", fontsize=9)
-        figure.colorbar(image, ax=axes[row], shrink=0.8)
+        if means:  # of the baseline alone there is no second row
+            figure.colorbar(image, ax=axes[row], shrink=0.8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -121,6 +121,10 @@ def test_runs_are_measured_beside_untrained_nets(
     assert capsys.readouterr().out == printed
     again = tmp_path / "again" / "figure_4_7.json"
     assert again.read_text() == (tmp_path / "figure_4_7.json").read_text()
+    alone = tmp_path / "alone.json"
+    alone.write_text(json.dumps([row for row in rows if row["label"] != "CVT"]))
+    script.main([str(alone), "--out", str(tmp_path / "alone")])
+    assert "CVT" not in capsys.readouterr().out
 
 
 def test_differences_stand_beside_what_would_be_seen(script: ModuleType) -> None:
