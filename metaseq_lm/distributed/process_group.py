@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -191,29 +192,39 @@ def _who_is_missing(reason: str) -> ReplicaLost:
 # ---------------------------------------------------------------- collectives
 
 
-def start_sum(flat: Tensor) -> Callable[[], None]:
-    """Begin to sum a tensor over the replicas in place; call the result to wait for the sum."""
+class Pending:
+    """A collective on its way; to call it waits for it, and then for what depends on it."""
+
+    def __init__(self, work: Any, then: Callable[[], None] | None = None) -> None:
+        self.work, self.then = work, then
+
+    def __call__(self) -> None:
+        _finish(self.work)
+        if self.then is not None:
+            self.then()
+
+    def is_over(self) -> bool:
+        """Return whether the collective itself is over."""
+        return bool(self.work.is_completed())
+
+
+def start_sum(flat: Tensor) -> Pending:
+    """Begin to sum a tensor over the replicas in place."""
     with together():
-        work = dist.all_reduce(flat, async_op=True)
-    return lambda: _finish(work)
+        return Pending(dist.all_reduce(flat, async_op=True))
 
 
 def start_scattered_sum(
     part: Tensor, flat: Tensor, shards: dist.ProcessGroup, replicas: dist.ProcessGroup
-) -> Callable[[], None]:
-    """Begin to sum `flat` over all processes; call the result to wait for this shard of it in `part`.
+) -> Pending:
+    """Begin to sum `flat` over all processes; `part` will be this shard of it.
 
     The sum over `shards` is divided among them, then each part is summed over its `replicas`.
     """
     with together():
         work = _reduce_scatter(part, flat, group=shards, async_op=True)
-
-    def wait() -> None:
-        _finish(work)
-        if dist.get_world_size(replicas) > 1:
-            sum_within(part, replicas)
-
-    return wait
+    several = dist.get_world_size(replicas) > 1
+    return Pending(work, partial(sum_within, part, replicas) if several else None)
 
 
 def _finish(work: Any) -> None:

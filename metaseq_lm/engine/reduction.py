@@ -38,7 +38,7 @@ class Reduction:
         self.missing = [len(bucket) for bucket in self.buckets]
         self.present = [0.0] * len(leaves)
         self.sums: list[Tensor] = []
-        self.waits: list[Callable[[], None]] = []  # of the buckets on their way
+        self.waits: list[process_group.Pending] = []  # of the buckets on their way
         self.hooks: list[Any] = []
 
     def __enter__(self) -> Reduction:
@@ -56,10 +56,22 @@ class Reduction:
     def _count_down(self, number: int) -> Callable[[Tensor], None]:
         def hook(leaf: Tensor) -> None:
             self.missing[number] -= 1
-            while not self.missing[len(self.sums)] and len(self.sums) < len(self.buckets) - 1:
+            while (
+                len(self.sums) < len(self.buckets) - 1
+                and not self.missing[len(self.sums)]
+                and self._has_room()
+            ):
                 self._send()
 
         return hook
+
+    def _has_room(self) -> bool:
+        """Return whether a bucket can be sent without a wait.
+
+        A backward pass must not wait for a sum: a replica that lacks a gradient of the bucket sends it
+        at its end only, and until then may wait for this replica to gather a layer with it.
+        """
+        return len(self.waits) < ON_THE_WAY or self.waits[0].is_over()
 
     def _take(self, at: int) -> Tensor:
         """Return a leaf's gradient, zeros if it has none, and forget it."""

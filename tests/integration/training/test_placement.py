@@ -286,6 +286,49 @@ def test_the_next_layer_is_gathered_ahead() -> None:
     on_replicas(2, gather_ahead)
 
 
+def use_a_parameter_on_one_replica() -> None:
+    """As one of two replicas, of which the first alone uses the parameter whose bucket is the first."""
+    process_group.initialise("cpu", 30)
+    placement.BUCKET_BYTES = 1
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"blocks": nn.ModuleList(Block() for _ in range(4))}).double()
+    model["last"] = nn.Linear(5, 5, bias=False).double()
+    whole = {name: p.detach().clone() for name, p in model.named_parameters()}
+    rows = torch.randn(2, 3, 5, dtype=torch.float64)
+
+    def loss_on(net: nn.ModuleDict, rank: int) -> Tensor:
+        states = rows[rank]
+        for block in net["blocks"]:
+            states = block(states)
+        return (net["last"](states) if rank == 0 else states).pow(3).sum()
+
+    place = Placement(model, build_mesh("shard", "cpu"), layers=True)
+    optimizer = build_optimizer(model.named_parameters(), ADAMW, CONSTANT)
+    engine = Engine({"main": optimizer}, precision="fp64", placement=place)
+    rank = process_group.rank()
+    batch = TokenBatch(tokens=rows[rank], sizes={"tokens": 3})
+    for update in range(2):  # layers are gathered in turn, then ahead
+        engine.begin(update)
+        grads, _ = engine.gradients(
+            lambda b: {"all": Term(loss_on(model, rank), "tokens")},
+            [batch],
+            engine.parameters("main"),
+        )
+        summed = placement.whole_vector(grads)
+    twin = nn.ModuleDict({"blocks": nn.ModuleList(Block() for _ in range(4))}).double()
+    twin["last"] = nn.Linear(5, 5, bias=False).double()
+    twin.load_state_dict(whole)
+    ((loss_on(twin, 0) + loss_on(twin, 1)) / 6).backward()
+    for grad, parameter in zip(summed, twin.parameters(), strict=True):
+        assert grad is not None and parameter.grad is not None
+        torch.testing.assert_close(grad, parameter.grad, rtol=1e-12, atol=1e-12)
+    process_group.finish()
+
+
+def test_a_parameter_that_one_replica_uses_does_not_block_layers() -> None:
+    on_replicas(2, use_a_parameter_on_one_replica, seconds=120)
+
+
 WIDE = TransformerConfig(
     encoder_layers=3, encoder_embed_dim=64, encoder_ffn_embed_dim=128, max_positions=8
 )
