@@ -206,10 +206,10 @@ def table(file: Path) -> str:
         "| set | updates | first and last loss | largest difference of a loss |",
         "|---|---|---|---|",
     ]
-    plain = [
+    trained = [
         "| set | score here | transformers | rows per CPU second here | transformers | ratio |"
     ]
-    plain += ["|---|---|---|---|---|---|"]
+    trained += ["|---|---|---|---|---|---|"]
     for (float64, name), rows in groups.items():
         if float64:
             for row in rows:
@@ -223,8 +223,8 @@ def table(file: Path) -> str:
         ratio = [a / b for a, b in zip(*speeds)]
         scores = [[100 * r[f"{who}score"] for r in rows if "score" in r] for who in ("", "peer_")]
         cells = [spread(values) for values in (*scores, *speeds)]
-        plain.append(f"| {name} | {' | '.join(cells)} | {statistics.median(ratio):.2f} |")
-    return "\n".join([*exact, "", *plain])
+        trained.append(f"| {name} | {' | '.join(cells)} | {statistics.median(ratio):.2f} |")
+    return "\n".join([*exact, "", *trained])
 
 
 def spread(values: Sequence[float]) -> str:

@@ -160,8 +160,7 @@ class TwoTowers(nn.Module):
 
     def forward(self, main: Encoder | None, batch: TokenBatch) -> Tensor:
         """Return logits (B, S, V) for each token of the original rows."""
-        embeddings = self.embeddings or (main.embeddings if main is not None else None)
-        assert embeddings is not None
+        embeddings = embeddings_of(self, main)
         x = embeddings(batch.tokens, batch.segments)
         before, after = causal_masks(batch.padding, x.shape[-2], x.device)
         left, right = self.left(x, before), self.right(x, after)
@@ -174,6 +173,13 @@ class TwoTowers(nn.Module):
         )
         logits: Tensor = self.head(joined, embeddings.tokens.weight)
         return logits
+
+
+def embeddings_of(net: TwoTowers | Difficulty, main: Encoder | None) -> Embeddings:
+    """Return the embeddings of a net, or those that it shares with the main encoder."""
+    embeddings = net.embeddings or (main.embeddings if main is not None else None)
+    assert embeddings is not None
+    return embeddings
 
 
 def causal_masks(
@@ -208,8 +214,7 @@ class Difficulty(nn.Module):
 
     def forward(self, main: Encoder | None, batch: TokenBatch) -> Tensor:
         """Return logits (B, S) for each token of the original rows."""
-        embeddings = self.embeddings or (main.embeddings if main is not None else None)
-        assert embeddings is not None
+        embeddings = embeddings_of(self, main)
         states = self.stack(embeddings(batch.tokens, batch.segments), attention_mask(batch.padding))
         logits: Tensor = self.head(states)
         return logits

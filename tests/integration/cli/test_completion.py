@@ -23,7 +23,7 @@ def test_names_are_those_of_the_registry(kind: str) -> None:
 def completions(line: str, place: Path) -> set[str]:
     """Return what a shell would offer at the end of a line."""
     pytest.importorskip("argcomplete", reason="the extra completion is not installed")
-    asked = {
+    variables = {
         "_ARGCOMPLETE": "1",
         "_ARGCOMPLETE_IFS": "\n",
         "_ARGCOMPLETE_STDOUT_FILENAME": str(place / "offered"),
@@ -32,7 +32,7 @@ def completions(line: str, place: Path) -> set[str]:
         "COMP_TYPE": "9",
     }
     command = [sys.executable, "-m", "metaseq_lm"]
-    subprocess.run(command, env={**os.environ, **asked}, cwd=place, check=True, timeout=60)
+    subprocess.run(command, env={**os.environ, **variables}, cwd=place, check=True, timeout=60)
     return {word.strip() for word in (place / "offered").read_text().split("\n")}
 
 

@@ -107,11 +107,11 @@ def test_shards_that_do_not_fit(
 def test_foreign_files_of_our_tokenizer_are_our_corpus(
     tmp_path: Path, files: list[Path], form: str
 ) -> None:
-    own = tmp_path / "tokenizer"
+    text_data = tmp_path / "tokenizer"
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    (foreign / "tokenizer.json").write_bytes((own / "tokenizer.json").read_bytes())
-    tokenizer = load_tokenizer(own)
+    (foreign / "tokenizer.json").write_bytes((text_data / "tokenizer.json").read_bytes())
+    tokenizer = load_tokenizer(text_data)
     for path, text in zip(files, TEXTS):
         documents = tokenizer.encode_batch([line for line in text.split("\n") if line])
         if form == "megatron":
@@ -120,21 +120,21 @@ def test_foreign_files_of_our_tokenizer_are_our_corpus(
             write_datatrove(foreign / f"{path.stem}.ds", documents, int(form[-1]))
     options = ["--trainpref", str(foreign), "--destdir", str(tmp_path / "imported")]
     assert main(["import-corpus", *options]) == 0
-    assert_same(own, tmp_path / "imported")
+    assert_same(text_data, tmp_path / "imported")
 
 
 def test_a_datatrove_corpus_trains_to_the_losses_of_the_text(
     tmp_path: Path, files: list[Path]
 ) -> None:
-    own, foreign = tmp_path / "tokenizer", tmp_path / "foreign"
+    text_data, foreign = tmp_path / "tokenizer", tmp_path / "foreign"
     foreign.mkdir()
-    (foreign / "tokenizer.json").write_bytes((own / "tokenizer.json").read_bytes())
+    (foreign / "tokenizer.json").write_bytes((text_data / "tokenizer.json").read_bytes())
     lines = [line for text in TEXTS for line in text.split("\n") if line]
-    write_datatrove(foreign / "00000.ds", load_tokenizer(own).encode_batch(lines), 2)
+    write_datatrove(foreign / "00000.ds", load_tokenizer(text_data).encode_batch(lines), 2)
     options = ["--trainpref", str(foreign), "--destdir", str(tmp_path / "imported")]
     assert main(["import-corpus", *options]) == 0
     losses = []
-    for data in (own, tmp_path / "imported"):
+    for data in (text_data, tmp_path / "imported"):
         save = tmp_path / f"run_{data.name}"
         options = ["--save-dir", str(save), "--max-update", "3", *TINY, "trainer.valid_split=''"]
         rows = ["task.tokens_per_sample=8", "task.batch_size=4"]

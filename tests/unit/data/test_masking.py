@@ -99,16 +99,16 @@ def test_action_does_not_depend_on_the_position() -> None:
     ],
 )
 def test_extreme_shares(options: dict, allowed: set[int]) -> None:
-    how = Masking(mask=1, replacements=REPLACEMENTS, rate=0.5, **options)
+    masking = Masking(mask=1, replacements=REPLACEMENTS, rate=0.5, **options)
     tokens = np.full((300, 20), 5)
-    masked, positions, _ = mask_tokens(tokens, np.full(300, 20), keys_of(300), how)
+    masked, positions, _ = mask_tokens(tokens, np.full(300, 20), keys_of(300), masking)
     assert set(masked[np.arange(300)[:, None], positions].ravel().tolist()) <= allowed
 
 
 def test_spared_tokens_are_no_candidates() -> None:
-    how = Masking(mask=1, rate=0.5, replacements=REPLACEMENTS, spared=np.array([2, 3]))
+    masking = Masking(mask=1, rate=0.5, replacements=REPLACEMENTS, spared=np.array([2, 3]))
     tokens = np.tile([3, 20, 21, 22, 23, 2, 24, 25, 26, 2], (500, 1))
-    masked, positions, targets = mask_tokens(tokens, np.full(500, 10), keys_of(500), how)
+    masked, positions, targets = mask_tokens(tokens, np.full(500, 10), keys_of(500), masking)
     assert set(positions[targets >= 0].tolist()) == {1, 2, 3, 4, 6, 7, 8}
     assert (masked[:, [0, 5, 9]] == tokens[:, [0, 5, 9]]).all()
     # Half of the seven candidates, not of the ten tokens.
@@ -155,8 +155,8 @@ def test_positions_are_never_doubled(lengths: list[int], rate: float, root: int)
     sizes = np.array(lengths)
     width = max(int(sizes.max()), 1)
     tokens = rows_of(sizes, width)
-    how = Masking(mask=1, rate=rate, replacements=REPLACEMENTS)
-    masked, positions, targets = mask_tokens(tokens, sizes, keys_of(len(sizes), root), how)
+    masking = Masking(mask=1, rate=rate, replacements=REPLACEMENTS)
+    masked, positions, targets = mask_tokens(tokens, sizes, keys_of(len(sizes), root), masking)
     for i, length in enumerate(lengths):
         counted = targets[i] >= 0
         mine = positions[i][counted].tolist()
@@ -199,12 +199,12 @@ NEAREST = {"mask": 1, "random": 0.0, "keep": 0.15, "rounding": "nearest"}
 )
 def test_nearest_takes_the_published_number(rate: float, length: int, most: int) -> None:
     """Rate times all real tokens, [CLS] and [SEP] too, rounded, 1 to int((rate + 0.005) * length)."""
-    how = Masking(rate=rate, spared=np.array([2, 3]), tokens_per_sample=length, **NEAREST)
-    assert how.most_chosen == most
+    masking = Masking(rate=rate, spared=np.array([2, 3]), tokens_per_sample=length, **NEAREST)
+    assert masking.most_chosen == most
     lengths = np.arange(3, length + 1)
     tokens = rows_of(lengths, length)
     tokens[:, 0], tokens[np.arange(len(lengths)), lengths - 1] = 3, 2
-    _, positions, targets = mask_tokens(tokens, lengths, keys_of(len(lengths)), how)
+    _, positions, targets = mask_tokens(tokens, lengths, keys_of(len(lengths)), masking)
     wanted = [max(1, min(most, round(rate * n))) for n in lengths.tolist()]
     assert (targets >= 0).sum(1).tolist() == wanted
     assert positions.shape == (len(lengths), min(most, round(rate * length)))
@@ -214,11 +214,11 @@ def test_nearest_takes_the_published_number(rate: float, length: int, most: int)
 
 def test_nearest_stops_at_the_most_and_at_the_candidates() -> None:
     """A row longer than tokens_per_sample, and rows with fewer candidates than their number."""
-    how = Masking(rate=0.5, spared=np.array([2]), tokens_per_sample=8, **NEAREST)
+    masking = Masking(rate=0.5, spared=np.array([2]), tokens_per_sample=8, **NEAREST)
     tokens = np.full((3, 20), 2)
     tokens[0] = 30
     tokens[1, 4] = 31
-    _, positions, targets = mask_tokens(tokens, np.full(3, 20), keys_of(3), how)
+    _, positions, targets = mask_tokens(tokens, np.full(3, 20), keys_of(3), masking)
     assert (targets >= 0).sum(1).tolist() == [4, 1, 0] and positions.shape == (3, 4)
     assert (positions[1, 0], targets[1, 0]) == (4, 31)
     free = Masking(rate=0.5, **NEAREST)
@@ -229,20 +229,20 @@ def test_nearest_stops_at_the_most_and_at_the_candidates() -> None:
 
 def test_nearest_has_a_width_of_its_own_in_any_micro_batch() -> None:
     lengths = np.array([40, 7, 12, 3, 40, 9])
-    how = Masking(rate=0.15, tokens_per_sample=40, **NEAREST)
+    masking = Masking(rate=0.15, tokens_per_sample=40, **NEAREST)
     tokens, keys = rows_of(lengths, 40), keys_of(6)
-    together = mask_tokens(tokens, lengths, keys, how)
+    together = mask_tokens(tokens, lengths, keys, masking)
     for rows in ([1], [3, 2], [4, 0]):
-        alone = mask_tokens(tokens[rows], lengths[rows], keys[rows], how)
+        alone = mask_tokens(tokens[rows], lengths[rows], keys[rows], masking)
         for part, whole in zip(alone, together):
             assert (part == whole[rows]).all()
 
 
 def test_kept_share_is_within_three_sigma() -> None:
     """ELECTRA's 85 % hidden and 15 % kept, none replaced."""
-    how = Masking(rate=0.15, tokens_per_sample=128, **NEAREST)
+    masking = Masking(rate=0.15, tokens_per_sample=128, **NEAREST)
     tokens = np.full((5000, 128), 5)
-    masked, _, targets = mask_tokens(tokens, np.full(5000, 128), keys_of(5000), how)
+    masked, _, targets = mask_tokens(tokens, np.full(5000, 128), keys_of(5000), masking)
     count = int((targets >= 0).sum())
     assert count == 5000 * 19 and set(np.unique(masked)) == {1, 5}
     sigma = (count * 0.85 * 0.15) ** 0.5
@@ -255,10 +255,10 @@ def test_legacy_duplicates_reach_the_published_share() -> None:
     tokens[:, 0], tokens[:, -1] = 3, 2
     distinct = []
     for legacy in (False, True):
-        how = Masking(
+        masking = Masking(
             **NEAREST, spared=np.array([2, 3]), tokens_per_sample=128, legacy_duplicates=legacy
         )
-        masked, positions, targets = mask_tokens(tokens, lengths, keys_of(4000), how)
+        masked, positions, targets = mask_tokens(tokens, lengths, keys_of(4000), masking)
         assert (targets >= 0).all() and positions.min() == 1 and positions.max() == 126
         assert (np.take_along_axis(tokens, positions, 1) == targets).all()
         hit = np.zeros(tokens.shape, bool)
@@ -280,12 +280,12 @@ def test_legacy_duplicates_reach_the_published_share() -> None:
 
 
 def test_legacy_duplicates_with_either_rounding_and_without_candidates() -> None:
-    how = Masking(
+    masking = Masking(
         mask=1, rate=0.5, spared=np.array([9]), replacements=REPLACEMENTS, legacy_duplicates=True
     )
     tokens = rows_of(np.full(300, 8), 8)
     tokens[0] = 9
-    masked, positions, targets = mask_tokens(tokens, np.full(300, 8), keys_of(300), how)
+    masked, positions, targets = mask_tokens(tokens, np.full(300, 8), keys_of(300), masking)
     assert (targets >= 0).sum(1).tolist() == [0, *[4] * 299]
     assert (masked[0] == tokens[0]).all()
     assert (np.sort(positions[1:], 1)[:, 1:] == np.sort(positions[1:], 1)[:, :-1]).any()
@@ -308,8 +308,8 @@ def test_one_token_is_drawn_in_proportion_to_its_weight() -> None:
     tokens = np.tile([3, 10, 11, 12, 13, 2, 0, 0], (40_000, 1))
     lengths = np.full(40_000, 6)
     for legacy in (False, True):
-        how = weighted(weights, rate=0.2, rounding="nearest", legacy_duplicates=legacy)
-        masked, _, targets = mask_tokens(tokens, lengths, keys_of(40_000), how)
+        masking = weighted(weights, rate=0.2, rounding="nearest", legacy_duplicates=legacy)
+        masked, _, targets = mask_tokens(tokens, lengths, keys_of(40_000), masking)
         assert ((targets >= 0).sum(1) == 1).all()
         hit = targets[targets >= 0]
         expected = weights / weights.sum() * 40_000
@@ -321,8 +321,8 @@ def test_pairs_are_successive_draws_by_weight() -> None:
     """P({i, j}) = w_i w_j / W (1 / (W - w_i) + 1 / (W - w_j)): the second of what the first leaves."""
     weights = np.array([1.0, 2.0, 5.0, 0.5])
     tokens = np.tile([10, 11, 12, 13], (40_000, 1))
-    how = weighted(weights, rate=0.5, rounding="nearest")
-    _, positions, _ = mask_tokens(tokens, np.full(40_000, 4), keys_of(40_000), how)
+    masking = weighted(weights, rate=0.5, rounding="nearest")
+    _, positions, _ = mask_tokens(tokens, np.full(40_000, 4), keys_of(40_000), masking)
     assert positions.shape == (40_000, 2) and (positions[:, 0] != positions[:, 1]).all()
     i, j = np.triu_indices(4, 1)
     total, (a, b) = weights.sum(), (weights[i], weights[j])
@@ -340,12 +340,12 @@ def test_weights_change_which_tokens_are_chosen_but_not_how_many(options: dict) 
     tokens, keys = rows_of(lengths, 40), keys_of(len(lengths))
     options = {"mask": 1, "replacements": REPLACEMENTS, **options}
     table = np.where(np.arange(60) % 2, 1.0, 1e-3)
-    how = Masking(**options, weights=table, tokens_per_sample=40)
-    whole = mask_tokens(tokens, lengths, keys, how)
+    masking = Masking(**options, weights=table, tokens_per_sample=40)
+    whole = mask_tokens(tokens, lengths, keys, masking)
     alike = mask_tokens(tokens, lengths, keys, Masking(**options, tokens_per_sample=40))
     assert ((whole[2] >= 0).sum(1) == (alike[2] >= 0).sum(1)).all()
     rows = [1, 3, 2, 11]
-    for part, all_rows in zip(mask_tokens(tokens[rows], lengths[rows], keys[rows], how), whole):
+    for part, all_rows in zip(mask_tokens(tokens[rows], lengths[rows], keys[rows], masking), whole):
         assert (part == all_rows[rows][:, : part.shape[1]]).all()
     shares = [(targets[targets >= 0] % 2).mean() for targets in (whole[2], alike[2])]
     assert shares[0] > 0.95 and 0.4 < shares[1] < 0.6
@@ -356,9 +356,9 @@ def test_weights_change_which_tokens_are_chosen_but_not_how_many(options: dict) 
 
 
 def test_a_row_without_candidates_is_left_as_it_is() -> None:
-    how = weighted(np.ones(50), rate=0.5, rounding="nearest")
+    masking = weighted(np.ones(50), rate=0.5, rounding="nearest")
     tokens = np.full((2, 6), 2)
     tokens[1, 3] = 20
-    masked, positions, targets = mask_tokens(tokens, np.full(2, 6), keys_of(2), how)
+    masked, positions, targets = mask_tokens(tokens, np.full(2, 6), keys_of(2), masking)
     assert (targets >= 0).sum(1).tolist() == [0, 1] and positions[1, 0] == 3
     assert (masked[0] == tokens[0]).all()

@@ -38,25 +38,25 @@ def test_windows_are_those_of_the_table(
     generator = np.random.default_rng(count)
     sizes = generator.integers(0, 40, count) * generator.integers(0, 2, count)
     sizes[-1] = 11
-    found, expected = DocumentWindows(write(tmp_path, sizes), room), table(sizes, room)
-    assert len(found) == len(expected)
+    in_blocks, expected = DocumentWindows(write(tmp_path, sizes), room), table(sizes, room)
+    assert len(in_blocks) == len(expected)
     samples = generator.permutation(len(expected))
-    pairs = zip(found.starts(samples).tolist(), found[samples].tolist())
+    pairs = zip(in_blocks.starts(samples).tolist(), in_blocks[samples].tolist())
     assert list(pairs) == [expected[i] for i in samples]
     owner = np.repeat(np.arange(len(expected)), [length for _, length in expected])
     tokens = generator.permutation(len(owner))
-    assert found.sample_at(tokens).tolist() == owner[tokens].tolist()
+    assert in_blocks.sample_at(tokens).tolist() == owner[tokens].tolist()
 
 
 def test_no_memory_for_each_document(tmp_path: Path) -> None:
     """Two million documents take less than a byte each beside what is read at once."""
     data = write(tmp_path, np.full(2_000_000, 3))
     tracemalloc.start()
-    found = DocumentWindows(data, 2)
-    found[np.arange(0, len(found), 100_000)]
+    in_blocks = DocumentWindows(data, 2)
+    in_blocks[np.arange(0, len(in_blocks), 100_000)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(found) == 4_000_000
+    assert len(in_blocks) == 4_000_000
     assert peak < 2_000_000 * 4
 
 

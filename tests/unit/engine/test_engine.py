@@ -86,8 +86,8 @@ def test_a_term_per_nothing_is_the_sum(net: nn.Module, sizes: list[int]) -> None
     wanted = torch.autograd.grad(total, list(net.parameters()))
     grads, logs = engine.gradients(loss, batches(sizes), engine.parameters("main"))
     assert same(grads, wanted)
-    found = engine.evaluate(loss, iter([[b] for b in batches(sizes)]))
-    for each in (logs, found):
+    evaluated = engine.evaluate(loss, iter([[b] for b in batches(sizes)]))
+    for each in (logs, evaluated):
         assert abs(each["sum"] - (out**2).sum()) < 1e-12 and abs(each["loss"] - total) < 1e-12
 
 
@@ -114,9 +114,9 @@ def test_a_summed_term_is_logged_as_its_mean(net: nn.Module, sizes: list[int]) -
 def test_evaluate_agrees_and_takes_an_iterator(net: nn.Module) -> None:
     engine = build(net)
     _, logs = engine.gradients(squares(net), batches([8]), engine.parameters("main"))
-    found = engine.evaluate(squares(net), iter([batches([3, 5])]))
-    assert found.keys() == logs.keys()
-    assert all(abs(found[n] - float(logs[n])) < 1e-13 for n in found)
+    evaluated = engine.evaluate(squares(net), iter([batches([3, 5])]))
+    assert evaluated.keys() == logs.keys()
+    assert all(abs(evaluated[n] - float(logs[n])) < 1e-13 for n in evaluated)
 
 
 def test_sizes_and_weights_per_copy(net: nn.Module) -> None:

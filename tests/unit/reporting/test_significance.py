@@ -308,8 +308,8 @@ def test_every_format_has_the_p_values(tmp_path):
 
 def test_the_table_shows_differences_and_what_is_detectable(tmp_path):
     settings, metric = sweep(tmp_path, 5, MLM=0.1, soft=0.2)
-    found = compare(settings, metric, ["MLM"], "t", with_detectable=True)
-    table = setting_table(settings, metric, "sd", found)
+    comparison = compare(settings, metric, ["MLM"], "t", with_detectable=True)
+    table = setting_table(settings, metric, "sd", comparison)
     at = table.head.index("difference")
     assert table.head[at - 1 : at + 2] == ["p (Holm)", "difference", "detectable"]
     # Five scores a thousandth apart have an sd of sqrt(2.5) thousandths; t(0.95, 8) is 1.8595.
@@ -325,8 +325,8 @@ def test_the_table_shows_differences_and_what_is_detectable(tmp_path):
 
 def test_three_seeds_never_detect_anything_says_the_table(tmp_path):
     settings, metric = sweep(tmp_path, 3, MLM=0.1, soft=0.2)
-    found = compare(settings, metric, ["MLM"], with_detectable=True)
-    table = setting_table(settings, metric, "sd", found)
+    comparison = compare(settings, metric, ["MLM"], with_detectable=True)
+    table = setting_table(settings, metric, "sd", comparison)
     at = table.head.index("detectable")
     assert [row[at].text for row in table.rows] == ["", "", "never", "never"]
 

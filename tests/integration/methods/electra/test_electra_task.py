@@ -122,8 +122,8 @@ def test_rare_tokens_are_chosen_in_training_only(ragged: Path, tmp_path: Path) -
     """As many tokens of a row, rarer ones on average; the held-out masks are those without the option."""
     chosen = {}
     for rarity in (0, 20):
-        how = ["criterion=electra_rtd", "task.batch_size=80", f"task.mask_rarity={rarity}"]
-        run = run_of(ragged, tmp_path / str(rarity), *how)
+        options = ["criterion=electra_rtd", "task.batch_size=80", f"task.mask_rarity={rarity}"]
+        run = run_of(ragged, tmp_path / str(rarity), *options)
         counts = torch.tensor(run.task.vocabulary.counts)
         (train,) = batches(run, 0)
         assert (train.targets >= 0).any()
