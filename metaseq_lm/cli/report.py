@@ -132,6 +132,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the best validation metric, the one that chose their checkpoints (default: all)",
     )
     add(
+        "--choose-by",
+        metavar="METRIC",
+        help="with --choose: the final metric whose mean is to be best, e.g. valid.accuracy (default: the one that "
+        "chose the checkpoints)",
+    )
+    add(
         "--control",
         nargs="+",
         action="extend",
@@ -183,8 +189,11 @@ def run(args: argparse.Namespace) -> int:
     archived = runs = where(runs, args.where)
     if args.mean and not args.columns:
         raise UsageError("--mean is over the columns of a table: give --columns KEY as well.")
+    if args.choose_by and not args.choose:
+        raise UsageError("--choose-by is how --choose picks values: give --choose KEY as well.")
     if args.choose:
-        runs, chosen = chosen_values(runs, args.choose)
+        by = choose_metric(runs, args.choose_by) if args.choose_by else None
+        runs, chosen = chosen_values(runs, args.choose, by)
         planned = [*chosen, *planned]
     metric = choose_metric(runs, args.metric, args.better)
     curves = choose_curves(runs, args.curve, metric.name)

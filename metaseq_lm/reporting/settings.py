@@ -11,6 +11,7 @@ import numpy as np
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
+from metaseq_lm.reporting.numbers import Metric
 from metaseq_lm.reporting.runs import BOOKKEEPING, PATH_KEYS, Run, bare_key, is_number, natural
 
 
@@ -266,12 +267,15 @@ def as_numbers(values: Sequence[Any]) -> tuple[list[float], str] | None:
 # ---------------------------------------------------------------- choosing a value
 
 
-def chosen_values(runs: Sequence[Run], key: str) -> tuple[list[Run], list[str]]:
+def chosen_values(
+    runs: Sequence[Run], key: str, metric: Metric | None = None
+) -> tuple[list[Run], list[str]]:
     """Return the runs of the best value of `key` in each setting, and a note that names the values.
 
-    The metric is the one by which each run kept its best checkpoint, at that checkpoint, the mean
-    over seeds. A value with a run that has not finished is passed over; where that leaves none, all
-    stay. Raises UsageError for an unknown key, and for runs that kept no best checkpoint.
+    The best mean over seeds of `metric`, by default of the one by which each run kept its best
+    checkpoint, at that checkpoint. A value with a run that has not finished is passed over; where
+    that leaves none, all stay. Raises UsageError for an unknown key, and without `metric` for runs
+    that kept no best checkpoint.
     """
     chosen: list[Run] = []
     lines = []
@@ -280,7 +284,7 @@ def chosen_values(runs: Sequence[Run], key: str) -> tuple[list[Run], list[str]]:
         rest = tuple((k, identity(v)) for k, v in setting.values.items() if k != key)
         buckets.setdefault(rest, []).append(setting)
     for settings in buckets.values():
-        known = [(value, s) for s in settings if (value := validated(s)) is not None]
+        known = [(value, s) for s in settings if (value := validated(s, metric)) is not None]
         if not known:
             chosen += [run for setting in settings for run in setting.runs]
             continue
@@ -288,8 +292,9 @@ def chosen_values(runs: Sequence[Run], key: str) -> tuple[list[Run], list[str]]:
         best = max(known, key=lambda pair: pair[0])[1]
         chosen += best.runs
         lines.append(f"{best.name_without(key)}: {show(best.values[key])}")
-    note = f"{key} was chosen by validation ({', '.join(sorted({metric_of(r) for r in chosen}))}): "
-    return chosen, [note + "; ".join(lines) + "."]
+    names = sorted({metric.name if metric else metric_of(run) for run in chosen})
+    by = ", ".join(names) if metric else f"validation ({', '.join(names)})"
+    return chosen, [f"{key} was chosen by {by}: {'; '.join(lines)}."]
 
 
 def metric_of(run: Run) -> str:
@@ -298,18 +303,22 @@ def metric_of(run: Run) -> str:
     if not name:
         raise UsageError(
             f"--choose: {run.name} kept no best checkpoint, so nothing says which value is better; train "
-            "with trainer.best_checkpoint_metric"
+            "with trainer.best_checkpoint_metric, or give --choose-by METRIC"
         )
     return f"{run.values.get('trainer.valid_split')}.{name}"
 
 
-def validated(setting: Setting) -> float | None:
-    """Return the mean validation metric of a setting, larger is better; None if a run lacks it."""
+def validated(setting: Setting, metric: Metric | None) -> float | None:
+    """Return the mean of `metric` over a setting, larger is better; None if a run lacks it.
+
+    Without `metric` that of the best checkpoints.
+    """
     values = []
     for run in setting.runs:
-        metric = metric_of(run)
-        if run.why_unscored(metric) is not None:
+        name = metric.name if metric else metric_of(run)
+        if run.why_unscored(name) is not None:
             return None
-        sign = 1 if run.values.get("trainer.maximize_best_checkpoint_metric") else -1
-        values.append(sign * run.metrics[metric])
+        up = run.values.get("trainer.maximize_best_checkpoint_metric")
+        sign = 1 if (not metric.lower_is_better if metric else up) else -1
+        values.append(sign * run.metrics[name])
     return float(np.mean(values))

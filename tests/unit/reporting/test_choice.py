@@ -91,6 +91,23 @@ def test_nothing_to_choose_by(tmp_path: Path) -> None:
         chosen_values(find_runs([tmp_path]), "optimizer.lr")
 
 
+def test_another_metric_chooses(runs: Path, capsys: pytest.CaptureFixture) -> None:
+    """By the test scores in place of the validation; where lower is better, the lowest."""
+    for options, shown in ((["test.accuracy"], "0.01"), (["test.loss"], "0.04")):
+        for file in runs.glob("mlm-CB-*/results.json"):
+            results = json.loads(file.read_text())
+            results["metrics"]["test"]["loss"] = results["metrics"]["test"]["accuracy"]
+            file.write_text(json.dumps(results))
+        words = ["--where", "label=mlm", "task.labelled=CB", "--choose", "optimizer.lr"]
+        assert main(["report", str(runs), *words, "--choose-by", *options]) == 0
+        note = f"optimizer.lr was chosen by {options[0]}: mlm: {shown}."
+        assert note in capsys.readouterr().out
+    assert main(["report", str(runs), "--choose-by", "test.loss"]) == 2
+    assert "give --choose KEY" in capsys.readouterr().err
+    assert main(["report", str(runs), "--choose", "optimizer.lr", "--choose-by", "no.such"]) == 2
+    assert "no run has the metric 'no.such'" in capsys.readouterr().err
+
+
 def test_the_mean_of_a_row(runs: Path, capsys: pytest.CaptureFixture) -> None:
     """mlm: seeds (.5 + .4) / 2 and (.7 + .5) / 2; soft: (.9 + .3) / 2 and (.9 + .5) / 2."""
     options = ["--columns", "task.labelled", "--choose", "optimizer.lr", "--mean"]
