@@ -30,7 +30,7 @@ from metaseq_lm.core import plugins
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
-from metaseq_lm.distributed import placement, process_group
+from metaseq_lm.distributed import placement, process_group, vectors
 from metaseq_lm.training.parts import Parts, build_parts, peak_memory
 from metaseq_lm.training.prefetch import Prefetcher
 
@@ -86,7 +86,7 @@ def link(sizes: list[int]) -> list[dict[str, float]]:
 def held_bytes(run: Parts) -> dict[str, int]:
     """Return the bytes of parameters, gradients and moments that this process holds between passes."""
     (optimizer,) = run.engine.optimizers.values()
-    parameters = [placement.local(p) for p in optimizer.parameters]
+    parameters = [vectors.local(p) for p in optimizer.parameters]
     moments = [m for s in optimizer.local_state()["state"].values() for m in s.values() if m.dim()]
     size = sum(p.numel() * p.element_size() for p in parameters)
     # A gradient leaves a pass in the placement of its parameter.

@@ -1,4 +1,4 @@
-"""Where parameters rest: whole in every process, or as shards, which a pass puts together.
+"""Parameters that rest as shards, which a pass puts together.
 
 Between passes a sharded parameter is a DTensor: each process holds its rows, and the moments of its
 optimizer are as large. For the duration of a pass (`Placement.whole`) the modules hold ordinary
@@ -11,11 +11,9 @@ can have the layers of a Transformer put together one at a time instead (`Placem
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -25,10 +23,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.layers import LayersInTurn, Order, Slot, without_memory
+from metaseq_lm.distributed.vectors import (
+    is_dtensor,
+    is_sharded,
+    like_shard,
+    local,
+    rows_each,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
-    from typing_extensions import TypeIs
 
 BUCKET_BYTES = 25 << 20  # of one message
 ALIGNMENT = 8  # bytes, of each tensor in a message of several dtypes
@@ -54,8 +59,20 @@ def build_mesh(parallel: str, device: str) -> DeviceMesh | None:
         return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
 
 
+def build_placement(
+    model: nn.Module, parallel: str, device: str, layers: bool = False
+) -> Placement | None:
+    """Shard a model's parameters as engine.parallel says; None if they rest whole.
+
+    With `layers`, passes can put together those modules one at a time whose class sets
+    `is_gathered_alone`. Raises UsageError as `build_mesh`.
+    """
+    mesh = build_mesh(parallel, device)
+    return None if mesh is None else Placement(model, mesh, layers)
+
+
 class Placement:
-    """The sharded parameters of a model. Without a mesh everything rests whole.
+    """The sharded parameters of a model.
 
     All methods but `leaf` are calls of all replicas.
 
@@ -67,20 +84,17 @@ class Placement:
             maps; passes with `low` gather them in bfloat16.
     """
 
-    def __init__(
-        self, model: nn.Module | None = None, mesh: DeviceMesh | None = None, layers: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, mesh: DeviceMesh, layers: bool = False) -> None:
         self.slots: list[Slot] = []
         self.layers: list[tuple[nn.Module, list[Slot]]] = []
         self.leaves: dict[int, nn.Parameter] = {}  # by the id of the shard, during a pass
         self.order: Order = {}
         self.rounded: set[int] = set()
-        if model is not None and mesh is not None:
-            self._shard(model, mesh)
-            if layers:
-                self._find_layers(model)
-                # Not the mesh's, where a gather would stand in line behind sums of gradients.
-                self.gathers = process_group.new_group(mesh.mesh.tolist())
+        self._shard(model, mesh)
+        if layers:
+            self._find_layers(model)
+            # Not the mesh's, where a gather would stand in line behind sums of gradients.
+            self.gathers = process_group.new_group(mesh.mesh.tolist())
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         shards: dict[int, nn.Parameter] = {}  # a tied parameter has several slots
@@ -129,7 +143,7 @@ class Placement:
 
         With `low`, for a pass under autocast, those that it rounds to bfloat16 are rounded already.
         """
-        if self.leaves or not self.slots:
+        if self.leaves:
             yield
             return
         with self._holding(self.shards, low):
@@ -208,32 +222,6 @@ def to_shard(tensor: Tensor, mesh: DeviceMesh) -> DTensor:
     return like_shard(rows_of(tensor, like).clone(), like)
 
 
-def like_shard(part: Tensor, like: DTensor) -> DTensor:
-    """Return this process's part of a tensor of the shape and placement of `like`."""
-    return type(like).from_local(
-        part,
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=like.shape,
-        stride=torch.empty(like.shape, device="meta").stride(),
-    )
-
-
-def is_dtensor(tensor: Any) -> TypeIs[DTensor]:
-    """Return whether a tensor is a DTensor, without importing what defines it.
-
-    That takes half a second, and a run without shards needs none of it.
-    """
-    defined = sys.modules.get("torch.distributed.tensor")
-    return defined is not None and isinstance(tensor, defined.DTensor)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds; it shares its memory."""
-    return tensor._local_tensor if is_dtensor(tensor) else tensor
-
-
 def part_number(shard: Tensor) -> int | None:
     """Return which part of a sharded tensor this process writes; None if another replica does."""
     assert is_dtensor(shard)
@@ -246,30 +234,6 @@ def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
     if not is_dtensor(parameter):
         return parameter
     return nn.Parameter(local(parameter.detach()), parameter.requires_grad)
-
-
-def rows_each(shape: torch.Size, shards: int) -> int:
-    """Return how many rows of a tensor each shard has; the last ones may have fewer."""
-    return math.ceil(shape[0] / shards)
-
-
-def rows_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return the rows of a whole tensor that this process holds of `like`."""
-    if not is_dtensor(like) or is_dtensor(tensor) or not like.dim():
-        return local(tensor)
-    mesh = like.device_mesh["shard"]
-    rows = rows_each(like.shape, mesh.size())
-    return tensor[rows * mesh.get_local_rank() :][:rows]
-
-
-def place_like(
-    vector: Sequence[Tensor | None], parameters: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """Return a vector of whole tensors or shards in the placement of the parameters."""
-    return [
-        like_shard(rows_of(v, p), p) if is_dtensor(p) and v is not None and not is_dtensor(v) else v
-        for v, p in zip(vector, parameters, strict=True)
-    ]
 
 
 def whole(tensors: Sequence[Tensor], sent_as: Sequence[torch.dtype] | None = None) -> list[Tensor]:
@@ -350,11 +314,6 @@ def padded(part: Tensor, shape: torch.Size, shards: int) -> Tensor:
     """Return a shard with rows of zeros up to the number that every shard sends."""
     missing = rows_each(shape, shards) - part.shape[0]
     return torch.cat([part, part.new_zeros(missing, *shape[1:])]) if missing else part
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Return whether the processes hold different rows of a tensor."""
-    return is_dtensor(tensor) and tensor.dim() > 0
 
 
 def buckets(numbers: Iterable[int], tensors: Sequence[Tensor]) -> list[list[int]]:

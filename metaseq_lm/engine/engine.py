@@ -20,11 +20,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs, Terms, means, to_python, weighted_loss
-from metaseq_lm.distributed import placement, process_group
+from metaseq_lm.distributed import placement, process_group, vectors
 from metaseq_lm.distributed.placement import Placement
-from metaseq_lm.engine import vectors
+from metaseq_lm.distributed.vectors import Vector
 from metaseq_lm.engine.reduction import Reduction
-from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.models import layers
 from metaseq_lm.optim import Optimizer
 
@@ -65,7 +64,7 @@ class Engine:
         seed: Seed of all random numbers inside passes.
         device: Device that batches are moved to.
         precision: fp32, bf16 (autocast) or fp64.
-        placement: Where the model's parameters rest; by default whole in every process.
+        placement: The model's sharded parameters; None if they rest whole in every process.
         recompute: Whether to compute the activations inside blocks again in the backward pass.
         compiled: Whether `gradients` runs losses through torch.compile.
         reduce_precision: fp32, in which gradients are summed in the dtype of the parameters, or bf16;
@@ -84,7 +83,7 @@ class Engine:
         reduce_precision: str = "fp32",
     ) -> None:
         self.optimizers = optimizers
-        self.placement = placement or Placement()
+        self.placement = placement
         self.replicas = process_group.world_size()
         self.seed = seed
         self.device = torch.device(device)
@@ -155,7 +154,7 @@ class Engine:
         by_layer = agree and self._has_layers
         low_sums = self.reduce_precision == "bf16" and not full_precision
         with self._parameters(by_layer, full_precision):
-            leaves = [self.placement.leaf(p) for p in wrt]
+            leaves = self._leaves(wrt)
             for number, batch in enumerate(batches):
                 with self._pass(batch, rng_key, full_precision=full_precision):
                     terms = self._terms(loss_fn, batch)
@@ -192,12 +191,12 @@ class Engine:
             return InnerGradient(value, logs, loss_fn, batches, wrt, rng_key)
         logs, (totals, _) = {}, self._count(batches)
         with self.whole():
-            leaves = [self.placement.leaf(p) for p in wrt]
+            leaves = self._leaves(wrt)
             graph = self._graph(loss_fn, batches[0], leaves, rng_key, totals, logs)
             for leaf, grad in zip(leaves, graph, strict=True):
                 leaf.grad = None if grad is None else grad.detach()
             value = self._collect(leaves, wrt, logs)
-            stored = dict(self.placement.leaves)
+            stored = self._leaf_of()
         return InnerGradient(value, logs, loss_fn, batches, wrt, rng_key, graph, stored)
 
     def hypergradients(
@@ -215,16 +214,16 @@ class Engine:
         if step:
             return self._differences(inner, vector, wrt, step)
         totals = None if inner.graph is not None else self._count(inner.batches)[0]
-        vector = placement.whole_vector(vector)
+        if self.placement is not None:
+            vector = placement.whole_vector(vector)
         with self.whole():
-            leaf_of = self.placement.leaves if inner.graph is None else inner.leaves
+            leaf_of = self._leaf_of() if inner.graph is None else inner.leaves
             leaves = [leaf_of.get(id(p), p) for p in wrt]
             for batch in inner.batches:
                 graph = inner.graph
                 if graph is None:
-                    inner_leaves = [self.placement.leaf(p) for p in inner.wrt]
                     graph = self._graph(
-                        inner.loss_fn, batch, inner_leaves, inner.rng_key, totals, {}
+                        inner.loss_fn, batch, self._leaves(inner.wrt), inner.rng_key, totals, {}
                     )
                 product = sum(
                     (v * g).sum() for v, g in zip(vector, graph) if v is not None and g is not None
@@ -299,7 +298,7 @@ class Engine:
         Every pass does so; a method needs it only to read weights between passes. A call of all
         replicas.
         """
-        return self.placement.whole(write)
+        return contextlib.nullcontext() if self.placement is None else self.placement.whole(write)
 
     def step(self, name: str, grads: Vector) -> bool:
         """Clip the global gradient, in place, and take one scheduled step.
@@ -313,23 +312,20 @@ class Engine:
             self._saved[name] = copied(optimizer.local_state())
         if all(g is None for g in grads):
             return True
-        grads = placement.place_like(grads, optimizer.parameters)
-        norm = vectors.norm(grads)
+        norm = optimizer.load_gradient(grads)
         found_inf = self._found_inf(name, norm) if self.defers else None
         if found_inf is None and not torch.isfinite(norm + self._losses):
+            optimizer.forget_gradient()
             self.norms.pop(name, None)
             self.nonfinite.append(name)
             return False
         self.norms[name] = norm
-        for parameter, grad in zip(optimizer.local, grads, strict=True):
-            parameter.grad = None if grad is None else placement.local(grad)
         # Multiplying by 1 changes nothing, but takes a pass over all gradients.
         if optimizer.clip_norm and (self.defers or norm + 1e-6 > optimizer.clip_norm):
             clip_grads_with_norm_(optimizer.local, optimizer.clip_norm, norm)
         optimizer.step(found_inf)
-        for parameter in optimizer.local:
-            parameter.grad = None
-        self.placement.refresh(optimizer.parameters)
+        optimizer.forget_gradient()
+        self._refresh(optimizer.parameters)
         return True
 
     def _found_inf(self, name: str, norm: Tensor) -> Tensor:
@@ -364,12 +360,12 @@ class Engine:
 
     def _add_(self, parameters: Sequence[Tensor], vector: Vector, scale: float) -> None:
         pairs = [
-            (placement.local(p), placement.local(v))
+            (vectors.local(p), vectors.local(v))
             for p, v in zip(parameters, vector, strict=True)
             if v is not None
         ]
         torch._foreach_add_([p for p, _ in pairs], [v for _, v in pairs], alpha=scale)
-        self.placement.refresh(parameters)
+        self._refresh(parameters)
 
     @contextlib.contextmanager
     def restoring(self, name: str) -> Iterator[None]:
@@ -384,7 +380,7 @@ class Engine:
             state = self._saved.pop(name)
             with torch.no_grad():
                 torch._foreach_copy_(list(optimizer.local), saved)
-            self.placement.refresh(optimizer.parameters)
+            self._refresh(optimizer.parameters)
             if state is not None:
                 optimizer.load_local_state(state)
 
@@ -436,7 +432,8 @@ class Engine:
     @property
     def _has_layers(self) -> bool:
         """Whether a pass that begins here can gather layers of the model one at a time."""
-        return bool(self.placement.layers) and not self.placement.leaves
+        sharded = self.placement
+        return sharded is not None and bool(sharded.layers) and not sharded.leaves
 
     def _is_low(self, full_precision: bool = False) -> bool:
         """Whether a pass runs under autocast."""
@@ -446,8 +443,25 @@ class Engine:
         self, by_layer: bool, full_precision: bool = False
     ) -> contextlib.AbstractContextManager[None]:
         """Let the model hold the parameters of a pass, without second derivatives."""
+        if self.placement is None:
+            return contextlib.nullcontext()
         low = self._is_low(full_precision)
         return self.placement.by_layer(low) if by_layer else self.placement.whole(low=low)
+
+    def _leaf_of(self) -> dict[int, Tensor]:
+        """Return the whole parameters of the pass around this call, by the id of their shards."""
+        return {} if self.placement is None else dict(self.placement.leaves)
+
+    def _leaves(self, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return what stands for some parameters in the pass around this call."""
+        if self.placement is None:
+            return parameters
+        return [self.placement.leaf(p) for p in parameters]
+
+    def _refresh(self, parameters: Sequence[Tensor]) -> None:
+        """Take changed shards into the pass around this call, if there is one."""
+        if self.placement is not None:
+            self.placement.refresh(parameters)
 
     def _count(self, batches: Sequence[Batch]) -> tuple[dict[str, Any], bool]:
         """Return every size summed over micro-batches and replicas, a number or (C,) per copy; and whether
@@ -495,7 +509,7 @@ class Engine:
         size = (step * parameter_norm / vector_norm).item()
         sides = []
         for sign in (1, -1):
-            saved = [placement.local(p.detach()).clone() for p in inner.wrt]
+            saved = [vectors.local(p.detach()).clone() for p in inner.wrt]
             with torch.no_grad():
                 self._add_(inner.wrt, vector, sign * size)
             side, _ = self.gradients(
@@ -503,8 +517,8 @@ class Engine:
             )
             sides.append(side)
             with torch.no_grad():
-                torch._foreach_copy_([placement.local(p) for p in inner.wrt], saved)
-            self.placement.refresh(inner.wrt)
+                torch._foreach_copy_([vectors.local(p) for p in inner.wrt], saved)
+            self._refresh(inner.wrt)
         return vectors.scale(vectors.add(sides[0], sides[1], -1.0), 0.5 / size)
 
     def _collect(

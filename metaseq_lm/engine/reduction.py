@@ -11,8 +11,14 @@ from torch import Tensor
 
 from metaseq_lm.core.batch import Logs
 from metaseq_lm.distributed import placement, process_group
-from metaseq_lm.distributed.placement import is_dtensor, is_sharded, like_shard, local, rows_each
-from metaseq_lm.engine.vectors import Vector
+from metaseq_lm.distributed.vectors import (
+    Vector,
+    is_dtensor,
+    is_sharded,
+    like_shard,
+    local,
+    rows_each,
+)
 
 ON_THE_WAY = 2  # buckets that are summed at the same time
 

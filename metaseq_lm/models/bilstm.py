@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_model
-from metaseq_lm.models.layers import Dropout, Embedding, Linear, current_context, select
+from metaseq_lm.models.layers import Dropout, Embedding, Linear, current_context, reverse, select
 
 # Torch's own kernel is what we want: oneDNN's has neither projections nor a count of its FLOPs.
 warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
@@ -140,13 +140,6 @@ def lengths_of(tokens: Tensor, padding: Tensor | None) -> Tensor:
     if padding is None:
         return tokens.new_full(tokens.shape[:1], tokens.shape[1])
     return (~padding).sum(-1)
-
-
-def reverse(x: Tensor, lengths: Tensor) -> Tensor:
-    """Return x (B, S, D) with the first `lengths` (B,) positions of each row in reverse order."""
-    at = torch.arange(x.shape[1], device=x.device)
-    turned = lengths.unsqueeze(1) - 1 - at
-    return select(x, torch.where(turned >= 0, turned, at))
 
 
 @register_model("bilstm_lm", dataclass=BiLSTMConfig)

@@ -25,13 +25,20 @@ from metaseq_lm.core.batch import on_device
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.random_streams import FACTORS, GOLDEN, SHIFTS, row_keys, uniforms, words
-from metaseq_lm.distributed.placement import is_dtensor, local
+from metaseq_lm.distributed.vectors import is_dtensor, local
 from metaseq_lm.runs.flops import uncounted
 
 
 def select(x: Tensor, positions: Tensor) -> Tensor:
     """Return the states (..., M, D) of x (..., S, D) at `positions` (..., M)."""
     return x.gather(-2, positions.unsqueeze(-1).expand(*positions.shape, x.shape[-1]))
+
+
+def reverse(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return x (B, S, D) with the first `lengths` (B,) positions of each row in reverse order."""
+    at = torch.arange(x.shape[1], device=x.device)
+    turned = lengths.unsqueeze(1) - 1 - at
+    return select(x, torch.where(turned >= 0, turned, at))
 
 
 def full_precision(x: Tensor) -> Tensor:

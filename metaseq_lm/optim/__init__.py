@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from metaseq_lm.core.config import build, option, typed_options
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import OPTIMIZERS, register_schedule
-from metaseq_lm.distributed import placement
-from metaseq_lm.distributed.placement import is_dtensor
+from metaseq_lm.distributed import placement, vectors
+from metaseq_lm.distributed.vectors import Vector, is_dtensor
 from metaseq_lm.optim import optimizers
 from metaseq_lm.optim.optimizers import OptimizerConfig
 
@@ -44,6 +44,7 @@ class Optimizer:
         self.parameters = list(parameters)
         # What `inner` steps: the rows that this process holds of sharded parameters.
         self.local = list(parameters) if local is None else list(local)
+        self.is_sharded = any(map(is_dtensor, self.parameters))
 
     @property
     def takes_found_inf(self) -> bool:
@@ -59,6 +60,26 @@ class Optimizer:
     def last_lr(self) -> float:
         """The rate of the last step, as `lr`; 0 before the first."""
         return max(self.base) * self.schedule(self.updates) if self.updates else 0.0
+
+    def load_gradient(self, gradient: Vector) -> Tensor:
+        """Put a gradient, in the order of `parameters`, into the `.grad` of `local`; return its norm.
+
+        Its tensors are whole or placed as the parameters. The norm is that of all processes' parts.
+        """
+        if self.is_sharded:
+            gradient = vectors.place_like(gradient, self.parameters)
+            norm = vectors.norm(gradient)
+            gradient = [None if grad is None else vectors.local(grad) for grad in gradient]
+        else:
+            norm = torch.nn.utils.get_total_norm([grad for grad in gradient if grad is not None])
+        for parameter, grad in zip(self.local, gradient, strict=True):
+            parameter.grad = grad
+        return norm
+
+    def forget_gradient(self) -> None:
+        """Leave no gradient in the `.grad` of `local`."""
+        for parameter in self.local:
+            parameter.grad = None
 
     def step(self, found_inf: Tensor | None = None) -> None:
         """Apply the gradients in the `.grad` of `local` at the scheduled rate; without one they stay.
@@ -80,13 +101,15 @@ class Optimizer:
         """
         states = [self.inner.state.get(p) for p in self.local]
         moments = [s[name] if s else torch.zeros_like(p) for s, p in zip(states, self.local)]
+        if not self.is_sharded:
+            return moments
         return placement.whole([self._placed(m, i) for i, m in enumerate(moments)])
 
     def _placed(self, moment: Tensor, index: int) -> Tensor:
         """Return a process's part of a moment in the placement of its parameter."""
         parameter = self.parameters[index]
         if is_dtensor(parameter) and moment.dim() == parameter.dim() > 0:
-            return placement.like_shard(moment, parameter)
+            return vectors.like_shard(moment, parameter)
         return moment
 
     def _numbers(self) -> dict[int, int]:
@@ -134,7 +157,7 @@ class Optimizer:
                     raise ValueError(f"{name} of parameter {number}, {tuple(value.shape)}")
             if moments:
                 parts[number] = {
-                    name: placement.rows_of(value, parameter)
+                    name: vectors.rows_of(value, parameter)
                     if value is not None and value.dim()
                     else value
                     for name, value in moments.items()

@@ -39,7 +39,7 @@ from metaseq_lm.core.files import (
     to_json,
     with_checksum,
 )
-from metaseq_lm.distributed import placement
+from metaseq_lm.distributed import placement, vectors
 from metaseq_lm.runs.safe_load import check_archive, check_header
 
 FORMAT = 2
@@ -121,7 +121,7 @@ def serialise_rows(shards: Mapping[TreePath, Tensor]) -> dict[str, bytes]:
     number = placement.part_number(next(iter(shards.values()))) if shards else None
     if number is None:
         return {}
-    rows = {joined(path): placement.local(t).detach().cpu() for path, t in shards.items()}
+    rows = {joined(path): vectors.local(t).detach().cpu() for path, t in shards.items()}
     content = safetensors.torch.save(without_shared_memory(rows))
     return {f"part_{number:05d}.safetensors": content}
 
@@ -201,10 +201,10 @@ def take_shards(tree: dict[Any, Any], path: TreePath = ()) -> dict[TreePath, Ten
     for key, value in list(tree.items()):
         if isinstance(value, dict):
             shards |= take_shards(value, (*path, key))
-        elif isinstance(value, Tensor) and placement.is_sharded(value):
+        elif isinstance(value, Tensor) and vectors.is_sharded(value):
             shards[(*path, key)] = tree.pop(key)
         elif isinstance(value, Tensor):
-            tree[key] = placement.local(value)
+            tree[key] = vectors.local(value)
     return shards
 
 

@@ -17,7 +17,7 @@ from metaseq_lm.core.errors import DivergedError, MetaseqError, UsageError
 from metaseq_lm.core.files import free_bytes, human_bytes, require_folder
 from metaseq_lm.core.secrets import mask_options
 from metaseq_lm.data.storage.manifest import tokenizer_hash
-from metaseq_lm.distributed import placement, process_group
+from metaseq_lm.distributed import process_group, vectors
 from metaseq_lm.runs import checkpoint
 from metaseq_lm.runs.checkpoint import Checkpoint, CheckpointError
 from metaseq_lm.runs.folder import RESETS, changed_options, check_same, code_hash
@@ -65,7 +65,7 @@ class Checkpointer:
         process_group.alive()
         weights = self.parts.model.state_dict()
         # A weight that is not finite on one replica must stop all.
-        local = {name: placement.local(tensor) for name, tensor in weights.items()}
+        local = {name: vectors.local(tensor) for name, tensor in weights.items()}
         by_replica = process_group.gather_objects(checkpoint.nonfinite(local))
         bad = [*dict.fromkeys(name for names in by_replica for name in names)]
         if bad:

@@ -25,7 +25,7 @@ from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.storage.manifest import fingerprint_of_run
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
-from metaseq_lm.distributed.placement import Placement, build_mesh
+from metaseq_lm.distributed.placement import build_placement
 from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.models.inherit import inherited
 from metaseq_lm.models.transformer.encoder import Stack
@@ -115,10 +115,10 @@ def build_parts(config: DictConfig, dry_run: bool = False) -> Parts:
             "engine.reduce_precision=bf16 would round the gradients of engine.precision=fp64; leave it out, "
             "or use engine.precision=fp32"
         )
-    mesh = build_mesh(config.engine.parallel, device)
-    placement = Placement(model, mesh, layers=config.engine.gather == "layer")
+    by_layer = config.engine.gather == "layer"
+    placement = build_placement(model, config.engine.parallel, device, by_layer)
     if config.engine.compile:
-        check_compilable(config, task, model, device, sharded=mesh is not None)
+        check_compilable(config, task, model, device, sharded=placement is not None)
     optimizers = task.build_optimizers(model)
     engine = Engine(
         optimizers,

@@ -23,7 +23,6 @@ from metaseq_lm.data.words.vocabulary import REMOVED
 from metaseq_lm.methods.cvt.model import (
     PARSING,
     TAGGING,
-    UnlabelledWeightConfig,
     adversarial_direction,
     auxiliaries,
     gaussian,
@@ -38,6 +37,22 @@ from metaseq_lm.models.words.prediction_modules import (
     shifted,
 )
 from metaseq_lm.models.words.word_model import WordModel, WordNet, dropout_at
+
+
+@dataclass
+class UnlabelledWeightConfig:
+    """Weight of the loss on unlabelled batches (the paper: 1)."""
+
+    unlabelled_weight: float = option(1.0, "weight of the loss on unlabelled batches", above=0)
+    unlabelled_warmup: int = option(
+        0, "updates after task.labelled_first in which this weight rises to its value", at_least=0
+    )
+
+    def weight_after(self, updates: int) -> float:
+        """Return the weight so many updates after task.labelled_first; it is never 0."""
+        if not self.unlabelled_warmup:
+            return self.unlabelled_weight
+        return self.unlabelled_weight * min(1.0, max(updates, 1) / self.unlabelled_warmup)
 
 
 @dataclass

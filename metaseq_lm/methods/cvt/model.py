@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,22 +50,6 @@ def student_dropout(default: float | None) -> Any:
     """Return the option for the student's dropout; the teacher has none."""
     about = "dropout of the student on unlabelled batches (null = model.dropout)"
     return option(default, about, at_least=0, below=1)
-
-
-@dataclass
-class UnlabelledWeightConfig:
-    """Weight of the loss on unlabelled batches (the paper: 1)."""
-
-    unlabelled_weight: float = option(1.0, "weight of the loss on unlabelled batches", above=0)
-    unlabelled_warmup: int = option(
-        0, "updates after task.labelled_first in which this weight rises to its value", at_least=0
-    )
-
-    def weight_after(self, updates: int) -> float:
-        """Return the weight so many updates after task.labelled_first; it is never 0."""
-        if not self.unlabelled_warmup:
-            return self.unlabelled_weight
-        return self.unlabelled_weight * min(1.0, max(updates, 1) / self.unlabelled_warmup)
 
 
 def labelled_first() -> Any:

@@ -27,9 +27,9 @@ from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.words.buckets import Bucketed
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
+from metaseq_lm.methods.cvt.criterion import UnlabelledWeightConfig
 from metaseq_lm.methods.cvt.model import (
     AveragedNet,
-    UnlabelledWeightConfig,
     labelled_first,
     student_dropout,
 )

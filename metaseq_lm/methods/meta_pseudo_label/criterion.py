@@ -21,7 +21,7 @@ from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion, masked_lm
 from metaseq_lm.criterions.masked_lm import copy_sums, labelled_terms
-from metaseq_lm.engine import vectors
+from metaseq_lm.distributed import vectors
 from metaseq_lm.methods.meta_pseudo_label.episodes import UnlabelledBatch
 from metaseq_lm.methods.meta_pseudo_label.model import decoupled_decay
 from metaseq_lm.models.layers import current_context, full_precision

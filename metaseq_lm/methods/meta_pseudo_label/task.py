@@ -30,9 +30,9 @@ from metaseq_lm.data.corpus.rows import Corpus
 from metaseq_lm.data.streams import Sequential, Stream
 from metaseq_lm.data.tokenizers.base import Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.engine import vectors
+from metaseq_lm.distributed import vectors
+from metaseq_lm.distributed.vectors import Vector
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.meta_pseudo_label import criterion as losses
 from metaseq_lm.methods.meta_pseudo_label.criterion import (
     HardConfig,

@@ -17,8 +17,8 @@ from metaseq_lm.core.registry import register_criterion
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.labelled import BatchSumConfig, SentencePrediction
 from metaseq_lm.criterions.masked_lm import labelled_terms
-from metaseq_lm.engine import vectors
-from metaseq_lm.engine.vectors import Vector
+from metaseq_lm.distributed import vectors
+from metaseq_lm.distributed.vectors import Vector
 from metaseq_lm.methods.tartan.data import TaskBatch
 from metaseq_lm.methods.tartan.model import scores_of
 from metaseq_lm.models.transformer.encoder import TransformerLM

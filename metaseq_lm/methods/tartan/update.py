@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from metaseq_lm.core import random_streams
 from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.data.streams import Order, Stream
-from metaseq_lm.distributed.placement import local
-from metaseq_lm.engine import vectors
+from metaseq_lm.distributed import vectors
+from metaseq_lm.distributed.vectors import Vector
 from metaseq_lm.engine.engine import Engine
-from metaseq_lm.engine.vectors import Vector
 from metaseq_lm.methods.tartan.criterion import Meta, MetaConfig, MultiTask, task_terms
 from metaseq_lm.methods.tartan.data import Drawn, Rows, StateBatch
 from metaseq_lm.methods.tartan.model import META, has_dropout, redraw, states_of
@@ -276,11 +275,9 @@ def fit_meta_head(
         gradient, step_logs = engine.gradients(
             partial(task_terms, model), batches, parameters, rng_key=f"fit {step}"
         )
-        for parameter, grad in zip(head_optimizer.local, gradient, strict=True):
-            parameter.grad = None if grad is None else local(grad)
+        head_optimizer.load_gradient(gradient)
         head_optimizer.step()
-        for parameter in head_optimizer.local:
-            parameter.grad = None
+        head_optimizer.forget_gradient()
         loss = float(step_logs["loss"])
         logs = {"meta_head_loss": loss, "meta_head_steps": float(step + 1)}
         if abs(loss - previous) < config.meta_head_tolerance:

@@ -24,7 +24,7 @@ WAITS = {
     "translation": {PACKED},
     "cvt_translation": {PACKED, *SEARCH, *TRANSLATED},
     "word_dropout_translation": {PACKED, *SEARCH, *TRANSLATED},
-    "meta_pseudo_label_hard": {"engine/vectors.py:clip"},  # on a CPU only
+    "meta_pseudo_label_hard": {"distributed/vectors.py:clip"},  # on a CPU only
 }
 ADAM = {"lr": 0.03, "betas": [0.9, 0.98], "eps": 1e-6, "weight_decay": 0.1}
 KINDS = [

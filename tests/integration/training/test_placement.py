@@ -19,10 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from metaseq_lm.core.batch import Batch, Term
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.distributed import placement, process_group
+from metaseq_lm.distributed import placement, process_group, vectors
 from metaseq_lm.distributed.layers import TOGETHER
-from metaseq_lm.distributed.placement import Placement, build_mesh
-from metaseq_lm.engine import vectors
+from metaseq_lm.distributed.placement import build_mesh, build_placement
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.models.transformer.encoder import TransformerConfig, TransformerLM
 from metaseq_lm.optim import build_optimizer
@@ -80,7 +79,7 @@ def build(parallel: str, layers: bool = True) -> tuple[Net, Engine]:
     """Return a net in float64 and its engine."""
     torch.manual_seed(0)
     model = Net().double()
-    place = Placement(model, build_mesh(parallel, "cpu"), layers=layers)
+    place = build_placement(model, parallel, "cpu", layers=layers)
     optimizer = build_optimizer(model.named_parameters(), ADAMW, CONSTANT)
     return model, Engine({"main": optimizer}, precision="fp64", placement=place)
 
@@ -140,7 +139,7 @@ def results(parallel: str, rank: int, world: int, layers: bool = True) -> dict[s
         assert all(map(torch.equal, seen, whole(parameters)))
     out["parameters"] = whole(parameters)
     out["moments"] = engine.optimizers["main"].slots("exp_avg")
-    held = sum(placement.local(p).numel() for p in parameters)
+    held = sum(vectors.local(p).numel() for p in parameters)
     if parallel == "shard":
         assert held <= sum(p.numel() for p in parameters) / world + 40
         check_state(engine)
@@ -257,7 +256,7 @@ def gather_ahead() -> None:
 
     def same(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> bool:
         pairs = zip(a, b, strict=True)
-        return all(x is y or torch.equal(placement.local(x), placement.local(y)) for x, y in pairs)
+        return all(x is y or torch.equal(vectors.local(x), vectors.local(y)) for x, y in pairs)
 
     engine.placement._gather_layer = noted
     for number, block in enumerate(model.blocks):
@@ -302,7 +301,7 @@ def use_a_parameter_on_one_replica() -> None:
             states = block(states)
         return (net["last"](states) if rank == 0 else states).pow(3).sum()
 
-    place = Placement(model, build_mesh("shard", "cpu"), layers=True)
+    place = build_placement(model, "shard", "cpu", layers=True)
     optimizer = build_optimizer(model.named_parameters(), ADAMW, CONSTANT)
     engine = Engine({"main": optimizer}, precision="fp64", placement=place)
     rank = process_group.rank()
@@ -376,7 +375,7 @@ def lower_precision() -> None:
     ) -> tuple[list[Tensor], Messages]:
         torch.manual_seed(0)
         model = TransformerLM(WIDE, 40)
-        place = Placement(model, build_mesh(parallel, "cpu"), layers=layers)
+        place = build_placement(model, parallel, "cpu", layers=layers)
         optimizer = build_optimizer(model.named_parameters(), ADAMW, CONSTANT)
         engine = Engine(
             {"main": optimizer}, precision="bf16", placement=place, reduce_precision=sums

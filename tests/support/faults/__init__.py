@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Term
 from metaseq_lm.data.streams import Shard, Stream
 from metaseq_lm.distributed import process_group
-from metaseq_lm.distributed.placement import local
+from metaseq_lm.distributed.vectors import local
 from metaseq_lm.engine import engine
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.engine.reduction import Reduction

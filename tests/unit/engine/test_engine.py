@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Batch, Term, Terms
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.engine import vectors
+from metaseq_lm.distributed import vectors
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.optim import Optimizer
 

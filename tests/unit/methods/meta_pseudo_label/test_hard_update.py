@@ -9,7 +9,7 @@ from hard_reference import watch, written_out
 from meta_pseudo_bench import Bench, flat, relative
 
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.engine import vectors
+from metaseq_lm.distributed import vectors
 from metaseq_lm.methods.meta_pseudo_label.criterion import reward_of
 
 SMALL = [

@@ -7,7 +7,7 @@ import pytest
 import torch
 from meta_pseudo_bench import Bench, adam_state, flat, parameters_by_name, relative
 
-from metaseq_lm.engine import vectors
+from metaseq_lm.distributed import vectors
 
 SMALL = ["task.batch_size=4", "task.batches_per_update=3", "schedule.warmup_updates=4"]
 NO_DROPOUT = ["model.dropout=0", "model.attention_dropout=0"]

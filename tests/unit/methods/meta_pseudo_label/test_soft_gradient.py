@@ -8,7 +8,7 @@ import torch
 from meta_pseudo_bench import Bench, flat, relative
 from soft_reference import Wanted, unrolled
 
-from metaseq_lm.engine import vectors
+from metaseq_lm.distributed import vectors
 
 SMALL = [
     "task.batch_size=3",

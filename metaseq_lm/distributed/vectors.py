@@ -1,17 +1,86 @@
-"""Arithmetic on vectors of parameters: lists of tensors, where None means that there is no gradient.
+"""Vectors of parameters: lists of tensors, where None means that there is no gradient.
 
-The tensors may be shards (see distributed.placement); numbers such as a norm are those of the whole.
+The tensors may be shards, DTensors of which a process holds some rows (see distributed.placement);
+numbers such as a norm are those of the whole.
 """
 
+from __future__ import annotations
+
+import math
+import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from metaseq_lm.distributed import placement, process_group
-from metaseq_lm.distributed.placement import is_dtensor
+from metaseq_lm.distributed import process_group
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 Vector = Sequence[Tensor | None]
+
+# ---------------------------------------------------------------- shards
+
+
+def is_dtensor(tensor: Any) -> TypeIs[DTensor]:
+    """Return whether a tensor is a DTensor, without importing what defines it.
+
+    That takes half a second, and a run without shards needs none of it.
+    """
+    defined = sys.modules.get("torch.distributed.tensor")
+    return defined is not None and isinstance(tensor, defined.DTensor)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether the processes hold different rows of a tensor."""
+    return is_dtensor(tensor) and tensor.dim() > 0
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process holds; it shares its memory."""
+    return tensor._local_tensor if is_dtensor(tensor) else tensor
+
+
+def like_shard(part: Tensor, like: DTensor) -> DTensor:
+    """Return this process's part of a tensor of the shape and placement of `like`."""
+    return type(like).from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=torch.empty(like.shape, device="meta").stride(),
+    )
+
+
+def rows_each(shape: torch.Size, shards: int) -> int:
+    """Return how many rows of a tensor each shard has; the last ones may have fewer."""
+    return math.ceil(shape[0] / shards)
+
+
+def rows_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return the rows of a whole tensor that this process holds of `like`."""
+    if not is_dtensor(like) or is_dtensor(tensor) or not like.dim():
+        return local(tensor)
+    mesh = like.device_mesh["shard"]
+    rows = rows_each(like.shape, mesh.size())
+    return tensor[rows * mesh.get_local_rank() :][:rows]
+
+
+def place_like(
+    vector: Sequence[Tensor | None], parameters: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Return a vector of whole tensors or shards in the placement of the parameters."""
+    return [
+        like_shard(rows_of(v, p), p) if is_dtensor(p) and v is not None and not is_dtensor(v) else v
+        for v, p in zip(vector, parameters, strict=True)
+    ]
+
+
+# ---------------------------------------------------------------- arithmetic
 
 
 def elementwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -19,7 +88,7 @@ def elementwise(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     like = tensors[0]
     if not is_dtensor(like):
         return function(*tensors)
-    return placement.like_shard(function(*map(placement.local, tensors)), like)
+    return like_shard(function(*map(local, tensors)), like)
 
 
 def add(a: Vector, b: Vector, scale: float = 1.0) -> Vector:
@@ -59,7 +128,7 @@ def flat(a: Sequence[Tensor | None]) -> Tensor:
 def counted(a: Sequence[Tensor]) -> list[Tensor]:
     """Return the entries that this process adds to a sum: of a tensor held by all, the first's."""
     return [
-        placement.local(x)
+        local(x)
         for x in a
         if x.dim() or not is_dtensor(x) or not x.device_mesh["shard"].get_local_rank()
     ]
