@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--dry-run",
         action="store_true",
-        help="do one update (of each kind, if the task has several) and validate one batch, say what it costs, write nothing",
+        help="do one update (of each kind, if the task has several; on a CPU with a part of the rows) and validate one batch, say what it costs, write nothing",
     )
     add("--print-config", action="store_true", help="print the configuration and stop")
     # Not argparse's own help: the keys to list depend on the other flags.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from metaseq_lm.core.errors import DivergedError, UsageError
-from metaseq_lm.data.streams import mean_over_first
+from metaseq_lm.data.streams import Stream, mean_over_first
 from metaseq_lm.distributed import process_group
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.folder import begun, read_config
@@ -32,6 +32,10 @@ from metaseq_lm.training.prefetch import Prefetcher
 from metaseq_lm.training.restore import initialise_from
 from metaseq_lm.training.run_log import RunLog, Window, engine_values
 
+# A dry run on a CPU computes a part of a batch that has at least so many rows: a whole update of a
+# model of 10 M parameters would take most of its time. On a GPU it shows whether a batch fits.
+DRY_ROWS = 8
+
 
 @dataclass(frozen=True)
 class PriceEstimate:
@@ -42,6 +46,7 @@ class PriceEstimate:
         first_updates: FLOPs of the measured update of each kind, in the task's order.
         scales: how many of them, by size and share of the updates, make the mean.
         logs: means of the logs of these updates.
+        divisor: part of each batch that was computed.
         parts: task, networks and engine of the dry run.
     """
 
@@ -49,6 +54,7 @@ class PriceEstimate:
     first_updates: list[float]
     scales: list[float]
     logs: dict[str, float]
+    divisor: int
     parts: Parts
 
 
@@ -57,7 +63,7 @@ def estimate_price(config: DictConfig, divisor: int = 1) -> PriceEstimate:
 
     A call of all replicas. The cost of each kind is scaled to the mean size of its batches. With a
     `divisor` only such a part of each batch is computed, and its cost multiplied; raises UsageError
-    for a batch of fewer rows.
+    for a batch of fewer rows. With 0 the part is that of a dry run.
     """
     config = config.copy() if config.trainer.max_update else with_updates(config, 1)
     parts = build_parts(config, dry_run=True)
@@ -69,6 +75,7 @@ def estimate_price(config: DictConfig, divisor: int = 1) -> PriceEstimate:
     streams = task.build_streams("train")
     for name, stream in streams.items():
         parts.shard.check(name, stream.smallest_batch)
+    divisor = divisor or divisor_of_dry_run(parts, streams)
     meter, window, costs = FlopMeter(), Window(), []
     for number, placed in enumerate(updates_of_kinds(parts, streams, divisor)):
         before = meter.total
@@ -79,7 +86,19 @@ def estimate_price(config: DictConfig, divisor: int = 1) -> PriceEstimate:
         costs.append(divisor * sum(process_group.gather_objects(meter.total - before)))
     scales = [share * mean_over_first(streams, needs) for share, needs in kinds_of(task)]
     price = float(sum(scale * cost for scale, cost in zip(scales, costs, strict=True)))
-    return PriceEstimate(price, costs, scales, window.means(), parts)
+    return PriceEstimate(price, costs, scales, window.means(), divisor, parts)
+
+
+def divisor_of_dry_run(parts: Parts, streams: Mapping[str, Any]) -> int:
+    """Return by how much a dry run divides the batches: on a CPU, all keep DRY_ROWS rows or are whole."""
+    if parts.engine.device.type != "cpu":
+        return 1
+    needed = [streams[name] for _, needs in kinds_of(parts.task) for name in needs]
+    smallest: int = min(stream.smallest_batch for stream in needed)
+    # The smallest is often the last one of an epoch.
+    first = min(len(s.order.batch(0)) if isinstance(s, Stream) else smallest for s in needed)
+    rows = first // parts.shard.world
+    return max(min(rows // DRY_ROWS, smallest // parts.shard.world), 1)
 
 
 def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int = 1) -> Iterator[Batches]:
@@ -134,10 +153,13 @@ def price_of_run(config: DictConfig, divisor: int = 1, rate: float = 0.0) -> tup
 
 
 def dry_run(config: DictConfig) -> Parts:
-    """Make one update of each kind, validate a batch, print results and cost; write nothing."""
+    """Make one update of each kind, validate a batch, print results and cost; write nothing.
+
+    On a CPU the updates are of a part of a batch, see DRY_ROWS.
+    """
     check_installed(config.engine.loggers)
     config = prepare_config(config)
-    estimate = estimate_price(config)
+    estimate = estimate_price(config, divisor=0)
     parts, updates = estimate.parts, len(estimate.first_updates)
     log = RunLog(config.label or f"{config.task._name}/{config.criterion._name}", None)
     log.start(updates, updates)
@@ -148,7 +170,10 @@ def dry_run(config: DictConfig) -> Parts:
         valid = evaluate_split(parts, config.trainer.valid_split, most=1).metrics
         log.values("first batch of valid", updates, 0.0, valid)
     trained = count_parameters(parts.model)["trained"]
-    log.message(f"an update costs {estimate.flops:.3g} FLOPs; {trained:,} parameters are trained")
+    part = f" (measured on 1/{estimate.divisor} of a batch)" if estimate.divisor > 1 else ""
+    log.message(
+        f"an update costs {estimate.flops:.3g} FLOPs{part}; {trained:,} parameters are trained"
+    )
     log.close()
     return parts
 

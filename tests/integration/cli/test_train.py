@@ -113,8 +113,22 @@ def test_dry_run_writes_nothing(moons: Path, tmp_path: Path, capsys: pytest.Capt
     assert train(moons, place, "--dry-run", "trainer.max_flops=1") == 0
     assert not place.exists()
     assert re.search(
-        r"an update costs \d\S* FLOPs; [\d,]+ parameters are trained\n", capsys.readouterr().err
+        r"an update costs \d\S* FLOPs( \(.*\))?; [\d,]+ parameters are trained\n", capsys.readouterr().err
     )
+
+
+def test_a_dry_run_on_a_cpu_computes_a_part_of_the_batch(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """32 rows are divided by 4, so that 8 are computed; 15 rows are not divided."""
+    costs = {}
+    for rows in (32, 15):
+        options = [f"task.batch_size={rows}", "task.valid_size=8"]
+        assert train(moons, tmp_path / "run", "--dry-run", *options) == 0
+        said = capsys.readouterr().err
+        costs[rows] = float(re.search(r"an update costs (\S+) FLOPs", said)[1])
+        assert ("measured on 1/4 of a batch" in said) == (rows == 32)
+    assert costs[32] / costs[15] == pytest.approx(32 / 15, rel=0.05)
 
 
 def test_missing_data(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
