@@ -20,6 +20,7 @@ from metaseq_lm.models.layers import (
     Linear,
     SelfAttention,
     apply_block,
+    gelu_linear,
     linear,
     select,
 )
@@ -91,8 +92,11 @@ class Layer(nn.Module):
         self.activation_dropout = Dropout(config.activation_dropout)
 
     def ffn(self, x: Tensor) -> Tensor:
-        states: Tensor = self.fc2(self.activation_dropout(F.gelu(self.fc1(x))))
-        return states
+        x = self.fc1(x)
+        if self.training and self.activation_dropout.p:
+            states: Tensor = self.fc2(self.activation_dropout(F.gelu(x)))
+            return states
+        return gelu_linear(x, self.fc2.weight, self.fc2.bias)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if self.normalize_before:

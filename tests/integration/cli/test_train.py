@@ -113,7 +113,8 @@ def test_dry_run_writes_nothing(moons: Path, tmp_path: Path, capsys: pytest.Capt
     assert train(moons, place, "--dry-run", "trainer.max_flops=1") == 0
     assert not place.exists()
     assert re.search(
-        r"an update costs \d\S* FLOPs( \(.*\))?; [\d,]+ parameters are trained\n", capsys.readouterr().err
+        r"an update costs \d\S* FLOPs( \(.*\))?; [\d,]+ parameters are trained\n",
+        capsys.readouterr().err,
     )
 
 

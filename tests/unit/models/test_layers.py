@@ -262,6 +262,58 @@ def test_dropout() -> None:
     torch.testing.assert_close(Dropout(0.5)(x).mean(), torch.tensor(1.0), atol=0.1, rtol=0)
 
 
+def stored(function: Callable[[], Tensor], inputs: list[Tensor]) -> tuple[Tensor, int]:
+    """Return the output of `function` and the bytes that its graph stores besides its inputs."""
+    sizes: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = function()
+    at = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    return output, sum(size for start, size in sizes.items() if start not in at)
+
+
+def test_dropout_stores_a_byte_a_number() -> None:
+    x = torch.randn(4, 1000, requires_grad=True)
+    context = layers.ForwardContext(layers.Noise(9, torch.arange(4).numpy()))
+    with layers.use_context(context):
+        assert stored(lambda: Dropout(0.25)(x), [x])[1] == x.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gelu_linear_stores_its_input_alone(dtype: torch.dtype) -> None:
+    """Output and gradients are bitwise those of GELU and a linear layer; gelu(x) is not stored."""
+    layer = Linear(32, 8).to(torch.float64 if dtype == torch.float64 else torch.float32)
+    x = torch.randn(3, 5, 32).to(dtype).requires_grad_()
+    inputs = [x, layer.weight, layer.bias]
+    along = torch.randn(3, 5, 8).to(dtype)
+    results, sizes = [], []
+    for function in (
+        lambda: layers.gelu_linear(x, layer.weight, layer.bias),
+        lambda: layer(F.gelu(x)),
+    ):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            output, size = stored(function, inputs)
+        gradients = torch.autograd.grad((output * along).sum(), inputs)
+        results.append([output, *gradients])
+        sizes.append(size)
+    for ours, separate in zip(*results, strict=True):
+        assert ours.dtype == separate.dtype and torch.equal(ours, separate)
+    assert sizes[0] == 0 and sizes[1] >= x.numel() * x.element_size()
+
+
+def test_gelu_linear_has_second_derivatives() -> None:
+    layer = Linear(6, 4).double()
+    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    inputs = [x, layer.weight, layer.bias]
+    ours = derivatives(layers.gelu_linear(*inputs), inputs)
+    for one, other in zip(ours, derivatives(layer(F.gelu(x)), inputs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
 def test_width_and_heads_must_fit() -> None:
     with pytest.raises(UsageError, match="8 is not divisible by 3"):
         SelfAttention(8, 3, 0.0)
