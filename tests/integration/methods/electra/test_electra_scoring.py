@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from imported import imported
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.batch import TokenBatch
+from metaseq_lm.reporting import archive
 from metaseq_lm.training.restore import open_run
+
+SCORES = Path(__file__).resolve().parents[4] / "examples" / "electric" / "scores.py"
 
 WORDS = [f"w{i}" for i in range(9)]
 RATE = 0.2
@@ -157,3 +161,39 @@ def test_a_masked_generator_gives_no_probabilities(
     capsys.readouterr()
     assert main(["score", place, "--input", str(tmp_path / "in.txt")]) == 2
     assert "train it with model.noise=two_tower" in capsys.readouterr().err
+
+
+def test_scores_of_runs_become_an_archive(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """scores.py: what `score` and `rerank` print of each run, as metrics that `report` reads."""
+    pairs = [
+        {"sentence_good": good, "sentence_bad": bad}
+        for good, bad in (("w0 w1", "w8 w7"), ("w1", "w8"), ("w0", " ".join(WORDS + WORDS)))
+    ]
+    rows = [json.dumps(pair) + "\n" for pair in pairs]
+    for name, lines in (("one", rows), ("two", rows[1:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    hypotheses = {f"hyp_{n}": {"score": -n, "text": t} for n, t in enumerate(SENTENCES, 1)}
+    (tmp_path / "lists.json").write_text(json.dumps({"u": {"ref": "w3", **hypotheses}}))
+    lists = [f"--{split}={tmp_path / 'lists.json'}" for split in ("dev", "test")]
+    files = [str(tmp_path / f"{name}.jsonl") for name in ("one", "two")]
+    places = [str(runs / name) for name in ("electric_nce", "two_tower_cloze")]
+    words = [*places, "--pairs", *files, "--first", "2", *lists, "--out", f"{tmp_path}/out.jsonl"]
+    monkeypatch.setattr("sys.argv", ["scores.py", *words])
+    imported(SCORES).main()
+    for place, run in zip(places, archive.read(tmp_path / "out.jsonl"), strict=True):
+        (tmp_path / "one.jsonl").write_text("".join(rows[:2]))  # the first two
+        capsys.readouterr()
+        command = ["score", place, "--pairs", "--too-long", "skip", "--input", *files]
+        assert main([*command, "engine.device=cpu"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert printed["overall"]["pairs"] == run.metrics["pairs.pairs"] == 3
+        assert printed["overall"]["accuracy"] == run.metrics["pairs.accuracy"]
+        assert printed["files"][files[1]]["accuracy"] == run.metrics["pairs.two.accuracy"]
+        assert main(["rerank", place, *lists, "--append-period", "engine.device=cpu"]) == 0
+        test = json.loads(capsys.readouterr().out)["test"]
+        assert test["wer"] == run.metrics["lists.wer"]
+        assert 1 <= run.metrics["pairs.passes"] < 3
+    assert main(["report", f"{tmp_path}/out.jsonl", "--metric", "pairs.accuracy"]) == 0
+    assert "two_tower_cloze" in capsys.readouterr().out
