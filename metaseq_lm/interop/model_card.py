@@ -32,6 +32,7 @@ def model_card(
     name = model["architectures"][0]
     pipeline, opener = next(p for end, p in PIPELINES.items() if name.endswith(end))
     task, criterion = config.task._name, config.criterion._name
+    labels = [json.dumps(label, ensure_ascii=False) for label in model.get("label2id", ())]
     title = config.label or Path(config.save_dir).name or task
     facts = {
         "Class": f"`{name}`",
@@ -39,7 +40,7 @@ def model_card(
         "Updates": str(stored.manifest.get("update", "")),
         "Labelled set": escape_markdown(labelled or str(config.task.get("labelled", ""))),
         "Started from": escape_markdown(Path(config.init_from or "").name),
-        "Labels": escape_markdown(", ".join(map(json.dumps, model.get("label2id", {})))),
+        "Labels": escape_markdown(", ".join(labels)),
         "Longest input": f"{config.task.get('tokens_per_sample', model['max_position_embeddings'])} tokens",
         "Seed": str(config.seed),
     }

@@ -292,6 +292,8 @@ def chosen_values(
         best = max(known, key=lambda pair: pair[0])[1]
         chosen += best.runs
         lines.append(f"{best.name_without(key)}: {show(best.values[key])}")
+    if not lines:
+        return chosen, [f"No {key} was chosen: no value has a score in all of its runs."]
     names = sorted({metric.name if metric else metric_of(run) for run in chosen})
     by = ", ".join(names) if metric else f"validation ({', '.join(names)})"
     return chosen, [f"{key} was chosen by {by}: {'; '.join(lines)}."]

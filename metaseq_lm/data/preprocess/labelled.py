@@ -147,7 +147,8 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
         labels, form = list(options.label_columns), MULTI_LABEL
     if options.labels_from is not None:
         labels = classes_of(options.labels_from)
-        form = Manifest.load(options.labels_from).details["form"]
+        if Manifest.load(options.labels_from).details.get("form") == MULTI_LABEL:
+            form = MULTI_LABEL
     details: dict[str, Any] = {"text_columns": list(columns.texts or ())}
     if columns.indicators:
         details["label_columns"] = list(columns.indicators)
@@ -169,7 +170,7 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
 
     return LabelledPipeline(
         request.inside(options.labelled),
-        LabelledForm(labels, columns.regression, form * (form == MULTI_LABEL), details=details),
+        LabelledForm(labels, columns.regression, form, details=details),
         open_rows,
         tokenizer_for_set(request.destdir, options.tokenizer_from),
     )

@@ -69,6 +69,8 @@ def token_files(paths: Sequence[Path]) -> list[Path]:
     """
     files: list[Path] = []
     for path in paths:
+        if path.suffix == ".idx" and path.with_suffix(".bin") in paths:  # by NAME.* of a shell
+            continue
         if path.is_dir():
             inside = [p for p in sorted(path.iterdir()) if p.suffix in (".bin", ".ds")]
         else:

@@ -174,6 +174,15 @@ def test_a_tokenizer_without_mask(tmp_path: Path) -> None:
     assert main(["doctor", str(tmp_path / "data"), "--verify"]) == 0
 
 
+def test_a_pair_counts_once(tmp_path: Path) -> None:
+    """NAME.* of a shell names both files of a pair."""
+    gpt2(tmp_path)
+    write_megatron(tmp_path / "corpus", [[[1, 2, 3]], [[4, 5]]])
+    pair = [str(tmp_path / f"corpus.{suffix}") for suffix in ("bin", "idx")]
+    assert main(["import-corpus", "--trainpref", *pair, "--destdir", str(tmp_path / "data")]) == 0
+    assert IndexedDataset(tmp_path / "data/train").tokens.tolist() == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from metaseq_lm.cli import main
 from metaseq_lm.interop.heads import to_library_form
+from metaseq_lm.interop.model_card import model_card
 
 pytest.importorskip("transformers")
 from hf_folders import make, transformers
@@ -112,6 +115,14 @@ def test_the_same_predictions(tmp_path: Path, case: str, capsys) -> None:
     np.testing.assert_allclose(scores, [row["scores"] for row in ours], atol=2e-5)
     card = (out / "README.md").read_text()
     assert card.startswith("---\n") and architecture in card and "text-classification" in card
+
+
+def test_a_card_shows_labels_as_they_are() -> None:
+    model = {"architectures": ["BertForSequenceClassification"], "label2id": {"größer": 0}}
+    groups = {"task": {"_name": "t", "tokens_per_sample": 8}, "criterion": {"_name": "c"}}
+    config = OmegaConf.create({"label": "x", "init_from": None, "seed": 1, **groups})
+    model["max_position_embeddings"] = 8
+    assert '* Labels: "größer"' in model_card(SimpleNamespace(manifest={}), config, model)
 
 
 def test_spans_of_questions(tmp_path: Path, capsys) -> None:

@@ -74,6 +74,15 @@ def test_a_value_with_an_unfinished_run_is_passed_over(runs: Path) -> None:
     assert sum(r.name.count("mlm-RTE") for r in kept) == 4, "none to choose from: all stay"
 
 
+def test_nothing_is_chosen_where_no_value_has_finished(runs: Path) -> None:
+    for file in runs.glob("*/results.json"):
+        file.unlink()
+    every = find_runs([runs])
+    kept, notes = chosen_values(every, "optimizer.lr")
+    assert len(kept) == len(every)
+    assert notes == ["No optimizer.lr was chosen: no value has a score in all of its runs."]
+
+
 def test_a_loss_is_better_where_it_is_small(tmp_path: Path) -> None:
     down = {**TRAINER, "best_checkpoint_metric": "loss", "maximize_best_checkpoint_metric": False}
     for rate, score in ((0.1, 0.9), (0.2, 0.5)):

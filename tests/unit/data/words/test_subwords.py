@@ -5,6 +5,7 @@ import pytest
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.words.subwords import TaggedRows
 from metaseq_lm.data.words.vocabulary import WordVocabulary
@@ -75,3 +76,12 @@ def test_what_does_not_fit_is_said(data, capsys):
     treebank = ["--treebank", "t", "--trainpref", f"{data}/../train.conll", "--destdir", str(data)]
     assert main(["preprocess", *treebank]) == 1
     assert "words.txt: no such file" in capsys.readouterr().err
+
+
+def test_labelled_sets_take_the_classes_of_tags(data, tmp_path):
+    (tmp_path / "rows.tsv").write_text("text\tlabel\nAda wrote\tO\nLondon\tS-LOC\n")
+    options = ["--labels-from", str(data / "ner"), "--destdir", str(data)]
+    rows = ["--labelled", "rows", "--trainpref", str(tmp_path / "rows.tsv"), "--overwrite"]
+    assert main(["preprocess", *rows, *options]) == 0
+    ner, labelled = (Manifest.load(data / name).details["labels"] for name in ("ner", "rows"))
+    assert labelled == ner
