@@ -6,6 +6,9 @@ Shapes: B batch, S length, M chosen positions (padded with target -1), V vocabul
 lead.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -33,13 +36,17 @@ def cross_entropy(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0)
 
     With label smoothing e the target is 1 - e of the label and e spread evenly over all V.
     """
-    losses = F.cross_entropy(
-        full_precision(logits.flatten(0, -2)),
-        targets.flatten(),
-        ignore_index=IGNORE,
-        reduction="none",
-        label_smoothing=label_smoothing,
-    )
+    flat = full_precision(logits.flatten(0, -2))
+    if is_large(flat) and not label_smoothing:
+        losses: Tensor = HardLoss.apply(flat, targets.flatten())  # type: ignore[no-untyped-call]
+    else:
+        losses = F.cross_entropy(
+            flat,
+            targets.flatten(),
+            ignore_index=IGNORE,
+            reduction="none",
+            label_smoothing=label_smoothing,
+        )
     return losses.view(targets.shape)
 
 
@@ -120,3 +127,83 @@ class BertPretraining(Criterion):
     def token_log_probs(self, model: nn.Module, batch: ScoredBatch) -> Tensor:
         """Return what masked_lm does: the head "lm" knows the sentence as a first segment."""
         return MaskedLM().token_log_probs(model, batch)
+
+
+# Cross-entropy over a large vocabulary, whose first and second derivatives are written out. With
+# 2,048 positions and 30,000 symbols a tensor of logits has 246 MB, and torch's own derivatives of
+# log_softmax pass over such tensors several times and store two more. Here each derivative is one pass,
+# on a CPU in blocks that stay in the processor's cache, and log-probabilities are never stored. Small
+# logits take torch's own functions, which are faster there; which of the two it is follows from the
+# micro-batch, so in fp32 its size can change the last digits. Shapes: N positions, V vocabulary.
+
+LARGE = 1 << 22  # logits from which on these functions are used
+BLOCK = 1 << 18  # numbers of a block
+
+
+def is_large(logits: Tensor) -> bool:
+    """Return whether the derivatives of such logits are those below; a compiler makes its own."""
+    return logits.numel() >= LARGE and not torch.compiler.is_compiling()
+
+
+def blocks(logits: Tensor) -> Iterator[slice]:
+    """Yield the rows of logits (N, V) in blocks."""
+    step = len(logits) if logits.is_cuda else max(1, BLOCK // logits.shape[1])
+    for first in range(0, len(logits), step):
+        yield slice(first, first + step)
+
+
+def log_sums(logits: Tensor) -> Tensor:
+    """Return the logarithm of the sum of exponentials of each row, (N, 1)."""
+    return torch.cat([logits[at].logsumexp(-1, keepdim=True) for at in blocks(logits)])
+
+
+def softmax_hvp(logits: Tensor, log_sum: Tensor, scale: Tensor, vector: Tensor) -> Tensor:
+    """Return scale * (diag p - p p^T) vector of each row, p its softmax: the loss's Hessian on a vector."""
+    out = torch.empty_like(logits)
+    for at in blocks(logits):
+        p = torch.sub(logits[at], log_sum[at]).exp_()
+        product = torch.mul(p, vector[at], out=out[at])
+        product.sub_(p.mul_(product.sum(-1, keepdim=True))).mul_(scale[at])
+    return out
+
+
+class HardLoss(torch.autograd.Function):
+    """Cross-entropy of logits (N, V) with targets (N,), -1 for none; (N,)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        log_sum = log_sums(logits)
+        ctx.save_for_backward(logits, targets, log_sum)
+        chosen = logits.gather(1, targets.clamp(min=0).unsqueeze(1))
+        return (log_sum - chosen).squeeze(1).masked_fill(targets < 0, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        logits, targets, log_sum = ctx.saved_tensors
+        scale = grads[0].masked_fill(targets < 0, 0.0).unsqueeze(1)
+        gradient = HardGradient.apply(logits, targets, log_sum, scale)  # type: ignore[no-untyped-call]
+        return gradient, None
+
+
+class HardGradient(torch.autograd.Function):
+    """scale * (softmax - one-hot target), (N, V)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, log_sum: Tensor, scale: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(logits, targets, log_sum, scale)
+        out = torch.empty_like(logits)
+        for at in blocks(logits):
+            torch.sub(logits[at], log_sum[at], out=out[at]).exp_().mul_(scale[at])
+        return out.scatter_add_(1, targets.clamp(min=0).unsqueeze(1), -scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, Tensor | None]:
+        logits, targets, log_sum, scale = ctx.saved_tensors
+        hvp = softmax_hvp(logits, log_sum, scale, grads[0])
+        if not ctx.needs_input_grad[3]:
+            return hvp, None, None, None
+        ones = torch.ones_like(scale)
+        unscaled = HardGradient.apply(logits, targets, log_sum, ones)  # type: ignore[no-untyped-call]
+        return hvp, None, None, (unscaled * grads[0]).sum(-1, keepdim=True)

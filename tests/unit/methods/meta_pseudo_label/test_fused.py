@@ -5,14 +5,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from metaseq_lm.criterions import masked_lm
+from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.methods.meta_pseudo_label import criterion
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor counts as large, and is cut into blocks of three rows."""
-    monkeypatch.setattr(criterion, "LARGE", 0)
-    monkeypatch.setattr(criterion, "BLOCK", 21)
+    monkeypatch.setattr(masked_lm, "LARGE", 0)
+    monkeypatch.setattr(masked_lm, "BLOCK", 21)
 
 
 def numbers(seed: int, *shape: int) -> Tensor:
@@ -22,7 +24,7 @@ def numbers(seed: int, *shape: int) -> Tensor:
 
 def hard(logits: Tensor, _: Tensor) -> Tensor:
     targets = torch.tensor([[3, -1, 0, 6], [-1, -1, 2, 2]])
-    losses = criterion.cross_entropy(logits, targets)
+    losses = cross_entropy(logits, targets)
     assert (losses[targets < 0] == 0).all()
     return losses
 
@@ -76,22 +78,22 @@ def test_a_certain_target_is_a_hard_one() -> None:
     targets = torch.tensor([[3, 1, 0, 6], [5, 4, 2, 2]])
     certain = F.one_hot(targets, 7).double()
     torch.testing.assert_close(
-        criterion.soft_cross_entropy(logits, certain), criterion.cross_entropy(logits, targets)
+        criterion.soft_cross_entropy(logits, certain), cross_entropy(logits, targets)
     )
 
 
 def test_great_logits() -> None:
     """No overflow where a logit is far from the others."""
     logits = torch.tensor([[1e4, 0.0, -1e4]], requires_grad=True)
-    loss = criterion.cross_entropy(logits, torch.tensor([1]))
+    loss = cross_entropy(logits, torch.tensor([1]))
     (gradient,) = torch.autograd.grad(loss.sum(), logits)
     assert loss.item() == 1e4 and gradient.tolist() == [[1.0, -1.0, 0.0]]
 
 
 def test_small_logits_take_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(criterion, "LARGE", 57)
+    monkeypatch.setattr(masked_lm, "LARGE", 57)
     logits, targets = numbers(8, 2, 4, 7), torch.zeros(2, 4, dtype=torch.long)
-    assert criterion.cross_entropy(logits, targets).tolist() == [
+    assert cross_entropy(logits, targets).tolist() == [
         row.tolist()
         for row in F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(
             2, 4
