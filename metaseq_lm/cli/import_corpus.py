@@ -9,7 +9,6 @@ lacks, such as [MASK], get the ids behind its own.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from metaseq_lm.core.errors import UsageError
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     splits = {split: token_files(paths) for split, paths in prefs.items() if paths}
     if not splits:
         raise UsageError("nothing to do; give --trainpref, --validpref or --testpref")
-    command = masked(["metaseq-lm", *(args.argv or sys.argv[1:])])
+    command = masked(["metaseq-lm", *args.argv])
     tokenizer = foreign_tokenizer(args.tokenizer_from or next(iter(splits.values()))[0].parent)
     request = Request(args.destdir, splits, overwrite=args.overwrite, command=command)
     preprocess(TokenFiles(request, tokenizer, args.strip))

@@ -7,7 +7,6 @@ The files are those of one machine: preprocess --trainpref part0.txt part1.txt .
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from metaseq_lm.core.secrets import masked
@@ -28,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.data.preprocess.pipeline import Request, preprocess
     from metaseq_lm.data.preprocess.token_files import merge_shards
 
-    command = masked(["metaseq-lm", *(args.argv or sys.argv[1:])])
+    command = masked(["metaseq-lm", *args.argv])
     request = Request(args.destdir, {}, overwrite=args.overwrite, command=command)
     preprocess(merge_shards(args.shards, request))
     return 0

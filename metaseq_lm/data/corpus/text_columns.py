@@ -9,7 +9,7 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import abbreviated, nearest
 from metaseq_lm.data.labelled.files import Columns, RowReader
 from metaseq_lm.data.storage.arrow_files import arrow_batches, is_arrow
-from metaseq_lm.data.storage.text_files import TextFile, decode, source_bytes
+from metaseq_lm.data.storage.text_files import TextFile, decode, joined, source_bytes
 
 LINE_ENDS = re.compile(r"\r?\n")
 NO_COLUMN = "\0"
@@ -45,7 +45,9 @@ class ColumnFile(TextFile):
     documents: bool = False
 
     def chunks(self, size: int) -> Iterator[tuple[bytes, int]]:
-        content, read = bytearray(), 0
+        return joined(self._text_lines(), size)
+
+    def _text_lines(self) -> Iterator[tuple[bytes, int]]:
         for text, bad, read in self._arrow_texts() if is_arrow(self.path) else self._texts():
             line = text.strip("\r\n")
             if self.documents:
@@ -55,12 +57,7 @@ class ColumnFile(TextFile):
                 line = LINE_ENDS.sub(" ", line)
             data = f"{line}\n".encode()
             # An invalid byte again, so that the lines are counted or skipped as those of other files.
-            content += data.replace(U_FFFD, b"\xff") if bad else data
-            if len(content) >= size:
-                yield bytes(content), read
-                content.clear()
-        if content:
-            yield bytes(content), read
+            yield data.replace(U_FFFD, b"\xff") if bad else data, read
 
     def _texts(self) -> Iterator[tuple[str, bool, int]]:
         file = MeteredFile(self.path, self.on_bad_utf8, self.encoding)

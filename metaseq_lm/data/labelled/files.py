@@ -342,8 +342,9 @@ class RowReader:
             name: NO_LABEL if value is None else str(value).strip()
             for name, value in values.items()
         }
-        if len({*words.values()}) == 1 and words[name := next(iter(words))] in (NO_LABEL, *NO_GOLD):
-            return words[name]
+        different = {*words.values()}
+        if len(different) == 1 and different <= {NO_LABEL, *NO_GOLD}:
+            return different.pop()
         for name, word in words.items():
             if spelling_key(word) not in ("0.0", "1.0"):
                 is_text = "empty" if word == NO_LABEL else repr(word[:60])

@@ -117,8 +117,9 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
         return RowReader(file, columns, required, expand=expand)
 
     details: dict[str, Any] = {"doubled": doubled, "text_columns": list(benchmark.texts)}
-    details |= {"as_text": bool(options.as_text)}
-    details |= {"spans": options.as_text} if options.as_text else {}
+    details["as_text"] = bool(options.as_text)
+    if options.as_text:
+        details["spans"] = options.as_text
     return LabelledPipeline(
         target,
         LabelledForm(labels or None, not labels, benchmark.form, name, details),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -18,6 +18,7 @@ from metaseq_lm.data.corpus.text_columns import ColumnFile
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
     Pipeline,
+    Record,
     Request,
     Split,
     register_dataset_kind,
@@ -41,6 +42,7 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import TASK_TOKENS, Vocabulary
 
 PLAIN_PROGRESS_SECONDS = 30.0
+Written = TypeVar("Written")
 
 
 @dataclass(frozen=True)
@@ -88,16 +90,39 @@ class CorpusOptions(TokenizerOptions):
     )
 
 
+class TokenPipeline(Pipeline[Record, Written]):
+    """Writes a pair of token files for each split, and the tokenizer with the counts of its symbols."""
+
+    kind, unit = CORPUS, "sequences"
+    tokenizer: Tokenizer
+    train_frequencies: np.ndarray | None = None
+
+    def note(self, split: Split, counts: Counts, frequencies: np.ndarray) -> None:
+        """Note what was written of a split, and how often it has each symbol."""
+        split.counts = vars(counts)
+        split.files = [f"{split.name}.bin", f"{split.name}.idx"]
+        if split.name == TRAIN:
+            self.train_frequencies = frequencies
+
+    def finish(self, splits: list[Split]) -> dict[str, Any]:
+        if self.train_frequencies is not None:
+            symbols, counts = self.tokenizer.vocabulary.symbols, self.train_frequencies.tolist()
+            self.tokenizer.vocabulary = Vocabulary(symbols, counts)
+        self.shared_files = self.tokenizer.save(self.folder)
+        return {}
+
+    def report(self) -> str:
+        symbols = f"{self.tokenizer.name} with {len(self.tokenizer.vocabulary):,} symbols"
+        return f"{self.request.destdir}: {symbols}, {self.tokenizer.fingerprint}"
+
+
 @register_dataset_kind("corpus", CorpusOptions)
-class CorpusPipeline(Pipeline[Block, Encoded]):
+class CorpusPipeline(TokenPipeline[Block, Encoded]):
     """Text in blocks, encoded in one or several processes.
 
     With `options.documents` "blank", blank lines and the ends of files end documents and every
     other line is a sequence, a sentence say; with "lines" every line is a document.
     """
-
-    kind, unit = CORPUS, "sequences"
-    tokenizer: Tokenizer
 
     def __init__(self, options: CorpusOptions, request: Request) -> None:
         splits = {split: text_files(paths) for split, paths in request.splits.items()}
@@ -109,7 +134,6 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
         if options.text_column is None and (options.columns or options.quoting != QUOTING[0]):
             raise UsageError("--columns and --quoting are of tables; give --text-column as well")
         self.options = options
-        self.train_frequencies: np.ndarray | None = None
 
     def input_files(self) -> Iterable[Path]:
         return [*super().input_files(), *text_files(self.options.tokenizer_corpus)]
@@ -178,17 +202,7 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
             for part, fraction in parts:
                 counter.add(part)
                 writer.fraction = fraction
-        split.counts = vars(counter.counts)
-        split.files = [f"{split.name}.bin", f"{split.name}.idx"]
-        if split.name == TRAIN:
-            self.train_frequencies = counter.frequencies
-
-    def finish(self, splits: list[Split]) -> dict[str, Any]:
-        if self.train_frequencies is not None:
-            symbols, counts = self.tokenizer.vocabulary.symbols, self.train_frequencies.tolist()
-            self.tokenizer.vocabulary = Vocabulary(symbols, counts)
-        self.shared_files = self.tokenizer.save(self.folder)
-        return {}
+        self.note(split, counter.counts, counter.frequencies)
 
     def nothing(self, split: Split) -> str:
         return f"{split}: no text in {split.counts['lines']} lines: {self._passed_over(split)}"
@@ -211,10 +225,6 @@ class CorpusPipeline(Pipeline[Block, Encoded]):
         if counts["no_tokens"]:
             words.append(f"{counts['no_tokens']:,} without any token")
         return ", ".join(words)
-
-    def report(self) -> str:
-        symbols = f"{self.tokenizer.name} with {len(self.tokenizer.vocabulary):,} symbols"
-        return f"{self.request.destdir}: {symbols}, {self.tokenizer.fingerprint}"
 
 
 def with_progress(

@@ -11,13 +11,14 @@ import tokenizers
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.corpus.encode import Counts
-from metaseq_lm.data.preprocess.pipeline import TRAIN, Pipeline, Request, Split
+from metaseq_lm.data.preprocess.corpus import TokenPipeline
+from metaseq_lm.data.preprocess.pipeline import Request, Split
 from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
 from metaseq_lm.data.storage.indexed import IndexedDataset, IndexedWriter, open_integers, ranges
 from metaseq_lm.data.storage.manifest import CORPUS, Manifest, verify
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class, transformers_source
-from metaseq_lm.data.tokenizers.vocabulary import FAMILIES, MASK, PAD, SEP, Vocabulary
+from metaseq_lm.data.tokenizers.vocabulary import FAMILIES, MASK, PAD, SEP
 
 CHUNK = 1 << 22  # tokens that are copied at once
 SUFFIXES = (".bin", ".idx", ".ds")
@@ -116,7 +117,7 @@ def foreign_tokenizer(folder: Path) -> Tokenizer:
         raise MetaseqError(f"{source.path}: not usable as {source.kind}: {error}") from error
 
 
-class TokenFiles(Pipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarray]]):
+class TokenFiles(TokenPipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarray]]):
     """Copies token files, whose paths are the sources of the splits, into one corpus.
 
     Args:
@@ -125,8 +126,6 @@ class TokenFiles(Pipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarray]])
         stripped: Special symbols that are taken off the beginning and the end of each sequence.
         lines: The lines, blank ones and so on that `preprocess` counted for each split.
     """
-
-    kind, unit = CORPUS, "sequences"
 
     def __init__(
         self,
@@ -141,7 +140,6 @@ class TokenFiles(Pipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarray]])
         if unknown:
             raise UsageError(f"--strip {unknown[0]}: the tokenizer has no such symbol")
         self.stripped = np.array([tokenizer.vocabulary.index(s) for s in stripped], np.int64)
-        self.train_frequencies: np.ndarray | None = None
 
     def input_files(self) -> Iterable[Path]:
         super().input_files()
@@ -219,17 +217,7 @@ class TokenFiles(Pipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarray]])
             )
             lines.sequences, lines.tokens = len(writer), writer.tokens
             lines.documents = writer.documents
-        split.counts = vars(lines)
-        split.files = [f"{split.name}.bin", f"{split.name}.idx"]
-        if split.name == TRAIN:
-            self.train_frequencies = frequencies
-
-    def finish(self, splits: list[Split]) -> dict[str, Any]:
-        if self.train_frequencies is not None:
-            symbols = self.tokenizer.vocabulary.symbols
-            self.tokenizer.vocabulary = Vocabulary(symbols, self.train_frequencies.tolist())
-        self.shared_files = self.tokenizer.save(self.folder)
-        return {}
+        self.note(split, lines, frequencies)
 
     def nothing(self, split: Split) -> str:
         return f"{split}: holds no tokens"
@@ -240,10 +228,6 @@ class TokenFiles(Pipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarray]])
             f"{split.name}: {len(split.sources)} files -> {counts['sequences']:,} sequences in "
             f"{counts['documents']:,} documents, {counts['tokens']:,} tokens"
         )
-
-    def report(self) -> str:
-        symbols = f"{self.tokenizer.name} with {len(self.tokenizer.vocabulary):,} symbols"
-        return f"{self.request.destdir}: {symbols}, {self.tokenizer.fingerprint}"
 
 
 def merge_shards(shards: Sequence[Path], request: Request) -> TokenFiles:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text_files import TextFile, open_source, source_bytes
+from metaseq_lm.data.storage.text_files import TextFile, joined, open_source, source_bytes
 
 ROWS = 256  # read at once
 # Arrow streams, which the library datasets saves, begin with the mark of a continued message.
@@ -30,7 +30,7 @@ def is_arrow(path: Path) -> bool:
 
 def arrow_batches(
     file: TextFile,
-    check_schema: Callable[[Any], None] = lambda schema: None,
+    check_schema: Callable[[Any], None],
     columns: list[str] | None = None,
 ) -> Iterator[tuple[Any, float]]:
     """Yield record batches of at most ROWS rows, and the share of the file that is read by then.
@@ -94,9 +94,11 @@ class ArrowFile(TextFile):
     """
 
     def raw_chunks(self, size: int) -> Iterator[tuple[bytes, int]]:
+        return joined(self._json_lines(), size)
+
+    def _json_lines(self) -> Iterator[tuple[bytes, int]]:
         features: dict[str, Any] = {}
-        content, read, number = bytearray(), 0, 0
-        total = source_bytes(self.path)
+        number, total = 0, source_bytes(self.path)
         for batch, share in arrow_batches(self, lambda schema: features.update(_features(schema))):
             try:
                 rows = batch.to_pylist()
@@ -105,15 +107,10 @@ class ArrowFile(TextFile):
                     f"{self}: invalid UTF-8 in the {len(batch)} rows behind row {number}; write the "
                     "file again"
                 ) from error
-            number, read = number + len(batch), int(share * total)
+            number += len(batch)
             for row in rows:
                 text = json.dumps(_with_names(row, features), ensure_ascii=False, default=str)
-                content += text.encode("utf-8", "replace") + b"\n"
-            if len(content) >= size:
-                yield bytes(content), read
-                content.clear()
-        if content:
-            yield bytes(content), read
+                yield text.encode("utf-8", "replace") + b"\n", int(share * total)
 
 
 def _features(schema: Any) -> dict[str, Any]:

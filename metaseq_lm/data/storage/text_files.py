@@ -327,13 +327,25 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
     return files
 
 
+def joined(lines: Iterable[tuple[bytes, int]], size: int) -> Iterator[tuple[bytes, int]]:
+    """Put lines, each with the bytes read from the disk by then, together to chunks of at least `size`."""
+    content, read = bytearray(), 0
+    for line, read in lines:
+        content += line
+        if len(content) >= size:
+            yield bytes(content), read
+            content.clear()
+    if content:
+        yield bytes(content), read
+
+
 def _opener(path: Path, head: bytes) -> Callable[..., Any] | None:
     if str(path) != STANDARD_INPUT:
         return OPENERS.get(path.suffix.lower())
     return next((OPENERS[s] for sign, (s, _) in PACKED.items() if head.startswith(sign)), None)
 
 
-def _chunks(path: Path, size: int, is_utf8: bool = True) -> Iterator[tuple[bytes, int]]:
+def _chunks(path: Path, size: int, is_utf8: bool) -> Iterator[tuple[bytes, int]]:
     """Yield the content in chunks, unpacked and without BOM, and the bytes read from the disk."""
     check_text_file(path, is_utf8)
     with open_source(path) as raw:

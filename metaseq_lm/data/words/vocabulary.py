@@ -265,18 +265,18 @@ def _numbers(fields: list[str], where: str) -> np.ndarray:
     return values
 
 
-def vector_table(words: list[str], known: dict[str, np.ndarray], seed: int = 0) -> np.ndarray:
+def vector_table(words: list[str], known: dict[str, np.ndarray]) -> np.ndarray:
     """Return float32 (words, width): the vectors of `known`, 0 for padding and <unk>.
 
     Other words, and <start>, <end> and <removed>, get random numbers of the same mean square, which
-    depend on the seed and the place only. MetaseqError if no word is known.
+    depend on the place only. MetaseqError if no word is known.
     """
     places = [i for i, word in enumerate(words) if word in known]
     if not places:
         raise MetaseqError("none of the words has a vector; is it a file of another language?")
     vectors = np.stack([known[words[i]] for i in places])
     scale = float(np.sqrt(np.mean(vectors.astype(np.float64) ** 2)))
-    random = random_streams.generator(seed, "word vectors")
+    random = random_streams.generator(0, "word vectors")
     table = (random.standard_normal((len(words), vectors.shape[1])) * scale).astype(np.float32)
     table[places] = vectors
     table[: UNKNOWN + 1] = 0
