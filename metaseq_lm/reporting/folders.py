@@ -226,11 +226,7 @@ def read_results(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        results = {
-            k: v if k == "message" else as_numbers(v)
-            for k, v in read_json(path).items()
-            if k not in ("files", "checksum")  # see runs.folder.altered_files
-        }
+        results = run_folder.parse_results(path)
         check_results(results)
         return results
     except ValueError as error:

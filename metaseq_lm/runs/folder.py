@@ -196,10 +196,7 @@ def read_config(file: Path) -> DictConfig:
     YAML aliases are refused: a few of them, nested, make a large config of a small file.
     """
     try:
-        size = file.stat().st_size
-        if not file.is_file() or size > LARGEST_CONFIG:
-            raise ValueError(f"not a file of at most {LARGEST_CONFIG:,} bytes ({size:,})")
-        text = file.read_text(encoding="utf-8")
+        text = read_bounded(file, LARGEST_CONFIG).decode("utf-8")
         if re.search(r"(?<!\S)\*\w|[\[{,]\*\w", text):
             events = yaml.parse(text, yaml.SafeLoader)
             if any(isinstance(event, yaml.AliasEvent) for event in events):
@@ -252,11 +249,7 @@ def read_results(path: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        results = {
-            k: v if k == "message" else as_numbers(v)
-            for k, v in read_json(file).items()
-            if k not in ("files", "checksum")  # see `altered_files`
-        }
+        results = parse_results(file)
         missing = [key for key in NEEDED if key not in results]
         if missing:
             raise ValueError(f"it has no {missing[0]}")
@@ -270,6 +263,15 @@ def read_results(path: Path) -> dict[str, Any] | None:
             f"{file} is damaged ({error}); delete it, the run then writes it anew"
         ) from error
     return results
+
+
+def parse_results(file: Path) -> dict[str, Any]:
+    """Return a results.json without its checksums, see `altered_files`; ValueError if it is no JSON object."""
+    return {
+        key: value if key == "message" else as_numbers(value)
+        for key, value in read_json(file).items()
+        if key not in ("files", "checksum")
+    }
 
 
 def altered_files(folder: Path) -> list[str]:
