@@ -143,8 +143,7 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
     from metaseq_lm.runs import checkpoint
     from metaseq_lm.training.restore import stored_config
 
-    stored = [checkpoint.load(path) for path in paths]
-    valid = [member.manifest.get("valid") or {} for member in stored]
+    valid = [checkpoint.read_manifest(path).get("valid") or {} for path in paths]
     name = metric or next(iter(valid[0]), "")
     for path, values in zip(paths, valid):
         if name not in values:
@@ -153,7 +152,7 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
                 f"{path} has no validation metric '{name}' to choose by; it has {known}"
             )
     values = [float(metrics[name]) for metrics in valid]
-    trainer = stored_config(stored[0]).trainer
+    trainer = stored_config(checkpoint.load(paths[0])).trainer
     direction = "higher" if trainer.maximize_best_checkpoint_metric else "lower"
     known_direction = direction if trainer.best_checkpoint_metric == name else None
     chosen_metric = Metric.of(name, values, known_direction)

@@ -35,9 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export, and compare if asked."""
-    from metaseq_lm.data.tokenizers.loading import load_tokenizer
     from metaseq_lm.interop.check import check, library
-    from metaseq_lm.interop.exporting import export_checkpoint, export_part, tokenizer_folder
+    from metaseq_lm.interop.exporting import export_checkpoint
     from metaseq_lm.interop.hub import push, require_hub
     from metaseq_lm.runs import checkpoint
     from metaseq_lm.training.restore import stored_config
@@ -49,13 +48,11 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         library()
     stored = checkpoint.load(checkpoint.resolve(args.checkpoint, prefer="best"))
-    config = stored_config(stored)
     data, out = Path(args.data) if args.data else None, Path(args.out)
-    export_checkpoint(stored, config, out, args.part, data, args.head)
+    config = stored_config(stored)
+    part, tokenizer = export_checkpoint(stored, config, out, args.part, data, args.head)
     show(f"{out}: exported from {stored.path}")
     if args.check:
-        tokenizer = load_tokenizer(data or tokenizer_folder(stored, config))
-        part = export_part(stored, config, tokenizer.vocabulary, args.part, args.head)
         show(check(part, tokenizer, out))
     if args.push:
         show(f"{push(out, args.push, args.public)}: uploaded from {out}")

@@ -56,7 +56,7 @@ def load_all(user_dir: str | None = None) -> None:
     load_installed(user_dir)
 
 
-def load_installed(user_dir: str | None = None) -> None:
+def load_installed(user_dir: str | None) -> None:
     """Load every installed plug-in, then `user_dir`; errors as in `load_all`."""
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:

@@ -61,7 +61,7 @@ class Foreign:
     @property
     def offset(self) -> int:
         """The rows of the position table before the first position."""
-        return self.pad + 1 if self.architecture.base == "roberta" else 0
+        return self.architecture.offset(self.pad)
 
 
 def read_config(config: dict[str, Any], place: object) -> Foreign:
@@ -92,8 +92,7 @@ def read_config(config: dict[str, Any], place: object) -> Foreign:
     segments = not (isinstance(extra, dict) and extra.get("segments") == 0)
     kinds = number("type_vocab_size", int, 2)
     options["segments"] = kinds if segments else 0
-    offset = pad + 1 if architecture.base == "roberta" else 0
-    options["max_positions"] = number("max_position_embeddings", int) - offset
+    options["max_positions"] = number("max_position_embeddings", int) - architecture.offset(pad)
     width = options["encoder_embed_dim"]
     if architecture.base == "electra":
         embed = number("embedding_size", int, 128)
@@ -134,11 +133,10 @@ def write_config(
     values |= {key: getattr(model, option) for key, (option, _) in RATES.items()}
     if base == "electra":
         values["embedding_size"] = model.embed_dim
-    positions = model.max_positions + (pad + 1 if base == "roberta" else 0)
     segments = model.segments or (1 if base == "roberta" else 2)
     values |= {
         "vocab_size": len(vocabulary),
-        "max_position_embeddings": positions,
+        "max_position_embeddings": model.max_positions + architecture.offset(pad),
         "type_vocab_size": segments,
         "hidden_act": "gelu",
         "pad_token_id": pad,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
-from metaseq_lm.data.tokenizers.base import DICT_FILE
+from metaseq_lm.data.tokenizers.base import DICT_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.data.words.subwords import bio_names
@@ -45,12 +45,12 @@ def export_checkpoint(
     name: str,
     data: Path | None = None,
     head: str = "",
-) -> None:
+) -> tuple[Part, Tokenizer]:
     """Fill the new folder `out` with config.json, weights, tokenizer and model card of part `name` of a checkpoint.
 
     `data` is the folder of its tokenizer; by default the run folder if it has one, else the data
-    folder of its config. `head` is the labelled set of the head, where there are several.
-    MetaseqError if the library has no such model.
+    folder of its config. `head` is the labelled set of the head, where there are several. Returns the
+    part and its tokenizer. MetaseqError if the library has no such model.
     """
     folder = data or tokenizer_folder(stored, config)
     tokenizer = load_tokenizer(folder)
@@ -65,6 +65,7 @@ def export_checkpoint(
             fine_tuned = bool(set(part.foreign.architecture.heads) & set(FINE_TUNED))
             row_length = config.task.tokens_per_sample if fine_tuned else 0
             write_tokenizer(tokenizer, target, part.foreign.model, row_length)
+    return part, tokenizer
 
 
 def tokenizer_folder(stored: Checkpoint, config: DictConfig) -> Path:

@@ -109,6 +109,10 @@ class Architecture:
         """The name of the backbone among the parameters."""
         return "bert" if self.base == MEGATRON else self.base
 
+    def offset(self, pad: int) -> int:
+        """Return the rows of the position table before the first position; `pad` is a token's id."""
+        return pad + 1 if self.base == "roberta" else 0
+
     @property
     def layer(self) -> Mapping:
         """The table of the parameters of a layer."""

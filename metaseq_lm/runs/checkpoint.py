@@ -221,7 +221,7 @@ def prepare(folder: Path, update: int, needed: int) -> None:
             sync_folder(folder.parent)
         shutil.rmtree(temporary, ignore_errors=True)
         if shutil.disk_usage(folder).free < needed:
-            raise OSError(28, "No space left on device")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         temporary.mkdir()
 
 

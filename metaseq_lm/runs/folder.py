@@ -365,7 +365,7 @@ def changed_options(old: Any, new: DictConfig) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def check_same(old: Any, new: DictConfig, path: Path, reset: Collection[str] = ()) -> None:
+def check_same(old: Any, new: DictConfig, path: Path, reset: Collection[str]) -> None:
     """Raise UsageError naming the options in which two runs differ, but those of parts in `reset`."""
     changes = {
         key: values

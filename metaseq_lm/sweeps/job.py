@@ -332,7 +332,7 @@ def read_json_if_valid(file: Path, since: float = 0.0) -> dict[str, Any]:
         return {}
 
 
-def last_lines(log: Path, start: int, count: int = 5) -> str:
+def last_lines(log: Path, start: int) -> str:
     """Return the last lines of a log after byte `start`; srun writes them with a delay."""
     text = ""
     for _ in range(10):
@@ -343,7 +343,7 @@ def last_lines(log: Path, start: int, count: int = 5) -> str:
         time.sleep(0.2)
     lines = text.splitlines()
     # Our own messages suffice; other output ends with the error.
-    return "\n".join([x for x in lines if x.startswith("metaseq-lm: ")] or lines[-count:])
+    return "\n".join([x for x in lines if x.startswith("metaseq-lm: ")] or lines[-5:])
 
 
 def link_code(folder: Path, code: Path) -> None:

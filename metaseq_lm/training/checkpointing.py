@@ -229,18 +229,16 @@ class Checkpointer:
                 f"({trained_on} then, {current} now); to go on with these data add --reset "
                 f"{','.join(names)}, else choose another --save-dir"
             )
+        differing = self.parts.engine.optimizers.keys() ^ stored.state.get("optimizers", {}).keys()
         try:
             check_tokenizer(stored, config.data)
-        except UsageError as error:
-            raise CheckpointError(str(error)) from error
-        facts = self.description["facts"]
-        checkpoint.check_facts(stored.manifest.get("facts"), facts, stored.path)
-        checkpoint.check_fit(self.parts.model, stored.weights, stored.path)
-        optimizers = self.parts.engine.optimizers.keys()
-        differing = optimizers ^ stored.state.get("optimizers", {}).keys()
-        if differing and "optimizer" not in reset:
-            raise CheckpointError(f"{stored.path}: the optimizers {sorted(differing)} do not match")
-        try:
+            facts = self.description["facts"]
+            checkpoint.check_facts(stored.manifest.get("facts"), facts, stored.path)
+            checkpoint.check_fit(self.parts.model, stored.weights, stored.path)
+            if differing and "optimizer" not in reset:
+                raise CheckpointError(
+                    f"{stored.path}: the optimizers {sorted(differing)} do not match"
+                )
             check_same(stored.manifest.get("config") or {}, config, stored.path, reset)
         except UsageError as error:
             raise CheckpointError(str(error)) from error

@@ -101,20 +101,15 @@ def divisor_of_dry_run(parts: Parts, streams: Mapping[str, Any]) -> int:
     return max(min(rows // DRY_ROWS, smallest // parts.shard.world), 1)
 
 
-def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int = 1) -> Iterator[Batches]:
+def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int) -> Iterator[Batches]:
     """Begin an update of each kind of the task, and yield its batches on the engine's device.
 
     Of each batch the share that a replica would have if there were `divisor` times as many.
     """
     kinds = kinds_of(parts.task)
     shard = replace(parts.shard, world=divisor * parts.shard.world)
-    prefetcher = Prefetcher(
-        lambda update: kinds[update][1],
-        streams,
-        {},
-        shard,
-        timeout=parts.config.engine.timeout,
-    )
+    timeout = parts.config.engine.timeout
+    prefetcher = Prefetcher(lambda update: kinds[update][1], streams, {}, shard, timeout=timeout)
     parts.model.train()
     for number, batches in prefetcher.updates(0, len(kinds)):
         process_group.stop_if_signalled("before the first update")
@@ -124,7 +119,7 @@ def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int = 1) ->
         yield parts.place(batches)
 
 
-def price_of_run(config: DictConfig, divisor: int = 1, rate: float = 0.0) -> tuple[float, float]:
+def price_of_run(config: DictConfig, divisor: int, rate: float) -> tuple[float, float]:
     """Return the FLOPs and the seconds of all updates of a run, without its validations.
 
     A source of weights that does not exist yet, such as an earlier stage of a sweep, is left out.
@@ -161,7 +156,7 @@ def dry_run(config: DictConfig) -> Parts:
     config = prepare_config(config)
     estimate = estimate_price(config, divisor=0)
     parts, updates = estimate.parts, len(estimate.first_updates)
-    log = RunLog(config.label or f"{config.task._name}/{config.criterion._name}", None)
+    log = RunLog(config, None)
     log.start(updates, updates)
     values = estimate.logs | engine_values(parts.engine)
     log.values("train", updates, 0.0, values)

@@ -51,8 +51,7 @@ class TrainingRun:
         if reset:
             check_resettable(Path(config.save_dir), config.trainer)
         self.folder = RunFolder(config, reset) if process_group.rank() == 0 else None
-        name = config.label or f"{config.task._name}/{config.criterion._name}"
-        self.log = RunLog(name, self.folder)
+        self.log = RunLog(config, self.folder)
         checkpoints = Path(config.save_dir) / "checkpoints"
         self.checkpointer = Checkpointer(self.parts, checkpoints, self.initialisation.record())
         self.trainer = Trainer(self.parts, self.checkpointer, self.log)
@@ -91,7 +90,7 @@ class TrainingRun:
         if self.initialisation.message:
             messages.insert(0, self.initialisation.message)
         self.log.start(options.max_update, trainer.update)
-        self.log.open_loggers(self.config, trainer.update)
+        self.log.open_loggers(trainer.update)
         if self.folder is not None:
             check_room(folder, self.model)
             (folder / "results.json").unlink(missing_ok=True)

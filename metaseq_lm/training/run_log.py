@@ -28,8 +28,9 @@ class RunLog:
     `folder` is None.
     """
 
-    def __init__(self, name: str, folder: RunFolder | None) -> None:
-        self.name, self.folder = name, folder
+    def __init__(self, config: DictConfig, folder: RunFolder | None) -> None:
+        self.config, self.folder = config, folder
+        self.name = config.label or f"{config.task._name}/{config.criterion._name}"
         self.loggers: LoggerGroup | None = None
         self.visible = False
         self.bar: tqdm[Any] | None = None
@@ -49,11 +50,12 @@ class RunLog:
                 dynamic_ncols=True,
             )
 
-    def open_loggers(self, config: DictConfig, update: int) -> None:
+    def open_loggers(self, update: int) -> None:
         """Open TensorBoard's event file and the loggers of engine.loggers, of a run at an update."""
-        names = ["tensorboard"] * config.engine.tensorboard + list(config.engine.loggers)
+        options = self.config.engine
+        names = ["tensorboard"] * options.tensorboard + list(options.loggers)
         if self.folder is not None and names:
-            self.loggers = LoggerGroup(names, LoggedRun(self.folder.path, config, update))
+            self.loggers = LoggerGroup(names, LoggedRun(self.folder.path, self.config, update))
 
     def step(self) -> None:
         """Count one update."""
