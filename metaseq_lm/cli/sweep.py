@@ -91,14 +91,15 @@ def add_definition(parser: argparse.ArgumentParser) -> None:
     )
     add("--divide", type=positive, default=1, metavar="N", help=text)
     text = "with --estimate: hours at this many FLOPs a second (default: measured on this machine)"
-    add("--rate", type=float, default=0.0, metavar="FLOPS", help=text)
+    add("--rate", type=positive, default=0, metavar="FLOPS", help=text)
 
 
 def positive(text: str) -> int:
-    """Return a positive integer of the command line; raises ValueError, as argparse wants it."""
-    if int(text) < 1:
+    """Return a whole number above 0, such as 8 or 1e15; raises ValueError, as argparse wants it."""
+    number = float(text)
+    if number < 1 or not number.is_integer():
         raise ValueError(text)
-    return int(text)
+    return int(number)
 
 
 def add_resubmit(parser: argparse.ArgumentParser) -> None:

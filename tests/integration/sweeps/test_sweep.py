@@ -150,6 +150,9 @@ def test_an_estimate_from_a_part_of_each_batch(
         capsys.readouterr().out
     )
     assert sweep(moons, "--out", tmp_path / "out", *SHORT, "--dry-run", "--rate", "1e6") == 2
+    for wrong in ("--rate=-1e6", "--rate=nan", "--rate=0", "--divide=0", "--divide=1.5"):
+        assert sweep(*estimate, *SHORT, wrong) == 2
+        assert "invalid positive value" in capsys.readouterr().err
 
 
 def test_the_example(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
