@@ -8,6 +8,7 @@ pairs.accuracy, pairs.FILE.accuracy: share of the pairs whose good sentence has 
 lists.wer, lists.one_best_wer, lists.oracle_wer: word error rates of the test lists, re-ranked with the lambda
   of the dev lists, before it, and at best; of hypotheses longer than a run's rows the first tokens are scored
 pairs.passes, lists.passes: how often each token of a sentence went through an encoder, with padding
+pairs.sentences_per_second, lists.sentences_per_second: of one thread
 """
 
 import argparse
