@@ -184,9 +184,8 @@ def choose(
 ) -> Architecture:
     """Return the class of the transformers library for the encoder and heads of `weights`.
 
-    `activation` is that of the layer in a head for sentences, which ELECTRA's and DistilBERT's differ by.
-
-    MetaseqError if the library has the head for other encoders only.
+    `activation` is that of the layer in a head for sentences, by which ELECTRA's and DistilBERT's
+    differ. MetaseqError if the library has the head for other encoders only.
     """
     heads = {name.split(".")[1] for name in weights if name.startswith("heads.")}
     if "rtd" in heads:

@@ -75,8 +75,8 @@ def to_library_form(
     """Return weights whose sentence head has the layers of the library's class; the outputs are equal.
 
     The library has a layer below the output layer, with the architecture's activation; `activation`
-    is that of our head. Where our head has none, that layer becomes the identity: within the linear part of tanh or GELU. The scale of
-    real-valued labels goes into the output layer.
+    is that of our head. Where our head has no such layer, it becomes the identity, within the linear
+    part of tanh or GELU. The scale of real-valued labels goes into the output layer.
 
     Raises:
         MetaseqError: The library has no such head.

@@ -31,8 +31,7 @@ def write_tokenizer(
     """Write files that AutoTokenizer opens, and ours beside them, so that nothing is lost.
 
     A fine-tuned model, of rows of `row_length` tokens, gets pairs of texts as it was trained on them,
-    with one separator between.
-    Text that looks like a special symbol becomes one there, as is usual. MetaseqError for a kind
+    with one separator between. Text that looks like a special symbol becomes one there, as is usual. MetaseqError for a kind
     that the library cannot hold.
     """
     library = library_tokenizer(tokenizer)

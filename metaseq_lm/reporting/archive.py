@@ -122,11 +122,11 @@ def read(path: Path) -> list[Run]:
     lacks runs, or one with a damaged line, which it names.
     """
     runs: list[Run] = []
-    usual: dict[str, Any] | None = None
+    usual: dict[str, Any] = {}
     expected: int | None = 0  # number of runs before the next first line, or the end
-    written: list[bytes] = []
-    altered: list[int] = []  # first lines of archives that are not as they were written
-    digests: dict[int, tuple[str, list[bytes]]] = {}  # of each of them, and its rows
+    # The first line of each archive, by its number, and the rows behind it.
+    archives: dict[int, tuple[dict[str, Any], list[bytes]]] = {}
+    behind: list[bytes] = []
     try:
         rows = read_bounded(path, LARGEST_LOG).splitlines() or [b""]
     except ValueError as error:
@@ -138,15 +138,13 @@ def read(path: Path) -> list[Run]:
                 check_count(path, len(runs), expected)
                 usual = usual_values(f"{path}:{number}", line)
                 expected = len(runs) + line["runs"] if "runs" in line else None
-                altered += [number] * is_altered(line)
-                written = []
-                if "rows" in line:
-                    digests[number] = str(line["rows"]), written
+                behind = []
+                archives[number] = line, behind
             else:
-                written.append(row + b"\n")
+                behind.append(row + b"\n")
                 runs.append(parse_run(path.resolve(), line, usual))
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            if usual is None:
+            if not archives:
                 raise UsageError(
                     f"{path}: not an archive of runs. Give run folders, folders of runs, or a file "
                     "that 'metaseq-lm report RUNS --archive FILE' wrote."
@@ -155,8 +153,9 @@ def read(path: Path) -> list[Run]:
                 f"{path}:{number}: not a run of an archive: {row[:60]!r}. {WHOLE_FILE}"
             ) from error
     check_count(path, len(runs), expected)
-    for number, (digest, written) in digests.items():
-        if number in altered or checksum(b"".join(written)) != digest:
+    for number, (first, behind) in archives.items():
+        digest = checksum(b"".join(behind)) if "rows" in first else None
+        if is_altered(first) or first.get("rows") != digest:
             say(f"{path}:{number}: warning: the archive from here was changed after it was written")
     if not runs:
         raise MetaseqError(f"{path}: an archive that holds no runs. {WHOLE_FILE}")
@@ -187,10 +186,8 @@ def usual_values(place: str, line: dict[str, Any]) -> dict[str, Any]:
     return dict(line["values"])
 
 
-def parse_run(path: Path, line: dict[str, Any], usual: dict[str, Any] | None) -> Run:
+def parse_run(path: Path, line: dict[str, Any], usual: dict[str, Any]) -> Run:
     """Return the run of a line; raises LookupError, TypeError or ValueError for another form."""
-    if usual is None:
-        raise ValueError("no first line")
     absent = set(line["absent"])
     values = {key: v for key, v in {**usual, **line["values"]}.items() if key not in absent}
     if not isinstance(values.get("label"), str) or dict in map(type, values.values()):

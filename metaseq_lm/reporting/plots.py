@@ -29,7 +29,7 @@ from metaseq_lm.reporting.canvas import (
 )
 from metaseq_lm.reporting.numbers import SPREAD_TITLES, Metric, summarise
 from metaseq_lm.reporting.runs import Run, natural
-from metaseq_lm.reporting.settings import Setting, as_numbers, distinct, identity, show
+from metaseq_lm.reporting.settings import Setting, axis_numbers, distinct, identity, show
 from metaseq_lm.reporting.table import cost_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Pictures:
         which_moon_10 and which_moon_160 are one kind.
         """
         return (
-            key not in DATA_KEYS or as_numbers([s.values[key] for s in self.settings]) is not None
+            key not in DATA_KEYS or axis_numbers([s.values[key] for s in self.settings]) is not None
         )
 
     def split(self, key: str | None) -> list[tuple[str, list[Setting]]]:
@@ -205,7 +205,7 @@ def draw_scores(pictures: Pictures, metric: Metric, path: Path) -> list[str]:
     if not present:
         raise MetaseqError(f"no run sets {key}; choose another key for --x")
     values = distinct(s.values[key] for s in present)
-    numeric = as_numbers(values)
+    numeric = axis_numbers(values)
     numbers, prefix = numeric if numeric else ([float(i) for i in range(len(values))], "")
     at = {identity(value): number for value, number in zip(values, numbers)}
     is_log = numeric is not None and min(numbers) > 0 and max(numbers) > 10 * min(numbers)
@@ -307,7 +307,7 @@ def sizes_of(pictures: Pictures) -> dict[str, str]:
     key = pictures.along
     if key is None:
         return {}
-    numeric = as_numbers([s.values[key] for s in pictures.settings])
+    numeric = axis_numbers([s.values[key] for s in pictures.settings])
     return {s.name: f"{x:g}" for s, x in zip(pictures.settings, numeric[0])} if numeric else {}
 
 

@@ -247,7 +247,7 @@ def canonical(value: str) -> str:
         return "none" if value == "null" else value
 
 
-def as_numbers(values: Sequence[Any]) -> tuple[list[float], str] | None:
+def axis_numbers(values: Sequence[Any]) -> tuple[list[float], str] | None:
     """Return the numbers that config values stand for and their common prefix, else None.
 
     `["which_moon_10", "which_moon_20"]` gives `([10.0, 20.0], "which_moon_")`.

@@ -80,6 +80,9 @@ TAR_SUFFIXES = (".tgz", ".txz", ".tbz", ".tbz2", ".tzst")
 OTHER_SPLIT = re.compile(r"(train|validation|valid|dev|test)(?![^\W_])")
 
 # The first bytes of what is no text in UTF-8, with the remedy.
+PICKLE = (
+    "a Python pickle, which is not opened, because it can run code; write its text to a file first"
+)
 SIGNS = {
     b"version https://git-lfs.": "a pointer of Git LFS, not the file; get that with git lfs pull",
     b"PAR1": "a Parquet file; name the column of the text with --text-column NAME",
@@ -93,13 +96,7 @@ SIGNS = {
     b"\x1f\x8b": "gzip data, packed twice; unpack it first",
     b"\x1f\x9d": "data of compress; unpack it first with uncompress",
     b"\x5d\0\0": "lzma data; unpack it first with unlzma",
-    **{
-        bytes(
-            [0x80, n]
-        ): "a Python pickle, which is not opened, because it can run code; write its "
-        "text to a file first"
-        for n in range(2, 6)
-    },
+    **dict.fromkeys((bytes([0x80, protocol]) for protocol in range(2, 6)), PICKLE),
     b"%PDF-": "a PDF; extract its text first, for example with pdftotext",
     b"{\\rtf": "an RTF document; save it as plain text first",
     b"SQLite format 3\0": "an SQLite database; write its text to a file first",

@@ -190,13 +190,15 @@ class ConlluReader(SentenceReader):
         )
         if not self.trees:
             return sentence
-        heads = [self._head(number, fields[HEAD]) for number, fields in rows]
+        heads = [head_number(fields[HEAD], f"{self.file}:{number}") for number, fields in rows]
         return checked_tree(replace(sentence, heads=heads))
 
-    def _head(self, number: int, text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise MetaseqError(f"{self.file}:{number}: head {text[:20]!r} is not a whole number")
-        return int(text)
+
+def head_number(text: str, where: str) -> int:
+    """Return the place of a head; MetaseqError that begins with `where` if it is no number."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise MetaseqError(f"{where}: head {text[:20]!r} is not a whole number")
+    return int(text)
 
 
 def checked_tree(sentence: Sentence) -> Sentence:

@@ -8,16 +8,12 @@ from typing import Any
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import abbreviated, nearest
 from metaseq_lm.data.labelled.files import Record, json_objects
-from metaseq_lm.data.words.columns import Sentence, SentenceReader, checked_tree
+from metaseq_lm.data.words.columns import Sentence, SentenceReader, checked_tree, head_number
 
 WORD_FIELDS = ("tokens", "words", "form")
 HEADS, RELATIONS = "head", "deprel"
-NO_HEAD = (
-    None,
-    "None",
-    "_",
-    "",
-)  # of a token that is several words, such as "don't", and of empty nodes
+# Of a token that is several words, such as "don't", and of empty nodes.
+NO_HEAD = (None, "None", "_", "")
 
 
 @dataclass
@@ -59,7 +55,7 @@ class TokenListReader(SentenceReader):
             labels = [self._tag(record, label) for label in labels] if self.has_tags else words
             sentence = Sentence(self.file.path, [number] * len(words), words, labels)
             if words and self.trees:
-                numbers = [self._head(record, head) for head in heads or ()]
+                numbers = [head_number(str(head), record.where) for head in heads or ()]
                 sentence = checked_tree(replace(sentence, heads=numbers))
             if words:
                 yield sentence
@@ -69,12 +65,6 @@ class TokenListReader(SentenceReader):
             return list(record.get(HEADS, list))
         heads = record.fields.get(HEADS)
         return heads if isinstance(heads, list) and any(h not in NO_HEAD for h in heads) else None
-
-    def _head(self, record: Record, head: Any) -> int:
-        text = str(head)
-        if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise MetaseqError(f"{record.where}: head {text[:20]!r} is not a whole number")
-        return int(text)
 
     def _word(self, record: Record, word: Any) -> str:
         if not isinstance(word, str) or not word or any(sign in word for sign in " \t\r\n\f\v"):

@@ -56,6 +56,18 @@ def test_the_table_of_an_archive_is_that_of_its_folders(runs, tmp_path, capsys):
     ]
 
 
+def test_changes_of_an_archive_are_said(runs, tmp_path, capsys):
+    """In its rows and in its first line, also if the checksum of the rows is taken away."""
+    file = tmp_path / "measured.jsonl"
+    table(capsys, runs, "--archive", file)
+    first, *rows = file.read_text().splitlines()
+    without = {k: v for k, v in json.loads(first).items() if k != "rows"}
+    for changed in ([first, *rows[1:], rows[0]], [json.dumps(without), *rows]):
+        file.write_text("".join(f"{line}\n" for line in changed))
+        assert main(["report", str(file)]) == 0
+        assert f"{file}:1: warning: the archive from here was changed" in capsys.readouterr().err
+
+
 def test_an_archive_says_nothing_of_the_machine(runs, tmp_path, monkeypatch):
     """Wherever it is written: neither folders nor those of what runs started from."""
     for place in (tmp_path, tmp_path / "elsewhere"):

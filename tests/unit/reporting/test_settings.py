@@ -6,7 +6,7 @@ from synthetic import make_run
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.reporting.folders import find_runs
-from metaseq_lm.reporting.settings import as_numbers, group, hidden_keys, where
+from metaseq_lm.reporting.settings import axis_numbers, group, hidden_keys, where
 
 ELMO = {"task.elmo": "language_model"}
 TEACHERS = {"task.teachers": "teachers"}
@@ -147,9 +147,9 @@ def test_scores_and_duplicate_seeds(tmp_path):
 
 
 def test_numbers_behind_a_common_prefix():
-    assert as_numbers(["which_moon_10", "which_moon_200"]) == ([10.0, 200.0], "which_moon_")
-    assert as_numbers([1, 2.5]) == ([1.0, 2.5], "")
-    assert as_numbers(["moon_10", "sun_20"]) is None
-    assert as_numbers(["moon_10", "moon_all"]) is None
-    assert as_numbers([1, None]) is None
-    assert as_numbers([True, False]) is None
+    assert axis_numbers(["which_moon_10", "which_moon_200"]) == ([10.0, 200.0], "which_moon_")
+    assert axis_numbers([1, 2.5]) == ([1.0, 2.5], "")
+    assert axis_numbers(["moon_10", "sun_20"]) is None
+    assert axis_numbers(["moon_10", "moon_all"]) is None
+    assert axis_numbers([1, None]) is None
+    assert axis_numbers([True, False]) is None
