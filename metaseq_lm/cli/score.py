@@ -49,12 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sentences longer than the run's rows: fail, skip (a pair with its other sentence), "
         "or cut to the first tokens (default: %(default)s)",
     )
-    add_bad_utf8_argument(parser)
-
-
-def add_bad_utf8_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare what becomes of lines with invalid UTF-8."""
-    parser.add_argument(
+    add(
         "--on-bad-utf8",
         choices=("replace", "skip", "fail"),
         default="replace",

@@ -367,10 +367,12 @@ def show_estimate(
     from metaseq_lm.core.errors import MetaseqError
     from metaseq_lm.training.price import price_of_run
 
-    settings = {str(run.values): run for run in reversed(runs)}
+    settings: dict[str, Any] = {}  # the first run of each
+    for run in runs:
+        settings.setdefault(str(run.values), run)
     seeds = len(runs) / len(settings)
     flops, seconds = 0.0, 0.0
-    for run, stage, config in composed(list(settings.values())[::-1], definition):
+    for run, stage, config in composed(list(settings.values()), definition):
         name = ", ".join(
             [run.name.rpartition("-seed=")[0] or run.name, *filter(None, [stage.name])]
         )

@@ -126,7 +126,6 @@ class TextFile:
         if self.on_bad_utf8 not in BAD_UTF8:
             choices = ", ".join(BAD_UTF8)
             raise UsageError(f"--on-bad-utf8 {self.on_bad_utf8}: choose one of {choices}")
-
         try:
             "".encode(self.encoding)
         except (LookupError, ValueError) as error:
