@@ -169,10 +169,15 @@ def test_scores_of_runs_become_an_archive(
     """scores.py: what `score` and `rerank` print of each run, as metrics that `report` reads."""
     pairs = [
         {"sentence_good": good, "sentence_bad": bad}
-        for good, bad in (("w0 w1", "w8 w7"), ("w1", "w8"), ("w0", " ".join(WORDS + WORDS)))
+        for good, bad in (
+            ("w0 w1", "w8 w7"),
+            ("w1", "w8"),
+            ("w0", " ".join(WORDS + WORDS)),  # too long for a row
+            ("w2", "w7"),
+        )
     ]
     rows = [json.dumps(pair) + "\n" for pair in pairs]
-    for name, lines in (("one", rows), ("two", rows[1:])):
+    for name, lines in (("one", rows), ("two", rows[2:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
     hypotheses = {f"hyp_{n}": {"score": -n, "text": t} for n, t in enumerate(SENTENCES, 1)}
     (tmp_path / "lists.json").write_text(json.dumps({"u": {"ref": "w3", **hypotheses}}))
@@ -192,8 +197,9 @@ def test_scores_of_runs_become_an_archive(
         assert printed["overall"]["accuracy"] == run.metrics["pairs.accuracy"]
         assert printed["files"][files[1]]["accuracy"] == run.metrics["pairs.two.accuracy"]
         assert main(["rerank", place, *lists, "--append-period", "engine.device=cpu"]) == 0
-        test = json.loads(capsys.readouterr().out)["test"]
-        assert test["wer"] == run.metrics["lists.wer"]
+        printed = json.loads(capsys.readouterr().out)
+        assert printed["lambda"] == run.metrics["lists.lambda"]
+        assert printed["test"]["wer"] == run.metrics["lists.wer"]
         assert 1 <= run.metrics["pairs.passes"] < 3
     assert main(["report", f"{tmp_path}/out.jsonl", "--metric", "pairs.accuracy"]) == 0
     assert "two_tower_cloze" in capsys.readouterr().out
