@@ -38,6 +38,8 @@ REFUSED = {
     ),
 }
 COMPILED = [case for case in battery.FIRST if case[0] not in REFUSED]
+# Of these the derivatives are traced too, which takes five times as long.
+DERIVATIVES_TRACED = ("masked_lm", "electra_rtd", "tartan_mt")
 
 
 @pytest.fixture
@@ -80,9 +82,9 @@ def test_no_graph_break(
     fresh: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Traced, and its derivative too, without code for the processor: the weights agree to 1e-12."""
-    backend = functools.partial(torch.compile, backend="aot_eager")
-    monkeypatch.setattr(torch, "compile", backend)
+    """Traced, without code for the processor: the weights agree to 1e-12."""
+    backend = "aot_eager" if case[0] in DERIVATIVES_TRACED else "eager"
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     config = battery.configure(moons, tmp_path, case, *battery.dropped("engine.compile=true"))
     assert battery.difference(whole(case), battery.train_uncounted(config)) <= 1e-12
     assert not counters["graph_break"]
