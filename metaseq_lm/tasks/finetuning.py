@@ -296,8 +296,8 @@ class OneSetConfig:
     epochs: float = option(0.0, "training epochs, which set max_update (0 = unused)", at_least=0)
 
 
-class LabelledSetTask(TextTask):
-    """A task on one labelled set; `labelled` returns the rows of a split with their `data`."""
+class OneSetTask(TextTask):
+    """A task on one set of DATA; `labelled` returns the rows of a split with their `data`."""
 
     labelled: Callable[[str], Any]
 
@@ -314,6 +314,14 @@ class LabelledSetTask(TextTask):
             return config
         examples = cls.n_examples(config)
         return with_epochs(config, examples, options.batch_size, options.epochs, between)
+
+    def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """Take the encoder of any model that calls it so."""
+        return encoder_weights(weights, self.run_config)
+
+
+class LabelledSetTask(OneSetTask):
+    """A task on one labelled set, whose rows have scores of classes, candidates or real values."""
 
     def submissions(self, split: str, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         """Return the file that the benchmark's leaderboard wants for a test or diagnostic split."""

@@ -33,7 +33,6 @@ from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
     LabelledSetTask,
     OneSetConfig,
-    encoder_weights,
     label_range,
     labelled_folder,
     labelled_scores,
@@ -120,7 +119,7 @@ class SentencePredictionTask(LabelledSetTask):
 
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the encoder of any model that calls it so, and with task.keep_head the head."""
-        chosen = encoder_weights(weights, self.run_config)
+        chosen = super().pretrained(weights)
         if self.config.keep_head:
             chosen |= {name: weight for name, weight in weights.items() if name.startswith(HEAD)}
         return chosen

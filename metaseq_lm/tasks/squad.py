@@ -43,7 +43,6 @@ from metaseq_lm.tasks.finetuning import (
     LabelledSetTask,
     OneSetConfig,
     encoder_sizes,
-    encoder_weights,
     judged,
     labelled_folder,
 )
@@ -106,10 +105,6 @@ class SquadTask(LabelledSetTask):
         sizes, vocabulary = encoder_sizes(self.run_config), self.vocabulary
         flags = (self.config.joint, self.config.answerability)
         return SpanModel(sizes, len(vocabulary), vocabulary.pad, *flags)
-
-    def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder of any model that calls it so."""
-        return encoder_weights(weights, self.run_config)
 
     # ---------------------------------------------------------------- scores
 

@@ -7,7 +7,7 @@ positions, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,11 +27,11 @@ from metaseq_lm.engine.engine import Engine
 from metaseq_lm.evaluation.chunks import conlleval_spans
 from metaseq_lm.models.transformer.classifiers import TokenClassifier
 from metaseq_lm.models.transformer.encoder import TokenHead
-from metaseq_lm.tasks import Passes, Scored, TextTask, with_epochs
+from metaseq_lm.tasks import Passes, Scored
 from metaseq_lm.tasks.finetuning import (
     OneSetConfig,
+    OneSetTask,
     encoder_sizes,
-    encoder_weights,
     judged,
     labelled_folder,
 )
@@ -56,26 +56,21 @@ class TokenClassificationConfig(OneSetConfig):
 
 
 @register_task("token_classification", dataclass=TokenClassificationConfig)
-class TokenClassificationTask(TextTask):
+class TokenClassificationTask(OneSetTask):
     """A pre-trained encoder and a tagged set; scores are F1 of spans, or accuracy."""
 
     criterion: TokenClassification
     criterions = (TokenClassification,)
     fresh = ("heads.",)
+    labelled: Callable[[str], TaggedRows]
 
     def __init__(self, config: TokenClassificationConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
         self.labelled = lru_cache(maxsize=None)(lambda split: tagged_rows(run_config, split))
 
     @classmethod
-    def prepare(cls, config: DictConfig) -> DictConfig:
-        options = config.task
-        if not (options.epochs or options.validate_epochs):
-            return config
-        examples = len(tagged_rows(config, "train"))
-        return with_epochs(
-            config, examples, options.batch_size, options.epochs, options.validate_epochs
-        )
+    def n_examples(cls, config: DictConfig) -> int:
+        return len(tagged_rows(config, "train"))
 
     def some_split(self) -> TaggedRows:
         """Return a split of the set: one without a training split is good for evaluation."""
@@ -97,10 +92,6 @@ class TokenClassificationTask(TextTask):
         sizes, vocabulary = encoder_sizes(self.run_config), self.vocabulary
         head = TokenHead(sizes.width, len(self.some_split().classes), self.config.head_dropout)
         return TokenClassifier(sizes, len(vocabulary), vocabulary.pad, head)
-
-    def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """Take the encoder of any model that calls it so."""
-        return encoder_weights(weights, self.run_config)
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:
         """Return the scores of the set, the main one as "score" too, and the loss; `prediction_rows`."""
