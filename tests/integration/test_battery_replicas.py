@@ -23,7 +23,15 @@ def replicas(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> Replicas:
 
 def trained_on(processes: int, data: Path, out: Path) -> list[dict]:
     """Train the cases of this number of processes; return the weights of each replica."""
-    real_runs.on_replicas(processes, battery.replicated, str(data), str(out), seconds=900)
+    more = battery.dropped("engine.micro_batch_size=2")
+    runs = [
+        (case, parallel, [*more, f"engine.parallel={parallel}"])
+        for case, parallel in battery.REPLICATED[processes]
+    ]
+    nodes = processes // 2
+    real_runs.on_replicas(
+        processes, battery.replicated, str(data), str(out), nodes, runs, seconds=900
+    )
     return [torch.load(out / f"weights.{r}.pt", weights_only=True) for r in range(processes)]
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import composing
@@ -20,6 +20,7 @@ from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.training.run import TrainingRun
 
 Case = tuple[str, int]
+Run = tuple[Case, str, list[str]]  # case, label, overrides
 # Gives the weights of a case that was trained on whole batches.
 Whole = Callable[[Case], dict[str, Tensor]]
 ROOT = Path(__file__).resolve().parents[2]
@@ -342,18 +343,18 @@ def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max((a[n] - b[n]).abs().max().item() for n in a)
 
 
-def replicated(data: str, out: str) -> None:
-    """Train what REPLICATED says, as one of several replicas.
+def replicated(data: str, out: str, nodes: int, runs: Sequence[Run]) -> None:
+    """Train some runs as one of several replicas, which pose as so many nodes.
 
-    Replica r saves OUT/weights.r.pt, keyed by (case, engine.parallel).
+    Replica r saves OUT/weights.r.pt, keyed by (case, label).
     """
-    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    os.environ["LOCAL_WORLD_SIZE"] = str(int(os.environ["WORLD_SIZE"]) // nodes)
     plugins.load_all(str(ROOT / "user_dir"))
     weights = {}
     with composing.remembered():
-        for case, parallel in REPLICATED[int(os.environ["WORLD_SIZE"])]:
-            save = Path(out) / f"{case[0]}-{case[1]}-{parallel}"
-            more = dropped("engine.micro_batch_size=2", f"engine.parallel={parallel}")
-            weights[case, parallel] = train_uncounted(configure(Path(data), save, case, *more))
+        for (name, number), folder, more in runs:
+            save = Path(out) / f"{name}-{number}-{folder}"
+            config = configure(Path(data), save, (name, number), *more)
+            weights[(name, number), folder] = train_uncounted(config)
     torch.save(weights, Path(out) / f"weights.{process_group.rank()}.pt")
     process_group.finish()
