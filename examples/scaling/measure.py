@@ -17,20 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import OmegaConf
-from torch import Tensor
 
 from metaseq_lm.core import plugins
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
 from metaseq_lm.distributed import placement, process_group, vectors
+from metaseq_lm.distributed.process_group import Pending
 from metaseq_lm.training.parts import Parts, build_parts, peak_memory
 from metaseq_lm.training.prefetch import Prefetcher
 
@@ -53,19 +53,21 @@ class Waiting:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        start = process_group.start_sum
+        wait = Pending.__call__
 
-        def timed(flat: Tensor) -> Callable[[], None]:
-            wait = start(flat)
+        def timed(pending: Pending) -> None:
+            began = time.perf_counter()
+            wait(pending)
+            self.seconds += time.perf_counter() - began
 
-            def stop() -> None:
-                began = time.perf_counter()
-                wait()
-                self.seconds += time.perf_counter() - began
+        Pending.__call__ = timed
 
-            return stop
 
-        process_group.start_sum = timed
+class Forgetful(dict):
+    """Takes the place of the order of layers, and never knows which is next."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return default
 
 
 def link(sizes: list[int]) -> list[dict[str, float]]:
@@ -104,7 +106,7 @@ def sizes_of(run: Parts) -> dict[str, Any]:
 
 
 def updates(
-    data: Path, rows: int, precision: str, count: int, further: Sequence[str]
+    data: Path, rows: int, precision: str, count: int, in_turn: bool, further: Sequence[str]
 ) -> dict[str, Any]:
     """Make `count` updates after two to warm up; return medians over them."""
     world = int(os.environ["WORLD_SIZE"])
@@ -114,6 +116,8 @@ def updates(
     options += [f"engine.precision={precision}", "engine.threads=1", "engine.tensorboard=false"]
     base = peak_memory(torch.device("cpu"))
     run = build_parts(load_config(options))
+    if in_turn:
+        run.engine.placement.order = Forgetful()
     waiting = Waiting()
     prefetcher = Prefetcher(run.task.needs, run.task.build_streams("train"), {}, run.shard)
     run.model.train()
@@ -153,7 +157,8 @@ def replica(options: argparse.Namespace) -> None:
         if not buckets:
             placement.BUCKET_BYTES = 1 << 60
         for precision in options.precisions:
-            figure = updates(data, options.rows, precision, options.updates, options.override)
+            given = (precision, options.updates, options.in_turn, options.override)
+            figure = updates(data, options.rows, *given)
             lines.append({"kind": "update", "overlap": buckets, **figure})
         if process_group.world_size() == 1 or options.no_link:
             break
@@ -191,6 +196,7 @@ def main() -> None:
         help="of the configuration, such as model=bert_base",
     )
     parser.add_argument("--no-link", action="store_true", help="do not measure the link")
+    parser.add_argument("--in-turn", action="store_true", help="gather layers when they are called")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--replica", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--data", help=argparse.SUPPRESS)
@@ -209,6 +215,7 @@ def main() -> None:
             for turn, parallel in enumerate(options.parallel if count > 1 else ["replicate"]):
                 more = [f"--override=engine.parallel={parallel}"]
                 more += ["--no-link"] * (options.no_link or turn > 0)
+                more += ["--in-turn"] * options.in_turn
                 for line in group(count, [*given, *more]):
                     print(json.dumps({"parallel": parallel, **line}), flush=True)
                     lines.append({"parallel": parallel, **line})
