@@ -190,7 +190,7 @@ class WordBatch(Batch):
     heads: Tensor | None = None
     set_name: str = ""
     learners: tuple[str, ...] = ()
-    weight: float = 1.0
+    weight: float | Tensor = 1.0
     layers: list[Tensor] | None = None
 
 

@@ -165,6 +165,17 @@ def check_compilable(
         )
 
 
+def set_up_compiler() -> None:
+    """Let torch.compile take numbers of Python, such as rates of dropout, as constants.
+
+    It would trace them as symbols, find that it cannot, and then trace and compile all again. What
+    changes between updates is a tensor.
+    """
+    import torch._dynamo  # takes 2 s
+
+    torch._dynamo.config.specialize_float = True
+
+
 def build_task(config: DictConfig) -> Task:
     """Build the configured task; the data folder must exist."""
     check_data_folder(config)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
+import torch
 from omegaconf import DictConfig
 from torch import nn
 
@@ -18,7 +19,7 @@ from metaseq_lm.core.registry import register_task
 from metaseq_lm.data.streams import Order, Stream
 from metaseq_lm.data.words.buckets import CHUNK, LONGEST, Bucketed
 from metaseq_lm.data.words.sets import WordSet
-from metaseq_lm.engine.engine import Engine
+from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.methods.cvt.criterion import Unlabelled, VirtualAdversarial
 from metaseq_lm.methods.cvt.model import auxiliaries, check_teacher, labelled_first
 from metaseq_lm.models.words.prediction_modules import ViewsEncoder
@@ -147,14 +148,17 @@ class CVTTask(WordTask):
         """Do one step; the loss is logged as "loss_labelled" or "loss_unlabelled" too."""
         kind = "labelled" if set(batches) <= set(self.names) else UNLABELLED
         if kind == UNLABELLED:
-            batches = self.weighed(engine.optimizers["main"].updates, batches)
+            batches = self.weighed(engine, engine.optimizers["main"].updates, batches)
         logs = super().update(engine, model, batches)
         return logs | {f"loss_{kind}": logs["loss"]}
 
-    def weighed(self, updates: int, batches: Batches) -> Batches:
+    def weighed(self, engine: Engine, updates: int, batches: Batches) -> Batches:
         """Return unlabelled batches with the weight that their loss has after so many updates."""
         assert isinstance(self.criterion, Unlabelled)
-        weight = self.criterion.config.weight_after(updates - self.config.labelled_first)
+        number = self.criterion.config.weight_after(updates - self.config.labelled_first)
+        # A tensor: torch.compile would compile anew for each number.
+        dtype = PRECISIONS[engine.precision]
+        weight = torch.full((), number, dtype=dtype, device=engine.device)
         return {
             name: [[part.replace(weight=weight) for part in batch] for batch in stream]
             for name, stream in batches.items()

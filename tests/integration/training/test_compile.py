@@ -7,10 +7,12 @@ from pathlib import Path
 import battery
 import numpy as np
 import pytest
+import small_data
 import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
 
+from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.models.layers import Noise, TracedNoise
 from metaseq_lm.training.run import TrainingRun
@@ -39,7 +41,32 @@ REFUSED = {
 }
 COMPILED = [case for case in battery.FIRST if case[0] not in REFUSED]
 # Of these the derivatives are traced too, which takes five times as long.
-DERIVATIVES_TRACED = ("masked_lm", "electra_rtd", "tartan_mt")
+DERIVATIVES_TRACED = [("masked_lm", 0), ("electra_rtd", 0), ("tartan_mt", 0)]
+# Further tasks and models of these criterions: first-order MAML, TARTAN, images, other noise.
+FURTHER = [
+    ("masked_lm", 1),
+    ("masked_lm", 3),
+    ("masked_lm", 4),
+    ("bert_pretraining", 1),
+    ("tartan_mt", 3),
+    ("tartan_meta", 5),
+    ("electra_rtd", 1),
+    ("electric_nce", 1),
+]
+# Of words, with attention instead of LSTMs. The weight of unlabelled sentences rises.
+VIEWS = [
+    "task=cvt",
+    "task.labelled=[chunk]",
+    "task.hidden_dim=6",
+    "task.batch_size=8",
+    "model=transformer_views",
+    "model.word_embed_dim=6",
+    "model.char_embed_dim=3",
+    "model.char_filters=2",
+    "model.directed_layers=1",
+    "model.encoder_layers=1",
+]
+WARMUP = "criterion.unlabelled_warmup=9"
 
 
 @pytest.fixture
@@ -71,8 +98,11 @@ def test_compiled_losses_are_those_of_eager(moons: Path, tmp_path: Path, fresh: 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=[pytest.mark.slow] * (c[0] != "masked_lm")) for c in COMPILED],
-    ids=lambda c: c[0],
+    [
+        pytest.param(c, marks=[pytest.mark.slow] * (c != ("masked_lm", 0)))
+        for c in [*COMPILED, *FURTHER]
+    ],
+    ids=lambda c: f"{c[0]}-{c[1]}",
 )
 def test_no_graph_break(
     case: battery.Case,
@@ -83,12 +113,44 @@ def test_no_graph_break(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Traced, without code for the processor: the weights agree to 1e-12."""
-    backend = "aot_eager" if case[0] in DERIVATIVES_TRACED else "eager"
+    backend = "aot_eager" if case in DERIVATIVES_TRACED else "eager"
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     config = battery.configure(moons, tmp_path, case, *battery.dropped("engine.compile=true"))
     assert battery.difference(whole(case), battery.train_uncounted(config)) <= 1e-12
     assert not counters["graph_break"]
     assert 1 <= counters["stats"]["unique_graphs"] <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, more",
+    [
+        ("tagging", []),
+        ("parsing", ["task.labelled=[dep]", "task.parser_dim=4"]),
+        ("cvt_aux", [WARMUP]),
+        ("word_dropout", [WARMUP]),
+    ],
+)
+def test_no_graph_break_in_attention_views(
+    name: str,
+    more: list[str],
+    moons: Path,
+    tmp_path: Path,
+    fresh: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two graphs, of labelled and of unlabelled sentences, in however many updates."""
+    backend = functools.partial(torch.compile, backend="eager")
+    monkeypatch.setattr(torch, "compile", backend)
+    data = small_data.ensure(moons, "words")
+    options = [*battery.TINY, f"data={data}", f"criterion={name}", *VIEWS, *more]
+    weights = []
+    for compiled in ("false", "true"):
+        places = [f"save_dir={tmp_path / compiled}", f"engine.compile={compiled}"]
+        weights.append(battery.train_uncounted(load_config([*options, *battery.dropped(*places)])))
+    assert battery.difference(*weights) <= 1e-12
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == (1 if name in ("tagging", "parsing") else 2)
 
 
 @pytest.mark.parametrize("name", REFUSED)

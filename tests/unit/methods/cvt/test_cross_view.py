@@ -185,7 +185,8 @@ def test_labels_come_first_then_the_weight_of_text_rises(sentences: Path) -> Non
     assert [turn == "unlabelled" for turn in turns] == [False] * 3 + [True, False] * 2 + [True]
     plain, _ = gradients(run, batch_of(run))
     for updates, weight in ((3, 0.125), (5, 0.25), (7, 0.5), (99, 0.5)):
-        ((batches,),) = run.task.weighed(updates, {"unlabelled": [[batch_of(run)]]}).values()
+        unlabelled = {"unlabelled": [[batch_of(run)]]}
+        ((batches,),) = run.task.weighed(run.engine, updates, unlabelled).values()
         weighed, _ = gradients(run, batches[0])
         for name, gradient in plain.items():
             if gradient is not None:
