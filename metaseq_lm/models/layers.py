@@ -88,9 +88,15 @@ class GELULinear(torch.autograd.Function):
         return of_x, of_weight, of_bias
 
 
+# Numbers of x from which on gelu(x) is computed again: of less, storing it is faster than a function in
+# Python, and memory does not matter.
+GELU_AGAIN = 1 << 18
+
+
 def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return gelu(x) W^T + b for weights (out, in) or (C, out, in)."""
-    if weight.dim() == 3 or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    stores = x.numel() < GELU_AGAIN or weight.dim() == 3 or torch.compiler.is_compiling()
+    if stores or not torch.is_grad_enabled():
         return linear(F.gelu(x), weight, bias)
     output: Tensor = GELULinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return output

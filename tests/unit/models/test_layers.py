@@ -284,8 +284,11 @@ def test_dropout_stores_a_byte_a_number() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_gelu_linear_stores_its_input_alone(dtype: torch.dtype) -> None:
+def test_gelu_linear_stores_its_input_alone(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Output and gradients are bitwise those of GELU and a linear layer; gelu(x) is not stored."""
+    monkeypatch.setattr(layers, "GELU_AGAIN", 0)
     layer = Linear(32, 8).to(torch.float64 if dtype == torch.float64 else torch.float32)
     x = torch.randn(3, 5, 32).to(dtype).requires_grad_()
     inputs = [x, layer.weight, layer.bias]
@@ -305,7 +308,8 @@ def test_gelu_linear_stores_its_input_alone(dtype: torch.dtype) -> None:
     assert sizes[0] == 0 and sizes[1] >= x.numel() * x.element_size()
 
 
-def test_gelu_linear_has_second_derivatives() -> None:
+def test_gelu_linear_has_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "GELU_AGAIN", 0)
     layer = Linear(6, 4).double()
     x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
     inputs = [x, layer.weight, layer.bias]
