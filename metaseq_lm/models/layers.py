@@ -88,15 +88,19 @@ class GELULinear(torch.autograd.Function):
         return of_x, of_weight, of_bias
 
 
-# Numbers of x from which on gelu(x) is computed again: of less, storing it is faster than a function in
-# Python, and memory does not matter.
-GELU_AGAIN = 1 << 18
+# Numbers of activations from which on the backward pass stores less than torch's functions do. With fewer
+# of them more operations, and functions in Python, take longer, and memory does not matter.
+MANY = 1 << 18
+
+
+def saves_memory(x: Tensor) -> bool:
+    """Return whether operations on x store as little as possible; a compiler decides for itself."""
+    return not torch.compiler.is_compiling() and x.numel() >= MANY
 
 
 def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return gelu(x) W^T + b for weights (out, in) or (C, out, in)."""
-    stores = x.numel() < GELU_AGAIN or weight.dim() == 3 or torch.compiler.is_compiling()
-    if stores or not torch.is_grad_enabled():
+    if weight.dim() == 3 or not (saves_memory(x) and torch.is_grad_enabled()):
         return linear(F.gelu(x), weight, bias)
     output: Tensor = GELULinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return output
@@ -167,9 +171,10 @@ class Dropout(nn.Module):
         this = current_context()
         if this.noise is None:
             return F.dropout(x, self.p)
-        dropped, scale = this.noise.drop(x.shape, self.p, this.ahead)
-        # The graph stores a byte a number.
-        return x.masked_fill(dropped, 0.0).mul_(scale)
+        if not saves_memory(x):
+            return x * this.noise.keep(x.shape, self.p, x.dtype, this.ahead)
+        mask = this.noise.keep(x.shape, self.p, torch.bool, this.ahead)
+        return torch.where(mask, x, 0.0).mul_(scale_of(self.p))  # stores a byte a number
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
@@ -276,7 +281,7 @@ class Noise:
         self.position = 0  # in words
         self._block: tuple[int, int] = (0, 0)
         self._lanes: Tensor | None = None
-        self._masks: dict[int, Tensor] = {}
+        self._masks: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def tensor(self) -> Tensor:
         """Return the keys of the rows (rows,), as int64 on the device."""
@@ -321,8 +326,8 @@ class Noise:
         noise.position, noise._lanes = position, None
         return noise
 
-    def drop(self, shape: Sequence[int], p: float, ahead: int = 0) -> tuple[Tensor, float]:
-        """Return a mask that is true with probability `p`, and 1 / (1 - p).
+    def keep(self, shape: Sequence[int], p: float, dtype: torch.dtype, ahead: int = 0) -> Tensor:
+        """Return a dropout multiplier: 0 with probability `p`, else 1 / (1 - p), or if bool true.
 
         `p` is rounded to 1/65536. `ahead` is how many words the pass is expected to need; it
         changes speed only.
@@ -331,13 +336,14 @@ class Noise:
         if self._lanes is None or self.position + count > self._block[1]:
             self._refill(count, ahead)
         threshold = round(p * 65536)
-        mask = self._masks.get(threshold)
+        mask = self._masks.get((threshold, dtype))
         if mask is None:
             assert self._lanes is not None
-            mask = self._masks[threshold] = self._lanes < threshold - 32768
+            mask = scaled(self._lanes >= threshold - 32768, p, dtype)
+            self._masks[threshold, dtype] = mask
         at = (self.position - self._block[0]) * 4
         self.position += count
-        return mask[:, at : at + numbers].reshape(shape), 65536 / (65536 - threshold)
+        return mask[:, at : at + numbers].reshape(shape)
 
     def uniform(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Return numbers in [0, 1), spread over the rows like `keep`."""
@@ -351,6 +357,16 @@ class Noise:
         self.position += count
         self._lanes = None
         return _below_1(drawn[:, :numbers].reshape(shape), dtype)
+
+
+def scale_of(p: float) -> float:
+    """Return 1 / (1 - p), p rounded to 1/65536."""
+    return 65536 / (65536 - round(p * 65536))
+
+
+def scaled(mask: Tensor, p: float, dtype: torch.dtype) -> Tensor:
+    """Return the multiplier of a dtype that stands for what a mask keeps."""
+    return mask if dtype == torch.bool else mask.to(dtype) * scale_of(p)
 
 
 def _torch_uniforms(keys: Tensor, at: Tensor, golden: int | Tensor = COUNTER_STEP) -> Tensor:
@@ -379,11 +395,10 @@ class TracedNoise(Noise):
         start, self.position = self.position, self.position - (-numbers // per_word)
         return start * per_word + torch.arange(numbers, device=self.row_keys.device)
 
-    def drop(self, shape: Sequence[int], p: float, ahead: int = 0) -> tuple[Tensor, float]:
+    def keep(self, shape: Sequence[int], p: float, dtype: torch.dtype, ahead: int = 0) -> Tensor:
         at = self._advance(shape, per_word=4)
         lanes = (_torch_words(self.row_keys, at // 4, self.golden) >> at % 4 * 16) & 0xFFFF
-        threshold = round(p * 65536)
-        return (lanes < threshold).reshape(shape), 65536 / (65536 - threshold)
+        return scaled(lanes >= round(p * 65536), p, dtype).reshape(shape)
 
     def uniform(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         at = self._advance(shape, per_word=1)

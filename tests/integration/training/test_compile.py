@@ -189,8 +189,7 @@ def test_traced_noise_is_the_same_noise() -> None:
     noise = Noise(7, np.arange(3))
     traced = TracedNoise(noise.traced_keys())
     for shape, p in (((3, 5), 0.1), ((3, 2, 9), 0.5), ((3, 4), 0.1)):
-        dropped, scale = noise.drop(shape, p, ahead=64)
-        traced_mask, traced_scale = traced.drop(shape, p)
-        assert torch.equal(dropped, traced_mask) and scale == traced_scale
+        mask = noise.keep(shape, p, torch.float32, ahead=64)
+        assert torch.equal(mask, traced.keep(shape, p, torch.float32))
         assert torch.equal(noise.uniform(shape), traced.uniform(shape))
     assert noise.position == traced.position

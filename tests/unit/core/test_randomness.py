@@ -61,22 +61,30 @@ def test_devices_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "arange", lambda *ends, device: arange(*ends))
     here, there = Noise(3, np.arange(5)), Noise(3, np.arange(5), ELSEWHERE)
     for shape in ((5, 7), (5, 3, 11), (10, 2)):
-        assert torch.equal(here.drop(shape, 0.3)[0], there.drop(shape, 0.3)[0])
+        for dtype in (torch.float32, torch.bool):
+            assert torch.equal(here.keep(shape, 0.3, dtype), there.keep(shape, 0.3, dtype))
         assert torch.equal(here.uniform(shape, torch.float64), there.uniform(shape, torch.float64))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
-def test_rate_and_scale_of_drop(p: float) -> None:
-    dropped, scale = Noise(1, np.arange(50)).drop((50, 10_000), p)
-    assert dropped.dtype == torch.bool
-    assert stats.binomtest(int(dropped.sum()), dropped.numel(), p).pvalue > 1e-3
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rate_and_scale_of_keep(p: float, dtype: torch.dtype) -> None:
+    multiplier = Noise(1, np.arange(50)).keep((50, 10_000), p, dtype)
+    assert multiplier.dtype == dtype
+    low, high = multiplier.unique().tolist()
+    assert low == 0 and high == pytest.approx(1 / (1 - p), rel=1e-4)
+    dropped = int((multiplier == 0).sum())
+    assert stats.binomtest(dropped, multiplier.numel(), p).pvalue > 1e-3
     # Unbiased: the scale belongs to the rate that p is rounded to.
-    assert scale == pytest.approx(1 / (1 - round(p * 65536) / 65536), rel=1e-12)
+    rate = round(p * 65536) / 65536
+    assert high == pytest.approx(1 / (1 - rate), rel=1e-6)
+    mask = Noise(1, np.arange(50)).keep((50, 10_000), p, torch.bool)
+    assert torch.equal(mask, multiplier != 0)
 
 
 def test_every_position_of_a_word_has_the_same_rate() -> None:
     """Four 16-bit lanes come from a word; none is favoured."""
-    dropped, _ = Noise(2, np.arange(20)).drop((20, 40_000), 0.2)
+    dropped = ~Noise(2, np.arange(20)).keep((20, 40_000), 0.2, torch.bool)
     counts = dropped.view(20, -1, 4).sum((0, 1)).numpy()
     assert stats.chisquare(counts).pvalue > 1e-3
 
@@ -89,7 +97,7 @@ def sequence(rows: np.ndarray, ahead: int = 0) -> list[torch.Tensor]:
     noise, found = Noise(random_streams.key(1, "noise", 0, 0), rows), []
     for number, shape in enumerate(SHAPES):
         whole = (shape[0] // 4 * len(rows), *shape[1:])
-        drawn, _ = noise.drop(whole, 0.2 + 0.1 * (number % 2), ahead)
+        drawn = noise.keep(whole, 0.2 + 0.1 * (number % 2), torch.float64, ahead)
         found.append(drawn.reshape(len(rows), -1))
         if number == 2:
             found.append(noise.uniform((len(rows), 3), torch.float64))
@@ -117,13 +125,13 @@ def test_a_row_does_not_depend_on_its_batch(ahead: int) -> None:
 
 def test_rows_of_two_axes() -> None:
     rows = np.arange(6).reshape(2, 3)
-    one, _ = Noise(1, rows).drop((2, 3, 8), 0.5)
-    assert torch.equal(one.view(6, 8), Noise(1, rows.ravel()).drop((6, 8), 0.5)[0])
+    one = Noise(1, rows).keep((2, 3, 8), 0.5, torch.bool)
+    assert torch.equal(one.view(6, 8), Noise(1, rows.ravel()).keep((6, 8), 0.5, torch.bool))
 
 
 def test_a_shape_that_does_not_fit_the_rows() -> None:
     with pytest.raises(ValueError, match=r"\(5, 3\) cannot be spread over the 2 rows"):
-        Noise(1, np.arange(2)).drop((5, 3), 0.5)
+        Noise(1, np.arange(2)).keep((5, 3), 0.5, torch.float32)
 
 
 def test_uniform_is_uniform() -> None:
@@ -176,8 +184,8 @@ def test_neighbours_are_not_correlated() -> None:
 
 def test_masks_of_neighbours_are_independent() -> None:
     rows = np.arange(400)
-    retained = ~Noise(random_streams.key(1, "noise", 0, 1), rows).drop((400, 64), 0.5)[0]
-    later = ~Noise(random_streams.key(1, "noise", 1, 1), rows).drop((400, 64), 0.5)[0]
+    retained = Noise(random_streams.key(1, "noise", 0, 1), rows).keep((400, 64), 0.5, torch.bool)
+    later = Noise(random_streams.key(1, "noise", 1, 1), rows).keep((400, 64), 0.5, torch.bool)
     for one, other in (
         (retained[1:], retained[:-1]),
         (retained[:, 1:], retained[:, :-1]),
@@ -189,11 +197,11 @@ def test_masks_of_neighbours_are_independent() -> None:
 
 def test_successive_draws_differ() -> None:
     noise = Noise(1, np.arange(3))
-    drawn = [noise.drop((3, 50), 0.5)[0] for _ in range(5)]
+    drawn = [noise.keep((3, 50), 0.5, torch.float32) for _ in range(5)]
     for number, one in enumerate(drawn):
         assert not any(torch.equal(one, other) for other in drawn[:number])
     uniform = [noise.uniform((3, 50), torch.float64) for _ in range(3)]
-    later = noise.drop((3, 50), 0.5)[0]
+    later = noise.keep((3, 50), 0.5, torch.float32)
     assert not any(torch.equal(later, one) for one in drawn)
     for number, first in enumerate(uniform):
         assert not any(np.isin(first, second).any() for second in uniform[:number])

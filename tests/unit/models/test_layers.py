@@ -276,11 +276,19 @@ def stored(function: Callable[[], Tensor], inputs: list[Tensor]) -> tuple[Tensor
     return output, sum(size for start, size in sizes.items() if start not in at)
 
 
-def test_dropout_stores_a_byte_a_number() -> None:
+def test_dropout_of_many_numbers_stores_a_byte_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output and gradient are those of few numbers, which store the multipliers."""
     x = torch.randn(4, 1000, requires_grad=True)
-    context = layers.ForwardContext(layers.Noise(9, torch.arange(4).numpy()))
-    with layers.use_context(context):
-        assert stored(lambda: Dropout(0.25)(x), [x])[1] == x.numel()
+    along, results = torch.randn(4, 1000), []
+    for many, size in ((0, 1), (1 << 18, 4)):
+        monkeypatch.setattr(layers, "MANY", many)
+        context = layers.ForwardContext(layers.Noise(9, torch.arange(4).numpy()))
+        with layers.use_context(context):
+            output, stored_bytes = stored(lambda: Dropout(0.25)(x), [x])
+        assert stored_bytes == size * x.numel()
+        results.append([output, *torch.autograd.grad((output * along).sum(), x)])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -288,7 +296,7 @@ def test_gelu_linear_stores_its_input_alone(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Output and gradients are bitwise those of GELU and a linear layer; gelu(x) is not stored."""
-    monkeypatch.setattr(layers, "GELU_AGAIN", 0)
+    monkeypatch.setattr(layers, "MANY", 0)
     layer = Linear(32, 8).to(torch.float64 if dtype == torch.float64 else torch.float32)
     x = torch.randn(3, 5, 32).to(dtype).requires_grad_()
     inputs = [x, layer.weight, layer.bias]
@@ -309,7 +317,7 @@ def test_gelu_linear_stores_its_input_alone(
 
 
 def test_gelu_linear_has_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "GELU_AGAIN", 0)
+    monkeypatch.setattr(layers, "MANY", 0)
     layer = Linear(6, 4).double()
     x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
     inputs = [x, layer.weight, layer.bias]
