@@ -233,12 +233,16 @@ class TokenFiles(TokenPipeline[TokenFile, tuple[np.ndarray, np.ndarray, np.ndarr
 def merge_shards(shards: Sequence[Path], request: Request) -> TokenFiles:
     """Return what writes the corpora of `shards` as one, in this order; `request` has no splits.
 
-    Raises UsageError for folders of other data or of several tokenizers, MetaseqError for damage.
+    Raises UsageError for a folder that is given twice, folders of other data or of several tokenizers,
+    MetaseqError for damage.
     """
     splits: dict[str, list[Path]] = {}
     lines: dict[str, Counts] = {}
-    hashes = set()
+    hashes, seen = set(), set()
     for shard in shards:
+        if shard.resolve() in seen:
+            raise UsageError(f"{shard}: given twice; its text would be in the corpus twice")
+        seen.add(shard.resolve())
         manifest = Manifest.load(shard)
         if manifest.kind != CORPUS:
             raise UsageError(f"{shard}: holds {manifest.kind} data; only corpora can be merged")

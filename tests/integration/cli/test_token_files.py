@@ -94,6 +94,9 @@ def test_shards_that_do_not_fit(
     folders = [str(tmp_path / "tokenizer"), str(shard)]
     assert main(["merge", *folders, "--destdir", str(merged)]) == 2
     assert "the same --tokenizer-from" in capsys.readouterr().err
+    twice = [str(shard), str(shard / ".." / shard.name)]
+    assert main(["merge", *twice, "--destdir", str(merged)]) == 2
+    assert "given twice" in capsys.readouterr().err
     tokens = bytearray((shard / "train.bin").read_bytes())
     tokens[0] ^= 1
     (shard / "train.bin").write_bytes(tokens)
