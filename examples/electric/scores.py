@@ -86,12 +86,12 @@ def main() -> None:
             print(f"left out: {run.name}, {run.why_unended()}")
             continue
         parts = open_run(str(run.path), overrides=["engine.device=cpu", "engine.threads=1"])
-        found = {"pairs": score_pairs(parts, pairs), "lists": score_lists(parts, sets)}
-        metrics = {**run.results["metrics"], **found}
+        scores = {"pairs": score_pairs(parts, pairs), "lists": score_lists(parts, sets)}
+        metrics = {**run.results["metrics"], **scores}
         scored.append(replace(run, results={**run.results, "metrics": metrics}))
         archive.write(args.out, scored)
         print(
-            f"{run.name}: {found['pairs']['accuracy']:.4f} of {found['pairs']['pairs']:,} pairs, lists {found['lists']['wer']:.4f}",
+            f"{run.name}: {scores['pairs']['accuracy']:.4f} of {scores['pairs']['pairs']:,} pairs, lists {scores['lists']['wer']:.4f}",
             flush=True,
         )
 

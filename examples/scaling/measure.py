@@ -157,8 +157,8 @@ def replica(options: argparse.Namespace) -> None:
         if not buckets:
             placement.BUCKET_BYTES = 1 << 60
         for precision in options.precisions:
-            given = (precision, options.updates, options.in_turn, options.override)
-            figure = updates(data, options.rows, *given)
+            settings = (precision, options.updates, options.in_turn, options.override)
+            figure = updates(data, options.rows, *settings)
             lines.append({"kind": "update", "overlap": buckets, **figure})
         if process_group.world_size() == 1 or options.no_link:
             break
@@ -208,15 +208,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = corpus(Path(folder), 4000)
         for count in options.processes:
-            given = ["--rows", str(options.rows), "--updates", str(options.updates)]
-            given += ["--precisions", *options.precisions, "--data", str(data)]
-            given += [f"--override={override}" for override in options.override]
+            arguments = ["--rows", str(options.rows), "--updates", str(options.updates)]
+            arguments += ["--precisions", *options.precisions, "--data", str(data)]
+            arguments += [f"--override={override}" for override in options.override]
             # A group for each placement: the peak of memory is that of a process's whole life.
             for turn, parallel in enumerate(options.parallel if count > 1 else ["replicate"]):
                 more = [f"--override=engine.parallel={parallel}"]
                 more += ["--no-link"] * (options.no_link or turn > 0)
                 more += ["--in-turn"] * options.in_turn
-                for line in group(count, [*given, *more]):
+                for line in group(count, [*arguments, *more]):
                     print(json.dumps({"parallel": parallel, **line}), flush=True)
                     lines.append({"parallel": parallel, **line})
     if options.out:

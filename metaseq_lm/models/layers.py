@@ -65,7 +65,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 class GELULinear(torch.autograd.Function):
     """gelu(x) W^T + b, which stores x and computes gelu(x) again in the backward pass.
 
-    gelu(x), which is four times as wide as the states, would be a fifth of what a layer stores.
+    gelu(x) is as wide as the feed-forward network, four times the states as a rule.
     """
 
     @staticmethod
@@ -327,7 +327,9 @@ class Noise:
         return noise
 
     def keep(self, shape: Sequence[int], p: float, dtype: torch.dtype, ahead: int = 0) -> Tensor:
-        """Return a dropout multiplier: 0 with probability `p`, else 1 / (1 - p), or if bool true.
+        """Return a dropout multiplier: 0 with probability `p`, else 1 / (1 - p).
+
+        With torch.bool it is a mask instead, false with probability `p`.
 
         `p` is rounded to 1/65536. `ahead` is how many words the pass is expected to need; it
         changes speed only.

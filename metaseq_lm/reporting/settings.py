@@ -320,7 +320,9 @@ def validated(setting: Setting, metric: Metric | None) -> float | None:
         name = metric.name if metric else metric_of(run)
         if run.why_unscored(name) is not None:
             return None
-        up = run.values.get("trainer.maximize_best_checkpoint_metric")
-        sign = 1 if (not metric.lower_is_better if metric else up) else -1
-        values.append(sign * run.metrics[name])
+        if metric:
+            lower_is_better = metric.lower_is_better
+        else:
+            lower_is_better = not run.values.get("trainer.maximize_best_checkpoint_metric")
+        values.append(-run.metrics[name] if lower_is_better else run.metrics[name])
     return float(np.mean(values))

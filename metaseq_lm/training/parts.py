@@ -119,6 +119,7 @@ def build_parts(config: DictConfig, dry_run: bool = False) -> Parts:
     placement = build_placement(model, config.engine.parallel, device, by_layer)
     if config.engine.compile:
         check_compilable(config, task, model, device, sharded=placement is not None)
+        set_up_compiler()
     optimizers = task.build_optimizers(model)
     engine = Engine(
         optimizers,

@@ -46,7 +46,7 @@ class PriceEstimate:
         first_updates: FLOPs of the measured update of each kind, in the task's order.
         scales: how many of them, by size and share of the updates, make the mean.
         logs: means of the logs of these updates.
-        divisor: part of each batch that was computed.
+        divisor: by how much the batches were divided; the first part of each was computed.
         parts: task, networks and engine of the dry run.
     """
 

@@ -224,8 +224,8 @@ def label_word(value: Any, where: str) -> str:
 class RowReader:
     """Iterates over the rows of a file; `counts` are the lines it passed over, by reason.
 
-    `remarks` say what is not as the name of the file promises. A file without the label column has rows without labels, if not `required`. `expand` turns a row
-    into those that count.
+    `remarks` say what is not as the name of the file promises. A file without the label column has
+    rows without labels, if not `required`. `expand` turns a row into those that count.
     """
 
     file: TextFile

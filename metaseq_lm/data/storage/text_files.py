@@ -79,10 +79,10 @@ PACKED = {
 TAR_SUFFIXES = (".tgz", ".txz", ".tbz", ".tbz2", ".tzst")
 OTHER_SPLIT = re.compile(r"(train|validation|valid|dev|test)(?![^\W_])")
 
-# The first bytes of what is no text in UTF-8, with the remedy.
 PICKLE = (
     "a Python pickle, which is not opened, because it can run code; write its text to a file first"
 )
+# The first bytes of what is no text in UTF-8, with the remedy.
 SIGNS = {
     b"version https://git-lfs.": "a pointer of Git LFS, not the file; get that with git lfs pull",
     b"PAR1": "a Parquet file; name the column of the text with --text-column NAME",

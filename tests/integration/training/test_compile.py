@@ -10,7 +10,11 @@ import pytest
 import small_data
 import torch
 import torch._dynamo
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import (
+    clear_compilation_metrics,
+    counters,
+    get_compilation_metrics,
+)
 
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
@@ -74,6 +78,7 @@ def fresh() -> None:
     """Nothing is compiled, or counted, yet."""
     torch._dynamo.reset()
     counters.clear()
+    clear_compilation_metrics()
 
 
 @pytest.mark.slow
@@ -118,6 +123,7 @@ def test_no_graph_break(
     config = battery.configure(moons, tmp_path, case, *battery.dropped("engine.compile=true"))
     assert battery.difference(whole(case), battery.train_uncounted(config)) <= 1e-12
     assert not counters["graph_break"]
+    assert not any(metrics.restart_reasons for metrics in get_compilation_metrics())
     assert 1 <= counters["stats"]["unique_graphs"] <= 4
 
 
