@@ -35,20 +35,14 @@ class Shard:
     micro_batch_size: int = 0
 
     def parts(self, count: int) -> list[np.ndarray]:
-        """Return the row numbers of each micro-batch of this replica, out of `count` rows."""
+        """Return the row numbers of each micro-batch of this replica, out of `count` rows.
+
+        There are none where rows are fewer than replicas and do not reach this one.
+        """
         first = count * self.rank // self.world
         last = count * (self.rank + 1) // self.world
         size = self.micro_batch_size or max(last - first, 1)
         return [np.arange(at, min(at + size, last)) for at in range(first, last, size)]
-
-    def check(self, name: str, rows: int) -> None:
-        """Raise UsageError if a training batch of `rows` rows leaves a replica without any."""
-        if rows < self.world:
-            raise UsageError(
-                f"the smallest batch of stream '{name}' has {rows} row(s), which cannot be spread over "
-                f"{self.world} processes; use 1 to {rows} processes, or a batch size (for the last batch "
-                f"of an epoch too) of at least {self.world}"
-            )
 
 
 class Lengths(Protocol):

@@ -1,14 +1,16 @@
 """The arithmetic of an update, exact under gradient accumulation and over replicas.
 
 The Engine is final: nothing subclasses it. A batch is a list of micro-batches, the part of the global
-batch that this replica holds. Each method divides a term by its size summed over all micro-batches and
-replicas, so that any way to cut the batch gives the same result, up to the order of summation.
+batch that this replica holds, which may be none. Each method divides a term by its size summed over all
+micro-batches and replicas, so that any way to cut the batch gives the same result, up to the order of
+summation.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -34,16 +36,21 @@ B = TypeVar("B", bound=Batch)
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
-@dataclass
+@dataclass(eq=False)
 class InnerGradient:
     """A gradient that can itself be differentiated; made by `Engine.inner`.
+
+    Without `replay` it belongs to the parameters as they were when it was made.
 
     Attributes:
         value: The gradient, in the order of `wrt`.
         logs: Means of the terms of the loss.
         loss_fn: The loss; with `batches`, `wrt` and `rng_key` it is enough to build the graph again.
-        graph: The gradient with its graph, where one micro-batch is all; freed by its first use.
+        totals: The sizes of the global batch.
+        graph: The gradient with its graph, where one micro-batch is all; freed by its first use, and
+            by the first change of a parameter.
         leaves: The whole parameters that the graph belongs to, by the id of their shards.
+        origin: What this process held of the optimizers' parameters, if they have changed since.
     """
 
     value: Vector
@@ -52,8 +59,25 @@ class InnerGradient:
     batches: list[Batch]
     wrt: Sequence[Tensor]
     rng_key: int | str
+    totals: dict[str, Any]
     graph: list[Tensor | None] | None = field(default=None, repr=False)
     leaves: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
+    origin: list[Tensor] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class GlobalCount:
+    """What all replicas' micro-batches of a global batch have together.
+
+    Attributes:
+        totals: Every size summed over them, a number or (C,) per copy.
+        are_equal: Whether all replicas have as many.
+        is_complete: Whether every replica has at least one.
+    """
+
+    totals: dict[str, Any]
+    are_equal: bool
+    is_complete: bool
 
 
 class Engine:
@@ -106,12 +130,17 @@ class Engine:
         self._calls = 0
         self._saved: dict[str, dict[str, Any] | None] = {}
         self._losses: Any = 0.0  # sum of all that must be finite in this update
+        # By update, as long as nobody knows whether it is finite: this replica's part of the losses.
+        self._local_losses: dict[int, Tensor] = {}
+        self._inner: weakref.WeakSet[InnerGradient] = weakref.WeakSet()  # without replay
         self._ahead = 0  # number of random words that the last forward pass used
 
     def begin(self, update: int) -> None:
         """Start an update; its random numbers depend only on the seed and the number of the update."""
         self._update, self._calls, self._losses = update, 0, 0.0
         self.nonfinite = []
+        if not self.defers:
+            self._local_losses.clear()
 
     @contextlib.contextmanager
     def outside_updates(self) -> Iterator[None]:
@@ -137,7 +166,7 @@ class Engine:
 
         Args:
             loss_fn: Returns the terms of a micro-batch.
-            batches: This replica's micro-batches of the global batch.
+            batches: This replica's micro-batches of the global batch; there may be none.
             wrt: The leaves to differentiate with respect to.
             rng_key: Calls with equal keys in one update use the same dropout masks and samples; each
                 call without a key uses new ones.
@@ -148,27 +177,39 @@ class Engine:
             the means of the terms with their weighted sum, "loss".
         """
         rng_key = self._rng_key(rng_key)
-        totals, agree = self._count(batches)
+        count = self._count(batches)
+        return self._gradients(loss_fn, batches, wrt, rng_key, full_precision, count)
+
+    def _gradients(
+        self,
+        loss_fn: LossFn,
+        batches: Sequence[Batch],
+        wrt: Sequence[Tensor],
+        rng_key: int | str,
+        full_precision: bool,
+        count: GlobalCount,
+    ) -> tuple[Vector, Logs]:
         logs: Logs = {}
         total: Vector = [None] * len(wrt)
-        by_layer = agree and self._has_layers
+        by_layer = count.are_equal and self._has_layers
         low_sums = self.reduce_precision == "bf16" and not full_precision
         with self._parameters(by_layer, full_precision):
             leaves = self._leaves(wrt)
+            reduction = self._reduction(leaves, wrt, low_sums)
             for number, batch in enumerate(batches):
                 with self._pass(batch, rng_key, full_precision=full_precision):
                     terms = self._terms(loss_fn, batch)
-                    loss = weighted_loss(self._record_losses(terms), totals, logs)
+                    loss = weighted_loss(self._record_losses(terms), count.totals, logs)
                 last = number == len(batches) - 1
                 # By layer, whole gradients must not outlive a micro-batch either.
-                reduces = by_layer or (last and self.replicas > 1)
-                reduction = Reduction(leaves, wrt, low_sums) if reduces else None
+                reduces = by_layer or last
                 if loss.requires_grad:
-                    with reduction or contextlib.nullcontext():
+                    with reduction if reduction and reduces else contextlib.nullcontext():
                         loss.backward(inputs=leaves)
-                if reduction and not last:
+                if reduction and by_layer and not last:
                     total = vectors.add(total, reduction.finish({}))
-            grads = self._collect(leaves, wrt, logs, reduction if batches else None)
+                    reduction = self._reduction(leaves, wrt, low_sums)
+            grads = self._collect(leaves, reduction, logs, count.is_complete)
         return vectors.add(total, grads) if by_layer else grads, logs
 
     def inner(
@@ -183,21 +224,39 @@ class Engine:
 
         The graph of a single micro-batch is stored. With several, or with `replay`, each graph is
         built again when it is needed, so that memory is that of one graph.
+
+        The gradient belongs to the parameters as they are now: `move`, `step` and `restoring` may come
+        before `hypergradients`, and then copies of the optimizers' parameters are stored. With
+        `replay` it belongs to those that the caller has put in place by then, and nothing is stored.
         """
         rng_key = self._rng_key(rng_key)
         batches = list(batches)
+        count = self._count(batches)
         if len(batches) != 1 or replay:
-            value, logs = self.gradients(loss_fn, batches, wrt, rng_key, full_precision=True)
-            return InnerGradient(value, logs, loss_fn, batches, wrt, rng_key)
-        logs, (totals, _) = {}, self._count(batches)
-        with self.whole():
-            leaves = self._leaves(wrt)
-            graph = self._graph(loss_fn, batches[0], leaves, rng_key, totals, logs)
-            for leaf, grad in zip(leaves, graph, strict=True):
-                leaf.grad = None if grad is None else grad.detach()
-            value = self._collect(leaves, wrt, logs)
-            stored = self._leaf_of()
-        return InnerGradient(value, logs, loss_fn, batches, wrt, rng_key, graph, stored)
+            value, logs = self._gradients(loss_fn, batches, wrt, rng_key, True, count)
+            inner = InnerGradient(value, logs, loss_fn, batches, wrt, rng_key, count.totals)
+        else:
+            logs = {}
+            with self.whole():
+                leaves = self._leaves(wrt)
+                graph = self._graph(loss_fn, batches[0], leaves, rng_key, count.totals, logs)
+                for leaf, grad in zip(leaves, graph, strict=True):
+                    leaf.grad = None if grad is None else grad.detach()
+                value = self._collect(leaves, self._reduction(leaves, wrt), logs, count.is_complete)
+                inner = InnerGradient(
+                    value,
+                    logs,
+                    loss_fn,
+                    batches,
+                    wrt,
+                    rng_key,
+                    count.totals,
+                    graph,
+                    self._leaf_of(),
+                )
+        if not replay:
+            self._inner.add(inner)
+        return inner
 
     def hypergradients(
         self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor], step: float = 0.0
@@ -211,9 +270,12 @@ class Engine:
             step: 0 for exact second derivatives; else central finite differences of first derivatives,
                 with a displacement of `step` times the norm of the inner parameters.
         """
-        if step:
-            return self._differences(inner, vector, wrt, step)
-        totals = None if inner.graph is not None else self._count(inner.batches)[0]
+        with self._at_origin(inner):
+            if step:
+                return self._differences(inner, vector, wrt, step)
+            return self._products(inner, vector, wrt)
+
+    def _products(self, inner: InnerGradient, vector: Vector, wrt: Sequence[Tensor]) -> Vector:
         if self.placement is not None:
             vector = placement.whole_vector(vector)
         with self.whole():
@@ -222,16 +284,15 @@ class Engine:
             for batch in inner.batches:
                 graph = inner.graph
                 if graph is None:
-                    graph = self._graph(
-                        inner.loss_fn, batch, self._leaves(inner.wrt), inner.rng_key, totals, {}
-                    )
+                    at = self._leaves(inner.wrt)
+                    graph = self._graph(inner.loss_fn, batch, at, inner.rng_key, inner.totals, {})
                 product = sum(
                     (v * g).sum() for v, g in zip(vector, graph) if v is not None and g is not None
                 )
                 if isinstance(product, Tensor) and product.requires_grad:
                     product.backward(inputs=leaves)
             inner.graph, inner.leaves = None, {}
-            return self._collect(leaves, wrt, {})
+            return self._collect(leaves, self._reduction(leaves, wrt), {})
 
     @torch.no_grad()
     def evaluate(
@@ -249,7 +310,7 @@ class Engine:
         sizes: dict[str, Any] = {}
         has_layers = self._has_layers
         for by_layer, group in itertools.groupby(
-            batches, lambda micro_batches: has_layers and self._agree(micro_batches)
+            batches, lambda micro_batches: has_layers and self._compare(micro_batches)[0]
         ):
             with self._parameters(by_layer):
                 for batch in itertools.chain.from_iterable(group):
@@ -272,7 +333,7 @@ class Engine:
         """Return `function` of each micro-batch, without gradients, with the random numbers of `rng_key`."""
         rng_key = self._rng_key(rng_key)
         results = []
-        by_layer = self._has_layers and self._agree(batches)
+        by_layer = self._has_layers and self._compare(batches)[0]
         with self._parameters(by_layer):
             for batch in batches:
                 with self._pass(batch, rng_key):
@@ -323,6 +384,7 @@ class Engine:
         # Multiplying by 1 changes nothing, but takes a pass over all gradients.
         if optimizer.clip_norm and (self.defers or norm + 1e-6 > optimizer.clip_norm):
             clip_grads_with_norm_(optimizer.local, optimizer.clip_norm, norm)
+        self._store_origins()
         optimizer.step(found_inf)
         optimizer.forget_gradient()
         self._refresh(optimizer.parameters)
@@ -347,8 +409,19 @@ class Engine:
         self._skipped = {}
         update = min((first for first in firsts.values() if first >= 0), default=None)
         if update is None:
+            self._local_losses.clear()
             return None
         return update, [name for name, first in firsts.items() if first == update]
+
+    def nonfinite_replicas(self, update: int) -> list[int]:
+        """Return the replicas whose part of an update's losses was not finite; a call of all replicas.
+
+        The update is the last one, or with `defers` one that `skipped` has just returned.
+        """
+        loss = self._local_losses.pop(update, torch.zeros(()))
+        self._local_losses.clear()
+        are_finite = process_group.gather_objects(bool(torch.isfinite(loss)))
+        return [replica for replica, is_finite in enumerate(are_finite) if not is_finite]
 
     @torch.no_grad()
     def move(self, name: str, vector: Vector, scale: float) -> None:
@@ -356,6 +429,7 @@ class Engine:
         assert name in self._saved, (
             "move changes parameters for a while; use it inside restoring(name)"
         )
+        self._store_origins()
         self._add_(self.parameters(name), vector, scale)
 
     def _add_(self, parameters: Sequence[Tensor], vector: Vector, scale: float) -> None:
@@ -378,11 +452,43 @@ class Engine:
             yield
         finally:
             state = self._saved.pop(name)
-            with torch.no_grad():
-                torch._foreach_copy_(list(optimizer.local), saved)
-            self._refresh(optimizer.parameters)
+            self._store_origins()
+            self._write([optimizer], saved)
             if state is not None:
                 optimizer.load_local_state(state)
+
+    def _write(self, optimizers: Iterable[Optimizer], values: Sequence[Tensor]) -> None:
+        """Set what this process holds of the parameters of some optimizers."""
+        optimizers = list(optimizers)
+        with torch.no_grad():
+            torch._foreach_copy_([p for o in optimizers for p in o.local], list(values))
+        self._refresh([p for o in optimizers for p in o.parameters])
+
+    def _held(self) -> list[Tensor]:
+        """Return copies of what this process holds of all optimizers' parameters."""
+        return [p.detach().clone() for o in self.optimizers.values() for p in o.local]
+
+    def _store_origins(self) -> None:
+        """Let inner gradients store the parameters that they belong to, before these change."""
+        unstored = [inner for inner in self._inner if inner.origin is None]
+        origin = self._held() if unstored else None
+        for inner in unstored:
+            # Autograd refuses a graph whose parameters have changed in place.
+            inner.origin, inner.graph, inner.leaves = origin, None, {}
+
+    @contextlib.contextmanager
+    def _at_origin(self, inner: InnerGradient) -> Iterator[None]:
+        """Put the parameters that an inner gradient belongs to in place inside."""
+        if inner.origin is None:
+            yield
+            return
+        self._store_origins()
+        held = self._held()
+        self._write(self.optimizers.values(), inner.origin)
+        try:
+            yield
+        finally:
+            self._write(self.optimizers.values(), held)
 
     # ---------------------------------------------------------------- helpers
 
@@ -463,27 +569,40 @@ class Engine:
         if self.placement is not None:
             self.placement.refresh(parameters)
 
-    def _count(self, batches: Sequence[Batch]) -> tuple[dict[str, Any], bool]:
-        """Return every size summed over micro-batches and replicas, a number or (C,) per copy; and whether
-        all replicas have as many micro-batches."""
-        totals: dict[str, Any] = {}
+    def _count(self, batches: Sequence[Batch]) -> GlobalCount:
+        """Count the micro-batches of all replicas, and what they hold."""
+        sizes: dict[str, Any] = {}
         for batch in batches:
             for name, size in batch.sizes.items():
-                totals[name] = totals[name] + size if name in totals else size
+                sizes[name] = sizes[name] + size if name in sizes else size
         if self.replicas == 1:
-            return totals, True
-        for name in sorted(totals):
-            # A number stays on the host.
-            totals[name] = torch.as_tensor(totals[name], dtype=torch.float64).clone()
-        powers = powers_of(len(batches))
-        process_group.sum_([*(totals[name] for name in sorted(totals)), powers])
-        return totals, all_equal(powers, self.replicas)
+            return GlobalCount(sizes, are_equal=True, is_complete=bool(batches))
+        # A number stays on the host.
+        totals = {n: torch.as_tensor(sizes[n], dtype=torch.float64).clone() for n in sorted(sizes)}
+        are_equal, is_complete = self._compare(batches)
+        if is_complete:
+            process_group.sum_(list(totals.values()))
+        else:
+            totals = self._summed(process_group.gather_objects(to_python(totals)))
+        return GlobalCount(totals, are_equal, is_complete)
 
-    def _agree(self, batches: Sequence[Batch]) -> bool:
-        """Return whether all replicas have as many micro-batches."""
-        powers = powers_of(len(batches))
-        process_group.sum_([powers])
-        return all_equal(powers, self.replicas)
+    def _summed(self, replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the sums of the replicas' sizes, which those without micro-batches lack."""
+        totals: dict[str, Any] = {}
+        for sizes in replicas:
+            for name, size in sizes.items():
+                device = self.device if isinstance(size, list) else "cpu"
+                number = torch.tensor(size, dtype=torch.float64, device=device)
+                totals[name] = totals.get(name, 0.0) + number
+        return totals
+
+    def _compare(self, batches: Sequence[Batch]) -> tuple[bool, bool]:
+        """Return whether all replicas have as many micro-batches, and whether each has one at least."""
+        number = len(batches)
+        sums = torch.tensor([number, number**2, number > 0], dtype=torch.float64, device="cpu")
+        process_group.sum_([sums])
+        total, squares, having = sums.tolist()
+        return total**2 == self.replicas * squares, having == self.replicas
 
     def _graph(
         self,
@@ -521,17 +640,25 @@ class Engine:
             self._refresh(inner.wrt)
         return vectors.scale(vectors.add(sides[0], sides[1], -1.0), 0.5 / size)
 
+    def _reduction(
+        self, leaves: Sequence[Tensor], wrt: Sequence[Tensor], low: bool = False
+    ) -> Reduction | None:
+        """Return what sums the gradients of `leaves` over replicas, if there are several."""
+        return Reduction(leaves, wrt, low) if self.replicas > 1 else None
+
     def _collect(
         self,
         leaves: Sequence[Tensor],
-        wrt: Sequence[Tensor],
+        reduction: Reduction | None,
         logs: Logs,
-        reduction: Reduction | None = None,
+        is_complete: bool = True,
     ) -> Vector:
-        """Return the gradients of `leaves`, placed as `wrt`, and reset them; sum them and the logs over
-        replicas."""
-        if self.replicas > 1:
-            grads = (reduction or Reduction(leaves, wrt)).finish(logs)
+        """Return the gradients of `leaves` and reset them; sum them and the logs over replicas."""
+        if reduction is not None:
+            if "loss" in logs:
+                known = self._local_losses.get(self._update, 0.0)
+                self._local_losses[self._update] = known + torch.as_tensor(logs["loss"])
+            grads: Vector = reduction.finish(logs, is_complete)
         else:
             grads = [p.grad for p in leaves]
             for p in leaves:
@@ -546,17 +673,6 @@ def traced_terms(loss_fn: LossFn, batch: Batch, keys: Tensor | None) -> Terms:
     noise = None if keys is None else layers.TracedNoise(keys)
     with layers.use_context(layers.ForwardContext(noise)):
         return loss_fn(batch)
-
-
-def powers_of(number: int) -> Tensor:
-    """Return a number and its square, on the host."""
-    return torch.tensor([number, number * number], dtype=torch.float64, device="cpu")
-
-
-def all_equal(powers: Tensor, replicas: int) -> bool:
-    """Return whether the replicas' numbers, of which `powers` is the sum of `powers_of`, are the same."""
-    total, squares = powers.tolist()
-    return bool(total * total == replicas * squares)
 
 
 def copied(state: Any) -> Any:

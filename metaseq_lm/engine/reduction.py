@@ -111,10 +111,16 @@ class Reduction:
         self.sums.append(flat)
         self.waits.append(process_group.start_sum(flat))
 
-    def finish(self, logs: Logs) -> Vector:
-        """Return the summed gradients and sum the logs; a gradient that is None on all replicas stays None."""
+    def finish(self, logs: Logs, is_complete: bool = True) -> Vector:
+        """Return the summed gradients and sum the logs; a gradient that is None on all replicas stays None.
+
+        Unless `is_complete`, some replicas had no micro-batch, and learn here which logs there are.
+        """
         while len(self.sums) < len(self.buckets) - 1:
             self._send()
+        if not is_complete:  # not earlier: the others may have sent all these buckets already
+            names = next(filter(None, process_group.gather_objects(list(logs))), [])
+            logs.update({name: logs.get(name, 0.0) for name in names})
         if self.buckets[-1] or logs:
             self._send(list(logs.values()))
         counts = torch.tensor(self.present)  # on the host, which reads it

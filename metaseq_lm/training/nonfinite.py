@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from metaseq_lm.core.errors import DivergedError
+from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine, copied
 
 
@@ -87,10 +88,17 @@ class NonfinitePolicy:
             )
 
 
-def describe_refusal(update: int, optimizers: list[str]) -> str:
-    """Return a sentence on the update (counted from 1) that was refused."""
+def describe_refusal(update: int, optimizers: list[str], replicas: list[int]) -> str:
+    """Return a sentence on the update (counted from 1) that was refused.
+
+    `replicas` are those whose part of the loss is not finite. It names them if there are others.
+    """
     names = ", ".join(dict.fromkeys(optimizers))
-    return f"update {update}: the loss or the gradient of {names} is not finite"
+    text = f"update {update}: the loss or the gradient of {names} is not finite"
+    if 0 < len(replicas) < process_group.world_size():
+        numbers = ", ".join(map(str, replicas))
+        text += f" (the loss of replica{'s' if len(replicas) > 1 else ''} {numbers})"
+    return text
 
 
 def check_finite(update: int, values: Mapping[str, float]) -> None:

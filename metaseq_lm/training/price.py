@@ -73,8 +73,6 @@ def estimate_price(config: DictConfig, divisor: int = 1) -> PriceEstimate:
     _ = parts.data_fingerprint  # damaged data would end the run as well
     check_splits(parts)
     streams = task.build_streams("train")
-    for name, stream in streams.items():
-        parts.shard.check(name, stream.smallest_batch)
     divisor = divisor or divisor_of_dry_run(parts, streams)
     meter, window, costs = FlopMeter(), Window(), []
     for number, placed in enumerate(updates_of_kinds(parts, streams, divisor)):
@@ -82,7 +80,8 @@ def estimate_price(config: DictConfig, divisor: int = 1) -> PriceEstimate:
         with meter.count(placed):
             window.add(task.update(engine, model, placed))
         if engine.nonfinite:
-            raise DivergedError(describe_refusal(number + 1, engine.nonfinite))
+            replicas = engine.nonfinite_replicas(number)
+            raise DivergedError(describe_refusal(number + 1, engine.nonfinite, replicas))
         costs.append(divisor * sum(process_group.gather_objects(meter.total - before)))
     scales = [share * mean_over_first(streams, needs) for share, needs in kinds_of(task)]
     price = float(sum(scale * cost for scale, cost in zip(scales, costs, strict=True)))
@@ -114,7 +113,8 @@ def updates_of_kinds(parts: Parts, streams: dict[str, Any], divisor: int) -> Ite
     for number, batches in prefetcher.updates(0, len(kinds)):
         process_group.stop_if_signalled("before the first update")
         parts.engine.begin(number)
-        if empty := [name for name, stream in batches.items() if not all(stream)]:
+        empty = [name for name, stream in batches.items() if not all(stream)]
+        if empty and divisor > 1:
             raise UsageError(f"batches of stream '{empty[0]}' cannot be divided by {divisor}")
         yield parts.place(batches)
 

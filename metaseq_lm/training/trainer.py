@@ -47,8 +47,6 @@ class Trainer:
         streams = self.task.build_streams("train")
         self._started = time.monotonic() - self.seconds
         shard, engine = self.parts.shard, self.config.engine
-        for name, stream in streams.items():
-            shard.check(name, stream.smallest_batch)
         if self.options.on_nonfinite == "rollback" and not self.update:
             self.save(False)
         self.model.train()
@@ -132,7 +130,8 @@ class Trainer:
     def _report_refusal(
         self, update: int, optimizers: list[str], samples: dict[str, list[Any]]
     ) -> None:
-        message = describe_refusal(update + 1, optimizers)
+        replicas = self.engine.nonfinite_replicas(update)
+        message = describe_refusal(update + 1, optimizers, replicas)
         self._event(message, samples=process_group.gather_objects(samples))
         self.nonfinite.refuse(message)
 

@@ -78,6 +78,7 @@ def test_stop(kind: tuple[str, str], count: int, moons: Path, tmp_path: Path) ->
     text = run.text()
     assert run.code == 3 and results(save)["status"] == "diverged", text
     assert text.count("metaseq-lm: update 6: the loss or the gradient of main is not finite") == 1
+    assert ("is not finite (the loss of replica 1)" in text) == (count == 2)
     assert "Traceback" not in text
     check(save, count, {5})
     last = checkpoint.load(checkpoint.resolve(str(save)))

@@ -5,8 +5,10 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import composing
+import numpy as np
 import pytest
 import small_data
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from metaseq_lm.core import plugins
 from metaseq_lm.core.config import load_config
+from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.training.run import TrainingRun
@@ -264,11 +267,13 @@ def task_of(case: Case) -> str:
 
 # The first case of each task.
 TASKS = list({task_of(case): case for case in reversed(FIRST)}.values())[::-1]
-# By number of processes, the cases and where their parameters rest. How four replicas share the rows
-# is a matter of the task. Four processes pose as two nodes of two (see replicated).
+# Unrolled steps, and exact second derivatives of three of them.
+BILEVEL = [("meta_pseudo_label_soft", 0), ("bert_pretraining", 2)]
+# By number of processes, the cases and where their parameters rest. How four replicas share the rows,
+# of which one has none, is a matter of the task. Four processes pose as two nodes of two (see replicated).
 REPLICATED = {
     2: [(case, "replicate") for case in ALL] + [(case, "shard") for case in FIRST],
-    4: [(case, parallel) for parallel in ("replicate", "hybrid") for case in TASKS],
+    4: [(case, parallel) for parallel in ("replicate", "hybrid") for case in [*TASKS, *BILEVEL]],
 }
 
 
@@ -358,3 +363,16 @@ def replicated(data: str, out: str, nodes: int, runs: Sequence[Run]) -> None:
             weights[(name, number), folder] = train_uncounted(config)
     torch.save(weights, Path(out) / f"weights.{process_group.rank()}.pt")
     process_group.finish()
+
+
+def replicated_without_rows(*arguments: Any) -> None:
+    """Be one of several replicas of `replicated`, the first of which has no rows in any batch."""
+    divide = Shard.parts
+
+    def parts(shard: Shard, count: int) -> list[np.ndarray]:
+        others = Shard(shard.rank - 1, shard.world - 1, shard.micro_batch_size)
+        return divide(others, count) if shard.rank else []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Shard, "parts", parts)
+        replicated(*arguments)

@@ -290,9 +290,10 @@ class MetaPseudoLabelTask(TextTask):
                     name: [[copies_of(batch, chosen) for batch in stream[0]]]
                     for name, stream in batches.items()
                 }
-                part_meta, grad0, part_logs = self.unroll(engine, model, student, part)
+                count = chosen.stop - chosen.start
+                part_meta, grad0, part_logs = self.unroll(engine, model, student, part, count)
                 meta, total = vectors.add(meta, part_meta), total + grad0.sum(0)
-                logs = add_logs(logs, part_logs, (chosen.stop - chosen.start) / copies)
+                logs = add_logs(logs, part_logs, count / copies)
         auxiliary, auxiliary_logs = engine.gradients(
             lambda batch: losses.auxiliary(teacher_of(model), batch, self.mlm_token),
             batches["unlabelled"][0],
@@ -304,9 +305,9 @@ class MetaPseudoLabelTask(TextTask):
         return logs | auxiliary_logs
 
     def unroll(
-        self, engine: Engine, model: nn.Module, student: VirtualModel, batches: Batches
+        self, engine: Engine, model: nn.Module, student: VirtualModel, batches: Batches, copies: int
     ) -> tuple[Vector, Tensor, Logs]:
-        """Two virtual student steps per micro-step, the query loss, and back through both steps.
+        """Two virtual student steps for each of C micro-steps, the query loss, and back through the steps.
 
         Returns the meta gradient of the teacher, the pseudo gradients (C, P) of the student, the logs.
         Passes have numbered random streams, so that the noise of a micro-step does not depend on the
@@ -318,7 +319,7 @@ class MetaPseudoLabelTask(TextTask):
             batches[n] for n in ("unlabelled", "support", "query")
         )
         start = student.vector()  # (P,)
-        theta0 = leaf(start.expand(len(unlabelled[0].tokens), -1).clone())  # (C, P)
+        theta0 = leaf(start.expand(copies, -1).clone())  # (C, P)
         replay = bool(criterion.difference_step)
 
         # Forward: theta0 --teacher's pairs--> theta1 --support--> theta2 --query--> loss.

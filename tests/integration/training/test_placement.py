@@ -127,6 +127,11 @@ def results(parallel: str, rank: int, world: int, layers: bool = True) -> dict[s
         inner = engine.inner(loss_of, batches(7, rank, world)[:1], parameters, replay=replay)
         query, _ = engine.gradients(loss_of, batches(8, rank, world), parameters)
         out[f"hypergradients {replay}"] = whole(engine.hypergradients(inner, query, parameters))
+    inner = engine.inner(loss_of, batches(7, rank, world)[:1], parameters)
+    with engine.restoring("main"):  # the natural order of a bilevel step
+        engine.move("main", inner.value, -0.1)
+        query, _ = engine.gradients(loss_of, batches(8, rank, world), parameters)
+    out["bilevel"] = whole(engine.hypergradients(inner, query, parameters))
     with engine.restoring("main"):
         engine.move("main", query, -0.1)
         moved, _ = engine.gradients(loss_of, batches(9, rank, world), parameters)

@@ -14,7 +14,6 @@ from scipy import stats
 from torch import Tensor
 
 from metaseq_lm.core.batch import Batch, TokenBatch
-from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data import streams
 from metaseq_lm.data.streams import (
     POOL,
@@ -53,21 +52,6 @@ def test_parts_partition_the_rows(count: int, world: int, micro: int) -> None:
     assert all(0 < len(part) <= (micro or count) for mine in parts for part in mine)
     if micro == 0:
         assert all(len(mine) <= 1 for mine in parts)
-
-
-@settings(max_examples=100, deadline=None)
-@given(**SIZES)
-def test_a_replica_without_rows_is_refused(count: int, world: int, micro: int) -> None:
-    for rank in range(world):
-        shard = Shard(rank, world, micro)
-        if count < world:
-            with pytest.raises(
-                UsageError, match=f"'s' has {count} row.*use 1 to {count} processes"
-            ):
-                shard.check("s", count)
-        else:
-            shard.check("s", count)
-            assert shard.parts(count)
 
 
 @computed_too

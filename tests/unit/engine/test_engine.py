@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Batch, Term, Terms
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.distributed import vectors
-from metaseq_lm.engine.engine import Engine
+from metaseq_lm.distributed.vectors import Vector
+from metaseq_lm.engine.engine import Engine, InnerGradient
 from metaseq_lm.optim import Optimizer
 
 
@@ -188,6 +189,43 @@ def test_hypergradient_is_autograd_through_the_step(sizes: list[int], replay: bo
     before = theta.detach().clone()
     close = engine.hypergradients(found, [v], [phi, theta], step=1e-6)
     assert same(close, wanted, 1e-9) and torch.equal(theta.detach(), before)
+
+
+@pytest.mark.parametrize("sizes", [[6], [1, 2, 3]])
+@pytest.mark.parametrize("step", [0.0, 1e-6])
+def test_hypergradient_belongs_to_where_the_inner_gradient_was_taken(
+    sizes: list[int], step: float, net: nn.Module
+) -> None:
+    """Virtual and real steps, a query and another inner gradient come before it and change nothing."""
+    engine = build(net)
+    parameters = engine.parameters("main")
+    v = [torch.ones_like(p) for p in parameters]
+
+    def inner() -> InnerGradient:
+        return engine.inner(squares(net), batches(sizes), parameters)
+
+    def product(of: InnerGradient) -> Vector:
+        return engine.hypergradients(of, v, parameters, step)
+
+    wanted_here = product(inner())
+    first = inner()
+    with engine.restoring("main"):
+        engine.move("main", first.value, -0.3)
+        query, _ = engine.gradients(squares(net), batches([4]), parameters)
+        moved = [p.detach().clone() for p in parameters]
+        wanted_moved = product(inner())
+        second = inner()
+        assert engine.step("main", query)
+        stepped = [p.detach().clone() for p in parameters]
+        assert same(product(first), wanted_here) and same(product(second), wanted_moved)
+        assert same(list(parameters), stepped, 0.0) and not same(stepped, moved, 1e-3)
+    assert same(product(first), wanted_here) and same(product(second), wanted_moved)
+    assert not same(wanted_here, wanted_moved, 1e-3)
+    # With replay it belongs to the parameters that are there.
+    first = engine.inner(squares(net), batches(sizes), parameters, replay=True)
+    with engine.restoring("main"):
+        engine.move("main", [m - p.detach() for m, p in zip(moved, parameters)], 1.0)
+        assert same(product(first), wanted_moved, 1e-8)
 
 
 def test_unreached_parameters_stay_none_and_are_not_stepped() -> None:
