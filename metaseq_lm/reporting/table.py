@@ -24,7 +24,7 @@ from metaseq_lm.reporting.settings import (
     show,
     suggestion,
 )
-from metaseq_lm.reporting.significance import Comparison, Significance
+from metaseq_lm.reporting.significance import DETECTABLE, Comparison, Significance
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def setting_table(
         )
         records.append(record(setting, keys, metric, spread, comparison))
     p_titles = ["p", "p (Holm)"] if comparisons else []
-    p_titles += ["difference", "detectable"] if shows_detectable else []
+    p_titles += ["difference", DETECTABLE] if shows_detectable else []
     below = significance.notes() if significance else []
     if hidden := ", ".join(hidden_keys(settings)):
         below.append(f"Within a label, along with the keys shown, these differ too: {hidden}.")
@@ -266,7 +266,7 @@ def record(
     if compared:
         base = compared.baseline
         line |= {"baseline": base.name if base else None, "p": compared.p, "p_holm": compared.holm}
-        line |= {"difference": compared.difference, "detectable": compared.detectable}
+        line |= {"difference": compared.difference, "detectable_80": compared.detectable}
     for cost in ("flops", "seconds"):
         line[cost] = cost_of(setting, metric, cost, False, spread)
         line[f"own_{cost}"] = cost_of(setting, metric, cost, True, spread)
