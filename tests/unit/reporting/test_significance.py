@@ -2,7 +2,6 @@ import csv
 import io
 import math
 import re
-from itertools import combinations
 
 import numpy as np
 import pytest
