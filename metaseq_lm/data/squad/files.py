@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.labelled.files import Record, json_object
+from metaseq_lm.data.labelled.records import Record
+from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.text_files import TextFile, without_surrogates
 
 VERSIONS = ("v1.1", "v2.0", "mrqa")

@@ -97,15 +97,22 @@ def table_format(file: TextFile, quoting: str, has_header: bool) -> TableFormat:
             f"{file}: is fastText's labelled lines; write a table, for example with sed "
             rf"'s/^{FASTTEXT}\([^ ]*\) */\1\t/', and name its columns with --columns label,text"
         )
+    delimiter = table_delimiter(file, has_header)
+    if quoting == "auto":
+        return _tsv_format(file) if delimiter == "\t" else TableFormat(delimiter, True)
+    return TableFormat(delimiter, quoting == "csv")
+
+
+def table_delimiter(file: TextFile, has_header: bool = True) -> str:
+    """Return the character between the fields of a table, see `table_format`."""
+    line = head(file).partition("\n")[0]
     is_csv = format_suffix(file.path) == ".csv"
     outside = re.sub(_QUOTED, "", line)
     delimiter = "," if is_csv else "\t"
     if is_csv or (has_header and "\t" not in line):
         best = max(DELIMITERS, key=outside.count)
         delimiter = best if best in outside else delimiter
-    if quoting == "auto":
-        return _tsv_format(file) if delimiter == "\t" else TableFormat(delimiter, True)
-    return TableFormat(delimiter, quoting == "csv")
+    return delimiter
 
 
 def _tsv_format(file: TextFile) -> TableFormat:
