@@ -17,15 +17,8 @@ from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import abbreviated, nearest
 from metaseq_lm.data.labelled.classes import NO_GOLD, NO_LABEL, number_of, spelling_key
 from metaseq_lm.data.storage.arrow_files import ArrowFile
-from metaseq_lm.data.storage.tables import (
-    JSON_SUFFIXES,
-    QUOTING,
-    TableFormat,
-    check_json_lines,
-    is_json,
-    table_format,
-    table_rows,
-)
+from metaseq_lm.data.storage.file_kinds import JSON_SUFFIXES, is_json
+from metaseq_lm.data.storage.tables import QUOTING, TableFormat, table_format, table_rows
 from metaseq_lm.data.storage.text_files import (
     BOM,
     TextFile,
@@ -289,7 +282,6 @@ class RowReader:
             )
 
     def _objects(self) -> Iterator[tuple[int, dict[str, Any], bool]]:
-        check_json_lines(self.file)
         is_other = not isinstance(self.file, ArrowFile)
         if is_other and format_suffix(self.file.path) not in JSON_SUFFIXES:
             self.remarks.append("is read as JSON lines, which it holds whatever its name")

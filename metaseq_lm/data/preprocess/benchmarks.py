@@ -39,7 +39,7 @@ from metaseq_lm.data.preprocess.pipeline import (
 )
 from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.preprocess.tokenizer import tokenizer_for_set
-from metaseq_lm.data.storage.tables import is_json
+from metaseq_lm.data.storage.file_kinds import is_json
 from metaseq_lm.data.storage.text_files import OPENERS, TextFile
 
 HUB_INDEX = "idx"  # of a row that the `datasets` library exported
