@@ -13,9 +13,10 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import abbreviated, nearest
 from metaseq_lm.data.labelled.classes import NO_GOLD, NO_LABEL, number_of, spelling_key
 from metaseq_lm.data.labelled.records import Record, RecordReader, label_word
+from metaseq_lm.data.storage.file_kinds import is_json
 from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.literals import read_literal
-from metaseq_lm.data.storage.tables import QUOTING, is_json
+from metaseq_lm.data.storage.tables import QUOTING
 from metaseq_lm.data.storage.text_files import BOM, TextFile, decode
 
 STANDARD_INPUT = "-"

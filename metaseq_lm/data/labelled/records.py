@@ -13,15 +13,10 @@ from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.data.labelled.classes import NO_LABEL
 from metaseq_lm.data.storage.arrow_files import ArrowFile
 from metaseq_lm.data.storage.arrow_values import unreadable_type
+from metaseq_lm.data.storage.file_kinds import JSON_SUFFIXES, is_json
 from metaseq_lm.data.storage.json_records import json_records
 from metaseq_lm.data.storage.literals import read_literal
-from metaseq_lm.data.storage.tables import (
-    JSON_SUFFIXES,
-    QUOTING,
-    is_json,
-    table_format,
-    table_rows,
-)
+from metaseq_lm.data.storage.tables import QUOTING, table_format, table_rows
 from metaseq_lm.data.storage.text_files import TextFile, format_suffix, without_surrogates
 
 MALFORMED_NAMED = 3  # of a file; the others are only counted

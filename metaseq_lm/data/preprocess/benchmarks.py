@@ -41,10 +41,11 @@ from metaseq_lm.data.preprocess.pipeline import (
 )
 from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.preprocess.tokenizer import tokenizer_for_set
-from metaseq_lm.data.storage.tables import is_json, table_delimiter
+from metaseq_lm.data.storage.file_kinds import JSON_SUFFIXES, is_json
+from metaseq_lm.data.storage.tables import table_delimiter
 from metaseq_lm.data.storage.text_files import OPENERS, TextFile, format_suffix, text_files
 
-RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+RECORD_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet", ".arrow")
 SHARD = re.compile(r"(?P<stem>.*?)([-_.]?\d+)?([-_.]of[-_.](?P<count>\d+))?")
 HUB_INDEX = "idx"  # of a row that the `datasets` library exported
 

@@ -37,9 +37,10 @@ from metaseq_lm.data.preprocess.tokenizer import (
     save_tokenizer,
     tokenizer_for_set,
 )
+from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind, is_json
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, classes_of
-from metaseq_lm.data.storage.tables import QUOTING, is_json
+from metaseq_lm.data.storage.tables import QUOTING
 from metaseq_lm.data.tokenizers.base import Tokenizer, token_span
 
 BATCH = 1024
@@ -186,6 +187,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
 
     kind, unit = LABELLED, "rows"
     reads_records = True
+    reads, expected = RECORDS | PLAIN, "a table or records with labels"
 
     def __init__(
         self, request: Request, form: LabelledForm, open_rows: OpenRows, tokenizer: Tokenizer
@@ -199,6 +201,9 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         self._multi_label = form.form == MULTI_LABEL
         self._classes = form.labels
         self._warnings: list[str] = []
+        if form.benchmark:  # official files have forms of their own
+            self.reads = frozenset(Kind) - {Kind.SQUAD, Kind.CONLLU, Kind.HTML, Kind.XML}
+            self.expected = f"a file of {form.benchmark}"
 
     def prepare(self) -> dict[str, Any]:
         labels, regression = self.form.labels, self.form.regression

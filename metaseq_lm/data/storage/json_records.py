@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.storage.file_kinds import ROWS
 from metaseq_lm.data.storage.text_files import LONGEST_LINE, TextFile
 
-DATA = "data"  # the field that holds the rows, as in SQuAD and in pandas' orient="table"
 _SPACE = "\ufeff \t\r\n"
 _CHUNK = 1 << 16  # characters
 _FILLED = re.compile(r"[^ \t\r\n]")
@@ -89,7 +89,7 @@ def _has_rows(line: str) -> bool:
     if not re.match(r'\{.*"data"\s*:\s*\[\s*\{', line):
         return False
     with contextlib.suppress(ValueError, RecursionError):
-        rows = json.loads(line).get(DATA)
+        rows = json.loads(line).get(ROWS)
         return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
     return False
 
@@ -189,7 +189,7 @@ class _Stream:
                 self._expect(",")
             name, bad = self._value()
             self._expect(":")
-            if name == DATA and self._holds_rows():
+            if name == ROWS and self._holds_rows():
                 yield from self._array()
                 fields[name], has_rows = None, True
                 continue

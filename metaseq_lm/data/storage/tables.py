@@ -1,19 +1,15 @@
 """Rows of CSV (RFC 4180) and TSV files; what a file is, is decided by its content."""
 
-import contextlib
 import csv
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text_content import FASTTEXT, OPENS_MARKUP
 from metaseq_lm.data.storage.text_files import TextFile, blocks, format_suffix
 
 QUOTING = ("auto", "csv", "none")
 DELIMITERS = (",", ";", "\t", "|")
-JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 FIELD_LIMIT = 1 << 26  # characters; a quotation mark that is never closed does not fill the memory
 _QUOTED = r'"(?:[^"]|"")*"'
 _QUOTED_TSV_FIELD = re.compile(rf'(?:^|\t)({_QUOTED}|[^"\t]*)(?=\t|$)')
@@ -44,42 +40,6 @@ def head(file: TextFile) -> str:
     return data.decode("utf-8", "replace")
 
 
-def is_json(file: TextFile) -> bool:
-    """Return whether a file, packed or not, holds JSON by its name or by its first character."""
-    return format_suffix(file.path) in JSON_SUFFIXES or _begins_like_json(head(file))
-
-
-def check_json_lines(file: TextFile) -> None:
-    """Raise a MetaseqError if a file of JSON is an array or one object over many lines."""
-    text = head(file).lstrip()
-    first = text.partition("\n")[0]
-    if text.startswith("[") or first.strip() == "{":
-        form, program = "in an array or over several lines", "'.[]'" if text[0] == "[" else "."
-        with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(json.loads(first), list) and "\n" in text.strip():
-                form, program = "lists, whose values have no names", "'{text: .[0], label: .[1]}'"
-        raise MetaseqError(
-            f"{file}: JSON {form}; write one object per line, for example with "
-            f"jq -c {program} {file.path.name} > {file.path.stem}.rows.jsonl"
-        )
-    with contextlib.suppress(ValueError, RecursionError):
-        columns = json.loads(first)
-        values = columns.values() if isinstance(columns, dict) else []
-        if (
-            "\n" not in text.strip()
-            and values
-            and all(isinstance(value, (dict, list)) for value in values)
-        ):
-            raise MetaseqError(
-                f"{file}: one JSON object of columns; write an object for each row, for example with "
-                "pandas' to_json(orient='records', lines=True)"
-            )
-
-
-def _begins_like_json(text: str) -> bool:
-    return re.match(r'\s*(?:\{\s*["}]|\[\s*\{)', text) is not None
-
-
 def table_format(file: TextFile, quoting: str, has_header: bool) -> TableFormat:
     """Return the format of a file of rows.
 
@@ -87,16 +47,6 @@ def table_format(file: TextFile, quoting: str, has_header: bool) -> TableFormat:
     header, or in any first row of a .csv file. `quoting` is one of QUOTING; "auto" reads a file
     with tabs as quoted only if all of it is, as pandas, R and spreadsheets write it.
     """
-    line = head(file).partition("\n")[0]
-    if OPENS_MARKUP.match(line):
-        raise MetaseqError(
-            f"{file}: is HTML or XML, not a table; was it a page of the web that was saved?"
-        )
-    if line.startswith(FASTTEXT):
-        raise MetaseqError(
-            f"{file}: is fastText's labelled lines; write a table, for example with sed "
-            rf"'s/^{FASTTEXT}\([^ ]*\) */\1\t/', and name its columns with --columns label,text"
-        )
     delimiter = table_delimiter(file, has_header)
     if quoting == "auto":
         return _tsv_format(file) if delimiter == "\t" else TableFormat(delimiter, True)
