@@ -35,7 +35,7 @@ class ClothReader:
     def __iter__(self) -> Iterator[Row]:
         for line, fields, bad in RecordReader(self.file, counts=self.counts, remarks=self.remarks):
             fields = structured(fields, ("options", "answers"))
-            record = Record(fields, f"{self.file}:{line}", remedy="; is this a file of CLOTH?")
+            record = Record(fields, f"{self.file}:{line}", remedy="Is this a file of CLOTH?")
             source = record.text("source")
             level = next((name for name in LEVELS["cloth/CLOTH"] if source.startswith(name)), "")
             if not level:

@@ -47,11 +47,12 @@ class SuperglueReader:
         seen = set()
         records = RecordReader(self.file, counts=self.counts, remarks=self.remarks)
         for line, fields, bad in records:
-            remedy = f"; its fields are {abbreviated(fields)}. {self.remedy}"
-            record = Record(fields, f"{self.file}:{line}", self.counts, remedy=remedy)
+            record = Record(fields, f"{self.file}:{line}", self.counts, remedy=self.remedy)
             for texts, label, spans, facts in self.examples(record):
                 if label is None and self.required:
-                    raise MetaseqError(f"{record.where}: no field 'label'{remedy}")
+                    raise MetaseqError(
+                        f"{record.where}: no field 'label'; there are {abbreviated(fields)}. {self.remedy}"
+                    )
                 # The leaderboard knows an example by these numbers.
                 names = [n for n in ("passage", "question", "idx", "entity") if n in facts]
                 key = tuple(facts[name] for name in names)

@@ -16,7 +16,7 @@ from metaseq_lm.data.storage.arrow_values import unreadable_type
 from metaseq_lm.data.storage.file_kinds import JSON_SUFFIXES, is_json
 from metaseq_lm.data.storage.json_records import json_records
 from metaseq_lm.data.storage.literals import read_literal
-from metaseq_lm.data.storage.tables import QUOTING, table_format, table_rows
+from metaseq_lm.data.storage.tables import QUOTING, joins_rows, table_format, table_rows
 from metaseq_lm.data.storage.text_files import TextFile, format_suffix, without_surrogates
 
 MALFORMED_NAMED = 3  # of a file; the others are only counted
@@ -40,7 +40,8 @@ def kind_of(value: Any) -> str:
 class Record:
     """A JSON object of a file; an error names file, line and field, with the objects around it.
 
-    `counts` are the remarks on the file by reason. `remedy` ends the message on a missing field.
+    `counts` are the remarks on the file by reason. `remedy` ends the message on a missing field, behind the
+    fields that there are.
     """
 
     fields: dict[str, Any]
@@ -59,7 +60,9 @@ class Record:
         if key not in self.fields and point and outer in self.fields:
             return self.record(outer).get(inner, kind)
         if key not in self.fields:
-            raise MetaseqError(f"{self.where}: no field '{self.path(key)}'{self.remedy}")
+            fields = f"there are {abbreviated(self.fields)}" if self.fields else "there are none"
+            hint = f"; {fields}. {self.remedy}" if self.remedy else ""
+            raise MetaseqError(f"{self.where}: no field '{self.path(key)}'{hint}")
         value = self.fields[key]
         if kind is not None and type(value) is not kind:
             raise MetaseqError(
@@ -174,7 +177,7 @@ class RecordReader:
             self.on_names(names, number)
 
     def _table(self) -> Iterator[tuple[int, dict[str, Any], bool]]:
-        names = self.names
+        names, first_joined = self.names, 0
         form = table_format(self.file, self.quoting, names is None)
         self.remarks += [form.remark] if form.remark else []
         for number, fields, bad in table_rows(self.file, form):
@@ -209,7 +212,15 @@ class RecordReader:
                 if self.counts["malformed"] <= MALFORMED_NAMED:
                     show(f"{message}; the row is left out")
                 continue
+            if form.quoted and joins_rows(fields, form.delimiter):
+                self.counts["joined_rows"] += 1
+                first_joined = first_joined or number
             yield number, dict(zip(names, fields)), bad
+        if first_joined:
+            self.remarks.append(
+                f"in line {first_joined} quotation marks join lines that look like rows, "
+                f"{self.counts['joined_rows']:,} times in all; --quoting none reads them apart"
+            )
         if self.counts["malformed"] > MALFORMED_NAMED:
             show(
                 f"{self.file}: {self.counts['malformed']:,} malformed rows are left out, the first "

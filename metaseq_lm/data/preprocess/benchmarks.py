@@ -41,7 +41,7 @@ from metaseq_lm.data.preprocess.pipeline import (
 )
 from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.preprocess.tokenizer import tokenizer_for_set
-from metaseq_lm.data.storage.file_kinds import JSON_SUFFIXES, is_json
+from metaseq_lm.data.storage.file_kinds import JSON_SUFFIXES
 from metaseq_lm.data.storage.tables import table_delimiter
 from metaseq_lm.data.storage.text_files import OPENERS, TextFile, format_suffix, text_files
 
@@ -111,8 +111,8 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
             variant = options.as_text
             examples = as_text.FORMS[variant][task] if variant else superglue.EXAMPLES[task]
             remedy = (
-                f"Is this a file of {name}, official or written by datasets? Else make a labelled set "
-                "with --labelled NAME and --text-columns"
+                f"Is this a file of {name}, official or written by datasets? Of others a labelled set is "
+                "made with --labelled NAME and --text-columns"
             )
             return superglue.SuperglueReader(
                 hub_forms.accepts_both(name, examples), file, required, remedy
@@ -263,24 +263,27 @@ def _columns(name: str, benchmark: Benchmark, split: str, file: TextFile) -> Col
     )
     label = benchmark.label if has(benchmark.label) else "label"
     columns = Columns(label=label, regression=not benchmark.labels, index=benchmark.index)
-    if is_official:
-        return replace(
-            columns,
-            texts=benchmark.texts,
-            quoting="none" if table_delimiter(file) == "\t" else "auto",
-            skip_malformed=benchmark.skip_malformed,
-        )
-    if has(*exported):
-        return replace(columns, texts=exported, index=HUB_INDEX)
-    if has("text_a", "text_b", "label"):  # a subset that somebody exported
-        return columns
-    lacks_header = not may_lack_labels(split) and not is_json(file)
-    if lacks_header and benchmark.header is not None and len(names) == len(benchmark.header):
+    may_lack = may_lack_labels(split)
+    if may_lack or has(label):
+        if is_official:
+            return replace(
+                columns,
+                texts=benchmark.texts,
+                quoting="none" if table_delimiter(file) == "\t" else "auto",
+                skip_malformed=benchmark.skip_malformed,
+            )
+        if has(*exported):
+            return replace(columns, texts=exported, index=HUB_INDEX)
+        if has("text_a", "text_b"):  # a subset that somebody exported
+            return columns
+    if not may_lack and benchmark.header and len(names) == len(benchmark.header):
         return replace(columns, names=benchmark.header, texts=benchmark.texts, quoting="none")
+    official = ", ".join(benchmark.header or (*benchmark.texts, benchmark.label))
     raise MetaseqError(
-        f"{file}: its columns are {abbreviated(names)}; {name} has {', '.join(benchmark.texts)} and "
-        f"{benchmark.label}, or {', '.join(exported)} and label where datasets wrote it. Rename them, "
-        "or make a labelled set with --labelled NAME and --text-columns"
+        f"{file}: its columns are {abbreviated(names)}; {name} has "
+        f"{f'{official}, without a header row' if benchmark.header else official}, or "
+        f"{', '.join(exported)}, label where datasets wrote it. Rename them, or make a labelled set "
+        "with --labelled NAME and --text-columns"
     )
 
 
