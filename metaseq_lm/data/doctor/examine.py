@@ -34,6 +34,7 @@ from metaseq_lm.data.labelled.classes import label_warnings
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.parallel.sets import PARALLEL, SIDES, ParallelSet, references_name
 from metaseq_lm.data.squad.sets import SQUAD, SquadSet
+from metaseq_lm.data.storage.file_kinds import Kind, recognise_lines
 from metaseq_lm.data.storage.indexed import IndexedDataset
 from metaseq_lm.data.storage.manifest import (
     CORPUS,
@@ -44,7 +45,7 @@ from metaseq_lm.data.storage.manifest import (
     is_small,
     verify,
 )
-from metaseq_lm.data.storage.text_content import DAMAGED_SHARE, describe_lines
+from metaseq_lm.data.storage.text_content import DAMAGED_SHARE
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.words.sets import KINDS, TEXT, TREES, WordSet
@@ -183,9 +184,10 @@ def text_form(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Fin
         text = tokenizer.decode(ids[(ids >= 0) & (ids < size)].tolist())
         texts.append(re.sub(r" ([,;|]) ", r"\1", text))
     damaged = sum("\ufffd" in text or "\0" in text for text in texts)
-    if meaning := describe_lines(texts):
+    content = recognise_lines(texts)
+    if content.kind is not Kind.TEXT:
         remedy = "preprocess its text alone, unless that is intended"
-        yield Finding(WARNING, f"{data.prefix}: its text looks like {meaning}; {remedy}")
+        yield Finding(WARNING, f"{data.prefix}: its text looks like {content}; {remedy}")
     elif damaged > DAMAGED_SHARE * len(texts):
         text = f"{damaged} of the first {len(texts)} texts hold U+FFFD or NUL"
         yield Finding(WARNING, f"{data.prefix}: {text}: binary data, or text of another encoding")

@@ -25,10 +25,10 @@ from metaseq_lm.data.preprocess.pipeline import (
 )
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
 from metaseq_lm.data.storage.arrow_files import is_arrow
+from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import CORPUS
 from metaseq_lm.data.storage.tables import QUOTING
-from metaseq_lm.data.storage.text_content import check_plain_text
 from metaseq_lm.data.storage.text_files import (
     Block,
     TextFile,
@@ -94,6 +94,7 @@ class TokenPipeline(Pipeline[Record, Written]):
     """Writes a pair of token files for each split, and the tokenizer with the counts of its symbols."""
 
     kind, unit = CORPUS, "sequences"
+    reads, expected = PLAIN, "plain text"
     tokenizer: Tokenizer
     train_frequencies: np.ndarray | None = None
 
@@ -134,6 +135,9 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
         if options.text_column is None and (options.columns or options.quoting != QUOTING[0]):
             raise UsageError("--columns and --quoting are of tables; give --text-column as well")
         self.options = options
+        if options.text_column is not None:
+            self.reads = RECORDS | PLAIN  # a table of one column
+            self.expected = "a table or records with a column of text"
 
     def input_files(self) -> Iterable[Path]:
         return [*super().input_files(), *text_files(self.options.tokenizer_corpus)]
@@ -165,11 +169,6 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
             check_text_file(path, file.is_utf8)
             return
         super().check_file(path)
-        check_plain_text(
-            file,
-            "name the column of the text with --text-column NAME (and --columns A,B,... in a table "
-            "without header row), or read the file as it is with --plain-text",
-        )
 
     def prepare(self) -> dict[str, Any]:
         options, request = self.options, self.request

@@ -31,6 +31,7 @@ from metaseq_lm.data.preprocess.pipeline import (
     register_dataset_kind,
 )
 from metaseq_lm.data.preprocess.tokenizer import TokenizerOptions, describe_tokenizer
+from metaseq_lm.data.storage.file_kinds import PLAIN, Kind
 from metaseq_lm.data.storage.text_files import OPENERS
 from metaseq_lm.data.tokenizers.base import Tokenizer
 
@@ -56,6 +57,7 @@ class ParallelOptions(TokenizerOptions):
     tokenizer: str = option("word", "")
     source_lang: str = option("", "ending of the source files, en say", metavar="S")
     target_lang: str = option("", "ending of the target files, vi say", metavar="T")
+    plain_text: bool = option(False, "")
     unlabelled: tuple[Path, ...] = option(
         (), "files (whole names) of source text without translations"
     )
@@ -79,12 +81,14 @@ class ParallelPipeline(Pipeline[list[str], EncodedPairs]):
     """Two line-aligned files for each split; the sources of a request are what stands before .LANGUAGE."""
 
     kind, unit = PARALLEL, "rows"
+    expected = "plain text"
 
     def __init__(self, options: ParallelOptions, request: Request) -> None:
         super().__init__(request.inside(options.parallel))
         if not (options.source_lang and options.target_lang):
             raise UsageError("--parallel needs --source-lang and --target-lang")
         self.options = options
+        self.reads = frozenset(Kind) if options.plain_text else PLAIN
         self.tokenizers: dict[str, Tokenizer] = {}
         self._pairs: dict[str, list[tuple[Path, Path]]] = {}
         self._first_empty: dict[str, str] = {}

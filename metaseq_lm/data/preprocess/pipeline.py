@@ -27,6 +27,7 @@ from metaseq_lm.core.files import full_disk_message, sync_file, sync_folder
 from metaseq_lm.core.output import show
 from metaseq_lm.core.registry import Entry, Registry
 from metaseq_lm.data.storage.arrow_files import ArrowFile, is_arrow
+from metaseq_lm.data.storage.file_kinds import Kind, check_kind
 from metaseq_lm.data.storage.indexed import IndexedWriter
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
 from metaseq_lm.data.storage.text_content import check_content
@@ -83,7 +84,7 @@ class Request:
     def record_file(self, path: Path) -> TextFile:
         """Return a file of rows; one of Parquet or Arrow is read as JSON lines."""
         if is_arrow(path):
-            return ArrowFile(path, self.on_bad_utf8 or "replace")
+            return ArrowFile(path, self.on_bad_utf8 or "replace", value_encoding=self.encoding)
         return self.text_file(path)
 
     def expanded(self) -> "Request":
@@ -128,6 +129,7 @@ class Pipeline(Generic[Record, Encoded]):
         kind: The kind that the manifest names.
         unit: The count of a split that must not be zero.
         reads_records: Whether the files may be of Parquet and Arrow, too, and folders of such.
+        reads: The kinds of files that it reads; `expected` names them.
         folder: The staging folder; set before `prepare` is called.
         shared_files: The names of files that belong to no split, such as the tokenizer's.
     """
@@ -135,6 +137,8 @@ class Pipeline(Generic[Record, Encoded]):
     kind: ClassVar[str]
     unit: ClassVar[str]
     reads_records: ClassVar[bool] = False
+    reads: frozenset[Kind] = frozenset(Kind)
+    expected: str = "a file of this kind"
     folder: Path
 
     def __init__(self, request: Request) -> None:
@@ -148,9 +152,10 @@ class Pipeline(Generic[Record, Encoded]):
         return [path for paths in self.request.splits.values() for path in paths]
 
     def check_file(self, path: Path) -> None:
-        """Raise a MetaseqError if an input file cannot be read or is no text."""
-        open_file = self.request.record_file if self.reads_records else self.request.text_file
-        check_content(open_file(path), self.request.on_bad_utf8 is not None)
+        """Raise a MetaseqError if an input file cannot be read, is no text or of another kind."""
+        file = (self.request.record_file if self.reads_records else self.request.text_file)(path)
+        check_content(file, self.request.on_bad_utf8 is not None)
+        check_kind(file, self.reads, self.expected)
 
     def prepare(self) -> dict[str, Any]:
         """Make or open the tokenizer; return what the manifest says of it."""

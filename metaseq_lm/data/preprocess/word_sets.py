@@ -14,9 +14,9 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.preprocess.pipeline import TRAIN, Request, Split, register_dataset_kind
 from metaseq_lm.data.preprocess.tokenizer import save_tokenizer, tokenizer_for_set
 from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline
+from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind, is_conllu, is_json
 from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.storage.manifest import Manifest, classes_of
-from metaseq_lm.data.storage.tables import is_json
 from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.words.columns import (
     ColumnReader,
@@ -25,7 +25,6 @@ from metaseq_lm.data.words.columns import (
     Sentence,
     SentenceReader,
     field_number,
-    is_conllu,
 )
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap
 from metaseq_lm.data.words.sets import ROOT
@@ -111,6 +110,8 @@ class WordSetPipeline(SentencePipeline[Sentence]):
     """
 
     reads_records = True
+    # Rows with blanks between the columns can look like text; an object of lists can be one sentence.
+    reads = RECORDS | PLAIN | {Kind.COLUMNS, Kind.CONLLU, Kind.JSON_COLUMNS}
 
     def __init__(self, name: str, options: WordSetOptions, request: Request) -> None:
         request = request.expanded()
@@ -242,6 +243,7 @@ class TagsPipeline(WordSetPipeline):
     """Sentences with a tag for each word."""
 
     kind = "tags"
+    expected = "words and tags in columns"
     options: TaggedOptions
 
     def __init__(self, options: TaggedOptions, request: Request) -> None:
@@ -266,7 +268,7 @@ class TagsPipeline(WordSetPipeline):
             return TokenListReader(
                 file, tag_field=tag_field, tag_names=names, keeps_numbers=keeps_numbers
             )
-        if not is_conllu(path):
+        if not is_conllu(file):
             return self.column_reader(ColumnReader, file)
         if not tag_field or _is_number(tag_field):
             raise UsageError(f"{file}: name the field of the tags, for example --tag-column upos")
@@ -320,6 +322,7 @@ class TreesPipeline(WordSetPipeline):
     """Sentences with a head and a relation for each word."""
 
     kind = "trees"
+    expected = "trees in CoNLL-U or in columns"
 
     def __init__(self, options: TreebankOptions, request: Request) -> None:
         super().__init__(options.treebank, options, request)
@@ -329,7 +332,7 @@ class TreesPipeline(WordSetPipeline):
         if is_json(file):
             relations = self.options.tag_column or RELATIONS
             return TokenListReader(file, tag_field=relations, trees=True)
-        if not is_conllu(path):
+        if not is_conllu(file):
             return self.column_reader(HeadColumnReader, file)
         if self.options.tag_column:
             raise UsageError(

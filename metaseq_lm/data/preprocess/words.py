@@ -25,10 +25,10 @@ from metaseq_lm.data.preprocess.pipeline import (
 )
 from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer
 from metaseq_lm.data.storage.arrow_files import is_arrow
+from metaseq_lm.data.storage.file_kinds import PLAIN, check_kind, is_conllu
 from metaseq_lm.data.storage.indexed import smallest_dtype
-from metaseq_lm.data.storage.text_content import check_plain_text
 from metaseq_lm.data.storage.text_files import text_files
-from metaseq_lm.data.words.columns import SentenceReader, is_conllu
+from metaseq_lm.data.words.columns import SentenceReader
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap, words_reader
 from metaseq_lm.data.words.running_text import SPLITTING, TextReader
 from metaseq_lm.data.words.sets import part_name
@@ -142,7 +142,8 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
         self, request: Request, word_column: int | None, labelled_files: Iterable[Path]
     ) -> None:
         super().__init__(request)
-        if word_column is not None and all(map(is_conllu, labelled_files)):
+        files = (request.record_file(path) for path in labelled_files if path.is_file())
+        if word_column is not None and all(map(is_conllu, files)):
             raise UsageError("--word-column is that of files in CoNLL columns, and none is given")
         self.word_column = word_column or 0
 
@@ -240,8 +241,7 @@ class WordsPipeline(SentencePipeline[list[str]]):
         super().check_file(path)
         labelled_or_vectors = [*self.options.labelled_corpus, self.options.word_vectors]
         if path not in labelled_or_vectors and not self.options.plain_text:
-            remedy = "write its text to a file, or read the file as it is with --plain-text"
-            check_plain_text(self.request.text_file(path), remedy)
+            check_kind(self.request.text_file(path), PLAIN, "plain text")
 
     def prepare(self) -> dict[str, Any]:
         options = self.options

@@ -1,21 +1,18 @@
-"""What a file holds, told by its content: binary data, another encoding, JSON lines, a table.
+"""Whether a file is text, told by its bytes: binary data, another encoding, damage.
 
-What is no plain text in UTF-8 would otherwise be learned, without a word, as if it were.
+What is no text in UTF-8 would otherwise be learned, without a word, as if it were.
 """
 
 import codecs
-import csv
-import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from metaseq_lm.core.errors import MetaseqError, say
+from metaseq_lm.data.storage.file_kinds import HEAD
 from metaseq_lm.data.storage.text_files import SIGNS, Block, TextFile, blocks
 
 DAMAGED_SHARE = 0.01  # of the lines; more is another encoding rather than damage
-HEAD, HEAD_LINES = 1 << 18, 200  # bytes and lines of a file whose form is looked at
 MANY_HIGH = 0.3  # bytes above ASCII: more than Western languages have
-MOST = 0.95  # of the lines looked at
 LONE_CR = re.compile(rb"\r(?!\r|\n)")
 CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 EAST_ASIAN = re.compile("[\u3000-\u9fff\uac00-\ud7a3\uff01-\uff5e]")
@@ -32,14 +29,6 @@ EAST_ASIAN_ENCODINGS = (
 )
 # The characters that Windows has for the bytes 0x80 to 0x9F.
 WINDOWS = {ord(c): n for n in range(0x80, 0xA0) if (c := bytes([n]).decode("cp1252", "ignore"))}
-OPENS_JSON = re.compile(r'\s*\[?\s*\{\s*"[^"\n]*"\s*:')
-CONLL_ROW = re.compile(r"\S+(?:[ \t]+\S+){0,8}[ \t]+(?:O|[BIESLU]-\S+)\s*")
-CONLLU_ROW = re.compile(r"\d+(?:[-.]\d+)?(?:\t[^\t]+){9}\s*")
-FASTTEXT = "__label__"
-OPENS_MARKUP = re.compile(r"\s*<(?:(\?xml)\b|!doctype html|html[\s>])", re.IGNORECASE)
-# A quoted text or a number, with the next field right behind it.
-FIRST_FIELD = re.compile(r'("([^"]|"")*"|-?\d+(\.\d+)?)([,;|])\S')
-COLUMN_NAME = re.compile(r"\w[\w .:/()-]{0,39}")
 
 
 def check_content(file: TextFile, damage_allowed: bool) -> None:
@@ -115,7 +104,7 @@ def _is_encoded_twice(head: bytes) -> bool:
     lines = [
         line for line in head.decode("utf-8", "replace").split("\n")[:-1] if not line.isascii()
     ]
-    return len(lines) > 1 and _share(map(_reads_as_utf8, lines)) > 0.5
+    return len(lines) > 1 and 2 * sum(map(_reads_as_utf8, lines)) > len(lines)
 
 
 def _reads_as_utf8(line: str) -> bool:
@@ -194,83 +183,3 @@ def guess_encoding(sample: bytes) -> str:
         return "cp1252"
     # Small letters, which most letters are, are the last 32 of one and the last but 32 of the other.
     return "cp1251" if 2 * sum(byte >= 0xE0 for byte in high) > letters else "koi8-r"
-
-
-WORDS_AND_TAGS = "words and tags in columns (CoNLL)"
-REMEDIES = {
-    "HTML": "extract its text first",
-    "XML": "extract its text first",
-    WORDS_AND_TAGS: "make a set of it with --tagged NAME",
-    "CoNLL-U": "make a set of it with --treebank NAME or --tagged NAME",
-    "fastText's labelled lines": "write label and text as a table and make a set of it with --labelled NAME",
-}
-
-
-def check_plain_text(file: TextFile, remedy: str) -> None:
-    """Raise a MetaseqError, which ends in `remedy`, if the first lines of a file are markup, JSON or a table."""
-    block = next(blocks(file, HEAD), None)
-    lines = [] if block is None else block.data.decode("utf-8", "replace").split("\n")[:HEAD_LINES]
-    if meaning := describe_lines(lines):
-        if meaning in REMEDIES:
-            remedy = f"{REMEDIES[meaning]}, or read the file as it is with --plain-text"
-        raise MetaseqError(f"{file}: is {meaning}, not plain text; {remedy}")
-
-
-def describe_lines(lines: Sequence[str]) -> str:
-    """Return what the first lines of a file are, if they are markup, JSON or a table; "" for plain text."""
-    lines = [line for line in lines if line.strip()]
-    if not lines:
-        return ""
-    if match := OPENS_MARKUP.match(lines[0]):
-        return "XML" if match[1] else "HTML"
-    rows = [line for line in lines if not line.startswith("#")]
-    for meaning, fits in (
-        (WORDS_AND_TAGS, CONLL_ROW.fullmatch),
-        ("CoNLL-U", CONLLU_ROW.fullmatch),
-        ("fastText's labelled lines", lambda line: line.startswith(FASTTEXT)),
-    ):
-        if len(rows) > 1 and _share(bool(fits(row)) for row in rows) >= MOST:
-            return meaning
-    if OPENS_JSON.match("\n".join(lines[:5])) or _share(map(_is_json, lines)) > 0.5:
-        return "JSON lines" if _is_json(lines[0]) else "JSON"
-    # Tabs in front of a line indent it.
-    tabs = [line.lstrip("\t ").count("\t") for line in lines]
-    if len(lines) > 1 and tabs[0] and _share(n == tabs[0] for n in tabs) >= MOST:
-        return f"a table of {tabs[0] + 1} columns with tabs between them"
-    for delimiter, name in ((",", "commas"), (";", "semicolons"), ("|", "bars")):
-        columns = table_columns(lines, delimiter)
-        if columns:
-            return f"a table ({', '.join(columns)}) with {name} between its columns"
-    if len(lines) > 4 and _share(bool(FIRST_FIELD.match(line)) for line in lines) >= MOST:
-        return "a table without a header row"
-    return ""
-
-
-def _share(values: Iterable[bool]) -> float:
-    answers = list(values)
-    return sum(answers) / len(answers)
-
-
-def _is_json(line: str) -> bool:
-    line = line.strip()
-    if line[:1] not in ("{", "["):
-        return False
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return bool(OPENS_JSON.match(line))
-    return isinstance(value, (dict, list)) and bool(value)
-
-
-def table_columns(lines: Sequence[str], delimiter: str) -> list[str]:
-    """Return the names in the first line of a table with at least two columns; [] for other text."""
-    try:
-        rows = list(csv.reader((f"{line}\n" for line in lines), delimiter=delimiter))
-    except csv.Error:
-        return []
-    header = rows[0]
-    if len(rows) < 2 or len(header) < 2 or not all(map(COLUMN_NAME.fullmatch, header)):
-        return []
-    # The last row may go on behind the lines looked at.
-    rows = rows[1:-1] or rows[1:]
-    return header if _share(len(row) == len(header) for row in rows) >= MOST else []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
-from metaseq_lm.data.storage.text_files import TextFile, format_suffix
+from metaseq_lm.data.storage.text_files import TextFile
 
 FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 ID, FORM, HEAD, RELATION = 0, 1, 6, 7
@@ -227,11 +227,6 @@ def checked_tree(sentence: Sentence) -> Sentence:
             "tree they lead to the root"
         ) from error
     return sentence
-
-
-def is_conllu(path: Path) -> bool:
-    """Return whether the name of a file, packed or not, says that it is CoNLL-U."""
-    return format_suffix(path) == ".conllu"
 
 
 def field_number(name: str) -> int:

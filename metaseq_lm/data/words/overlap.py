@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.data.storage.file_kinds import is_conllu, is_json
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, Manifest
-from metaseq_lm.data.storage.tables import is_json
 from metaseq_lm.data.storage.text_files import TextFile
-from metaseq_lm.data.words.columns import ColumnReader, ConlluReader, SentenceReader, is_conllu
+from metaseq_lm.data.words.columns import ColumnReader, ConlluReader, SentenceReader
 from metaseq_lm.data.words.sets import KINDS, WordSet
 from metaseq_lm.data.words.token_lists import TokenListReader
 from metaseq_lm.data.words.vocabulary import normalise
@@ -98,6 +98,6 @@ def words_reader(file: TextFile, word_column: int) -> SentenceReader:
     """Return a reader of a labelled file of which only the words matter."""
     if is_json(file):
         return TokenListReader(file, has_tags=False)
-    if is_conllu(file.path):
+    if is_conllu(file):
         return ConlluReader(file, trees=False)
     return ColumnReader(file, word_column=word_column, label_column=word_column)

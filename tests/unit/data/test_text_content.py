@@ -14,7 +14,8 @@ import pytest
 
 from metaseq_lm.cli import main
 from metaseq_lm.data.storage import text_files
-from metaseq_lm.data.storage.text_content import describe_lines, guess_encoding
+from metaseq_lm.data.storage.file_kinds import Kind, recognise_lines
+from metaseq_lm.data.storage.text_content import guess_encoding
 
 WORDS = "old house dogs tree cat eat sleeps blue while under café Noël".split()
 LINES = [" ".join(np.random.default_rng(i).choice(WORDS, 8)).capitalize() for i in range(150)]
@@ -81,8 +82,8 @@ def token_bytes(folder: Path) -> list[bytes]:
         (gzip.compress(TEXT.encode()), "is gzip data; give it the suffix .gz"),
         (bz2.compress(TEXT.encode()), "is bzip2 data; give it the suffix .bz2"),
         ("".join(json.dumps(row) + "\n" for row in ROWS), "is JSON lines"),
-        (json.dumps(ROWS), "is JSON"),
-        (json.dumps(ROWS, indent=2), "is JSON"),
+        (json.dumps(ROWS), "is JSON in an array"),
+        (json.dumps(ROWS, indent=2), "is JSON in an array"),
         ("".join(json.dumps([line, 1]) + "\n" for line in LINES), "is JSON lines"),
         ("id\ttext\n" + "".join(f"{i}\t{t}\n" for i, t in enumerate(LINES)), "table of 2 columns"),
         ("".join(f"{i}\t{t}\n" for i, t in enumerate(LINES)), "is a table of 2 columns with tabs"),
@@ -256,6 +257,6 @@ def test_a_file_in_a_folder_that_is_no_text_is_named(run, tmp_path):
 
 
 def test_forms_of_lines():
-    assert describe_lines([]) == "" and describe_lines(["", " "]) == ""
-    assert describe_lines(["a,b"]) == "" and describe_lines(["a\tb"]) == ""
+    for lines in ([], ["", " "], ["a,b"], ["a\tb"]):
+        assert recognise_lines(lines).kind is Kind.TEXT
     assert guess_encoding("naïve café".encode("latin-1")) == "latin-1"

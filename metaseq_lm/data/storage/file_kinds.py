@@ -1,0 +1,241 @@
+"""The kind of a file, recognised by its first lines whatever its name; all readers ask here.
+
+A file of one kind that is given for another is refused by `check_kind`, which says what it is and
+which option reads it.
+"""
+
+import csv
+import enum
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.storage.text_files import TextFile, blocks, format_suffix
+
+HEAD, HEAD_LINES = 1 << 18, 200  # bytes and lines of a file that are looked at
+MOST = 0.95  # of the lines looked at
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+ROWS = "data"  # the field of a JSON object that holds rows, as in SQuAD and pandas' orient="table"
+FASTTEXT = "__label__"
+OPENS_JSON = re.compile(r'\s*\[?\s*\{\s*"[^"\n]*"\s*:')
+OPENS_MARKUP = re.compile(r"\s*<(?:(\?xml)\b|!doctype html|html[\s>])", re.IGNORECASE)
+_SQUAD = re.compile(r'"data"\s*:\s*\[\s*\{.*?"paragraphs"\s*:', re.DOTALL)
+_BLANK = re.compile(r"[ \t\r\f\v]+")
+_SPAN_TAG = re.compile(r"O|[BIESLUMW][-_:/|.]\S+|\S+[-_:/|.][BIESLUMW]", re.IGNORECASE)
+_WORD_CLASS = re.compile(r"[A-Z]{1,6}\$?|[^\w\s]{1,5}|-[A-Z]{3}-")
+_CONLLU_ROW = re.compile(r"\d+(?:[-.]\d+)?(?:\t[^\t]*){9}")
+# A quoted text or a number, with the next field right behind it.
+_FIRST_FIELD = re.compile(r'("([^"]|"")*"|-?\d+(\.\d+)?)([,;|])\S')
+_COLUMN_NAME = re.compile(r"\w[\w .:/()-]{0,39}")
+DELIMITER_NAMES = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
+
+
+class Kind(enum.Enum):
+    """What a file is; the values are the names in messages."""
+
+    TEXT = "plain text"
+    JSON_LINES = "JSON lines"
+    JSON_LISTS = "JSON lines of lists"
+    JSON_ARRAY = "JSON in an array"
+    JSON_OBJECTS = "JSON, objects over several lines"
+    JSON_COLUMNS = "JSON, one object of columns"
+    SQUAD = "JSON of SQuAD"
+    TABLE = "a table"
+    COLUMNS = "words and tags in columns (CoNLL)"
+    CONLLU = "CoNLL-U"
+    FASTTEXT = "fastText's labelled lines"
+    HTML = "HTML"
+    XML = "XML"
+
+
+JSON_RECORDS = frozenset((Kind.JSON_LINES, Kind.JSON_ARRAY, Kind.JSON_OBJECTS))
+JSON = JSON_RECORDS | {Kind.JSON_LISTS, Kind.JSON_COLUMNS, Kind.SQUAD}
+RECORDS = JSON_RECORDS | {Kind.TABLE}
+PLAIN = frozenset((Kind.TEXT,))
+_COLUMN = (
+    "name the column of the text with --text-column NAME (and --columns A,B,... in a table without "
+    "header row), or make a labelled set of it with --labelled NAME"
+)
+# What to type for a file of each kind.
+REMEDIES = {
+    **dict.fromkeys(RECORDS, _COLUMN),
+    Kind.TEXT: "a corpus is made of it with --trainpref alone, sentences of words with --words",
+    Kind.JSON_LISTS: "write an object for each row, for example with jq -c '{text: .[0], label: .[1]}'",
+    Kind.JSON_COLUMNS: "write an object for each row, for example with pandas' "
+    "to_json(orient='records', lines=True)",
+    Kind.SQUAD: "make a set of questions of it with --benchmark squad/v1.1 or squad/v2.0",
+    Kind.COLUMNS: "make a set of it with --tagged NAME",
+    Kind.CONLLU: "make a set of it with --treebank NAME or --tagged NAME",
+    Kind.FASTTEXT: "write label and text as a table and make a set of it with --labelled NAME",
+    Kind.HTML: "extract its text first",
+    Kind.XML: "extract its text first",
+}
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the first lines of a file are.
+
+    Attributes:
+        kind: The kind.
+        names: The columns of the header row of a table, the fields of the first JSON object; else ().
+        delimiter: The character between the fields of a table.
+        width: How many fields the rows of a table have.
+    """
+
+    kind: Kind
+    names: tuple[str, ...] = ()
+    delimiter: str = ""
+    width: int = 0
+
+    def __str__(self) -> str:
+        if self.kind is not Kind.TABLE:
+            return str(self.kind.value)
+        if not self.delimiter:
+            return "a table without a header row"
+        between = DELIMITER_NAMES[self.delimiter]
+        if self.delimiter == "\t":
+            return f"a table of {self.width} columns with {between} between them"
+        return f"a table ({', '.join(self.names)}) with {between} between its columns"
+
+
+def recognise(file: TextFile) -> Content:
+    """Return what a file is; one of Parquet or Arrow that is read as an ArrowFile is JSON lines."""
+    return recognise_lines(first_lines(file))
+
+
+def first_lines(file: TextFile) -> list[str]:
+    """Return the lines in the first HEAD bytes of a file, at most HEAD_LINES; the last may be cut."""
+    block = next(blocks(file, HEAD), None)
+    text = "" if block is None else block.data.decode("utf-8", "replace")
+    return [line.removesuffix("\r") for line in text.split("\n")[:HEAD_LINES]]
+
+
+def recognise_lines(lines: Sequence[str]) -> Content:
+    """Return what the first lines of a file, without their line ends, are."""
+    filled = [line for line in lines if line.strip()]
+    if not filled:
+        return Content(Kind.TEXT)
+    if match := OPENS_MARKUP.match(filled[0]):
+        return Content(Kind.XML if match[1] else Kind.HTML)
+    if _share(line.startswith(FASTTEXT) for line in filled) >= MOST:
+        return Content(Kind.FASTTEXT)
+    return _json(filled) or _conll(lines) or _table(filled) or Content(Kind.TEXT)
+
+
+def is_json(file: TextFile) -> bool:
+    """Return whether a file, packed or not, holds JSON by its name or by its content."""
+    return format_suffix(file.path) in JSON_SUFFIXES or recognise(file).kind in JSON
+
+
+def is_conllu(file: TextFile) -> bool:
+    """Return whether a file, packed or not, is CoNLL-U by its name or by its content."""
+    return format_suffix(file.path) == ".conllu" or recognise(file).kind is Kind.CONLLU
+
+
+def check_kind(file: TextFile, kinds: frozenset[Kind], expected: str) -> None:
+    """Raise a MetaseqError that says what a file is, and what reads it, unless it is one of `kinds`.
+
+    `expected` names these. What reads PLAIN text has an option --plain-text.
+    """
+    content = recognise(file)
+    if content.kind not in kinds:
+        remedy = ", or read the file as it is with --plain-text" if kinds == PLAIN else ""
+        raise MetaseqError(
+            f"{file}: is {content}, not {expected}; {REMEDIES[content.kind]}{remedy}"
+        )
+
+
+def _share(values: Iterable[bool]) -> float:
+    answers = list(values)
+    return sum(answers) / len(answers)
+
+
+def _json(lines: Sequence[str]) -> Content | None:
+    values = list(map(_json_value, lines))
+    first = values[0]
+    if first and _share(value is not None for value in values) >= 0.5:
+        if isinstance(first, list):
+            is_array = len(lines) == 1 and all(isinstance(item, dict) for item in first)
+            names = tuple(first[0]) if is_array else ()
+            return Content(Kind.JSON_ARRAY if is_array else Kind.JSON_LISTS, names)
+        kind = Kind.JSON_LINES
+        if len(lines) == 1 and _SQUAD.search(lines[0]):
+            kind = Kind.SQUAD
+        elif len(lines) == 1 and all(isinstance(value, (dict, list)) for value in first.values()):
+            kind = Kind.JSON_LINES if ROWS in first else Kind.JSON_COLUMNS
+        return Content(kind, tuple(first))
+    text = "\n".join(lines)
+    if not OPENS_JSON.match(text):
+        return None
+    if text.lstrip().startswith("["):
+        return Content(Kind.JSON_ARRAY)
+    if _SQUAD.search(text):
+        return Content(Kind.SQUAD)
+    # A first line that is no JSON is longer than the lines looked at, damaged, or not the whole object.
+    one_a_line = len(lines) == 1 or _share(v is not None for v in values[1:]) > 0.5
+    return Content(Kind.JSON_LINES if one_a_line else Kind.JSON_OBJECTS)
+
+
+def _json_value(line: str) -> Any:
+    """Return the object or list that a line is; None for an empty one and for anything else."""
+    if line.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        return json.loads(line) or None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _conll(lines: Sequence[str]) -> Content | None:
+    rows = [line for line in lines if line.strip() and not line.startswith("#")]
+    if rows and _share(bool(_CONLLU_ROW.fullmatch(row)) for row in rows) >= MOST:
+        return Content(Kind.CONLLU)
+    columns = [_BLANK.split(row.strip(" \t\r\f\v")) for row in rows]
+    has_breaks = any(not line.strip() for line in lines[1:-1])
+    if len(rows) < 2 or any(not 1 < len(row) < 11 for row in columns[:1]):
+        return None
+
+    def is_last(pattern: re.Pattern[str]) -> Callable[[list[str]], bool]:
+        return lambda row: 1 < len(row) < 11 and pattern.fullmatch(row[-1]) is not None
+
+    has_spans, has_classes = is_last(_SPAN_TAG), is_last(_WORD_CLASS)
+    # A table may have a column of such values, but it has a header and no breaks.
+    if _share(map(has_spans, columns)) >= MOST and (has_breaks or has_spans(columns[0])):
+        return Content(Kind.COLUMNS)
+    same_width = _share(len(row) == len(columns[0]) for row in columns) >= MOST
+    if has_breaks and same_width and _share(map(has_classes, columns)) >= MOST:
+        return Content(Kind.COLUMNS)
+    return None
+
+
+def _table(lines: Sequence[str]) -> Content | None:
+    # Tabs in front of a line indent it.
+    tabs = [line.lstrip("\t ").count("\t") for line in lines]
+    if len(lines) > 1 and tabs[0] and _share(n == tabs[0] for n in tabs) >= MOST:
+        header = tuple(map(str.strip, lines[0].split("\t")))
+        names = header if all(map(_COLUMN_NAME.fullmatch, header)) else ()
+        return Content(Kind.TABLE, names, "\t", tabs[0] + 1)
+    for delimiter in (",", ";", "|"):
+        if columns := _header(lines, delimiter):
+            return Content(Kind.TABLE, tuple(columns), delimiter, len(columns))
+    if len(lines) > 4 and _share(bool(_FIRST_FIELD.match(line)) for line in lines) >= MOST:
+        return Content(Kind.TABLE)
+    return None
+
+
+def _header(lines: Sequence[str], delimiter: str) -> list[str]:
+    """Return the names in the first line of a table with at least two columns; [] for other text."""
+    try:
+        rows = list(csv.reader((f"{line}\n" for line in lines), delimiter=delimiter))
+    except csv.Error:
+        return []
+    header = rows[0]
+    if len(rows) < 2 or len(header) < 2 or not all(map(_COLUMN_NAME.fullmatch, header)):
+        return []
+    # The last row may go on behind the lines looked at.
+    rows = rows[1:-1] or rows[1:]
+    return header if _share(len(row) == len(header) for row in rows) >= MOST else []
