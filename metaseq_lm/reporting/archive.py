@@ -78,8 +78,9 @@ def check_complete(path: Path, runs: Sequence[Run]) -> None:
 
 def identity(run: Run) -> str:
     """Return a text that a run and its copies in archives have in common."""
+    values = {key: value for key, value in portable(run).items() if bare_key(key) != "data"}
     outcome = results_of(run) or stored_lines(run.log)
-    return json.dumps([run.values.get("label"), run.seed, outcome])
+    return json.dumps([values, outcome], sort_keys=True)
 
 
 def name_of(run: Run) -> str:

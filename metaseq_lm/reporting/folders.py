@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +69,28 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
             f"metaseq-lm: warning: {link} leads to {os.path.realpath(link)}, outside of the folder, and is no run: "
             "it is not searched; name it as well to report its runs"
         )
-    runs = [read_run(folder) for folder in folders]
-    # A run counts once even if it is in its folder and in archives.
-    seen = {archive.identity(run) for run in runs} if archives else set()
-    archived = []
+    # A run counts once even if it is in several folders, or in its folder and in archives.
+    in_folders = once([read_run(folder) for folder in folders])
+    seen = {archive.identity(run) for run in in_folders} if archives else set()
+    archived: dict[str, Run] = {}
     for run in (run for path in archives for run in archive.read(path)):
-        if archive.identity(run) not in seen:
-            seen.add(archive.identity(run))
-            archived.append(run)
-    return archived + runs
+        if (key := archive.identity(run)) not in seen:
+            archived.setdefault(key, run)
+    return [*archived.values(), *in_folders]
+
+
+def once(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs without copies of ended ones, which the run that stays names in a note."""
+    copies: dict[str, list[Run]] = {}
+    for run in runs:
+        is_ended = run.results is not None
+        copies.setdefault(archive.identity(run) if is_ended else str(run.path), []).append(run)
+    return [
+        replace(run, notes=(*run.notes, f"counts once; a copy of it is {', '.join(names)}"))
+        if (names := [copy.name for copy in others])
+        else run
+        for run, *others in copies.values()
+    ]
 
 
 def run_folders(root: Path, links: dict[str, None]) -> Iterable[Path]:

@@ -1,5 +1,6 @@
 """One run as reports see it: config, log, and results or the reason why there are none."""
 
+import json
 import math
 import os
 import re
@@ -83,6 +84,19 @@ class Run:
             if line["kind"] == kind and "update" in line and is_number(line.get(key))
         )
         return [update for update, _ in points], [value for _, value in points]
+
+    @cached_property
+    def outcome(self) -> str:
+        """All final metrics and validations, but no times: equal where training computed the same."""
+        if self.results is None:
+            return str(self.path)
+        validations = [
+            {key: value for key, value in line.items() if key != "seconds"}
+            for line in self.log
+            if line["kind"] == "valid"
+        ]
+        updates = self.results.get("updates")
+        return json.dumps([self.seed, updates, self.metrics, validations], sort_keys=True)
 
     def why_unended(self) -> str | None:
         """Return how this run ended, with its message, or None if it finished."""

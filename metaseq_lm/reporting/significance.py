@@ -48,8 +48,13 @@ class Comparison:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the setting is a baseline itself."""
-        return self.setting is self.baseline
+        """Whether the setting is a baseline itself, or the same runs under another label."""
+        return self.baseline is not None and self.setting.content == self.baseline.content
+
+    @property
+    def hypothesis(self) -> tuple[Any, Any]:
+        """What is tested: equal for the same runs under two labels."""
+        return self.setting.content, self.baseline and self.baseline.content
 
     @property
     def texts(self) -> tuple[str, str]:
@@ -57,7 +62,7 @@ class Comparison:
         if self.p is not None:
             return p_text(self.p), p_text(self.holm)
         if self.is_baseline:
-            return "", "baseline"
+            return "", "baseline" if self.setting is self.baseline else "same runs"
         return ("-", "-") if self.baseline is None else (f"n<{FEWEST}",) * 2
 
     def detectable_texts(self, metric: Metric) -> tuple[str, str]:
@@ -83,7 +88,7 @@ class Significance:
     def notes(self) -> list[str]:
         """Return notes on the test, the significant settings, the smallest possible p, and what was not tested."""
         tested = [c for c in self.comparisons if c.p is not None]
-        lines = [self.describe(len(tested))]
+        lines = [self.describe(len({c.hypothesis for c in tested}), len(tested))]
         if tested:
             better = [
                 f"{c.setting.name} (p = {p_text(c.holm)})"
@@ -108,7 +113,7 @@ class Significance:
                 )
         return lines
 
-    def describe(self, count: int) -> str:
+    def describe(self, count: int, shown: int) -> str:
         """Return the test, the alternative, the baseline and the correction in one sentence."""
         test = {
             "permutation": f"permutation test of {self.centre}s, all assignments of the scores, or "
@@ -119,9 +124,10 @@ class Significance:
             "t": "Student's t test of means, deviations pooled",
         }[self.test]
         within = f" with equal {', '.join(self.keys)}" if self.keys else ""
+        once = ", the same runs under several labels counted once" * (count < shown)
         return (
             f"p: {test}, unpaired, one-sided (better than the baseline {self.baseline}{within}); "
-            f"p (Holm): corrected by Holm-Bonferroni for the {count} comparisons of this table."
+            f"p (Holm): corrected by Holm-Bonferroni for the {count} comparisons of this table{once}."
         )
 
     def describe_detectable(self) -> str:
@@ -136,7 +142,7 @@ class Significance:
 
     def reach(self, tested: Sequence[Comparison]) -> str:
         """Return the smallest p that the numbers of seeds allow, and whether it can be enough."""
-        count = len(tested)
+        count = len({c.hypothesis for c in tested})
         least = {c.sizes: floor(self.test, *c.sizes) for c in tested}
         bounds = "; ".join(f"{p:.2g} for {n} seeds against {m}" for (n, m), p in least.items())
         line = f"p cannot fall below about {bounds}."
@@ -170,7 +176,7 @@ def compare(
     centre = "median" if spread == "range" and test != "t" else "mean"
     comparisons: list[Comparison] = []
     for setting, base in pairs:
-        if base is None or base is setting:
+        if base is None or base.content == setting.content:
             comparisons.append(Comparison(setting, base))
             continue
         a, b = ([*s.seed_means(metric.name).values()] for s in (setting, base))
@@ -183,8 +189,10 @@ def compare(
                 detectable=detectable(a, b, test, centre) if with_detectable else None,
             )
         comparisons.append(comparison)
-    corrected = iter(holm([c.p for c in comparisons if c.p is not None]))
-    comparisons = [c if c.p is None else replace(c, holm=next(corrected)) for c in comparisons]
+    # The same runs under two labels are one hypothesis.
+    p_values = {key: c.p for c in comparisons if (key := c.hypothesis) and c.p is not None}
+    corrected = dict(zip(p_values, holm(list(p_values.values()))))
+    comparisons = [replace(c, holm=corrected.get(c.hypothesis)) for c in comparisons]
     return Significance(
         comparisons, ", ".join(conditions), test, centre, keys, with_detectable=with_detectable
     )

@@ -21,6 +21,7 @@ from metaseq_lm.reporting.settings import (
     group_by,
     hidden_keys,
     identity,
+    repeated,
     show,
     suggestion,
 )
@@ -280,6 +281,9 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
     lines: list[str] = []
     if metric.guessed:
         lines.append(f"Higher {metric.name} counts as better; --better lower turns it round.")
+    for same in repeated(settings):
+        names = [setting.name for setting in same]
+        lines.append(f"{', '.join(names[:-1])} and {names[-1]} are the same runs.")
     for setting in settings:
         for run in setting.runs:
             why = run.why_unscored(metric.name)

@@ -28,9 +28,9 @@ def picked(*paths, stage=None):
 
 
 def test_the_last_stage_is_tabulated_and_the_others_counted(tmp_path):
-    for name in "ab":
+    for seed, name in enumerate("ab"):
         for stage in ("pretrain", "finetune"):
-            make_run(tmp_path / name / stage)
+            make_run(tmp_path / name / stage, seed=seed, label=stage)
     make_run(tmp_path / "extra" / "x")
     plan(tmp_path)
     names, notes = picked(tmp_path)
@@ -116,7 +116,7 @@ def test_a_damaged_plan_and_an_unknown_stage_are_errors(tmp_path):
 
 def test_a_run_that_ends_where_another_begins_is_tabulated(tmp_path):
     make_run(tmp_path / "pre")
-    make_run(tmp_path / "fine")
+    make_run(tmp_path / "fine", score=0.9)
     short = {"name": "short", "stages": [{"name": "pretrain", "folder": "pre"}]}
     stages = [*short["stages"], {"name": "finetune", "folder": "fine"}]
     text = json.dumps({"runs": [{"name": "long", "stages": stages}, short]})

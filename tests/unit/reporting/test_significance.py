@@ -331,6 +331,49 @@ def test_three_seeds_never_detect_anything_says_the_table(tmp_path):
     assert [row[at].text for row in table.rows] == ["", "", "never", "never"]
 
 
+def test_the_same_runs_under_two_labels_are_corrected_once(tmp_path):
+    scores = {"MLM": 0.1, "best": 0.2, "last": 0.2, "soft": 0.15, "MLM again": 0.1}
+    for seed in range(1, 5):
+        for label, score in scores.items():
+            change = {"trainer.keep_last": 3} if label == "last" else {}
+            shown = {"seed": seed, "label": label, "save_dir": label}
+            folder = tmp_path / f"{label}-{seed}"
+            make_run(
+                folder,
+                score + seed / 1000,
+                config=change,
+                results={"seconds": 60 + len(label)},
+                **shown,
+            )
+    settings = group(find_runs([tmp_path]))
+    metric = choose_metric([run for s in settings for run in s.runs], "test.accuracy")
+    table = setting_table(settings, metric, "sd", compare(settings, metric, ["MLM"]))
+    columns = dict(zip(table.head, zip(*([cell.text for cell in row] for row in table.rows))))
+    assert columns["label"] == ("MLM", "MLM again", "best", "last", "soft")
+    assert columns["p (Holm)"] == ("baseline", "same runs", "0.029", "0.029", "0.029")
+    assert any("for the 2 comparisons of this table, the same runs" in n for n in table.notes)
+    assert {"best and last are the same runs.", "MLM and MLM again are the same runs."} <= {
+        *table.notes
+    }
+
+
+def test_runs_that_scored_the_same_with_other_options_are_two(tmp_path):
+    for seed in range(1, 5):
+        for label, rate in (("MLM", 0.1), ("a", 0.2), ("b", 0.3)):
+            config = {"optimizer.lr": rate}
+            make_run(
+                tmp_path / f"{label}-{seed}",
+                0.5 + seed / 1000,
+                config=config,
+                seed=seed,
+                label=label,
+            )
+    settings = group(find_runs([tmp_path]))
+    compared = compare(settings, choose_metric(find_runs([tmp_path]), "test.accuracy"), ["MLM"])
+    assert "2 comparisons of this table." in compared.notes()[0]
+    assert not any("same runs" in line for line in compared.notes())
+
+
 def test_numbers_are_written_short():
     texts = [p_text(p) for p in (None, 1.0, 0.0126, 0.00126, 0.0001, 1e-7)]
     assert texts == ["-", "1.000", "0.013", "0.0013", "0.0001", "<0.0001"]
