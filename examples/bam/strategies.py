@@ -152,7 +152,9 @@ def table(cells: Cells, left_out: Sequence[str]) -> list[str]:
     columns = list(next(iter(cells.values()), {}))
     p = tested(cells, left_out)
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    least = [f"{100 * MOST_FREQUENT[name]:.1f}" if name in MOST_FREQUENT else "" for name in columns]
+    least = [
+        f"{100 * MOST_FREQUENT[name]:.1f}" if name in MOST_FREQUENT else "" for name in columns
+    ]
     lines.append(f"| most frequent class | {' | '.join(least)} |")
     for label, row in cells.items():
         written = [text(values, p.get((label, column))) for column, values in row.items()]
