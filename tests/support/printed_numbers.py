@@ -12,7 +12,7 @@ What a page says has to be in what its sources print:
 
 * each number of a table's cells, in the output of the nearest source above it in the same section (##);
   but for the header, the first column, which names the rows, and columns whose header speaks of the paper,
-  the dissertation or a claim. A ± B has to be printed as such;
+  the dissertation, a claim or a setting. A ± B has to be printed as such;
 * each line of a text block, as it is, in the same output;
 * in sentences numbers with a decimal point, those with ± and those in points or per cent, in the output of
   a source of the section, or, if it has none, of the page. Not those in `code`, in brackets that begin
@@ -56,7 +56,7 @@ NUMBER = re.compile(
     r"(?P<exponent>e[-+]?\d+)?(?!\w|[.,]\d)"
 )
 SPREAD = re.compile(r"\s*±\s*")
-FOREIGN_COLUMN = re.compile(r"\b(?:paper|dissertation|claim)", re.IGNORECASE)
+FOREIGN_COLUMN = re.compile(r"\b(?:paper|dissertation|claim|setting)", re.IGNORECASE)
 LINK = re.compile(r"\]\(([^)#\s]*)[^)\s]*\)")
 # Parts of a paper, versions, the usual level of significance, and "(paper: 75.1)".
 NAMES = re.compile(

@@ -4,12 +4,16 @@ Those of scripts are in test_example_scripts.py.
 """
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from metaseq_lm.cli import main
+from metaseq_lm.sweeps.definition import normalise, read_file
+from metaseq_lm.sweeps.expansion import expand
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = re.compile(r"^\s*metaseq-lm (report .*)$", re.MULTILINE)
@@ -54,3 +58,31 @@ def test_options_go_together(
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     assert "no such folder. Give run folders" in capsys.readouterr().err, command
+
+
+def labels_of(sweep: Path, data: Path) -> set[str]:
+    """Return the labels of the runs of a sweep, by its overrides or by its configurations."""
+    content = read_file(sweep) | {"data": str(data), "seeds": [1]}
+    arguments = [
+        argument
+        for run in expand(normalise(content), data / "out")
+        for stage in run.stages
+        for argument in stage.arguments
+    ]
+    configs = {Path(content["config_dir"], f"{name}.yaml") for name in arguments}
+    files = [yaml.safe_load(file.read_text()) for file in configs if file.is_file()]
+    named = [a.removeprefix("label=").strip("'") for a in arguments if a.startswith("label=")]
+    return {*named, *(file["label"] for file in files if "label" in file)}
+
+
+LABELLED = [
+    (name, label.removeprefix("label=").strip("'"))
+    for name, command in COMMANDS
+    for label in shlex.split(command)
+    if label.startswith("label=") and name.endswith(".yaml")
+]
+
+
+@pytest.mark.parametrize("name, label", LABELLED)
+def test_the_header_of_a_sweep_names_its_labels(name: str, label: str, tmp_path: Path) -> None:
+    assert label in labels_of(ROOT / name, tmp_path)
