@@ -60,29 +60,32 @@ def test_options_go_together(
     assert "no such folder. Give run folders" in capsys.readouterr().err, command
 
 
-def labels_of(sweep: Path, data: Path) -> set[str]:
-    """Return the labels of the runs of a sweep, by its overrides or by its configurations."""
+def labels_of(sweep: Path, data: Path, last: bool) -> set[str]:
+    """Return the labels that the runs of a sweep have, or those of its last stage."""
     content = read_file(sweep) | {"data": str(data), "seeds": [1]}
-    arguments = [
-        argument
-        for run in expand(normalise(content), data / "out")
-        for stage in run.stages
-        for argument in stage.arguments
-    ]
-    configs = {Path(content["config_dir"], f"{name}.yaml") for name in arguments}
-    files = [yaml.safe_load(file.read_text()) for file in configs if file.is_file()]
-    named = [a.removeprefix("label=").strip("'") for a in arguments if a.startswith("label=")]
-    return {*named, *(file["label"] for file in files if "label" in file)}
+    labels = set()
+    for run in expand(normalise(content), data / "out"):
+        for stage in run.stages[-1:] if last else run.stages:
+            config = stage.arguments[stage.arguments.index("--config-name") + 1]
+            file = Path(content["config_dir"], f"{config}.yaml").read_text("utf-8")
+            options = [a.partition("=") for a in stage.arguments if a.startswith("label=")]
+            stated = options[-1][2].strip("'") if options else yaml.safe_load(file).get("label")
+            labels.add(str(stated))
+    return labels
 
 
 LABELLED = [
-    (name, label.removeprefix("label=").strip("'"))
+    (name, command, word.removeprefix("label=").strip("'"))
     for name, command in COMMANDS
-    for label in shlex.split(command)
-    if label.startswith("label=") and name.endswith(".yaml")
+    for word in shlex.split(command)
+    if word.startswith("label=") and name.endswith(".yaml")
 ]
 
 
-@pytest.mark.parametrize("name, label", LABELLED)
-def test_the_header_of_a_sweep_names_its_labels(name: str, label: str, tmp_path: Path) -> None:
-    assert label in labels_of(ROOT / name, tmp_path)
+@pytest.mark.parametrize("name, command, label", LABELLED)
+def test_the_header_of_a_sweep_names_its_labels(
+    name: str, command: str, label: str, tmp_path: Path
+) -> None:
+    """A report of the folder of a sweep is one of its last stage."""
+    is_whole = re.fullmatch(r"runs/\w+", command.split()[1]) is not None
+    assert label in labels_of(ROOT / name, tmp_path, is_whole)
