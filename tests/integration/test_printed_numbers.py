@@ -69,10 +69,20 @@ TABLE = "| | score | paper |\n|---|---|---|\n"
             COMMAND + "21 points, 14 points, 3 seeds; section 3.4, 0.03 (paper: 75.1), `0.2`",
             ["14", "0.03"],
         ),
+        (
+            COMMAND
+            + "## Other\n\n<!-- numbers: of this page -->\n"
+            + TABLE
+            + "| mlm | 77.68, 7.7 | |",
+            ["7.7"],
+        ),
         (COMMAND + "## Other\n\nOf the page: 21.1, 69 %, 68 %.", ["68"]),
         (COMMAND + "```text\nlabel  score\nmlm    77.68\n```", ["mlm    77.68"]),
         ("<!-- numbers: of the paper -->\n21.5\n\n22.5", ["22.5"]),
-        ("## One\n\n<!-- numbers: settings -->\n\n21.5\n\n1.5 ± 0.5\n\n## Other\n\n22.5", ["1.5 ±", "22.5"]),
+        (
+            "## One\n\n<!-- numbers: settings -->\n\n21.5\n\n1.5 ± 0.5\n\n## Other\n\n22.5",
+            ["1.5 ±", "22.5"],
+        ),
         ("<!-- numbers: of the linked pages -->\nOf [this](results/a.md) 21.07, 3.54", ["3.54"]),
     ],
 )

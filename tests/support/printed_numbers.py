@@ -12,7 +12,7 @@ What a page says has to be in what its sources print:
 
 * each number of a table's cells, in the output of the nearest source above it in the same section (##);
   but for the header, the first column, which names the rows, and columns whose header speaks of the paper,
-  the dissertation or a claim. A ± B has to be printed as such;
+  the dissertation, a claim or a setting. A ± B has to be printed as such;
 * each line of a text block, as it is, in the same output;
 * in sentences numbers with a decimal point, those with ± and those in points or per cent, in the output of
   a source of the section, or, if it has none, of the page. Not those in `code`, in brackets that begin
@@ -26,6 +26,7 @@ or paragraph it stands for that one, followed by an empty line for the rest of i
 
     <!-- numbers: of the paper -->
     <!-- numbers: settings -->              what was chosen, not measured: may not have a ±
+    <!-- numbers: of this page -->          what any source of the page prints: for summaries
     <!-- numbers: of the linked pages -->   what the sources of the results pages print to which the row,
                                             the paragraph or else the section links
 """
@@ -49,13 +50,13 @@ from markdown_blocks import ROOT, Block, blocks, calls, name, share
 
 from metaseq_lm.cli import main
 
-ORIGIN = re.compile(r"<!-- numbers: (of the paper|settings|of the linked pages) -->$")
+ORIGIN = re.compile(r"<!-- numbers: (of the paper|settings|of this page|of the linked pages) -->$")
 NUMBER = re.compile(
     r"(?<![\w.,])(?P<sign>[-+−])?(?<!\w\.)(?P<mantissa>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)"
     r"(?P<exponent>e[-+]?\d+)?(?!\w|[.,]\d)"
 )
 SPREAD = re.compile(r"\s*±\s*")
-FOREIGN_COLUMN = re.compile(r"\b(?:paper|dissertation|claim)", re.IGNORECASE)
+FOREIGN_COLUMN = re.compile(r"\b(?:paper|dissertation|claim|setting)", re.IGNORECASE)
 LINK = re.compile(r"\]\(([^)#\s]*)[^)\s]*\)")
 # Parts of a paper, versions, the usual level of significance, and "(paper: 75.1)".
 NAMES = re.compile(
@@ -305,10 +306,17 @@ class Page:
             problems += getattr(self, f"{item.kind}_problems")(item)
         return problems
 
-    def nearest(self, item: Item) -> list[Source]:
-        """Return the last source above an item in its section."""
-        lines = [n for n, s in self.sections.items() if s == item.section and n < item.line]
-        return [self.sources[max(lines)]] if lines else []
+    def sources_of(self, item: Item, text: str) -> list[Source]:
+        """Return the sources of an item, of whose text a part may link to pages of its own."""
+        everything = list(self.sources.values())
+        if item.origin == "of the linked pages":
+            return self.linked(item, text)
+        if item.origin == "of this page":
+            return everything
+        lines = [line for line, section in self.sections.items() if section == item.section]
+        if item.kind == "prose":
+            return [self.sources[line] for line in lines] or everything
+        return [self.sources[line] for line in lines if line < item.line][-1:]
 
     def linked(self, item: Item, text: str) -> list[Source]:
         """Return the sources of the results pages that a text links to, or else its section."""
@@ -330,7 +338,7 @@ class Page:
         first, *lines = item.text.splitlines()
         if first != "```text":
             return []
-        sources = self.nearest(item)
+        sources = self.sources_of(item, item.text)
         return [
             Problem(self.place(item.line + number), repr(line), *commands(sources))
             for number, line in enumerate(lines[:-1], 1)
@@ -338,22 +346,16 @@ class Page:
         ]
 
     def table_problems(self, item: Item) -> list[Problem]:
-        rows = [cells(line) for line in item.text.splitlines()]
-        header, problems = rows[0], []
-        for number, row in enumerate(rows[2:], 2):
-            sources = self.nearest(item)
-            if item.origin == "of the linked pages":
-                sources = self.linked(item, item.text.splitlines()[number])
-            for title, cell in list(zip(header, row, strict=False))[1:]:
+        lines, problems = item.text.splitlines(), []
+        for number, line in enumerate(lines[2:], 2):
+            sources = self.sources_of(item, line)
+            for title, cell in list(zip(cells(lines[0]), cells(line), strict=False))[1:]:
                 if not FOREIGN_COLUMN.search(title):
                     problems += self.missing(cell, sources, item.line + number, every=True)
         return problems
 
     def prose_problems(self, item: Item) -> list[Problem]:
-        sources = [s for n, s in self.sources.items() if self.sections[n] == item.section]
-        if item.origin == "of the linked pages":
-            sources = self.linked(item, item.text)
-        return self.missing(item.text, sources or list(self.sources.values()), item.line)
+        return self.missing(item.text, self.sources_of(item, item.text), item.line)
 
     def missing(
         self, text: str, sources: list[Source], line: int, every: bool = False
