@@ -83,6 +83,11 @@ TABLE = "| | score | paper |\n|---|---|---|\n"
             "## One\n\n<!-- numbers: settings -->\n\n21.5\n\n1.5 ± 0.5\n\n## Other\n\n22.5",
             ["1.5 ±", "22.5"],
         ),
+        ("<!-- numbers: not archived -->\n21.5, which is not archived", []),
+        (
+            "<!-- numbers: not archived -->\n21.5",
+            ["not archived, which the page does not say"],
+        ),
         ("<!-- numbers: of the linked pages -->\nOf [this](results/a.md) 21.07, 3.54", ["3.54"]),
     ],
 )

@@ -27,6 +27,7 @@ or paragraph it stands for that one, followed by an empty line for the rest of i
     <!-- numbers: of the paper -->
     <!-- numbers: settings -->              what was chosen, not measured: may not have a ±
     <!-- numbers: of this page -->          what any source of the page prints: for summaries
+    <!-- numbers: not archived -->          measured, but no file holds what was printed; the page says "not archived"
     <!-- numbers: of the linked pages -->   what the sources of the results pages print to which the row,
                                             the paragraph or else the section links
 """
@@ -50,7 +51,9 @@ from markdown_blocks import ROOT, Block, blocks, calls, name, share
 
 from metaseq_lm.cli import main
 
-ORIGIN = re.compile(r"<!-- numbers: (of the paper|settings|of this page|of the linked pages) -->$")
+ORIGIN = re.compile(
+    r"<!-- numbers: (of the paper|settings|of this page|not archived|of the linked pages) -->$"
+)
 NUMBER = re.compile(
     r"(?<![\w.,])(?P<sign>[-+−])?(?<!\w\.)(?P<mantissa>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)"
     r"(?P<exponent>e[-+]?\d+)?(?!\w|[.,]\d)"
@@ -297,6 +300,11 @@ class Page:
         problems = []
         for item in self.items:
             if item.origin == "of the paper":
+                continue
+            if item.origin == "not archived":
+                if not any("not archived" in other.text for other in self.items):
+                    text = "not archived, which the page does not say"
+                    problems.append(Problem(self.place(item.line), text))
                 continue
             if item.origin == "settings":
                 for mean, _ in find_spreads(without_code(item.text)):
