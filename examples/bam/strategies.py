@@ -2,8 +2,9 @@
 
 usage: python strategies.py RUN_OR_FOLDER_OR_ARCHIVE ...
 
-Runs of one set and of several stand in one table: a run has a score for each of its sets. The average is over
-the sets of a seed that all of the paper's strategies here have, of those seeds that have all of them.
+Runs of one set and of several stand in one table: a run has a score for each of its sets. A set ranks
+strategies only if some median is above the most frequent class; the others are neither averaged nor tested. The
+average is over the sets of a seed that all of the paper's strategies here have, of those seeds that have all of them.
 p is of the paper's question, whether a strategy that has teachers is better than Single and than Multi: the
 larger p of two bootstrap tests of means, after Holm-Bonferroni for all cells that are tested. Below stand the
 differences that the paper's claims are of, with those that a permutation test of these seeds could show.
@@ -27,6 +28,18 @@ TAUGHT = ["Single->Single", "Multi->Multi", "Single->Multi"]
 # The table's order in the paper; what else there is follows.
 ORDER = [*BASELINES, *TAUGHT]
 SETS = ["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE"]
+
+# Scores of the class that is most frequent in training, as baseline.txt has them, on the rows that run.sh scores.
+MOST_FREQUENT = {
+    "CoLA": 0.0,
+    "SST-2": 444 / 872,
+    "MRPC": 279 / 408,
+    "STS-B": 0.0,
+    "QQP": 0.623,
+    "MNLI": 0.347,
+    "QNLI": 0.504,
+    "RTE": 146 / 277,
+}
 
 # What the paper says is better than what: on average, and on RTE (table 3.5).
 AVERAGE = [
@@ -70,13 +83,36 @@ def collect(runs: Iterable[Run]) -> Scores:
     return scores
 
 
+def sets_of(scores: Scores) -> list[str]:
+    """Return the sets in the table's order."""
+    names = {name for row in scores.values() for name in row}
+    return [name for name in SETS if name in names] + sorted(names - set(SETS))
+
+
+def unranked(scores: Scores) -> list[str]:
+    """Return the sets on which no median is above the most frequent class."""
+    return [
+        name
+        for name in sets_of(scores)
+        if name in MOST_FREQUENT
+        and all(
+            np.median([*row[name].values()]) <= MOST_FREQUENT[name]
+            for row in scores.values()
+            if name in row
+        )
+    ]
+
+
 def cells_of(scores: Scores) -> Cells:
     """Return the scores of each cell, the columns in the table's order, the average last."""
-    found = {name for row in scores.values() for name in row}
-    sets = [name for name in SETS if name in found] + sorted(found - set(SETS))
+    sets, left_out = sets_of(scores), unranked(scores)
     known = [label for label in ORDER if label in scores]
     # Teachers of further sets, and students of few, stand in the table too.
-    shared = [name for name in sets if all(name in scores[label] for label in known)]
+    shared = [
+        name
+        for name in sets
+        if name not in left_out and all(name in scores[label] for label in known)
+    ]
     cells = {}
     for label in [*known, *sorted(set(scores) - set(known))]:
         columns = {name: scores[label].get(name, {}) for name in sets}
@@ -89,11 +125,13 @@ def cells_of(scores: Scores) -> Cells:
     return cells
 
 
-def tested(cells: Cells) -> dict[tuple[str, str], float]:
+def tested(cells: Cells, left_out: Sequence[str] = ()) -> dict[tuple[str, str], float]:
     """Return p after Holm, by strategy and column, where the strategy and both baselines have seeds."""
     found = {}
     for label in TAUGHT:
         for column, values in cells.get(label, {}).items():
+            if column in left_out:
+                continue
             others = [cells.get(baseline, {}).get(column, []) for baseline in BASELINES]
             if min(len(values), *map(len, others)) >= FEWEST:
                 found[label, column] = max(p_value(values, o, False, "bootstrap") for o in others)
@@ -109,11 +147,15 @@ def text(values: Sequence[float], p: float | None) -> str:
     return shown if p is None else f"{shown} p {p_text(p)}"
 
 
-def table(cells: Cells) -> list[str]:
-    """Return the lines of a table in Markdown."""
+def table(cells: Cells, left_out: Sequence[str]) -> list[str]:
+    """Return the lines of a table in Markdown, and below it what p is of and what is `left_out` of it."""
     columns = list(next(iter(cells.values()), {}))
-    p = tested(cells)
+    p = tested(cells, left_out)
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    least = [
+        f"{100 * MOST_FREQUENT[name]:.1f}" if name in MOST_FREQUENT else "" for name in columns
+    ]
+    lines.append(f"| most frequent class | {' | '.join(least)} |")
     for label, row in cells.items():
         written = [text(values, p.get((label, column))) for column, values in row.items()]
         lines.append(f"| {label} | {' | '.join(written)} |")
@@ -121,17 +163,22 @@ def table(cells: Cells) -> list[str]:
         "",
         f"p: better than {' and '.join(BASELINES)}, bootstrap of means (lenient for few seeds),",
     ]
-    return [*lines, f"corrected by Holm-Bonferroni for the {len(p)} cells that were tested."]
+    lines.append(f"corrected by Holm-Bonferroni for the {len(p)} cells that were tested.")
+    if left_out:
+        lines.append(
+            f"{', '.join(left_out)}: no median is above the most frequent class; not averaged, not tested."
+        )
+    return lines
 
 
-def claims(cells: Cells) -> list[str]:
+def claims(cells: Cells, left_out: Sequence[str] = ()) -> list[str]:
     """Return the lines of a table in Markdown: differences of means in points, and detectable ones."""
     averages = {
         label: next(name for name in row if name.startswith("average"))
         for label, row in cells.items()
     }
     pairs = [(one, other, averages.get(one, "")) for one, other in AVERAGE]
-    pairs += [(one, other, "RTE") for one, other in RTE]
+    pairs += [(one, other, "RTE") for one, other in RTE if "RTE" not in left_out]
     lines = [f"| better | than | on | difference | {DETECTABLE} |", "|---" * 5 + "|"]
     for one, other, column in pairs:
         x, y = (cells.get(label, {}).get(column, []) for label in (one, other))
@@ -147,14 +194,15 @@ def claims(cells: Cells) -> list[str]:
 def main(paths: Sequence[str]) -> None:
     """Print the tables, and name the runs that do not count."""
     runs = find_runs(paths)
-    cells = cells_of(collect(runs))
+    scores = collect(runs)
+    cells, left_out = cells_of(scores), unranked(scores)
     print("score (%) on the validation split: median [least, largest] (number of seeds)\n")
-    print(*table(cells), sep="\n")
+    print(*table(cells, left_out), sep="\n")
     print(
         "\ndifferences of means, in points, and the true ones for which p of a permutation test would fall below "
         "0.05 with a probability of 0.8\n"
     )
-    print(*claims(cells), sep="\n")
+    print(*claims(cells, left_out), sep="\n")
     for run in runs:
         if run.why_unended():
             print(f"\nleft out: {run.name}, {run.why_unended()}")

@@ -10,7 +10,8 @@ A comment before a block says what the test does with it, if not the default:
 
 The default of bash is `compose`: bash itself expands loops, variables and braces; then each option of each
 `metaseq-lm` command must exist, each configuration and sweep must compose, each named file of the
-repository must be there. The default of python is `run`, of yaml that it is YAML.
+repository must be there. The default of python is `run`, of yaml that it is YAML. Numbers that blocks of the
+results print are compared with their pages by test_printed_numbers.py.
 """
 
 import re
@@ -18,96 +19,25 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from markdown_blocks import ROOT, blocks, calls, name, share
 
 from metaseq_lm.cli import build_parser, main, overrides
 from metaseq_lm.cli.train import overrides_of
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "user_dir/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").rglob("README.md")),
     *sorted((ROOT / "metaseq_lm" / "methods").rglob("README.md")),
 ]
-BLOCK = re.compile(
-    r"(?:<!-- test: (?P<test>(?:(?!-->).)*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
-    re.MULTILINE | re.DOTALL,
-)
 AFTER = re.compile(r"<!-- test: after (\S+) -->")
-# Bash calls these in place of the programs; each call is a record of words that end in NUL.
-STUBS = """
-PATH=/nonexistent METASEQ_LM_DATA=FOLDER
-record() { printf '%s\\0' "$@" $'\\n' >> "$CALLS"; }
-metaseq-lm() { record metaseq-lm "$@"; }
-python() { record python "$@"; }
-bash() { record bash "$@"; }
-pip() { :; }
-cd() { :; }
-"""
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block: where it begins, its language and text, and what its comment asks for."""
-
-    place: str
-    language: str
-    text: str
-    test: str
-
-    @property
-    def replaced(self) -> str:
-        """The text with the replacements of the comment; each must find something."""
-        text = self.text
-        for change in self.test.split(";")[1:]:
-            old, new = (part.strip() for part in change.split(" -> "))
-            assert old in text, f"{self.place}: nothing to replace: {old}"
-            text = text.replace(old, new)
-        return text
-
-
-def name(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-def blocks(page: Path) -> list[Block]:
-    """Return the fenced blocks of a page in order."""
-    source = page.read_text(encoding="utf-8")
-    defaults = {"python": "run", "bash": "compose"}
-    return [
-        Block(
-            f"{name(page)}:{source[: match.start('language')].count(chr(10)) + 1}",
-            match["language"],
-            match["text"],
-            match["test"] or defaults.get(match["language"], ""),
-        )
-        for match in BLOCK.finditer(source)
-    ]
-
-
-def calls(block: Block, folder: Path) -> list[list[str]]:
-    """Return the commands that bash would run for a block, in an empty folder."""
-    record = folder / "calls"
-    record.write_bytes(b"")
-    script = STUBS + block.text
-    environment = {"CALLS": str(record), "PWD": str(folder)}
-    subprocess.run(["/bin/bash", "-c", script], cwd=folder, env=environment, capture_output=True)
-    lines = record.read_bytes().decode().split("\n\0")
-    return [line.split("\0")[:-1] for line in lines if line]
-
-
-def share(folder: Path) -> None:
-    """Put the folders of the repository that commands name into a folder."""
-    for shared in ("examples", "user_dir", "scripts"):
-        (folder / shared).symlink_to(ROOT / shared)
 
 
 def check(words: list[str], out: Path) -> None:

@@ -1,15 +1,18 @@
-"""Print the scores of the most frequent class on the validation split of each task, as JSON lines.
+"""Print the scores of the class that is most frequent in training, of each labelled set, as JSON lines.
 
-  python baseline.py DATA
+  python baseline.py DATA [SET ...] [--split test]
 
-Of ReCoRD the answer is the entity that the passage mentions most often, the first of equals. The
-last line is the mean of the scores. A task without the splits that it takes is named and skipped.
+Of the tasks of SuperGLUE, or of the labelled sets of DATA that are named. Of ReCoRD the answer is the
+entity that the passage mentions most often, the first of equals. The last line is the mean of the
+scores. A set without the splits that it takes is named and skipped.
 """
 
+import argparse
 import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,22 +27,22 @@ from metaseq_lm.tasks.finetuning import labelled_metrics
 ENTITY = re.compile(r"\*([^*]+)\*")
 
 
-def most_frequent_class(folder: Path) -> dict[str, float]:
+def most_frequent_class(folder: Path, split: str) -> dict[str, float]:
     """Return the metrics of the class that is most frequent in training, the main one first."""
-    labels, valid = LabelledSet(folder, "train").labels, LabelledSet(folder, "valid")
-    counts = np.bincount(labels, minlength=len(valid.label_names))
-    scores = np.tile(counts == counts.max(), (len(valid), 1)).astype(float)
-    return labelled_metrics(valid, np.arange(len(valid)), scores)
+    labels, scored = LabelledSet(folder, "train").labels, LabelledSet(folder, split)
+    counts = np.bincount(labels, minlength=len(scored.label_names))
+    scores = np.tile(counts == counts.max(), (len(scored), 1)).astype(float)
+    return labelled_metrics(scored, np.arange(len(scored)), scores)
 
 
-def most_frequent_entity(data: Path) -> dict[str, float]:
+def most_frequent_entity(data: Path, split: str) -> dict[str, float]:
     """Return F1 and EM of the most frequent entity, their mean first."""
-    valid, tokenizer = LabelledSet(data / "ReCoRD", "valid"), load_tokenizer(data)
+    scored, tokenizer = LabelledSet(data / "ReCoRD", split), load_tokenizer(data)
     answers = []
-    for row in range(len(valid)):
-        found = Counter(ENTITY.findall(tokenizer.decode(valid.inputs[1][row].tolist())))
+    for row in range(len(scored)):
+        found = Counter(ENTITY.findall(tokenizer.decode(scored.inputs[1][row].tolist())))
         answers.append(found.most_common(1)[0][0] if found else "")
-    found = answer_scores(answers, valid.rows)
+    found = answer_scores(answers, scored.rows)
     return {"score": found["mean"], **found}
 
 
@@ -51,16 +54,18 @@ def missing(folder: Path, splits: list[str]) -> str:
     return ", ".join(f"no {split} split" for split in splits if split not in there)
 
 
-def main(data: Path) -> None:
-    """Print a line for each task that DATA has."""
+def main(data: Path, sets: Sequence[str] = (), split: str = "valid") -> None:
+    """Print a line for each of the sets, or of the tasks of SuperGLUE that DATA has."""
     means = []
-    for name in (task.split("/")[1] for task in AS_TEXT):
+    for name in sets or [task.split("/")[1] for task in AS_TEXT]:
         ours = name == "ReCoRD"
-        reason = missing(data / name, ["valid"] if ours else ["train", "valid"])
+        reason = missing(data / name, [split] if ours else ["train", split])
         if reason:
             print(f"skipped {name}: {reason}", file=sys.stderr)
             continue
-        found = most_frequent_entity(data) if ours else most_frequent_class(data / name)
+        found = (
+            most_frequent_entity(data, split) if ours else most_frequent_class(data / name, split)
+        )
         means.append(found["score"])
         print(json.dumps({"task": name, **found}))
     if means:
@@ -68,6 +73,8 @@ def main(data: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("sets", nargs="*", help="labelled sets (default: the tasks of SuperGLUE)")
+    parser.add_argument("--split", default="valid")
+    main(**vars(parser.parse_args()))

@@ -4,12 +4,16 @@ Those of scripts are in test_example_scripts.py.
 """
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from metaseq_lm.cli import main
+from metaseq_lm.sweeps.definition import normalise, read_file
+from metaseq_lm.sweeps.expansion import expand
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = re.compile(r"^\s*metaseq-lm (report .*)$", re.MULTILINE)
@@ -54,3 +58,34 @@ def test_options_go_together(
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     assert "no such folder. Give run folders" in capsys.readouterr().err, command
+
+
+def labels_of(sweep: Path, data: Path, last: bool) -> set[str]:
+    """Return the labels that the runs of a sweep have, or those of its last stage."""
+    content = read_file(sweep) | {"data": str(data), "seeds": [1]}
+    labels = set()
+    for run in expand(normalise(content), data / "out"):
+        for stage in run.stages[-1:] if last else run.stages:
+            config = stage.arguments[stage.arguments.index("--config-name") + 1]
+            file = Path(content["config_dir"], f"{config}.yaml").read_text("utf-8")
+            options = [a.partition("=") for a in stage.arguments if a.startswith("label=")]
+            stated = options[-1][2].strip("'") if options else yaml.safe_load(file).get("label")
+            labels.add(str(stated))
+    return labels
+
+
+LABELLED = [
+    (name, command, word.removeprefix("label=").strip("'"))
+    for name, command in COMMANDS
+    for word in shlex.split(command)
+    if word.startswith("label=") and name.endswith(".yaml")
+]
+
+
+@pytest.mark.parametrize("name, command, label", LABELLED)
+def test_the_header_of_a_sweep_names_its_labels(
+    name: str, command: str, label: str, tmp_path: Path
+) -> None:
+    """A report of the folder of a sweep is one of its last stage."""
+    is_whole = re.fullmatch(r"runs/\w+", command.split()[1]) is not None
+    assert label in labels_of(ROOT / name, tmp_path, is_whole)

@@ -60,6 +60,26 @@ def test_measured_memory_is_that_of_the_formulas(model: Any) -> None:
     assert all(0.95 < float(row[5]) < 1.05 for row in rows)
 
 
+def test_tables_of_lines(tmp_path: Path) -> None:
+    """Rates are of as many single processes; a kind without lines has no table."""
+    one = {"kind": "update", "overlap": True, "processes": 1, "wait": 0.0, "spread": [0.5, 2.0]}
+    one |= {"seconds": 1.0, "tokens_per_second": 1000.0}
+    two = one | {"processes": 2, "parallel": "shard", "gather": "layer", "overlap": False}
+    sums = {"kind": "link", "processes": 2, "bytes": 4096, "seconds": 0.0025}
+    file = tmp_path / "lines.jsonl"
+    file.write_text("\n".join(map(json.dumps, [one, two, sums])))
+    command = [sys.executable, str(SCALING / "tables.py"), str(file)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    rows = [line for line in lines if line.startswith("| ") and line[2].isdigit()]
+    spread = "1.000 (0.500-2.000) | 0.000 | 1,000"
+    assert rows == [
+        f"| 1 | replicate | - | buckets | {spread} | 100% |",
+        f"| 2 | shard | layer | at the end | {spread} | 50% |",
+        "| 2 | 4,096 | 2.50 |",
+    ]
+    assert sum("---" in line for line in lines) == 2
+
+
 def test_a_small_corpus(tmp_path: Path) -> None:
     out = tmp_path / "figures.jsonl"
     sizes = ["--megabytes", "1", "--billions", "0.001", "--processes", "1", "--updates", "8"]

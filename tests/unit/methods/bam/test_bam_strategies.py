@@ -42,12 +42,13 @@ def test_the_table(strategies: ModuleType, runs: Path, capsys: pytest.CaptureFix
     strategies.main([str(runs / "single-CoLA"), str(runs / "single-RTE"), str(runs / "multi")])
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "| | CoLA | RTE | average of CoLA, RTE |"
+    assert lines[4] == "| most frequent class | 0.0 | 52.7 |  |"
     assert (
-        lines[4]
+        lines[5]
         == "| Single | 20.0 [10.0, 30.0] (2) | 60.0 [50.0, 70.0] (3) | 37.5 [30.0, 45.0] (2) |"
     )
     assert (
-        lines[5]
+        lines[6]
         == "| Multi | 15.0 [10.0, 20.0] (2) | 80.0 [80.0, 80.0] (2) | 47.5 [45.0, 50.0] (2) |"
     )
     assert "died" in lines[-1] and "not finished" in lines[-1]
@@ -104,23 +105,39 @@ def test_strategies_count_sets_better_than_both_baselines(
     scores = {"Single": 0.5, "Multi": 0.6, "Single->Multi": 0.7, "Multi->Multi": 0.55}
     for label, value in scores.items():
         for seed in range(5):
-            found = {"valid": {"RTE_score": value + seed / 1000, "MNLI_score": seed / 10}}
+            found = {"valid": {"RTE_score": value + seed / 1000, "CoLA_score": seed / 10}}
             folder = tmp_path / label / f"seed={seed}"
             make_run(folder, seed=seed, label=label, results={"metrics": found})
     cells = strategies.cells_of(strategies.collect(strategies.find_runs([str(tmp_path)])))
     p = strategies.tested(cells)
-    average = "average of MNLI, RTE"
-    columns = ("MNLI", "RTE", average)
+    average = "average of CoLA, RTE"
+    columns = ("CoLA", "RTE", average)
     assert set(p) == {(label, c) for label in ("Multi->Multi", "Single->Multi") for c in columns}
     # Above both in every seed: 1 of 10,001 resamples at the most, of six cells.
     assert p["Single->Multi", "RTE"] == pytest.approx(6 / 10_001)
     # Above Single in every seed, below Multi.
     assert p["Multi->Multi", "RTE"] == 1.0
-    assert p["Single->Multi", "MNLI"] > 0.5
+    assert p["Single->Multi", "CoLA"] > 0.5
     strategies.main([str(tmp_path)])
     out = capsys.readouterr().out
     assert "| 70.2 [70.0, 70.4] (5) p 0.0006 |" in out and "for the 6 cells" in out
     assert "| 60.2 [60.0, 60.4] (5) |" in out
+
+
+def test_sets_below_the_most_frequent_class_rank_nothing(
+    strategies: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """RTE, where no median reaches 52.7, is shown, but neither averaged, tested nor claimed."""
+    for label, value in {"Single": 0.45, "Multi": 0.5, "Single->Multi": 0.52}.items():
+        for seed in range(5):
+            found = {"valid": {"RTE_score": value + seed / 1000, "CoLA_score": value}}
+            folder = tmp_path / label / f"seed={seed}"
+            make_run(folder, seed=seed, label=label, results={"metrics": found})
+    strategies.main([str(tmp_path)])
+    out = capsys.readouterr().out
+    assert "| | CoLA | RTE | average of CoLA |" in out and "| 50.2 [50.0, 50.4] (5) |" in out
+    assert "for the 2 cells that were tested.\nRTE: no median is above" in out
+    assert "| on |" in out and "| RTE | +" not in out
 
 
 def test_a_score_that_is_there_twice(strategies: ModuleType, runs: Path) -> None:

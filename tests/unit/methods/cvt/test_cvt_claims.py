@@ -1,4 +1,4 @@
-"""examples/cvt/claims.py: runs of one set and of several, pairs over sets and seeds."""
+"""examples/cvt/claims.py: runs of one set and of several, differences by set over the seeds."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def write(
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """CVT above supervised training in five of six pairs at 5 %, in all two at 100 %, of one set."""
+    """CVT above supervised training in five of six seeds of two sets at 5 %, in both of one set at 100 %."""
     for number, (name, seed) in enumerate((n, s) for n in ("chunk", "pos") for s in (1, 2, 3)):
         base = 0.8 + seed / 100
         for label, score in (
@@ -71,38 +71,39 @@ def test_the_tables(claims: ModuleType, runs: Path, capsys: pytest.CaptureFixtur
     assert "| supervised | 82.00 ± 1.00 (3) | 82.00 ± 1.00 (3) |" in out
     assert "| CVT, 3 sets | 95.00 ± 0.00 (2) | 60.00 ± 0.00 (2) | 70.00 ± 0.00 (2) |" in out
     assert "| CVT | 92.50 ± 0.71 (2) | - | - |" in out
-    # Binomial: 7 of 64 for five or six heads of six, 1 of 4 for two of two, half for none of one.
-    assert "| 4.2 | CVT > supervised | 5 % | 6 | 5 | +1.50 | 0.109 | 0.547 |" in out
-    assert "| 4.2 | CVT > supervised | 100 % | 2 | 2 | +2.50 | 0.250 | 1.000 |" in out
-    assert "| 4.2 | CVT, 3 sets > CVT | 100 % | 2 | 2 | +2.50 | 0.250 | 1.000 |" in out
+    assert "| table | claim | labels | chunk | pos | sets above | p | p (Holm) |" in out
+    both = "+1.00 [-1.00, +2.00] | +2.00 [+2.00, +2.00] | 2 of 2 | - | - |"
+    assert f"| 4.2 | CVT > supervised | 5 % | {both}" in out
+    one = "+2.50 [+2.00, +3.00] | - | 1 of 1 | - | - |"
+    assert f"| 4.2 | CVT > supervised | 100 % | {one}" in out
+    assert f"| 4.2 | CVT, 3 sets > CVT | 100 % | {one}" in out
     for last in (
-        "CVT with 25 % > supervised with all |  | 1 | 0 | -1.00",
-        "CVT - supervised, with 5 % > with all |  | 2 | 0 | -2.00",
+        "CVT with 25 % > supervised with all |  | -1.00 [-1.00, -1.00]",
+        "CVT - supervised, with 5 % > with all |  | -2.00 [-3.00, -1.00]",
     ):
-        assert f"| fig. 4.5 | {last} | 1.000 | 1.000 |" in out
+        assert f"| fig. 4.5 | {last} | - | 0 of 1 | - | - |" in out
+    assert "with 2 sets cannot fall below 0.250" in out
     assert "| supervised | 6 | +0.10 | 6 | 1.00 | 1.00 |" in out
     assert "left out" in out and "died" in out
 
 
-def test_a_model_of_several_sets_is_one_pair(claims: ModuleType, tmp_path: Path) -> None:
-    """With the mean of its differences; models of one set are a pair each."""
-    for seed in (1, 2):
-        for label, score in (("CVT", 0.5), ("supervised", 0.4)):
-            for name in ("chunk", "pos"):
+def test_sets_are_the_evidence_not_seeds(
+    claims: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Four sets that agree have p 1/16, whatever the seeds; the sets of one model are not tested."""
+    names = ("chunk", "dep", "ncbi", "pos")
+    for seed in (1, 2, 3):
+        for name in names:
+            for label, score in (("CVT", 0.5), ("supervised", 0.4)):
                 write(tmp_path, label, [name], 0.05, seed, score=score)
-        several = {"chunk_f1": 0.53, "pos_accuracy": 0.49, "dep_las": 0.1}
+        several = {"chunk_f1": 0.53, "pos_accuracy": 0.54, "dep_las": 0.55}
         write(tmp_path, "CVT", ["chunk", "pos", "dep"], 0.05, seed, **several)
-    scores, *_ = claims.collect(claims.read_runs([tmp_path]))
-    assert claims.pairs_of(scores, "CVT, 3 sets", "CVT") == {0.05: [pytest.approx(1.0)] * 2}
-    assert claims.pairs_of(scores, "CVT", "supervised") == {0.05: [pytest.approx(10.0)] * 4}
-
-
-def test_frozen_encoders_are_claimed_for_tags_alone(claims: ModuleType) -> None:
-    places = [claims.Place(1.0, name, 1) for name in ("chunk", "dep")]
-    rows = {claims.FROZEN: dict.fromkeys(places, 80.0), "CVT": dict.fromkeys(places, 70.0)}
-    rows["supervised"] = dict.fromkeys(places, 75.0)
-    assert claims.pairs_of(rows, claims.FROZEN, "supervised") == {1.0: [5.0]}
-    assert claims.pairs_of(rows, "CVT", "supervised") == {1.0: [-5.0, -5.0]}
+    claims.main([str(tmp_path)])
+    out = capsys.readouterr().out
+    tenth = " | ".join(["+10.00 [+10.00, +10.00]"] * 4)
+    assert f"| CVT > supervised | 5 % | {tenth} | 4 of 4 | 0.062 | 0.062 |" in out
+    assert "| +5.00 [+5.00, +5.00] | - | +4.00 [+4.00, +4.00] | 3 of 3 | - | - |" in out
+    assert "with 4 sets cannot fall below 0.062" in out
 
 
 def test_the_stage_that_counts(
@@ -131,8 +132,8 @@ def test_the_stage_that_counts(
 
 
 def test_a_difference_of_nothing_is_no_sign(claims: ModuleType) -> None:
-    assert claims.sign_test([1.0, 0.0, 2.0]) == 0.25
-    assert claims.sign_test([0.0]) == 1.0
+    assert claims.sign_test({"chunk": 1.0, "dep": 0.0, "pos": 2.0}) == 0.25
+    assert claims.sign_test({"chunk": 0.0}) == 1.0
 
 
 def test_a_score_that_is_there_twice(claims: ModuleType, runs: Path) -> None:
