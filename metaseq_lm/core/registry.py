@@ -113,6 +113,25 @@ ALL: dict[str, Registry[Any]] = {
     r.kind: r for r in (TASKS, CRITERIONS, MODELS, OPTIMIZERS, SCHEDULES, TOKENIZERS)
 }
 
+
+def takes(name: str, task: Any, criterion: Any) -> bool:
+    """Return whether a task, registered under `name`, takes a criterion; both are classes."""
+    bases = [base for base in task.criterions if issubclass(criterion, base)]
+    if criterion.tasks:
+        return bool(bases) and name in criterion.tasks
+    # `Criterion` itself derives from object only.
+    return any(criterion.general or base.__base__ is not object for base in bases)
+
+
+def tasks_for(criterion: Any) -> list[str]:
+    """Return the names of the tasks that a class of criterion is for; none if it is for any."""
+    if criterion.general and not criterion.tasks:
+        return []
+    return [
+        name for name, entry in sorted(TASKS.entries.items()) if takes(name, entry.value, criterion)
+    ]
+
+
 register_task = TASKS.register
 register_criterion = CRITERIONS.register
 register_model = MODELS.register
