@@ -11,6 +11,7 @@ import importlib
 import io
 import keyword
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from metaseq_lm import __version__
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.registry import nearest
+from metaseq_lm.core.synonyms import answer
 
 COMMANDS = (
     *("preprocess", "merge", "import-corpus", "train", "sweep", "evaluate", "score", "rerank"),
@@ -33,9 +35,22 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         options = [o for action in self._actions for o in action.option_strings]
         words = [word.split("=")[0].rstrip(":,") for word in message.split()]
-        wrong = next((w for w in words if w.startswith("--") and w not in options), None)
-        hint = self._option_with_value(wrong) or nearest(wrong, options) if wrong else ""
+        wrong = next((w for w in words if re.match("-+[a-zA-Z]", w) and w not in options), None)
+        hint = self._hint(wrong, options) if wrong else ""
         raise UsageError(f"{message}.{hint} See '{self.prog} --help'.")
+
+    def _hint(self, word: str, options: list[str]) -> str:
+        """Return what is perhaps meant by an unknown option, "" if nothing is like it."""
+        takes_keys = getattr(self.get_default("module"), "OVERRIDES", False)
+        if takes_keys:
+            from metaseq_lm.cli.train import FLAGS
+
+            keys = {f"--{flag}": key for flag, key in FLAGS.items() if f"--{flag}" in options}
+        return (
+            answer(word, options, keys if takes_keys else None)
+            or self._option_with_value(word)
+            or nearest(word, options)
+        )
 
     def _option_with_value(self, word: str) -> str:
         """Return a hint for a value that is given as an option, such as --html; "" for another word."""

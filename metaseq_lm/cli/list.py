@@ -110,8 +110,8 @@ def checkpoints(run: Path, verify: bool) -> Iterator[dict[str, Any]]:
     """
     folder = next((f for f in (run / "checkpoints", run) if manifests.all_updates(f)), None)
     if folder is None:
-        there = "has no checkpoint" if run.is_dir() else "there is no such run folder"
-        raise UsageError(f"--checkpoints {run}: {there}")
+        reason = "has no checkpoint" if run.is_dir() else "there is no such run folder"
+        raise UsageError(f"--checkpoints {run}: {reason}")
     links = {name: (folder / name).resolve() for name in ("best", "last")}
     for path in manifests.all_updates(folder):
         row: dict[str, Any] = {"path": str(path), "update": None, "bytes": None}

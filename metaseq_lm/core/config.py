@@ -26,6 +26,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import ALL, nearest
+from metaseq_lm.core.synonyms import answer
 
 
 def option(
@@ -416,7 +417,8 @@ def overridden(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     known = [key for key in dotted(config) if not key.endswith("._name")]
     for key in dotted(changes):
         if key not in known:
-            raise UsageError(f"'{key}' is no option of this run.{nearest(key, known)}")
+            hint = answer(key, flag_keys={}) or nearest(key, known)
+            raise UsageError(f"'{key}' is no option of this run.{hint}")
     schema = OmegaConf.structured(RunConfig)
     for group in GROUPS:
         name = config[group]._name
@@ -592,7 +594,10 @@ def unknown_option(key: str, known: list[str]) -> str:
     if key.startswith("model.") and "model.changes" in known:
         change = f"{key.removeprefix('model.')}=VALUE"
         return f"unknown option '{key}': with model=inherit it is \"model.changes=['{change}']\""
-    return f"unknown option '{key}'.{nearest(key, known)} '--print-config' shows all."
+    name = key.rpartition(".")[2]
+    elsewhere = [other for other in known if other.rpartition(".")[2] == name]
+    hint = nearest(elsewhere[0], elsewhere) if elsewhere else answer(key, flag_keys={})
+    return f"unknown option '{key}'.{hint or nearest(key, known)} '--print-config' shows all."
 
 
 def known_keys(overrides: Sequence[str], folder: Path, name: str) -> list[str]:

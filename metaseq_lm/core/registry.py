@@ -1,6 +1,7 @@
 """One registry class; tasks, criterions, models, optimizers, schedules and tokenizers are instances."""
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Generic, TypeVar
@@ -25,9 +26,16 @@ class NoOptions:
     """The options of something that has none."""
 
 
-def nearest(name: str, names: list[str]) -> str:
-    """Return a hint " Did you mean 'x'?" for a misspelt name, or "" if nothing is near."""
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.55)
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return a hint " Did you mean 'x'?" for a misspelt name, or "" if nothing is near.
+
+    Of options (--x) and dotted keys what they have in common is not compared.
+    """
+    group = re.match(r"--|(\w+\.)*", name)
+    prefix = group[0] if group else ""
+    similar = {other.removeprefix(prefix): other for other in names}
+    found = difflib.get_close_matches(name.removeprefix(prefix), similar, n=3, cutoff=0.55)
+    close = [similar[other] for other in found]
     return " Did you mean " + " or ".join(repr(c) for c in close) + "?" if close else ""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from metaseq_lm.core.config import GROUPS
-from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import as_numbers, misfit, read_json
 
 FORMAT = 2
@@ -116,7 +116,7 @@ def resolve(path: str, prefer: str = "last") -> Path:
     """Return a checkpoint folder: `path` itself, or the `prefer`red checkpoint of a run folder."""
     root = Path(path)
     if not root.exists():
-        raise CheckpointError(
+        raise UsageError(
             f"{path}: there is no such checkpoint or run folder (a model of the Hugging Face Hub is downloaded "
             "first, and made a run with 'metaseq-lm import')"
         )
@@ -127,7 +127,7 @@ def resolve(path: str, prefer: str = "last") -> Path:
             if (folder / name / "manifest.json").is_file():
                 return (folder / name).resolve()
     remedy = "; make a run of this transformers folder with 'metaseq-lm import'"
-    raise CheckpointError(
+    raise UsageError(
         f"{path} holds no checkpoint (no manifest.json in it or its checkpoints/)"
         f"{remedy * ((root.parent if root.is_file() else root) / 'config.json').is_file()}"
     )
