@@ -594,8 +594,8 @@ def unknown_option(key: str, known: list[str]) -> str:
     if key.startswith("model.") and "model.changes" in known:
         change = f"{key.removeprefix('model.')}=VALUE"
         return f"unknown option '{key}': with model=inherit it is \"model.changes=['{change}']\""
-    name = key.rpartition(".")[2]
-    elsewhere = [other for other in known if other.rpartition(".")[2] == name]
+    name = key.rpartition(".")[2].lower()
+    elsewhere = [other for other in known if other.rpartition(".")[2].lower() == name]
     hint = nearest(elsewhere[0], elsewhere) if elsewhere else answer(key, flag_keys={})
     return f"unknown option '{key}'.{hint or nearest(key, known)} '--print-config' shows all."
 

@@ -97,7 +97,7 @@ class Registry(Generic[T]):
         broken = "; ".join(f"{name} ({reason})" for name, reason in FAILED.items())
         return (
             f"unknown {self.kind} '{name}'.{nearest(name, names)} Registered: "
-            f"{', '.join(names) or 'none'}. A {self.kind} of your own is loaded with "
+            f"{', '.join(names) or 'none'}. One of your own is loaded with "
             f"--user-dir.{broken and f' These plug-ins failed to import: {broken}'}"
         )
 

@@ -185,6 +185,15 @@ def verify(folder: str | Path) -> list[str]:
     return faults
 
 
+def require_data_folder(folder: str) -> None:
+    """Raise UsageError if there is no such folder."""
+    if not Path(folder).is_dir():
+        raise UsageError(
+            f"{folder}: there is no such data folder; make it with 'preprocess', or name another (DATA "
+            "of train and sweep, --data of other commands)"
+        )
+
+
 def tokenizer_hash(folder: str | Path) -> str | None:
     """Return the hash of the tokenizer of a data folder; None if it is not known.
 
