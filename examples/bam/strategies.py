@@ -19,7 +19,7 @@ from metaseq_lm.core.errors import MetaseqError, run_script
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.reporting.numbers import p_text, summarise
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.significance import FEWEST, detectable, holm, p_value
+from metaseq_lm.reporting.significance import DETECTABLE, FEWEST, detectable, holm, p_value
 
 SCORE = re.compile(r"valid\.(.+)_score")
 BASELINES = ["Single", "Multi"]
@@ -132,12 +132,12 @@ def claims(cells: Cells) -> list[str]:
     }
     pairs = [(one, other, averages.get(one, "")) for one, other in AVERAGE]
     pairs += [(one, other, "RTE") for one, other in RTE]
-    lines = ["| better | than | on | difference | detectable |", "|---" * 5 + "|"]
+    lines = [f"| better | than | on | difference | {DETECTABLE} |", "|---" * 5 + "|"]
     for one, other, column in pairs:
         x, y = (cells.get(label, {}).get(column, []) for label in (one, other))
         if min(len(x), len(y)) < FEWEST:
             continue
-        least = detectable(x, y, False, "permutation")
+        least = detectable(x, y, "permutation")
         reach = "never" if least is None else f"{100 * least:.1f}"
         difference = 100 * float(np.mean(x) - np.mean(y))
         lines.append(f"| {one} | {other} | {column.split()[0]} | {difference:+.1f} | {reach} |")
@@ -151,7 +151,8 @@ def main(paths: Sequence[str]) -> None:
     print("score (%) on the validation split: median [least, largest] (number of seeds)\n")
     print(*table(cells), sep="\n")
     print(
-        "\ndifferences of means, in points, and those at which p of a permutation test would fall below 0.05\n"
+        "\ndifferences of means, in points, and the true ones for which p of a permutation test would fall below "
+        "0.05 with a probability of 0.8\n"
     )
     print(*claims(cells), sep="\n")
     for run in runs:

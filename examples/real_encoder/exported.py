@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 
 from metaseq_lm.cli import main as metaseq_lm
 from metaseq_lm.core.errors import MetaseqError, run_script
@@ -42,6 +41,8 @@ def dev_texts(name: str, folder: Path) -> list[tuple[str, ...]]:
 @torch.no_grad()
 def predict(folder: Path, texts: list[tuple[str, ...]]) -> np.ndarray:
     """Return the logits (N, K) of an exported classifier for texts of one or two columns."""
+    import transformers
+
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     order = sorted(range(len(texts)), key=lambda row: sum(map(len, texts[row])))
@@ -136,6 +137,8 @@ def main() -> None:
         return
     if not (args.runs and args.source and args.out and args.results):
         parser.error("give RUN, --source, --out and --results, or --table")
+    import transformers
+
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     results = [compare(run, args.source, args.out) for run in args.runs]

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -66,6 +65,8 @@ def reopen(run: str, overrides: Sequence[str] = ()) -> Parts:
 
 def peer_of(parts: Parts, source: str) -> nn.Module:
     """Return the model of transformers in `source`; its head gets the first weights of ours."""
+    import transformers
+
     weights, options = parts.model.state_dict(), parts.config.model
     settings: dict[str, Any] = {
         "hidden_dropout_prob": options.dropout,
@@ -252,6 +253,8 @@ def main() -> None:
         return
     if not (args.runs and args.source and args.out):
         parser.error("give RUN, --source and --out, or --table")
+    import transformers
+
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     for run in args.runs:

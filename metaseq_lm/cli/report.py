@@ -41,7 +41,7 @@ from metaseq_lm.reporting.plots import (
 )
 from metaseq_lm.reporting.runs import Run
 from metaseq_lm.reporting.settings import Setting, chosen_values, group, where
-from metaseq_lm.reporting.significance import TESTS, compare
+from metaseq_lm.reporting.significance import LEVEL, POWER, TESTS, compare
 from metaseq_lm.reporting.table import choose_metric, pivot_table, setting_table
 
 HELP = "compare runs: tables over seeds with significance, FLOPs and time, pictures"
@@ -90,8 +90,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--detectable",
         action="store_true",
-        help="with --baseline: columns with the difference from it, and with the one at which p would fall below "
-        "0.05 with these numbers of seeds and their scatter",
+        help="with --baseline: columns with the difference from it, and with the true one that the test would find "
+        f"(p below {LEVEL}, one-sided, before Holm) with a probability of {POWER:.0%}%, with these numbers of seeds "
+        "and their scatter",
     )
     add("--rows", metavar="KEY", help="config key down the table (default: one row a setting)")
     columns = "config key across the table and over the panels of pictures (default: none)"

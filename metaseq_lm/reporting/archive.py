@@ -58,6 +58,7 @@ def write(path: Path, runs: Sequence[Run]) -> None:
                 "results": results_of(run),
                 "log": stored_lines(run.log),
                 "notes": list(run.notes),
+                **({"state": run.state} if run.state else {}),
             }
         )
     rows = "".join(to_json(line) + "\n" for line in lines).encode()
@@ -78,8 +79,9 @@ def check_complete(path: Path, runs: Sequence[Run]) -> None:
 
 def identity(run: Run) -> str:
     """Return a text that a run and its copies in archives have in common."""
+    values = {key: value for key, value in portable(run).items() if bare_key(key) != "data"}
     outcome = results_of(run) or stored_lines(run.log)
-    return json.dumps([run.values.get("label"), run.seed, outcome])
+    return json.dumps([values, outcome], sort_keys=True)
 
 
 def name_of(run: Run) -> str:
@@ -198,4 +200,5 @@ def parse_run(path: Path, line: dict[str, Any], usual: dict[str, Any]) -> Run:
     if not all(map(is_log_line, log)):
         raise ValueError("a line that no log has")
     log = [row if row["kind"] in LAST_LINES[1:] else as_numbers(row) for row in log]
-    return Run(path / str(line["name"]), values, log, results, tuple(line["notes"]))
+    notes, state = tuple(line["notes"]), str(line.get("state", ""))
+    return Run(path / str(line["name"]), values, log, results, notes, state=state)

@@ -1,5 +1,6 @@
 """One run as reports see it: config, log, and results or the reason why there are none."""
 
+import json
 import math
 import os
 import re
@@ -23,7 +24,8 @@ class Run:
 
     `values` is the config with dotted keys, with `label` filled in and the configs of the runs that
     it names, such as that of init_from under `pretraining.`. `sources` are the keys that name them;
-    `notes` says what had to be tolerated while reading.
+    `notes` says what had to be tolerated while reading. `state` is how a run of a sweep fares that
+    has not finished, in words, "" if no sweep knows.
     """
 
     path: Path
@@ -32,6 +34,7 @@ class Run:
     results: dict[str, Any] | None = field(repr=False)
     notes: tuple[str, ...] = ()
     sources: frozenset[str] = frozenset()
+    state: str = ""
 
     @property
     def name(self) -> str:
@@ -84,8 +87,23 @@ class Run:
         )
         return [update for update, _ in points], [value for _, value in points]
 
+    @cached_property
+    def outcome(self) -> str:
+        """All final metrics and validations, but no times: equal where training computed the same."""
+        if self.results is None:
+            return str(self.path)
+        validations = [
+            {key: value for key, value in line.items() if key != "seconds"}
+            for line in self.log
+            if line["kind"] == "valid"
+        ]
+        updates = self.results.get("updates")
+        return json.dumps([self.seed, updates, self.metrics, validations], sort_keys=True)
+
     def why_unended(self) -> str | None:
         """Return how this run ended, with its message, or None if it finished."""
+        if self.state:
+            return self.state
         if self.results is None:
             total = self.values.get("trainer.max_update")
             goal = f" of {total}" if total is not None else ""

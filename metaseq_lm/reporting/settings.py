@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,12 @@ class Setting:
     def identity(self, keys: Iterable[str]) -> tuple[Any, ...]:
         """Return the values of `keys` in a form that compares and hashes."""
         return tuple(identity(self.values[key]) for key in keys)
+
+    @cached_property
+    def content(self) -> tuple[Any, ...]:
+        """What computed the runs and what came out, without labels: equal for the same runs."""
+        keys = (key for key in self.values if bare_key(key) != "label")
+        return (self.identity(keys), *sorted(run.outcome for run in self.runs))
 
     def scored(self, metric: str) -> list[Run]:
         """Return the finished runs with a finite value of `metric`."""
@@ -182,6 +189,14 @@ def where(runs: Sequence[Run], conditions: Iterable[str], option: str = "--where
     if not matching:
         raise UsageError(f"no run meets all {option} conditions together; drop one of them.")
     return matching
+
+
+def repeated(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """Return the groups of settings that are the same runs under several labels."""
+    by_content: dict[tuple[Any, ...], list[Setting]] = {}
+    for setting in settings:
+        by_content.setdefault(setting.content, []).append(setting)
+    return [same for same in by_content.values() if len(same) > 1]
 
 
 def require_key(runs: Sequence[Run], key: str) -> None:

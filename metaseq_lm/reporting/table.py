@@ -21,10 +21,11 @@ from metaseq_lm.reporting.settings import (
     group_by,
     hidden_keys,
     identity,
+    repeated,
     show,
     suggestion,
 )
-from metaseq_lm.reporting.significance import Comparison, Significance
+from metaseq_lm.reporting.significance import DETECTABLE, Comparison, Significance
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def setting_table(
         )
         records.append(record(setting, keys, metric, spread, comparison))
     p_titles = ["p", "p (Holm)"] if comparisons else []
-    p_titles += ["difference", "detectable"] if shows_detectable else []
+    p_titles += ["difference", DETECTABLE] if shows_detectable else []
     below = significance.notes() if significance else []
     if hidden := ", ".join(hidden_keys(settings)):
         below.append(f"Within a label, along with the keys shown, these differ too: {hidden}.")
@@ -266,7 +267,7 @@ def record(
     if compared:
         base = compared.baseline
         line |= {"baseline": base.name if base else None, "p": compared.p, "p_holm": compared.holm}
-        line |= {"difference": compared.difference, "detectable": compared.detectable}
+        line |= {"difference": compared.difference, "detectable_80": compared.detectable}
     for cost in ("flops", "seconds"):
         line[cost] = cost_of(setting, metric, cost, False, spread)
         line[f"own_{cost}"] = cost_of(setting, metric, cost, True, spread)
@@ -280,6 +281,9 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
     lines: list[str] = []
     if metric.guessed:
         lines.append(f"Higher {metric.name} counts as better; --better lower turns it round.")
+    for same in repeated(settings):
+        names = [setting.name for setting in same]
+        lines.append(f"{', '.join(names[:-1])} and {names[-1]} are the same runs.")
     for setting in settings:
         for run in setting.runs:
             why = run.why_unscored(metric.name)

@@ -6,10 +6,12 @@ scripts find is empty.
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from imported import imported
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import NO_HINTS
@@ -85,3 +87,16 @@ def test_scripts_that_train_ask_for_no_hints() -> None:
 
 def test_every_example_script_is_tested() -> None:
     assert {path.parent.name for path in EXAMPLES.glob("*/run.sh")} == set(DATA)
+
+
+@pytest.mark.parametrize("name", ["peer", "exported"])
+def test_the_tables_of_the_real_encoder_need_no_transformers(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """They are made of lines of JSON."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    example = EXAMPLES / "real_encoder"
+    results = example / "measured" / f"{name}.jsonl"
+    monkeypatch.setattr("sys.argv", [f"{name}.py", "--table", str(results)])
+    imported(example / f"{name}.py").main()
+    assert capsys.readouterr().out.startswith("| set |")

@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 
 import pytest
 from synthetic import make_run
@@ -161,3 +162,15 @@ def test_runs_that_start_from_each_other_end(tmp_path):
     make_run(tmp_path / "b", init_from=str(tmp_path / "a"))
     values = read_run(tmp_path / "a").values
     assert values["pretraining.pretraining.label"] == "unknown"
+
+
+def test_a_copied_run_counts_once(tmp_path):
+    shutil.copytree(make_run(tmp_path / "a"), tmp_path / "copy")
+    make_run(tmp_path / "again", results={"seconds": 61.0})
+    make_run(tmp_path / "died", score=None)
+    shutil.copytree(tmp_path / "died", tmp_path / "died_copy")  # may be two that both died
+    runs = find_runs([tmp_path])
+    assert [run.path.name for run in runs] == ["a", "again", "died", "died_copy"]
+    assert [note for run in runs for note in run.notes if "copy" in note] == [
+        f"counts once; a copy of it is {tmp_path / 'copy'}"
+    ]

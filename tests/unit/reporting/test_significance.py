@@ -2,7 +2,6 @@ import csv
 import io
 import math
 import re
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -15,9 +14,11 @@ from metaseq_lm.reporting.formats import to_csv, to_markdown, to_tex
 from metaseq_lm.reporting.numbers import bytes_text, p_text
 from metaseq_lm.reporting.settings import group
 from metaseq_lm.reporting.significance import (
+    DETECTABLE,
     LEVEL,
     RESAMPLES,
     TESTS,
+    attainable_level,
     compare,
     detectable,
     floor,
@@ -109,48 +110,45 @@ def test_the_t_test_agrees_with_scipy(lower):
 
 
 @pytest.mark.parametrize("sizes", [(3, 3), (5, 5), (4, 7)])
-def test_what_a_t_test_detects_is_its_quantile_times_the_error(sizes):
+def test_a_t_test_finds_a_detectable_difference_in_four_of_five_experiments(sizes):
     rng = np.random.default_rng(4)
     a, b = rng.normal(3, 2, size=sizes[0]), rng.normal(5, 1, size=sizes[1])
-    freedom = sum(sizes) - 2
-    pooled = math.sqrt(sum((n - 1) * x.var(ddof=1) for n, x in zip(sizes, (a, b))) / freedom)
-    expected = stats.t.isf(LEVEL, freedom) * pooled * math.sqrt(sum(1 / n for n in sizes))
-    assert detectable(a, b, False, "t") == pytest.approx(expected, rel=1e-5)
+    pooled = sum((n - 1) * x.var(ddof=1) for n, x in zip(sizes, (a, b))) / (sum(sizes) - 2)
+    x, y = (rng.normal(scale=math.sqrt(pooled), size=(20_000, n)) for n in sizes)
+    reach = detectable(a, b, "t")
+    power = (stats.ttest_ind(x + reach, y, axis=1, alternative="greater").pvalue < LEVEL).mean()
+    assert power == pytest.approx(0.8, abs=0.01)
+    assert detectable(b, a, "t") == pytest.approx(reach)
 
 
-def test_what_a_permutation_test_detects_is_a_quantile_of_the_assignments():
-    rng = np.random.default_rng(5)
-    a, b = rng.normal(size=(2, 5))
-    pooled = np.concatenate([a - a.mean(), b - b.mean()])
-    # With j of a's scores among the first five, an assignment differs by what it does at a
-    # difference of 0, and by 2j/5 - 1 of the difference.
-    needed = []
-    for chosen in combinations(range(10), 5):
-        others = [i for i in range(10) if i not in chosen]
-        share = 2 * sum(i < 5 for i in chosen) / 5 - 1
-        if share < 1:
-            needed.append((pooled[list(chosen)].mean() - pooled[others].mean()) / (1 - share))
-    enough = math.ceil(LEVEL * 252) - 1  # assignments that may differ as much: 12, its own too
-    expected = sorted(needed, reverse=True)[enough - 1]
-    assert detectable(a, b, False, "permutation") == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("test", TESTS)
-def test_scores_as_far_apart_as_is_detectable_are_just_significant(test):
-    a, b = np.random.default_rng(6).normal(size=(2, 5))
-    for sign, lower in ((1, False), (-1, True)):
-        needed = detectable(a, b, lower, test)
-        moved = a - a.mean() + b.mean() + sign * needed * np.array([[1.001], [0.97]])
-        above, below = (p_value(x, b, lower, test) for x in moved)
-        assert above < LEVEL <= below
-    assert detectable(-a, -b, True, test) == detectable(a, b, False, test)
+@pytest.mark.parametrize("test", ["permutation", "mann-whitney"])
+@pytest.mark.parametrize("sizes", [(4, 4), (5, 5)])
+def test_the_approximation_of_exact_tests_is_near_their_power(test, sizes):
+    a, b = (np.linspace(-1, 1, n) for n in sizes)
+    sd = math.sqrt(sum((n - 1) * x.var(ddof=1) for n, x in zip(sizes, (a, b))) / (sum(sizes) - 2))
+    rng, reach = np.random.default_rng(8), detectable(a, b, test) / sd
+    pairs = [(rng.normal(reach, size=sizes[0]), rng.normal(size=sizes[1])) for _ in range(800)]
+    assert np.mean([p_value(x, y, False, test) < LEVEL for x, y in pairs]) == pytest.approx(
+        0.8, abs=0.05
+    )
 
 
 def test_three_seeds_detect_nothing_by_permutation():
     a, b = [0.1, 0.2, 0.3], [0.2, 0.3, 0.4]
-    assert detectable(a, b, False, "permutation") is None
-    assert detectable(a, b, False, "mann-whitney") is None
-    assert detectable([7, 7, 7, 7], [5, 5, 5, 5], False, "permutation") < 1e-9
+    assert detectable(a, b, "permutation") is None
+    assert detectable(a, b, "mann-whitney") is None
+    assert detectable([7, 7, 7, 7], [5, 5, 5, 5], "permutation") == 0.0
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (5, 5), (4, 4)])
+def test_the_largest_level_is_one_that_some_scores_have(sizes):
+    n, m = sizes
+    for test in ("permutation", "mann-whitney"):
+        rng, level = np.random.default_rng(9), attainable_level(test, n, m)
+        drawn = [
+            p_value(rng.normal(1, size=n), rng.normal(size=m), False, test) for _ in range(400)
+        ]
+        assert max(p for p in drawn if p < LEVEL) == pytest.approx(level)
 
 
 def test_p_is_reproducible():
@@ -311,14 +309,16 @@ def test_the_table_shows_differences_and_what_is_detectable(tmp_path):
     comparison = compare(settings, metric, ["MLM"], "t", with_detectable=True)
     table = setting_table(settings, metric, "sd", comparison)
     at = table.head.index("difference")
-    assert table.head[at - 1 : at + 2] == ["p (Holm)", "difference", "detectable"]
-    # Five scores a thousandth apart have an sd of sqrt(2.5) thousandths; t(0.95, 8) is 1.8595.
-    reach = 1.8595 * math.sqrt(2.5) * math.sqrt(2 / 5) / 1000
+    assert table.head[at - 1 : at + 2] == ["p (Holm)", "difference", DETECTABLE]
+    assert DETECTABLE == "detectable (80 % power)"
+    # Five scores a thousandth apart have an sd of sqrt(2.5) thousandths; a noncentral t with 8
+    # degrees of freedom is above t(0.95, 8) = 1.8595 in four of five draws if it is about 2.7269.
+    reach = 2.7269 * math.sqrt(2.5) * math.sqrt(2 / 5) / 1000
     texts = [[cell.text for cell in row[at : at + 2]] for row in table.rows]
     assert texts == [["", ""], ["", ""], *[["+10.00", f"{100 * reach:.2f}"]] * 2]
     assert table.records[-1]["difference"] == pytest.approx(0.1)
-    assert table.records[-1]["detectable"] == pytest.approx(reach, rel=1e-3)
-    assert any(note.startswith("detectable: ") for note in table.notes)
+    assert table.records[-1]["detectable_80"] == pytest.approx(reach, rel=1e-3)
+    assert any(note.startswith(f"{DETECTABLE}: ") for note in table.notes)
     # A t test has no smallest p to tell of.
     assert not any("cannot fall below" in note for note in table.notes)
 
@@ -327,8 +327,51 @@ def test_three_seeds_never_detect_anything_says_the_table(tmp_path):
     settings, metric = sweep(tmp_path, 3, MLM=0.1, soft=0.2)
     comparison = compare(settings, metric, ["MLM"], with_detectable=True)
     table = setting_table(settings, metric, "sd", comparison)
-    at = table.head.index("detectable")
+    at = table.head.index(DETECTABLE)
     assert [row[at].text for row in table.rows] == ["", "", "never", "never"]
+
+
+def test_the_same_runs_under_two_labels_are_corrected_once(tmp_path):
+    scores = {"MLM": 0.1, "best": 0.2, "last": 0.2, "soft": 0.15, "MLM again": 0.1}
+    for seed in range(1, 5):
+        for label, score in scores.items():
+            change = {"trainer.keep_last": 3} if label == "last" else {}
+            shown = {"seed": seed, "label": label, "save_dir": label}
+            folder = tmp_path / f"{label}-{seed}"
+            make_run(
+                folder,
+                score + seed / 1000,
+                config=change,
+                results={"seconds": 60 + len(label)},
+                **shown,
+            )
+    settings = group(find_runs([tmp_path]))
+    metric = choose_metric([run for s in settings for run in s.runs], "test.accuracy")
+    table = setting_table(settings, metric, "sd", compare(settings, metric, ["MLM"]))
+    columns = dict(zip(table.head, zip(*([cell.text for cell in row] for row in table.rows))))
+    assert columns["label"] == ("MLM", "MLM again", "best", "last", "soft")
+    assert columns["p (Holm)"] == ("baseline", "same runs", "0.029", "0.029", "0.029")
+    assert any("for the 2 comparisons of this table, the same runs" in n for n in table.notes)
+    assert {"best and last are the same runs.", "MLM and MLM again are the same runs."} <= {
+        *table.notes
+    }
+
+
+def test_runs_that_scored_the_same_with_other_options_are_two(tmp_path):
+    for seed in range(1, 5):
+        for label, rate in (("MLM", 0.1), ("a", 0.2), ("b", 0.3)):
+            config = {"optimizer.lr": rate}
+            make_run(
+                tmp_path / f"{label}-{seed}",
+                0.5 + seed / 1000,
+                config=config,
+                seed=seed,
+                label=label,
+            )
+    settings = group(find_runs([tmp_path]))
+    compared = compare(settings, choose_metric(find_runs([tmp_path]), "test.accuracy"), ["MLM"])
+    assert "2 comparisons of this table." in compared.notes()[0]
+    assert not any("same runs" in line for line in compared.notes())
 
 
 def test_numbers_are_written_short():

@@ -75,8 +75,8 @@ def test_differences_and_what_could_be_seen(strategies: ModuleType) -> None:
         "Single->Multi": {"RTE": [], column: scores[:2]},
     }
     head, _, *lines = strategies.claims(cells)
-    assert head == "| better | than | on | difference | detectable |"
-    least = 100 * strategies.detectable(scores, scores, False, "permutation")
+    assert head == "| better | than | on | difference | detectable (80 % power) |"
+    least = 100 * strategies.detectable(scores, scores, "permutation")
     assert 0.5 < least < 3.5
     assert lines == [
         f"| Multi | Single | average | +10.0 | {least:.1f} |",
