@@ -253,6 +253,12 @@ def options_with(
     }
 
 
+def names_runs(key: str) -> bool:
+    """Return whether the values of an option are paths of other runs."""
+    groups = [group for group in GROUPS if key.startswith(f"{group}.")]
+    return key in options_with("source", groups=groups)
+
+
 def typed_options(group: str, node: Mapping[str, Any]) -> Any:
     """Return a group of the configuration as an instance of the dataclass of its options.
 
@@ -444,9 +450,7 @@ def literal_path(override: str) -> str:
     A path is taken as it is typed, unless it is null, in quotes, or refers to another key (${key}).
     """
     key, equals, value = override.partition("=")
-    groups = [group for group in GROUPS if key.startswith(f"{group}.")]
-    sources = options_with("source", groups=groups)
-    if not equals or "${" in value or key not in {*PATHS, *sources}:
+    if not equals or "${" in value or not (key in PATHS or names_runs(key)):
         return override
     try:
         is_valid = bool(OverridesParser.create().parse_override(override))
