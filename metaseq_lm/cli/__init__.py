@@ -1,8 +1,8 @@
 """`metaseq-lm <command>`: one module per command.
 
 A command module has `HELP` (one line), `add_arguments(parser)` and `run(args) -> int`. With `OVERRIDES`
-it takes key=value arguments, with `WORDS` other words too, also between and after the options. A command
-that is a word of Python, such as `import`, has a module whose name ends in "_"; a hyphen becomes one.
+it takes key=value arguments, with `WORDS` other words too, also between and after the options. With
+`PROGRESS` it prints progress, which --quiet leaves out. A command that is a word of Python, such as `import`, has a module whose name ends in "_"; a hyphen becomes one.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from metaseq_lm import __version__
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.output import set_quiet
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.core.synonyms import answer
 
@@ -26,7 +27,9 @@ COMMANDS = (
     *("report", "import", "export", "doctor", "list", "examples"),
 )
 # What `main` and the parser add to the options of a command.
-NOT_OPTIONS = ("command", "module", "parser", "overrides", "argv")
+NOT_OPTIONS = ("command", "module", "parser", "overrides", "argv", "quiet")
+# Commands that leave nothing behind unless they have --out.
+PRINTING = ("list", "doctor", "report", "evaluate", "score", "rerank", "examples")
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,7 +76,8 @@ def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
     parser = Parser(
         prog="metaseq-lm",
         description="Pre-train, compare and evaluate language-model objectives.",
-        epilog="exit codes: 0 ok, 1 error, 2 wrong usage, 3 diverged, 75 interrupted (run again)",
+        epilog="exit codes: 0 ok, 1 error, 2 wrong usage (also a path that is not there), 3 diverged, "
+        "75 interrupted with a checkpoint saved (run again), 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"metaseq-lm {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="<command>", parser_class=Parser)
@@ -93,6 +97,8 @@ def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
         if hasattr(module, "load_plugins"):
             module.load_plugins(argv)
         module.add_arguments(sub)
+        if getattr(module, "PROGRESS", False):
+            sub.add_argument("--quiet", action="store_true", help="print results and errors only")
         sub.set_defaults(module=module, parser=sub)
     return parser
 
@@ -121,6 +127,15 @@ def with_home(word: str) -> str:
     return os.path.expanduser(word) if word.startswith("~/") else word
 
 
+def check_current_folder() -> None:
+    """Raise MetaseqError if the current folder was deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        name = os.environ.get("PWD", "the current folder")
+        raise MetaseqError(f"{name}: was deleted; change to a folder that exists") from error
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     argv = [with_home(word) for word in (sys.argv[1:] if argv is None else argv)]
@@ -134,6 +149,7 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     first = next((a for a in argv if not a.startswith("-")), None)
     try:
+        check_current_folder()
         if first is not None and first not in COMMANDS:
             # Not list(COMMANDS): here the name is the module of a command, once that is imported.
             raise UsageError(
@@ -146,6 +162,7 @@ def main(argv: list[str] | None = None) -> int:
             parser.print_help()
             return UsageError.exit_code
         args.overrides, args.argv = overrides(args.parser, rest), argv
+        set_quiet(getattr(args, "quiet", False))
         return int(args.module.run(args))
     except MetaseqError as error:
         if not error.is_printed:
@@ -156,15 +173,21 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output (head, less) left: no error where the output was all there is to do.
-        only_prints = {"-h", "--help", "--print-config", "--dry-run"}.intersection(argv)
-        return MetaseqError.exit_code if first in ("train", "sweep") and not only_prints else 0
+        only_prints = {"-h", "--help", "--print-config", "--dry-run", "status"}.intersection(argv)
+        out = any(word.partition("=")[0] in ("--out", "--archive") for word in argv)
+        return 0 if only_prints or (first in PRINTING and not out) else MetaseqError.exit_code
     except OSError as error:
         if error.filename is None and error.errno is None:
             say(traceback.format_exc())
             return MetaseqError.exit_code
         where = f"{error.filename}: " if error.filename else ""
         say(f"metaseq-lm: {where}{error.strerror}")
-        return MetaseqError.exit_code
+        is_typed = any(
+            str(error.filename) == word.partition("=")[2] or str(error.filename) == word
+            for word in argv
+        )
+        is_absent = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        return UsageError.exit_code if is_typed and is_absent else MetaseqError.exit_code
 
 
 def program() -> None:

@@ -42,11 +42,12 @@ from typing import TYPE_CHECKING, Any
 from metaseq_lm.cli import NOT_OPTIONS
 from metaseq_lm.cli.train import FLAGS, add_config_arguments, flag_values
 from metaseq_lm.core.errors import Interrupted, UsageError
-from metaseq_lm.core.output import show
+from metaseq_lm.core.output import show, show_progress
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+PROGRESS = True
 HELP = "launch a grid of runs, locally or on Slurm; status, resubmit, cancel"
 OVERRIDES = True
 WORDS = True
@@ -541,7 +542,7 @@ def run_locally(folder: Any, todo: list[Any], launch: Any, code: Any) -> int:
     folder.append("command", pid=pid, start=process_start(pid), host=socket.gethostname())
 
     def report(run: Any) -> None:
-        show("\n".join(lines(states(folder, [run]))))
+        show_progress("\n".join(lines(states(folder, [run]))))
 
     stopped = LocalRuns(folder, launch, code).work(todo, report)
     current = states(folder)

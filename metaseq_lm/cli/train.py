@@ -24,6 +24,7 @@ from metaseq_lm.core.registry import nearest
 if TYPE_CHECKING:
     from metaseq_lm.training.parts import Parts
 
+PROGRESS = True
 HELP = "train an objective (resumes by itself)"
 OVERRIDES = True
 
@@ -77,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--dry-run",
         action="store_true",
-        help="do one update (of each kind, if the task has several; on a CPU with a part of the rows) and validate one batch, say what it costs, write nothing",
+        help="do one update (of each kind, if the task has several; on a CPU with a part of the rows) and validate one batch, say what it costs (FLOPs, time of the whole run, memory), write nothing",
     )
     add("--print-config", action="store_true", help="print the configuration and stop")
     # Not argparse's own help: the keys to list depend on the other flags.

@@ -185,7 +185,7 @@ def verify(folder: str | Path) -> list[str]:
     return faults
 
 
-def require_data_folder(folder: str) -> None:
+def require_data_folder(folder: str | Path) -> None:
     """Raise UsageError if there is no such folder."""
     if not Path(folder).is_dir():
         raise UsageError(

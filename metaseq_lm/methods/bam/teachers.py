@@ -28,7 +28,7 @@ from omegaconf import DictConfig
 from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
-from metaseq_lm.core.output import show
+from metaseq_lm.core.output import show_progress
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, fingerprint
 from metaseq_lm.distributed import process_group
@@ -230,7 +230,7 @@ def compute_outputs(run: Parts, teacher: Teacher, name: str) -> tuple[np.ndarray
             now = time.monotonic()
             if process_group.rank() == 0 and now - shown >= PROGRESS_SECONDS:
                 done = f"{number * task.config.batch_size:,} of {n_rows:,} rows"
-                show(f"{teacher.name}: its outputs on {name}: {done}")
+                show_progress(f"{teacher.name}: its outputs on {name}: {done}")
                 shown = now
             placed = engine.to_device(batch)
             with meter.count(placed):
