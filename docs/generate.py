@@ -95,8 +95,7 @@ def command_pages() -> Iterator[tuple[str, str]]:
 def option_pages() -> Iterator[tuple[str, str]]:
     """Yield a page per registry with a table of options for each name, and one for every run's."""
     from metaseq_lm.core.config import EngineConfig, RunConfig, TrainerConfig
-    from metaseq_lm.core.registry import ALL
-    from metaseq_lm.tasks import tasks_for
+    from metaseq_lm.core.registry import ALL, tasks_for
 
     groups = ", ".join(f"[{title.lower()}]({kind}.md)" for kind, (title, _) in KINDS.items())
     page = [

@@ -83,6 +83,7 @@ def main(folder: Path) -> None:
     draw = random.Random(1)
     lines: dict[str, list[str]] = {"train": [], "valid": []}
     by_package: dict[str, list[str]] = defaultdict(list)
+    print("reading the documentation of the standard library, up to a minute", flush=True)
     for number, (package, text) in enumerate(documents()):
         found = list(sentences(text))
         if found:

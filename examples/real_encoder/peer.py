@@ -29,7 +29,7 @@ from metaseq_lm.core import plugins
 from metaseq_lm.core.config import overridden
 from metaseq_lm.core.errors import run_script, say
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.tasks.finetuning import labelled_metrics
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 from metaseq_lm.training.restore import initialise_from, stored_config
@@ -55,7 +55,7 @@ class Update(NamedTuple):
 def reopen(run: str, overrides: Sequence[str] = ()) -> Parts:
     """Return the parts of a run as they were before its first update."""
     plugins.load_all()
-    config = stored_config(checkpoint.load(checkpoint.resolve(run)))
+    config = stored_config(checkpoint.load(manifests.resolve(run)))
     config = overridden(config, overrides)
     parts = build_parts(prepare_config(config), dry_run=True)
     initialise_from(parts, parts.config.init_from)

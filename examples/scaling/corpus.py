@@ -30,7 +30,7 @@ from metaseq_lm.core.config import load_config
 from metaseq_lm.data.storage.indexed import MAGIC
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary, special_symbols
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import manifests
 from metaseq_lm.training.parts import build_task
 
 PLUGIN = Path(__file__).with_name("record_batches.py")
@@ -131,7 +131,7 @@ class Run:
         return losses
 
     def weights(self) -> bytes:
-        last = checkpoint.resolve(str(self.folder), "last")
+        last = manifests.resolve(str(self.folder), "last")
         return (last / "model.safetensors").read_bytes()
 
 

@@ -1,8 +1,8 @@
 """`metaseq-lm <command>`: one module per command.
 
 A command module has `HELP` (one line), `add_arguments(parser)` and `run(args) -> int`. With `OVERRIDES`
-it takes key=value arguments, with `WORDS` other words too, also between and after the options. A command
-that is a word of Python, such as `import`, has a module whose name ends in "_"; a hyphen becomes one.
+it takes key=value arguments, with `WORDS` other words too, also between and after the options. With
+`PROGRESS` it prints progress, which --quiet leaves out. A command that is a word of Python, such as `import`, has a module whose name ends in "_"; a hyphen becomes one.
 """
 
 import argparse
@@ -11,20 +11,25 @@ import importlib
 import io
 import keyword
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 
 from metaseq_lm import __version__
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.output import set_quiet
 from metaseq_lm.core.registry import nearest
+from metaseq_lm.core.synonyms import answer
 
 COMMANDS = (
     *("preprocess", "merge", "import-corpus", "train", "sweep", "evaluate", "score", "rerank"),
     *("report", "import", "export", "doctor", "list", "examples"),
 )
 # What `main` and the parser add to the options of a command.
-NOT_OPTIONS = ("command", "module", "parser", "overrides", "argv")
+NOT_OPTIONS = ("command", "module", "parser", "overrides", "argv", "quiet")
+# Commands that leave nothing behind unless they have --out.
+PRINTING = ("list", "doctor", "report", "evaluate", "score", "rerank", "examples")
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,9 +38,22 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         options = [o for action in self._actions for o in action.option_strings]
         words = [word.split("=")[0].rstrip(":,") for word in message.split()]
-        wrong = next((w for w in words if w.startswith("--") and w not in options), None)
-        hint = self._option_with_value(wrong) or nearest(wrong, options) if wrong else ""
+        wrong = next((w for w in words if re.match("-+[a-zA-Z]", w) and w not in options), None)
+        hint = self._hint(wrong, options) if wrong else ""
         raise UsageError(f"{message}.{hint} See '{self.prog} --help'.")
+
+    def _hint(self, word: str, options: list[str]) -> str:
+        """Return what is perhaps meant by an unknown option, "" if nothing is like it."""
+        takes_keys = getattr(self.get_default("module"), "OVERRIDES", False)
+        if takes_keys:
+            from metaseq_lm.cli.train import FLAGS
+
+            keys = {f"--{flag}": key for flag, key in FLAGS.items() if f"--{flag}" in options}
+        return (
+            answer(word, options, keys if takes_keys else None)
+            or self._option_with_value(word)
+            or nearest(word, options)
+        )
 
     def _option_with_value(self, word: str) -> str:
         """Return a hint for a value that is given as an option, such as --html; "" for another word."""
@@ -58,7 +76,8 @@ def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
     parser = Parser(
         prog="metaseq-lm",
         description="Pre-train, compare and evaluate language-model objectives.",
-        epilog="exit codes: 0 ok, 1 error, 2 wrong usage, 3 diverged, 75 interrupted (run again)",
+        epilog="exit codes: 0 ok, 1 error, 2 wrong usage (also a path that is not there), 3 diverged, "
+        "75 interrupted with a checkpoint saved (run again), 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"metaseq-lm {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="<command>", parser_class=Parser)
@@ -78,6 +97,8 @@ def build_parser(only: str | None = None, argv: Sequence[str] = ()) -> Parser:
         if hasattr(module, "load_plugins"):
             module.load_plugins(argv)
         module.add_arguments(sub)
+        if getattr(module, "PROGRESS", False):
+            sub.add_argument("--quiet", action="store_true", help="print results and errors only")
         sub.set_defaults(module=module, parser=sub)
     return parser
 
@@ -106,6 +127,15 @@ def with_home(word: str) -> str:
     return os.path.expanduser(word) if word.startswith("~/") else word
 
 
+def check_current_folder() -> None:
+    """Raise MetaseqError if the current folder was deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        name = os.environ.get("PWD", "the current folder")
+        raise MetaseqError(f"{name}: was deleted; change to a folder that exists") from error
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     argv = [with_home(word) for word in (sys.argv[1:] if argv is None else argv)]
@@ -119,6 +149,7 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     first = next((a for a in argv if not a.startswith("-")), None)
     try:
+        check_current_folder()
         if first is not None and first not in COMMANDS:
             # Not list(COMMANDS): here the name is the module of a command, once that is imported.
             raise UsageError(
@@ -131,6 +162,7 @@ def main(argv: list[str] | None = None) -> int:
             parser.print_help()
             return UsageError.exit_code
         args.overrides, args.argv = overrides(args.parser, rest), argv
+        set_quiet(getattr(args, "quiet", False))
         return int(args.module.run(args))
     except MetaseqError as error:
         if not error.is_printed:
@@ -141,15 +173,21 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output (head, less) left: no error where the output was all there is to do.
-        only_prints = {"-h", "--help", "--print-config", "--dry-run"}.intersection(argv)
-        return MetaseqError.exit_code if first in ("train", "sweep") and not only_prints else 0
+        only_prints = {"-h", "--help", "--print-config", "--dry-run", "status"}.intersection(argv)
+        out = any(word.partition("=")[0] in ("--out", "--archive") for word in argv)
+        return 0 if only_prints or (first in PRINTING and not out) else MetaseqError.exit_code
     except OSError as error:
         if error.filename is None and error.errno is None:
             say(traceback.format_exc())
             return MetaseqError.exit_code
         where = f"{error.filename}: " if error.filename else ""
         say(f"metaseq-lm: {where}{error.strerror}")
-        return MetaseqError.exit_code
+        is_typed = any(
+            str(error.filename) == word.partition("=")[2] or str(error.filename) == word
+            for word in argv
+        )
+        is_absent = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        return UsageError.exit_code if is_typed and is_absent else MetaseqError.exit_code
 
 
 def program() -> None:

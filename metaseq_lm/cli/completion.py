@@ -1,28 +1,27 @@
 """Completion of commands, options and registered names in a shell, by argcomplete.
 
-A shell asks at each press of the tab key, so names are read from the source: importing what registers
-them takes more than a second.
+A shell asks at each press of the tab key, so names are read from the source.
 """
 
 import argparse
 import os
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from metaseq_lm.core import declarations, plugins
+from metaseq_lm.core.declarations import PACKAGE, UnreadableError
+from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import ALL
-
-PACKAGE = Path(__file__).parents[1]
 
 
 def registered_names(kind: str, user_dir: str | None = None) -> list[str]:
-    """Return the names of a kind that the package and a plug-in register, and presets of models."""
-    decorator = re.compile(rf'^@register_{kind}\(\s*"([^"]+)"', re.M)
-    roots = [PACKAGE, *([Path(user_dir)] if user_dir else [])]
-    files = [file for root in roots for file in (root.rglob("*.py") if root.is_dir() else [root])]
-    names = {name for file in files for name in decorator.findall(file.read_text(encoding="utf-8"))}
-    return sorted(names | {file.stem for file in (PACKAGE / "config" / kind).glob("*.yaml")})
+    """Return the names of a kind that the package and plug-ins declare, and presets of models."""
+    try:
+        registries = plugins.declared(user_dir)
+    except (UnreadableError, UsageError):  # no plug-in, or one that has to be imported
+        registries = declarations.declared({})
+    presets = {file.stem for file in (PACKAGE / "config" / kind).glob("*.yaml")}
+    return sorted({*registries[kind].names(), *presets})
 
 
 def complete(build_parser: Callable[[str], argparse.ArgumentParser]) -> None:

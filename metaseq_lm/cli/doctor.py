@@ -10,7 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from metaseq_lm.core.files import to_json
 from metaseq_lm.core.output import show
+from metaseq_lm.data.storage.manifest import require_data_folder
 
 HELP = "check the machine, a corpus, its tokenizer, and sets of every kind"
 
@@ -21,12 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "data", nargs="+", type=Path, metavar="DATA", help="folder made by 'metaseq-lm preprocess'"
     )
     parser.add_argument(
+        "--json", action="store_true", help="print one JSON list of levels and texts"
+    )
+    parser.add_argument(
         "--verify", action="store_true", help="compare every byte with the manifest's checksums"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings and return 1 if one of them is an error."""
+    for folder in args.data:
+        require_data_folder(folder)
     # Late, so that --help does not load the tokenizer libraries.
     from metaseq_lm.data.doctor.findings import machine
 
@@ -36,10 +43,12 @@ def run(args: argparse.Namespace) -> int:
         from metaseq_lm.data.doctor.examine import examine
 
         findings = chain(findings, *(examine(folder, args.verify) for folder in args.data))
-    levels = []
+    rows = []
     for finding in findings:
-        show(f"{finding.level:<8} {finding.text}")
-        levels.append(finding.level)
+        rows.append({"level": finding.level, "text": finding.text})
+        if not args.json:
+            show(f"{finding.level:<8} {finding.text}")
+    levels = [row["level"] for row in rows]
     errors, warnings = levels.count("error"), levels.count("warning")
-    show(f"{errors} errors, {warnings} warnings")
+    show(to_json(rows, 1) if args.json else f"{errors} errors, {warnings} warnings")
     return 1 if errors else 0

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Score each split with the checkpoint or the ensemble, print one JSON line per split."""
     from metaseq_lm.core.config import split_overrides
     from metaseq_lm.data.storage.manifest import FILE_NAME
-    from metaseq_lm.runs import checkpoint
+    from metaseq_lm.runs import manifests
     from metaseq_lm.training.restore import open_run
 
     args.split, more_overrides = split_overrides(args.split)
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not args.ensemble and (args.best is not None or args.metric is not None):
         raise UsageError("--best and --metric choose the runs of an ensemble; give --ensemble too")
-    paths = [checkpoint.resolve(name, prefer="best") for name in names]
+    paths = [manifests.resolve(name, prefer="best") for name in names]
     if args.ensemble:
         return run_ensemble(args, paths, overrides)
     scorer = open_run(str(paths[0]), args.data, args.user_dir, overrides)
@@ -140,10 +140,10 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
     """
     from metaseq_lm.evaluation.predictions import best
     from metaseq_lm.reporting.numbers import Metric
-    from metaseq_lm.runs import checkpoint
+    from metaseq_lm.runs import checkpoint, manifests
     from metaseq_lm.training.restore import stored_config
 
-    valid = [checkpoint.read_manifest(path).get("valid") or {} for path in paths]
+    valid = [manifests.read_manifest(path).get("valid") or {} for path in paths]
     name = metric or next(iter(valid[0]), "")
     for path, values in zip(paths, valid):
         if name not in values:

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.interop.check import check, library
     from metaseq_lm.interop.exporting import export_part
     from metaseq_lm.interop.importing import import_folder
-    from metaseq_lm.runs import checkpoint
+    from metaseq_lm.runs import checkpoint, manifests
     from metaseq_lm.training.restore import stored_config
 
     plugins.load_all()
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     import_folder(sources["main"], Path(args.out), sources.get("generator"))
     show(f"{args.out}: imported from {' and '.join(map(str, sources.values()))}")
     if args.check:
-        stored = checkpoint.load(checkpoint.resolve(args.out))
+        stored = checkpoint.load(manifests.resolve(args.out))
         tokenizer = load_tokenizer(args.out)
         for name, folder in sources.items():
             part = export_part(stored, stored_config(stored), tokenizer.vocabulary, name)

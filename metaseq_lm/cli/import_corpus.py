@@ -14,6 +14,7 @@ from pathlib import Path
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.secrets import masked
 
+PROGRESS = True
 HELP = "turn token files of Megatron-LM or datatrove into a data folder"
 PREFS = {"trainpref": "train", "validpref": "valid", "testpref": "test"}
 

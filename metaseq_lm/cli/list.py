@@ -1,49 +1,141 @@
-"""List registered names with the module that each comes from.
+"""List registered names with the module that each comes from, or the checkpoints of runs.
 
 Criterions that fit only some tasks name them. Sizes are models with their options set, and are chosen
 like a model (--model NAME).
+
+examples:
+  metaseq-lm list criterion
+  metaseq-lm list --checkpoints runs/mlm
 """
 
 import argparse
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
+from metaseq_lm.core.declarations import PACKAGE
+from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.files import human_bytes, to_json
 from metaseq_lm.core.output import show
+from metaseq_lm.core.registry import ALL, Registry, nearest, tasks_for
+from metaseq_lm.runs import manifests
+from metaseq_lm.runs.manifests import CheckpointError
 
-HELP = "list registered tasks, criterions, models, optimizers, schedules, tokenizers, kinds of datasets"
+HELP = "list registered tasks, criterions, models and other names, or the checkpoints of a run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("kind", nargs="?", help="only one kind, such as task or criterion")
-    parser.add_argument("--user-dir", help="plug-in folder or file to load")
+    add = parser.add_argument
+    add("kind", nargs="?", help="only one kind, such as task or criterion")
+    add("--user-dir", help="plug-in folder or file to load")
+    add(
+        "--checkpoints",
+        metavar="RUN",
+        help="the checkpoints of a run: update, size, which is the best and the last, metrics",
+    )
+    add(
+        "--verify",
+        action="store_true",
+        help="with --checkpoints: compare every byte with the manifests' checksums",
+    )
+    add("--json", action="store_true", help="print one JSON list")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the registries."""
-    from metaseq_lm.core import plugins
-    from metaseq_lm.core.config import FOLDER
-    from metaseq_lm.core.errors import UsageError
-    from metaseq_lm.core.registry import ALL, nearest
-    from metaseq_lm.data.preprocess.pipeline import DATASET_KINDS
-    from metaseq_lm.tasks import tasks_for
+    """Print the registries or the checkpoints."""
+    if args.verify and args.checkpoints is None:
+        raise UsageError("--verify goes with --checkpoints RUN")
+    if args.checkpoints is not None:
+        if args.kind is not None or args.user_dir is not None:
+            raise UsageError("--checkpoints RUN lists a run; leave the kind and --user-dir out")
+        rows = list(checkpoints(Path(args.checkpoints), args.verify))
+        show(to_json(rows, 1) if args.json else "\n".join(map(checkpoint_line, rows)))
+        return int(any(row["damage"] for row in rows))
+    rows = list_registered(args.kind, args.user_dir)
+    show(to_json(rows, 1) if args.json else "\n".join(registered_lines(rows)))
+    return 0
 
-    plugins.load_all(args.user_dir)
-    registries = {**ALL, "dataset-kind": DATASET_KINDS}
-    requested = args.kind.rstrip("s") if args.kind else None
+
+def list_registered(kind: str | None, user_dir: str | None) -> list[dict[str, Any]]:
+    """Return a row for each registered name, of one kind or of all."""
+    from metaseq_lm.core import plugins
+
+    rows = None
+    if user_dir is None and not plugins.installed():  # plug-ins are imported, so that faults show
+        rows = plugins.early(lambda registries: rows_of(registries, kind), None)
+    if rows is not None:
+        return rows
+    from metaseq_lm.data.preprocess.pipeline import DATASET_KINDS
+
+    plugins.load_all(user_dir)
+    return rows_of({**ALL, "dataset_kind": DATASET_KINDS}, kind)
+
+
+def rows_of(registries: Mapping[str, Registry[Any]], kind: str | None) -> list[dict[str, Any]]:
+    """Return a row for each name of one kind or of all, and for each size of a model."""
+    registries = {name.replace("_", "-"): registry for name, registry in registries.items()}
+    requested = kind.rstrip("s") if kind else None
     if requested is not None and requested not in registries:
         hint = nearest(requested, list(registries))
-        raise UsageError(f"unknown kind '{args.kind}'.{hint} Kinds: {', '.join(registries)}")
-    for kind, registry in registries.items():
-        if requested in (None, kind):
-            show(f"{kind}:")
-            for name in registry.names():
-                entry = registry.entries[name]
-                summary = (entry.value.__doc__ or "").strip().split("\n")[0]
-                tasks = ", ".join(tasks_for(entry.value) if kind == "criterion" else [])
-                summary += f" (task {tasks})" if tasks else ""
-                show(f"  {name:<28}{summary}  [{entry.origin}]")
-            if kind == "model":
-                show("model, sizes:")
-                for file in sorted((FOLDER / "model").glob("*.yaml")):
-                    summary = file.read_text(encoding="utf-8").split("\n")[0].removeprefix("# ")
-                    show(f"  {file.stem:<28}{summary}")
-    return 0
+        raise UsageError(f"unknown kind '{kind}'.{hint} Kinds: {', '.join(registries)}")
+    rows: list[dict[str, Any]] = []
+    for name in [requested] if requested else registries:
+        for entry in (registries[name].entries[key] for key in registries[name].names()):
+            summary = (entry.value.__doc__ or "").strip().split("\n")[0]
+            row = {"kind": name, "name": entry.name, "summary": summary, "module": entry.origin}
+            tasks = {"tasks": tasks_for(entry.value)} if name == "criterion" else {}
+            rows.append({**row, **tasks})
+        for file in sorted((PACKAGE / "config" / name).glob("*.yaml")):
+            summary = file.read_text(encoding="utf-8").split("\n")[0].removeprefix("# ")
+            rows.append({"kind": f"{name}, sizes", "name": file.stem, "summary": summary})
+    return rows
+
+
+def registered_lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield the name of each kind, and below it a line for each of its rows."""
+    for kind, members in groupby(rows, lambda row: row["kind"]):
+        yield f"{kind}:"
+        for row in members:
+            tasks = f" (task {', '.join(row['tasks'])})" if row.get("tasks") else ""
+            module = f"  [{row['module']}]" if "module" in row else ""
+            yield f"  {row['name']:<28}{row['summary']}{tasks}{module}"
+
+
+def checkpoints(run: Path, verify: bool) -> Iterator[dict[str, Any]]:
+    """Yield a row for each checkpoint of a run folder, oldest first.
+
+    Its key "damage" says what is wrong with it, "" if nothing is.
+    """
+    folder = next((f for f in (run / "checkpoints", run) if manifests.all_updates(f)), None)
+    if folder is None:
+        reason = "has no checkpoint" if run.is_dir() else "there is no such run folder"
+        raise UsageError(f"--checkpoints {run}: {reason}")
+    links = {name: (folder / name).resolve() for name in ("best", "last")}
+    for path in manifests.all_updates(folder):
+        row: dict[str, Any] = {"path": str(path), "update": None, "bytes": None}
+        row |= {name: path.resolve() == target for name, target in links.items()}
+        row |= {"metrics": {}, "damage": "", "verified": False}
+        try:
+            manifest = manifests.read_manifest(path)
+            row |= {"update": manifest["update"], "metrics": manifest.get("valid") or {}}
+            names = manifests.file_names(manifest)
+            row["bytes"] = sum((path / name).stat().st_size for name in names)
+            for name in names if verify else ():
+                manifests.read_file(path, name, manifest)
+            row["verified"] = verify
+        except CheckpointError as error:
+            row["damage"] = str(error)
+        except OSError as error:
+            row["damage"] = f"{error.filename}: {error.strerror}"
+        yield row
+
+
+def checkpoint_line(row: dict[str, Any]) -> str:
+    """Return the line of a checkpoint."""
+    marks = [name for name in ("best", "last", "verified") if row[name]]
+    size = "" if row["bytes"] is None else human_bytes(row["bytes"])
+    metrics = "  ".join(f"{name} {value:.6g}" for name, value in row["metrics"].items())
+    damage = f"damaged: {row['damage']}" if row["damage"] else ""
+    return f"{Path(row['path']).name}  {size:>9}  {','.join(marks):<18}{damage or metrics}".rstrip()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from metaseq_lm.core.secrets import masked
 
+PROGRESS = True
 HELP = "merge the shards of a corpus"
 
 

@@ -31,6 +31,7 @@ from metaseq_lm.core.secrets import masked
 from metaseq_lm.data.preprocess import pipeline
 from metaseq_lm.data.storage.text_files import BAD_UTF8, STANDARD_INPUT
 
+PROGRESS = True
 HELP = "turn text into a data folder"
 PREFS = {"trainpref": "train", "validpref": "valid", "testpref": "test"}
 

@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 from metaseq_lm.cli.score import add_scoring_arguments
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
 from metaseq_lm.core.files import to_json
-from metaseq_lm.core.output import inert, show
+from metaseq_lm.core.output import inert, is_quiet, show
 
 if TYPE_CHECKING:
     from metaseq_lm.evaluation.nbest import NBest
 
+PROGRESS = True
 HELP = "re-rank n-best lists by pseudo-log-likelihood; word error rates"
 OVERRIDES = True
 WORDS = True
@@ -155,7 +156,8 @@ def score_run(
         folder.mkdir(parents=True, exist_ok=True)
         rows = ((score.pll, len(score.tokens), text) for text, score in scores.items())
         write_atomic(folder / PLLS_FILE, score_lines(rows))
-    say(f"{source}: {scorer.cost}")
+    if not is_quiet():
+        say(f"{source}: {scorer.cost}")
     return {text: score.pll for text, score in scores.items()}
 
 

@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.core.errors import say
 from metaseq_lm.core.files import to_json
+from metaseq_lm.core.output import is_quiet
 
 if TYPE_CHECKING:
     from metaseq_lm.data.labelled.files import Sentence
     from metaseq_lm.training.scoring import Score, SentenceScorer
 
+PROGRESS = True
 HELP = "score sentences by pseudo-log-likelihood; accuracy on minimal pairs"
 OVERRIDES = True
 
@@ -102,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
     for count, reason in ((invalid, "invalid UTF-8"), (skipped, "too long")):
         if count:
             say(f"skipped for {reason}: {count:,}")
-    say(str(scorer.cost))
+    if not is_quiet():
+        say(str(scorer.cost))
     return 0
 
 

@@ -42,11 +42,12 @@ from typing import TYPE_CHECKING, Any
 from metaseq_lm.cli import NOT_OPTIONS
 from metaseq_lm.cli.train import FLAGS, add_config_arguments, flag_values
 from metaseq_lm.core.errors import Interrupted, UsageError
-from metaseq_lm.core.output import show
+from metaseq_lm.core.output import show, show_progress
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+PROGRESS = True
 HELP = "launch a grid of runs, locally or on Slurm; status, resubmit, cancel"
 OVERRIDES = True
 WORDS = True
@@ -227,26 +228,16 @@ def check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
 def launch_sweep(args: argparse.Namespace) -> int:
     """Launch a new sweep, or go on with one."""
     from metaseq_lm.core import plugins
-    from metaseq_lm.sweeps.definition import mapping, normalise
-    from metaseq_lm.sweeps.expansion import expand
     from metaseq_lm.sweeps.folder import SweepFolder
-    from metaseq_lm.sweeps.options import check_out, launch_from, slurm_parameters
+    from metaseq_lm.sweeps.options import slurm_parameters
     from metaseq_lm.sweeps.states import AGAIN
     from metaseq_lm.sweeps.submit import need_slurm
 
     if args.failed:
         raise UsageError("--failed goes with 'metaseq-lm sweep resubmit'")
+    plugins.early(lambda _: check_early(*plan(args)[:2]), args.user_dir)
     plugins.load_all(args.user_dir)
-    content = content_of(args)
-    stored = mapping(content.pop("launch", {}), "launch")
-    launch = launch_from(stored, launch_options(args))
-    if not args.out:
-        raise UsageError("no --out given; it is the folder of the sweep")
-    check_out(Path(os.path.abspath(args.out)), launch.executor)
-    out = Path(args.out).resolve()
-    check_out(out, launch.executor)
-    definition = normalise(content, args.stages.split(",") if args.stages else ())
-    runs = expand(definition, out)
+    runs, definition, launch, out = plan(args)
     check_configs(runs, definition)
     stages = len(definition["stages"])
     count = f"{len(runs)} run" + ("s" if len(runs) > 1 else "")
@@ -268,6 +259,37 @@ def launch_sweep(args: argparse.Namespace) -> int:
         need_slurm()
     out.mkdir(parents=True, exist_ok=True)
     return launch_runs(SweepFolder(out), definition, runs, launch, args, (*AGAIN, "waiting"))
+
+
+def plan(args: argparse.Namespace) -> tuple[list[Any], dict[str, Any], Any, Path]:
+    """Return the runs that the command line defines, their definition, how to launch them, and where."""
+    from metaseq_lm.sweeps.definition import mapping, normalise
+    from metaseq_lm.sweeps.expansion import expand
+    from metaseq_lm.sweeps.options import check_out, launch_from
+
+    content = content_of(args)
+    stored = mapping(content.pop("launch", {}), "launch")
+    launch = launch_from(stored, launch_options(args))
+    if not args.out:
+        raise UsageError("no --out given; it is the folder of the sweep")
+    check_out(Path(os.path.abspath(args.out)), launch.executor)
+    out = Path(args.out).resolve()
+    check_out(out, launch.executor)
+    definition = normalise(content, args.stages.split(",") if args.stages else ())
+    return expand(definition, out), definition, launch, out
+
+
+def check_early(runs: list[Any], definition: dict[str, Any]) -> None:
+    """Compose runs until every value of every key has been in one; raises UsageError naming the run."""
+    seen: set[tuple[str, str]] = set()
+    fresh = []
+    for run in runs:
+        values = {(key, str(value)) for key, value in run.values.items()}
+        if not fresh or values - seen:
+            fresh.append(run)
+            seen |= values
+    for _ in composed(fresh, definition):
+        pass
 
 
 def content_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -331,7 +353,6 @@ def composed(
     from metaseq_lm.core import plugins
     from metaseq_lm.core.config import Composer
 
-    plugins.load_all(definition["user_dir"])
     parser, composer = build_parser("train"), Composer()
     for run in runs:
         for stage in run.stages:
@@ -378,8 +399,10 @@ def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
     """
     from omegaconf import OmegaConf
 
+    from metaseq_lm.core import plugins
     from metaseq_lm.training.parts import check_parts
 
+    plugins.load_all(definition["user_dir"])
     checked = set()
     for run, stage, config in composed(runs, definition):
         options: Any = OmegaConf.to_container(config)
@@ -519,7 +542,7 @@ def run_locally(folder: Any, todo: list[Any], launch: Any, code: Any) -> int:
     folder.append("command", pid=pid, start=process_start(pid), host=socket.gethostname())
 
     def report(run: Any) -> None:
-        show("\n".join(lines(states(folder, [run]))))
+        show_progress("\n".join(lines(states(folder, [run]))))
 
     stopped = LocalRuns(folder, launch, code).work(todo, report)
     current = states(folder)

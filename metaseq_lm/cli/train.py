@@ -24,6 +24,7 @@ from metaseq_lm.core.registry import nearest
 if TYPE_CHECKING:
     from metaseq_lm.training.parts import Parts
 
+PROGRESS = True
 HELP = "train an objective (resumes by itself)"
 OVERRIDES = True
 
@@ -77,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--dry-run",
         action="store_true",
-        help="do one update (of each kind, if the task has several; on a CPU with a part of the rows) and validate one batch, say what it costs, write nothing",
+        help="do one update (of each kind, if the task has several; on a CPU with a part of the rows) and validate one batch, say what it costs (FLOPs, time of the whole run, memory), write nothing",
     )
     add("--print-config", action="store_true", help="print the configuration and stop")
     # Not argparse's own help: the keys to list depend on the other flags.
@@ -130,19 +131,16 @@ def run(args: argparse.Namespace) -> int:
 def prepare(args: argparse.Namespace) -> int:
     """Do what the options ask for."""
     from metaseq_lm.core import plugins
-    from metaseq_lm.core.config import common_config, describe, load_config
+    from metaseq_lm.core.config import common_config, describe
     from metaseq_lm.distributed import launcher
     from metaseq_lm.distributed.step import step_of
 
     if args.argv[1:] in (["-h"], ["--help"]):
         show(f"{args.parser.format_help()}\nkeys of every run:\n{describe(common_config())}")
         return 0
+    plugins.early(lambda _: compose(args), args.user_dir)
     plugins.load_all(args.user_dir)
-    overrides = overrides_of(args)
-    if not (args.config_dir or args.config_name):
-        overrides = with_stored(overrides)
-    config = load_config(overrides, args.config_dir, args.config_name)
-    plugins.check_named(config, args.user_dir)
+    config = compose(args)
     if args.help:
         show(args.parser.format_help() + "\nkeys, with the values this command gives them:")
         show(describe(config))
@@ -150,17 +148,35 @@ def prepare(args: argparse.Namespace) -> int:
     if args.print_config:
         sys.stdout.write(OmegaConf.to_yaml(config))  # escaped by YAML
         return 0
-    if not config.data:
-        no_run = f", and {config.save_dir} holds no run to go on with" if config.save_dir else ""
-        raise UsageError(f"no DATA folder given{no_run}; see 'metaseq-lm train --help'")
-    if not config.save_dir and not args.dry_run:
-        raise UsageError("no --save-dir given; it is the folder of the run (or use --dry-run)")
-    if args.nproc is not None and args.nproc < 1:
-        raise UsageError(f"--nproc is {args.nproc}; it is a number of processes, at least 1")
     processes = (args.nproc or 0) * step_of(os.environ).tasks
     if processes > 1 and "RANK" not in os.environ:
         return launcher.run(args.nproc, args.argv)
     return train(config, args.dry_run, reset_parts(args.reset))
+
+
+def compose(args: argparse.Namespace) -> DictConfig:
+    """Return the configuration; UsageError for what is wrong with it or with the other arguments."""
+    from metaseq_lm.core import plugins
+    from metaseq_lm.core.config import load_config
+    from metaseq_lm.data.storage.manifest import require_data_folder
+
+    overrides = overrides_of(args)
+    if not (args.config_dir or args.config_name):
+        overrides = with_stored(overrides)
+    config = load_config(overrides, args.config_dir, args.config_name)
+    plugins.check_named(config, args.user_dir)
+    reset_parts(args.reset)
+    if args.nproc is not None and args.nproc < 1:
+        raise UsageError(f"--nproc is {args.nproc}; it is a number of processes, at least 1")
+    if args.help or args.print_config:
+        return config
+    if not config.data:
+        no_run = f", and {config.save_dir} holds no run to go on with" if config.save_dir else ""
+        raise UsageError(f"no DATA folder given{no_run}; see 'metaseq-lm train --help'")
+    require_data_folder(config.data)
+    if not config.save_dir and not args.dry_run:
+        raise UsageError("no --save-dir given; it is the folder of the run (or use --dry-run)")
+    return config
 
 
 def with_stored(overrides: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -27,6 +27,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import ALL, nearest
+from metaseq_lm.core.synonyms import answer
 
 
 def option(
@@ -228,16 +229,19 @@ def with_current_names(config: Any) -> Any:
     return config
 
 
-def options_with(key: str, config: DictConfig | None = None) -> dict[str, Any]:
+def options_with(
+    key: str, config: DictConfig | None = None, groups: Sequence[str] = GROUPS
+) -> dict[str, Any]:
     """Return the dotted names of the options that have the metadata `key`, with its value.
 
     Args:
         key: "source" for options that name other runs, whose value is what reports call those;
             "movable" for options that may change when a run is resumed.
         config: a run's configuration, for the options of its classes; None for all registered ones.
+        groups: the groups of options to look into, besides those of every run.
     """
     schemas: list[tuple[str, type]] = [("", RunConfig)]
-    for group in GROUPS:
+    for group in groups:
         node = None if config is None else config.get(group)
         names = ALL[group].names() if config is None else [node._name] if node else []
         schemas += [(f"{group}.", ALL[group].entry(name).dataclass) for name in names]
@@ -247,6 +251,12 @@ def options_with(key: str, config: DictConfig | None = None) -> dict[str, Any]:
         for item in fields(schema)
         if key in item.metadata
     }
+
+
+def names_runs(key: str) -> bool:
+    """Return whether the values of an option are paths of other runs."""
+    groups = [group for group in GROUPS if key.startswith(f"{group}.")]
+    return key in options_with("source", groups=groups)
 
 
 def typed_options(group: str, node: Mapping[str, Any]) -> Any:
@@ -274,16 +284,39 @@ def named(base: type, name: str) -> type:
     return make_dataclass(base.__name__, [("_name", str, name)], bases=(base,))
 
 
+@cache
+def schema(base: type, name: str) -> DictConfig:
+    """Return the options of a dataclass, and `_name`, as a config with types."""
+    options: DictConfig = OmegaConf.structured(named(base, name))
+    return options
+
+
+class StoreNode(ConfigNode):
+    """An entry of Hydra's store whose options are read when it is asked for: of all, that takes long."""
+
+    def __init__(self, group: str, name: str) -> None:
+        self.options: DictConfig | None = None
+        self.registered = name
+        super().__init__(f"{name}.yaml", None, group, None, None)  # type: ignore[arg-type]
+
+    @property
+    def node(self) -> DictConfig:
+        """The options of the registered name."""
+        if self.options is None:
+            return schema(ALL[str(self.group)].entry(self.registered).dataclass, self.registered)
+        return self.options
+
+    @node.setter
+    def node(self, options: DictConfig | None) -> None:
+        self.options = options
+
+
 def fill_store() -> None:
     """Add every registered name to Hydra's config groups."""
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig)
     for group in GROUPS:
-        for name, entry in ALL[group].entries.items():
-            options = named(entry.dataclass, name)
-            stored = store.repo.get(group, {}).get(f"{name}.yaml")
-            if stored is None or OmegaConf.get_type(stored.node) is not options:
-                store.store(group=group, name=name, node=options)  # takes milliseconds
+        store.repo[group] = {f"{name}.yaml": StoreNode(group, name) for name in ALL[group].names()}
 
 
 def load_config(
@@ -417,7 +450,7 @@ def literal_path(override: str) -> str:
     A path is taken as it is typed, unless it is null, in quotes, or refers to another key (${key}).
     """
     key, equals, value = override.partition("=")
-    if not equals or "${" in value or key not in {*PATHS, *options_with("source")}:
+    if not equals or "${" in value or not (key in PATHS or names_runs(key)):
         return override
     try:
         is_valid = bool(OverridesParser.create().parse_override(override))
@@ -442,7 +475,8 @@ def overridden(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     known = [key for key in dotted(config) if not key.endswith("._name")]
     for key in dotted(changes):
         if key not in known:
-            raise UsageError(f"'{key}' is no option of this run.{nearest(key, known)}")
+            hint = answer(key, flag_keys={}) or nearest(key, known)
+            raise UsageError(f"'{key}' is no option of this run.{hint}")
     schema = OmegaConf.structured(RunConfig)
     for group in GROUPS:
         name = config[group]._name
@@ -618,7 +652,10 @@ def unknown_option(key: str, known: list[str]) -> str:
     if key.startswith("model.") and "model.changes" in known:
         change = f"{key.removeprefix('model.')}=VALUE"
         return f"unknown option '{key}': with model=inherit it is \"model.changes=['{change}']\""
-    return f"unknown option '{key}'.{nearest(key, known)} '--print-config' shows all."
+    name = key.rpartition(".")[2].lower()
+    elsewhere = [other for other in known if other.rpartition(".")[2].lower() == name]
+    hint = nearest(elsewhere[0], elsewhere) if elsewhere else answer(key, flag_keys={})
+    return f"unknown option '{key}'.{hint or nearest(key, known)} '--print-config' shows all."
 
 
 def known_keys(overrides: Sequence[str], folder: Path, name: str) -> list[str]:

@@ -1,7 +1,8 @@
 """The ways a command can end, each with its documented exit code.
 
-0 ok, 1 error, 2 wrong usage or configuration, 3 diverged, 75 interrupted with a checkpoint saved.
-A user's mistake is raised as one of these classes and printed by the command line as one message;
+0 ok, 1 error, 2 wrong usage, 3 diverged, 75 interrupted with a checkpoint saved, 130 interrupted.
+Wrong usage is what the user typed: a name, an option, a configuration, a path that is not there or not
+what the command needs. An error is what became of the rest: damaged files, a full disk. A user's mistake is raised as one of these classes and printed by the command line as one message;
 any other exception is a bug of this package and keeps its traceback.
 """
 
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from metaseq_lm.core.output import printable
+from metaseq_lm.core.output import is_quiet, printable
 
 # Environment variable of runs that no user watches one by one: those of sweeps and scripts.
 NO_HINTS = "METASEQ_LM_NO_HINTS"
@@ -25,7 +26,7 @@ class MetaseqError(Exception):
 
 
 class UsageError(MetaseqError):
-    """A wrong name, option or configuration: nothing was started."""
+    """A wrong name, option, path or configuration: nothing was started."""
 
     exit_code = 2
 
@@ -54,8 +55,8 @@ def say(message: str) -> None:
 
 
 def hint(message: str) -> None:
-    """Print a line of advice on stderr, unless the environment variable NO_HINTS is set."""
-    if not os.environ.get(NO_HINTS):
+    """Print a line of advice on stderr, unless --quiet is given or the variable NO_HINTS is set."""
+    if not os.environ.get(NO_HINTS) and not is_quiet():
         say(message)
 
 

@@ -160,10 +160,10 @@ def free_bytes(path: Path) -> int:
 
 
 @contextmanager
-def full_disk_message(path: Path, needed: Callable[[], int]) -> Iterator[None]:
+def full_disk_message(path: Path, needed: Callable[[], int] = lambda: 0) -> Iterator[None]:
     """Turn "no space left" inside the block into a MetaseqError with path, bytes needed and free.
 
-    `needed` is called only then; other errors pass through.
+    `needed` is called only then, and returns 0 if that is not known; other errors pass through.
     """
     try:
         yield
@@ -171,10 +171,10 @@ def full_disk_message(path: Path, needed: Callable[[], int]) -> Iterator[None]:
         if error.errno not in FULL_DISK:
             raise
         free = free_bytes(path)
+        size = f"about {needed():,} bytes are needed and " if needed() else ""
         raise MetaseqError(
-            f"{path}: {error.strerror}; about {needed():,} bytes are needed and {free:,} are free "
-            f"({human_bytes(free)}). Free some space (or raise the quota or file size limit) and "
-            "start again; nothing was left behind."
+            f"{path}: {error.strerror}; {size}{free:,} bytes are free ({human_bytes(free)}). Free some "
+            "space (or raise the quota or file size limit) and start again; this file was not written."
         ) from error
 
 

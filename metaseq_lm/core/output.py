@@ -7,6 +7,26 @@ FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
 
 
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Choose whether only results and errors are printed."""
+    global _quiet
+    _quiet = quiet
+
+
+def is_quiet() -> bool:
+    """Return whether only results and errors are printed."""
+    return _quiet
+
+
+def show_progress(text: str) -> None:
+    """Print what is no result on standard output, unless only results are printed."""
+    if not _quiet:
+        show(text)
+
+
 def show(text: str = "", end: str = "\n") -> None:
     """Print a text of lines on standard output, at once, without control characters."""
     print(printable(text), end=end, flush=True)

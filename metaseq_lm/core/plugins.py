@@ -1,19 +1,26 @@
 """Loading of methods: the built-in families, installed plug-ins and --user-dir."""
 
+import gc
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import pkgutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from omegaconf import DictConfig
-
+from metaseq_lm.core import declarations
+from metaseq_lm.core.declarations import UnreadableError
 from metaseq_lm.core.errors import UsageError, say
-from metaseq_lm.core.registry import FAILED
+from metaseq_lm.core.registry import ALL, FAILED, Registry
 
-ENTRY_POINTS = "metaseq_lm.core.plugins"
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+T = TypeVar("T")
+ENTRY_POINTS = "metaseq_lm.plugins"
 CORE = ("tasks", "criterions", "models")
 
 
@@ -22,13 +29,10 @@ def load(name_or_path: str) -> None:
 
     Raises UsageError that names the plug-in and the cause if it cannot be imported.
     """
-    path = Path(name_or_path).expanduser()
-    is_path = os.sep in name_or_path or path.exists()
-    if is_path and not path.exists():
-        raise UsageError(f"--user-dir {name_or_path}: there is no such file or folder")
+    path = path_of(name_or_path)
     try:
-        if is_path:
-            _import_path(path.resolve())
+        if path is not None:
+            _import_path(path)
         else:
             importlib.import_module(name_or_path)
     except UsageError:
@@ -37,6 +41,57 @@ def load(name_or_path: str) -> None:
         raise UsageError(
             f"plug-in {name_or_path} failed to import: {_where(error)}{type(error).__name__}: {error}"
         ) from error
+
+
+def path_of(name_or_path: str) -> Path | None:
+    """Return the path that names a plug-in, None for a dotted name; UsageError if there is nothing."""
+    path = Path(name_or_path).expanduser()
+    if path.exists():
+        return path.resolve()
+    if os.sep in name_or_path:
+        raise UsageError(f"--user-dir {name_or_path}: there is no such file or folder")
+    return None
+
+
+def declared(user_dir: str | None) -> dict[str, Registry[Any]]:
+    """Return what the package, installed plug-ins and `user_dir` declare; nothing is imported.
+
+    Raises UnreadableError if a plug-in may register more than its source shows.
+    """
+    plug_ins = [point.value.split(":")[0] for point in installed()]
+    roots = {}
+    for name in [*plug_ins, *filter(None, [user_dir])]:
+        path = path_of(name)
+        if path is None:
+            spec = importlib.util.find_spec(name.split(".")[0])
+            if spec is None or spec.origin is None:
+                raise UnreadableError(f"{name}: no source")
+            path = Path(spec.origin)
+            path = path.parent if path.name == "__init__.py" else path
+        roots[path.stem if os.sep in name else name] = path
+    return declarations.declared(roots)
+
+
+def early(function: Callable[[dict[str, Registry[Any]]], T], user_dir: str | None) -> T | None:
+    """Return what `function` returns where names are only declared: importing them is slow.
+
+    It is called with the registries. None if a plug-in has to be imported, or torch is already.
+    """
+    if "torch" in sys.modules:
+        return None
+    loaded = {kind: registry.entries for kind, registry in ALL.items()}
+    gc.disable()  # collections would walk the trees of the sources again and again
+    try:
+        registries = declared(user_dir)
+        for kind, registry in ALL.items():
+            registry.entries = registries[kind].entries
+        return function(registries)
+    except UnreadableError:
+        return None
+    finally:
+        gc.enable()
+        for kind, registry in ALL.items():
+            registry.entries = loaded[kind]
 
 
 def load_all(user_dir: str | None = None) -> None:
@@ -58,7 +113,7 @@ def load_all(user_dir: str | None = None) -> None:
 
 def load_installed(user_dir: str | None) -> None:
     """Load every installed plug-in, then `user_dir`; errors as in `load_all`."""
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+    for point in installed():
         try:
             load(point.value.split(":")[0])
         except UsageError as error:
@@ -68,7 +123,12 @@ def load_installed(user_dir: str | None) -> None:
         load(user_dir)
 
 
-def check_named(config: DictConfig, user_dir: str | None) -> None:
+def installed() -> list[importlib.metadata.EntryPoint]:
+    """Return the entry points of installed plug-ins."""
+    return list(importlib.metadata.entry_points(group=ENTRY_POINTS))
+
+
+def check_named(config: "DictConfig", user_dir: str | None) -> None:
     """Raise UsageError if a configuration names another plug-in than --user-dir did.
 
     Code is run only if the command line names it, never because a file does.

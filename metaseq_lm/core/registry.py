@@ -1,6 +1,7 @@
 """One registry class; tasks, criterions, models, optimizers, schedules and tokenizers are instances."""
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Generic, TypeVar
@@ -25,9 +26,16 @@ class NoOptions:
     """The options of something that has none."""
 
 
-def nearest(name: str, names: list[str]) -> str:
-    """Return a hint " Did you mean 'x'?" for a misspelt name, or "" if nothing is near."""
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.55)
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return a hint " Did you mean 'x'?" for a misspelt name, or "" if nothing is near.
+
+    Of options (--x) and dotted keys what they have in common is not compared.
+    """
+    group = re.match(r"--|(\w+\.)*", name)
+    prefix = group[0] if group else ""
+    similar = {other.removeprefix(prefix): other for other in names}
+    found = difflib.get_close_matches(name.removeprefix(prefix), similar, n=3, cutoff=0.55)
+    close = [similar[other] for other in found]
     return " Did you mean " + " or ".join(repr(c) for c in close) + "?" if close else ""
 
 
@@ -89,7 +97,7 @@ class Registry(Generic[T]):
         broken = "; ".join(f"{name} ({reason})" for name, reason in FAILED.items())
         return (
             f"unknown {self.kind} '{name}'.{nearest(name, names)} Registered: "
-            f"{', '.join(names) or 'none'}. A {self.kind} of your own is loaded with "
+            f"{', '.join(names) or 'none'}. One of your own is loaded with "
             f"--user-dir.{broken and f' These plug-ins failed to import: {broken}'}"
         )
 
@@ -112,6 +120,25 @@ TOKENIZERS: Registry[Any] = Registry("tokenizer")
 ALL: dict[str, Registry[Any]] = {
     r.kind: r for r in (TASKS, CRITERIONS, MODELS, OPTIMIZERS, SCHEDULES, TOKENIZERS)
 }
+
+
+def takes(name: str, task: Any, criterion: Any) -> bool:
+    """Return whether a task, registered under `name`, takes a criterion; both are classes."""
+    bases = [base for base in task.criterions if issubclass(criterion, base)]
+    if criterion.tasks:
+        return bool(bases) and name in criterion.tasks
+    # `Criterion` itself derives from object only.
+    return any(criterion.general or base.__base__ is not object for base in bases)
+
+
+def tasks_for(criterion: Any) -> list[str]:
+    """Return the names of the tasks that a class of criterion is for; none if it is for any."""
+    if criterion.general and not criterion.tasks:
+        return []
+    return [
+        name for name, entry in sorted(TASKS.entries.items()) if takes(name, entry.value, criterion)
+    ]
+
 
 register_task = TASKS.register
 register_criterion = CRITERIONS.register

@@ -36,9 +36,9 @@ def read_folder_config(folder: Path) -> dict[str, Any]:
     """Return the content of `config.json`; MetaseqError if there is none that can be read."""
     path = folder / CONFIG_FILE
     if folder.is_file():
-        raise MetaseqError(f"{folder}: is a file; give its folder, which save_pretrained wrote")
+        raise UsageError(f"{folder}: is a file; give its folder, which save_pretrained wrote")
     if not path.is_file():
-        raise MetaseqError(f"{path}: no such file; give a folder that save_pretrained wrote")
+        raise UsageError(f"{path}: no such file; give a folder that save_pretrained wrote")
     try:
         return read_json(path)
     except ValueError as error:

@@ -9,7 +9,7 @@ from torch import nn
 from metaseq_lm.core.config import check_stored, overridden
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest, register_model
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import manifests
 
 INHERIT = "inherit"
 
@@ -46,12 +46,12 @@ def inherited(config: DictConfig) -> DictConfig:
             "another model"
         )
     source = config.init_from
-    if not Path(source).exists() and checkpoint.newest_manifest(
+    if not Path(source).exists() and manifests.newest_manifest(
         Path(config.save_dir, "checkpoints")
     ):
         source = config.save_dir  # a run that goes on has the same model
-    path = checkpoint.resolve(source)
-    stored = checkpoint.read_manifest(path).get("config")
+    path = manifests.resolve(source)
+    stored = manifests.read_manifest(path).get("config")
     model = stored.get("model") if isinstance(stored, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("_name"), str):
         raise UsageError(f"{path} does not say what its model was; give --model")

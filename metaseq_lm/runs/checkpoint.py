@@ -16,7 +16,6 @@ import io
 import json
 import math
 import os
-import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,49 +27,29 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from metaseq_lm.core.config import GROUPS
-from metaseq_lm.core.errors import MetaseqError, UsageError, say
+from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.files import (
-    as_numbers,
     is_altered,
-    misfit,
-    read_json,
     sync_folder,
     to_json,
     with_checksum,
 )
 from metaseq_lm.distributed import placement, vectors
+from metaseq_lm.runs.manifests import (
+    FORMAT,
+    FORMAT_IN_PARTS,
+    CheckpointError,
+    all_updates,
+    file_names,
+    folder_of,
+    read_file,
+    read_manifest,
+)
 from metaseq_lm.runs.safe_load import check_archive, check_header
 
-FORMAT = 2
-FORMAT_IN_PARTS = 3
-PREFIX = "update_"
 TEMPORARY = ".tmp-"
 REPLACED = ".old-"  # in the moment in which a checkpoint is written again
-# What a manifest holds; imports have no fingerprint of data. See `misfit`.
-MANIFEST = {
-    "format": int,
-    "update": int,
-    "sha256": {"*": str},
-    "state?": str,
-    "shards?": list,
-    "valid?": {"*": (float, int)},
-    "config?": {f"{part}?": dict for part in (*GROUPS, "engine", "trainer")},
-    "data?": (str, dict),
-    "tokenizer?": str,
-    "code?": str,
-    "torch?": str,
-    "facts?": {"labels?": {"*": list}},
-    "start?": {"weights?": str, "costs?": {"*": dict}},
-}
-PART = re.compile(r"part_[0-9]{5}\.safetensors")
-
-
 TreePath = tuple[Any, ...]  # keys of nested dicts
-
-
-class CheckpointError(MetaseqError):
-    """A checkpoint cannot be used; the message says which and why."""
 
 
 @dataclass
@@ -255,11 +234,6 @@ def without_shared_memory(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def folder_of(folder: Path, update: int) -> Path:
-    """Return the path of checkpoint `update`."""
-    return folder / f"{PREFIX}{update:09d}"
-
-
 def structure(state: Any, limit: float = math.inf) -> str:
     """Return a hash of the keys and shapes in nested containers, to detect a missing part.
 
@@ -320,22 +294,10 @@ def relink(folder: Path, newest: Path, best: int | None) -> None:
 def load(path: Path) -> Checkpoint:
     """Read and verify one checkpoint folder; raises CheckpointError naming the file and the fault."""
     manifest = read_manifest(path)
-    contents = {}
-    # Files of other names, which may lead anywhere, are not read.
-    parts = sorted(filter(PART.fullmatch, manifest["sha256"]))
-    for name in ("model.safetensors", "state.pt", *parts):
-        if not (path / name).is_file():  # a device or a pipe would be read without an end
-            raise CheckpointError(f"{path / name}: {os.strerror(errno.ENOENT)}")
-        try:
-            contents[name] = (path / name).read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{path / name}: {error.strerror}") from error
-        if hashlib.sha256(contents[name]).hexdigest() != manifest["sha256"].get(name):
-            raise CheckpointError(
-                f"{path / name} is damaged: its checksum differs from the manifest's"
-            )
+    names = file_names(manifest)
+    contents = {name: read_file(path, name, manifest) for name in names}
     try:
-        weights, *pieces = [_tensors(contents[n]) for n in ("model.safetensors", *parts)]
+        weights, *pieces = [_tensors(contents[n]) for n in names if n != "state.pt"]
         check_archive(contents["state.pt"])
         state = torch.load(io.BytesIO(contents["state.pt"]), weights_only=True, map_location="cpu")
         outline = structure(state, limit=len(contents["state.pt"]))
@@ -383,40 +345,6 @@ def _put_together(
         place[last] = tensor
     if any(parts):
         raise ValueError("they hold more tensors than the manifest names")
-
-
-def hash_of_weights(manifest: Mapping[str, Any]) -> str:
-    """Return a hash that differs between checkpoints of different weights."""
-    sums = {name: value for name, value in manifest["sha256"].items() if name != "state.pt"}
-    if not any(map(PART.fullmatch, sums)):
-        return str(sums.get("model.safetensors"))
-    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint folder; CheckpointError if there is none or it is damaged."""
-    file = path / "manifest.json"
-    try:
-        if not file.is_file():
-            raise CheckpointError(f"{path} is not a checkpoint: it has no manifest.json")
-        manifest = read_json(file)
-        if "splits" in manifest and "sha256" not in manifest:
-            raise CheckpointError(f"{path} is a data folder; name a run, or a checkpoint of one")
-        version = manifest["format"]
-        if "valid" in manifest:
-            manifest["valid"] = as_numbers(manifest["valid"])
-    except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror}") from error
-    except (ValueError, KeyError) as error:
-        raise CheckpointError(f"{file} is damaged: {error!r}") from error
-    if version not in (FORMAT, FORMAT_IN_PARTS):
-        raise CheckpointError(
-            f"{path} has format {str(version)[:20]}; this version reads formats {FORMAT} and "
-            f"{FORMAT_IN_PARTS}"
-        )
-    if problem := misfit(manifest, MANIFEST):
-        raise CheckpointError(f"{file} is damaged: {problem}")
-    return manifest
 
 
 def labels_of(facts: dict[str, Any] | None, source: object) -> dict[str, list[str]]:
@@ -468,19 +396,6 @@ def check_facts(stored: Any, current: dict[str, Any], path: Path) -> None:
         )
 
 
-def all_updates(folder: Path) -> list[Path]:
-    """Return all paths named like a checkpoint, oldest first, dangling links included."""
-    return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
-
-
-def newest_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of the newest checkpoint that has one; its files are not verified."""
-    for path in reversed(all_updates(folder)):
-        with contextlib.suppress(CheckpointError):
-            return read_manifest(path)
-    return None
-
-
 def newest(
     folder: Path, check: Callable[[Checkpoint], None] = lambda stored: None
 ) -> tuple[Checkpoint | None, list[str]]:
@@ -530,27 +445,6 @@ def prune(folder: Path, keep_last: int, update: int) -> None:
             obsolete = path.with_name(f"{TEMPORARY}{path.name}")
             os.rename(path, obsolete)
             _remove(obsolete)
-
-
-def resolve(path: str, prefer: str = "last") -> Path:
-    """Return a checkpoint folder: `path` itself, or the `prefer`red checkpoint of a run folder."""
-    root = Path(path)
-    if not root.exists():
-        raise CheckpointError(
-            f"{path}: there is no such checkpoint or run folder (a model of the Hugging Face Hub is downloaded "
-            "first, and made a run with 'metaseq-lm import')"
-        )
-    if (root / "manifest.json").is_file():
-        return root.resolve()
-    for folder in (root / "checkpoints", root):
-        for name in (prefer, "last"):
-            if (folder / name / "manifest.json").is_file():
-                return (folder / name).resolve()
-    remedy = "; make a run of this transformers folder with 'metaseq-lm import'"
-    raise CheckpointError(
-        f"{path} holds no checkpoint (no manifest.json in it or its checkpoints/)"
-        f"{remedy * ((root.parent if root.is_file() else root) / 'config.json').is_file()}"
-    )
 
 
 def load_into(module: torch.nn.Module, weights: dict[str, Tensor], source: object) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import manifests
 from metaseq_lm.runs.folder import read_results
 
 KEYS = ("seconds", "flops", "updates")
@@ -20,7 +20,7 @@ Costs = dict[str, dict[str, float]] | None
 
 def ancestors(source: str, prefer: str = "last") -> Costs:
     """Return the cost of the run `source` (a checkpoint or run folder) and of all its ancestors."""
-    path = checkpoint.resolve(source, prefer)
+    path = manifests.resolve(source, prefer)
     folder = path.parent.parent
     results = read_results(folder)
     if results is None:

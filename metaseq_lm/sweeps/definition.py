@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from metaseq_lm.core.config import format_value, options_with, quote
+from metaseq_lm.core.config import format_value, names_runs, quote
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
 
@@ -95,10 +95,10 @@ def absolute_sources(content: Any, base: Path, key: str = "") -> Any:
         return [absolute_sources(item, base, key) for item in content]
     if not isinstance(content, str):
         return content
-    if key.rpartition(":")[2] in options_with("source"):
+    if names_runs(key.rpartition(":")[2]):
         return content if content[:1] in ("", "{", "$", "/") else absolute(content, base)
     option, equals, value = content.partition("=")
-    if key != "overrides" or option not in options_with("source") or value in ("", "null"):
+    if key != "overrides" or not names_runs(option) or value in ("", "null"):
         return content
     if value.startswith("["):
         items = [item.strip().strip("'\"") for item in value[1:].rstrip("]").split(",") if item]

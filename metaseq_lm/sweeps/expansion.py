@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.config import options_with, quote
+from metaseq_lm.core.config import names_runs, quote
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.sweeps.definition import (
@@ -123,7 +123,7 @@ def arguments_of(
 def check_path(argument: str) -> None:
     """Raise UsageError for a relative path: jobs may run, or run again, from another folder."""
     key, _, value = argument.partition("=")
-    if key not in ("data", *options_with("source")):
+    if key != "data" and not names_runs(key):
         return
     if value.startswith("["):
         lists = override_values(argument, f"'{argument}'")

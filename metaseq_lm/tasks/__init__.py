@@ -15,7 +15,7 @@ from torch import nn
 from metaseq_lm.core.batch import Batch, Logs
 from metaseq_lm.core.config import build
 from metaseq_lm.core.errors import UsageError
-from metaseq_lm.core.registry import CRITERIONS, MODELS, SCHEDULES, TASKS
+from metaseq_lm.core.registry import CRITERIONS, MODELS, SCHEDULES, TASKS, takes, tasks_for
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.data.streams import Stream
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
@@ -148,23 +148,6 @@ def check_pair(config: DictConfig, task_class: type[Task] | None = None) -> None
         f"task '{task}' needs criterion={' or '.join(fitting)}, not '{criterion}'; one of your own "
         f"derives from {' or '.join(c.__name__ for c in task_class.criterions)}"
     )
-
-
-def takes(name: str, task: type[Task], criterion: type[Criterion]) -> bool:
-    """Return whether a task, registered under `name`, takes a criterion."""
-    bases = [base for base in task.criterions if issubclass(criterion, base)]
-    if criterion.tasks:
-        return bool(bases) and name in criterion.tasks
-    return any(criterion.general or base is not Criterion for base in bases)
-
-
-def tasks_for(criterion: type[Criterion]) -> list[str]:
-    """Return the names of the tasks that a criterion is for; none if it is for any."""
-    if criterion.general and not criterion.tasks:
-        return []
-    return [
-        name for name, entry in sorted(TASKS.entries.items()) if takes(name, entry.value, criterion)
-    ]
 
 
 def model_class(config: DictConfig, base: type) -> Any:

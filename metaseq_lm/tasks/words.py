@@ -43,7 +43,7 @@ from metaseq_lm.models.words.prediction_modules import (
     heads_of,
 )
 from metaseq_lm.models.words.word_model import WordModel, WordNet
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.runs.lineage_cost import Costs, ancestors
 from metaseq_lm.tasks import Batches, Passes, Scored, Task, model_class
 from metaseq_lm.tasks.finetuning import ENCODER, different_sets, judged
@@ -206,7 +206,7 @@ class WordTask(Task):
         """Fill in the language model of task.elmo."""
         assert isinstance(model, WordModel)
         if model.language_model is not None:
-            stored = checkpoint.load(checkpoint.resolve(self.config.elmo, prefer="best"))
+            stored = checkpoint.load(manifests.resolve(self.config.elmo, prefer="best"))
             encoder = {n: w for n, w in stored.weights.items() if n.startswith(ENCODER)}
             weights = {name.removeprefix(ENCODER): weight for name, weight in encoder.items()}
             checkpoint.load_into(model.language_model, weights, stored.path)
@@ -385,7 +385,7 @@ def with_sizes(config: DictConfig) -> DictConfig:
     config.task.elmo_sizes = []
     if not config.task.elmo:
         return config
-    place = checkpoint.resolve(config.task.elmo, prefer="best")
+    place = manifests.resolve(config.task.elmo, prefer="best")
     source = checkpoint.load(place)
     model = (source.manifest.get("config") or {}).get("model") or {}
     if model.get("_name") != LANGUAGE_MODEL:

@@ -18,9 +18,10 @@ from metaseq_lm.core.files import free_bytes, human_bytes, require_folder
 from metaseq_lm.core.secrets import mask_options
 from metaseq_lm.data.storage.manifest import tokenizer_hash
 from metaseq_lm.distributed import process_group, vectors
-from metaseq_lm.runs import checkpoint
-from metaseq_lm.runs.checkpoint import Checkpoint, CheckpointError
+from metaseq_lm.runs import checkpoint, manifests
+from metaseq_lm.runs.checkpoint import Checkpoint
 from metaseq_lm.runs.folder import RESETS, changed_options, check_same, code_hash
+from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks.protocols import facts_of
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import check_tokenizer
@@ -166,7 +167,7 @@ class Checkpointer:
         """Link the checkpoint as the best if it is, and remove old ones."""
         if process_group.rank() == 0:
             if is_best:
-                checkpoint.link(self.folder, "best", checkpoint.folder_of(self.folder, update))
+                checkpoint.link(self.folder, "best", manifests.folder_of(self.folder, update))
             checkpoint.prune(self.folder, self.options.keep_last, update)
 
     def _reported(self, trouble: str, required: bool) -> str:

@@ -22,7 +22,7 @@ from torch import nn
 from metaseq_lm.core.config import build, options_with
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import TASKS
-from metaseq_lm.data.storage.manifest import fingerprint_of_run
+from metaseq_lm.data.storage.manifest import fingerprint_of_run, require_data_folder
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.placement import build_placement
@@ -81,7 +81,7 @@ class Parts:
 
 def prepare_config(config: DictConfig) -> DictConfig:
     """Return the configuration, completed by init_from and the task; the data folder must exist."""
-    check_data_folder(config)
+    require_data_folder(config.data)
     config = inherited(config)
     task_class = TASKS.entry(config.task._name).value
     return task_class.prepare(config) if issubclass(task_class, Prepares) else config
@@ -199,7 +199,7 @@ def check_parts(config: DictConfig) -> None:
 
 def build_task(config: DictConfig) -> Task:
     """Build the configured task; the data folder must exist."""
-    check_data_folder(config)
+    require_data_folder(config.data)
     task: Task = build("task", config.task, config)
     return task
 
@@ -225,14 +225,6 @@ def set_heap(largest: int, retain: bool = False) -> None:
         mallopt(-3, largest)  # M_MMAP_THRESHOLD
         if retain:
             mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
-
-
-def check_data_folder(config: DictConfig) -> None:
-    """Raise UsageError if the data folder does not exist."""
-    if not Path(config.data).is_dir():
-        raise UsageError(
-            f"{config.data}: there is no such data folder; make it with 'preprocess', or name another"
-        )
 
 
 def check_splits(parts: Parts) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from metaseq_lm.core.errors import DivergedError, UsageError
+from metaseq_lm.core.files import human_bytes
 from metaseq_lm.data.streams import Stream, mean_over_first
 from metaseq_lm.distributed import process_group
 from metaseq_lm.runs.flops import FlopMeter
@@ -134,17 +138,35 @@ def price_of_run(config: DictConfig, divisor: int, rate: float) -> tuple[float, 
         config.init_from = None
     config = resolve_flops_budget(prepare_config(config))
     estimate = estimate_price(config, divisor)
-    updates, parts = config.trainer.max_update, estimate.parts
-    if rate:
-        return updates * estimate.flops, updates * estimate.flops / rate
-    seconds = []
-    # Again, because the first update of a model takes longer, and so does counting.
-    for batches in updates_of_kinds(parts, parts.task.build_streams("train"), divisor):
+    updates = config.trainer.max_update
+    seconds = estimate.flops / rate if rate else seconds_of_update(estimate)
+    return updates * estimate.flops, updates * seconds
+
+
+def seconds_of_update(estimate: PriceEstimate) -> float:
+    """Make one more update of each kind; return the mean time over the kinds and their batches.
+
+    A call of all replicas. It is not that of the first updates, which take longer and are counted.
+    """
+    parts, seconds = estimate.parts, []
+    streams = parts.task.build_streams("train")
+    for batches in updates_of_kinds(parts, streams, estimate.divisor):
         began = time.perf_counter()
         parts.task.update(parts.engine, parts.model, batches)
-        seconds.append(divisor * (time.perf_counter() - began))
-    mean = sum(scale * took for scale, took in zip(estimate.scales, seconds, strict=True))
-    return updates * estimate.flops, updates * mean
+        if parts.engine.device.type == "cuda":
+            torch.cuda.synchronize(parts.engine.device)
+        seconds.append(estimate.divisor * (time.perf_counter() - began))
+    return float(sum(scale * took for scale, took in zip(estimate.scales, seconds, strict=True)))
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes that a process of the run has used so far: of the GPU, or else in all."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_reserved(device)
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak *= 1 if sys.platform == "darwin" else 1024
+    return max(process_group.gather_objects(peak))
 
 
 def dry_run(config: DictConfig) -> Parts:
@@ -165,9 +187,19 @@ def dry_run(config: DictConfig) -> Parts:
         valid = evaluate_split(parts, config.trainer.valid_split, most=1).metrics
         log.values("first batch of valid", updates, 0.0, valid)
     trained = count_parameters(parts.model)["trained"]
-    part = f" (measured on 1/{estimate.divisor} of a batch)" if estimate.divisor > 1 else ""
+    is_part = estimate.divisor > 1
+    part = f" (measured on 1/{estimate.divisor} of a batch)" if is_part else ""
+    seconds, peak = seconds_of_update(estimate), peak_memory(parts.engine.device)
     log.message(
-        f"an update costs {estimate.flops:.3g} FLOPs{part}; {trained:,} parameters are trained"
+        f"an update costs {estimate.flops:.3g} FLOPs and {seconds:.3g} s{part}; {trained:,} parameters "
+        "are trained"
+    )
+    options = config.trainer
+    total = options.max_update or int(options.max_flops // estimate.flops)
+    log.message(
+        f"{total:,} updates take {total * seconds / 3600:.2g} hours on this machine as it is now, without "
+        f"validations and saves; memory: {human_bytes(peak)} of a process at most"
+        f"{' with such a part, more with a whole batch' if is_part else ''}"
     )
     log.close()
     return parts

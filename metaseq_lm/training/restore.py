@@ -22,9 +22,10 @@ from metaseq_lm.core.config import (
 )
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import labels_in, tokenizer_hash
-from metaseq_lm.runs import checkpoint, lineage_cost
-from metaseq_lm.runs.checkpoint import Checkpoint, CheckpointError
+from metaseq_lm.runs import checkpoint, lineage_cost, manifests
+from metaseq_lm.runs.checkpoint import Checkpoint
 from metaseq_lm.runs.folder import check_hidden
+from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks.protocols import ChecksSource
 from metaseq_lm.training.parts import Parts, build_parts
 
@@ -50,7 +51,7 @@ def open_run(
         UsageError: an override is wrong, or the run needs a plug-in that `user_dir` does not name.
     """
     plugins.load_all(user_dir)
-    folder = checkpoint.resolve(path, prefer="best")
+    folder = manifests.resolve(path, prefer="best")
     stored = checkpoint.load(folder)
     config = stored_config(stored)
     check_hidden(folder, OmegaConf.to_container(config), overrides)
@@ -122,7 +123,7 @@ def initialise_from(parts: Parts, source: str) -> Initialisation:
     Raises CheckpointError if there are none or they do not fit, UsageError if the tokenizer or the
     layers differ from those of `source`.
     """
-    stored = checkpoint.load(checkpoint.resolve(source))
+    stored = checkpoint.load(manifests.resolve(source))
     check_source(stored, parts.config)
     if isinstance(parts.task, ChecksSource):
         parts.task.check_facts(stored.manifest.get("facts") or {}, stored.path)
@@ -144,7 +145,7 @@ def initialise_from(parts: Parts, source: str) -> Initialisation:
         current = parts.model.state_dict()
         loaded = {**{name: current[name] for name in fresh}, **chosen}
         checkpoint.load_into(parts.model, loaded, stored.path)
-    weights = checkpoint.hash_of_weights(stored.manifest)
+    weights = manifests.hash_of_weights(stored.manifest)
     return Initialisation(message, lineage_cost.ancestors(source), weights)
 
 

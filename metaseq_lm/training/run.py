@@ -13,7 +13,7 @@ from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError, say
 from metaseq_lm.core.output import show
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.evaluation.predictions import write_predictions
-from metaseq_lm.runs import checkpoint, lineage_cost
+from metaseq_lm.runs import checkpoint, lineage_cost, manifests
 from metaseq_lm.runs.folder import RunFolder, altered_files, begun, code_hash, read_results
 from metaseq_lm.tasks.protocols import LoadsFrozen, PricedByRule, UsesOtherRuns, submissions_of
 from metaseq_lm.training.checkpointing import Checkpointer, check_room
@@ -125,7 +125,7 @@ class TrainingRun:
         best = self.checkpointer.folder / "best"
         if not best.exists():
             return
-        if valid := checkpoint.read_manifest(best.resolve()).get("valid"):
+        if valid := manifests.read_manifest(best.resolve()).get("valid"):
             metrics[self.config.trainer.valid_split] = valid
         if self.config.trainer.final_splits:
             with self.engine.whole(write=True):

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from metaseq_lm.core.errors import say
-from metaseq_lm.core.output import printable
+from metaseq_lm.core.output import is_quiet, printable
 from metaseq_lm.distributed import process_group
 from metaseq_lm.engine.engine import Engine
 from metaseq_lm.runs.folder import RunFolder
@@ -40,7 +40,7 @@ class RunLog:
     def start(self, total: int, update: int) -> None:
         """Show progress from `update` on, of `total`."""
         self.total = total
-        self.visible = process_group.rank() == 0
+        self.visible = process_group.rank() == 0 and not is_quiet()
         if self.visible and sys.stderr.isatty():
             self.bar = tqdm(
                 total=total,
@@ -96,7 +96,11 @@ class RunLog:
             if update != self.total and now - self.last_validation < 1.0:
                 return
             self.last_validation = now
-        self.message(f"{kind} {update}/{self.total}  {text}")
+        line = f"{kind} {update}/{self.total}  {text}"
+        if is_quiet() and kind not in ("train", "valid") and process_group.rank() == 0:
+            say(f"{self.name}: {line}")  # a result
+        else:
+            self.message(line)
 
     def record(self, kind: str, update: int, seconds: float, content: dict[str, Any]) -> None:
         """Write a line of log.jsonl only."""

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from metaseq_lm.core.batch import ScoredBatch, as_tensor
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.output import is_quiet
 from metaseq_lm.criterions.masked_lm import TOKENS_PER_PASS
 from metaseq_lm.data.corpus.encode import encode_texts
 from metaseq_lm.data.corpus.rows import padding_of
@@ -105,7 +106,9 @@ class SentenceScorer:
         self.cost.sentences += len(lengths)
         self.cost.row_tokens += int(lengths.sum())
         self.cost.tokens += int(lengths.sum()) - 2 * len(lengths)
-        with tqdm(total=len(nonempty), unit="sent", desc="scoring", disable=None) as bar:
+        with tqdm(
+            total=len(nonempty), unit="sent", desc="scoring", disable=is_quiet() or None
+        ) as bar:
             for indices in batches_by_length(lengths, self.batch_tokens):
                 log_probs = self._log_probs([nonempty[i].tokens for i in indices], lengths[indices])
                 for i, row in zip(indices, log_probs):

@@ -7,9 +7,9 @@ from typing import Any
 
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.secrets import mask_options
-from metaseq_lm.runs import checkpoint, lineage_cost
-from metaseq_lm.runs.checkpoint import CheckpointError
+from metaseq_lm.runs import lineage_cost, manifests
 from metaseq_lm.runs.folder import begun, read_config
+from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.training.parts import Parts
 from metaseq_lm.training.restore import Initialisation, initialise_from
 
@@ -21,7 +21,7 @@ def initialise(parts: Parts) -> Initialisation:
     the one that the run started from, otherwise errors as `initialise_from`.
     """
     folder, source = Path(parts.config.save_dir), parts.config.init_from
-    stored = checkpoint.newest_manifest(folder / "checkpoints")
+    stored = manifests.newest_manifest(folder / "checkpoints")
     shown = mask_options({"init_from": source})["init_from"]
     first = source_of(folder, stored, shown)
     record = (stored or {}).get("start") or {}
@@ -61,8 +61,8 @@ def source_of(folder: Path, stored: dict[str, Any] | None, otherwise: str | None
 def weights_at(source: str | None) -> str | None:
     """Return the hash of the weights of a run or checkpoint; None if there is none."""
     try:
-        return source and checkpoint.hash_of_weights(
-            checkpoint.read_manifest(checkpoint.resolve(source))
+        return source and manifests.hash_of_weights(
+            manifests.read_manifest(manifests.resolve(source))
         )
     except CheckpointError:
         return None

@@ -10,8 +10,8 @@ import torch
 
 from metaseq_lm.core.errors import DivergedError, Interrupted, UsageError
 from metaseq_lm.distributed import process_group, signals
-from metaseq_lm.runs.checkpoint import CheckpointError
 from metaseq_lm.runs.flops import FlopMeter
+from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks import Batches
 from metaseq_lm.training.checkpointing import BestCheckpoint, Checkpointer
 from metaseq_lm.training.nonfinite import NonfinitePolicy, check_finite, describe_refusal

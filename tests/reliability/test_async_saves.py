@@ -7,8 +7,8 @@ import pytest
 from battery import configure, difference, train
 from real_runs import rows
 
-from metaseq_lm.runs import checkpoint
-from metaseq_lm.runs.checkpoint import CheckpointError
+from metaseq_lm.runs import checkpoint, manifests
+from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks.masked_lm import MaskedLMTask
 
 CASE = ("masked_lm", 0)
@@ -49,7 +49,7 @@ def test_training_goes_on_meanwhile(
     resumed = tmp_path / "resumed"
     stop = configure(moons, resumed, CASE, *ASYNC, "trainer.max_update=2")
     early = train(stop)
-    path = checkpoint.folder_of(tmp_path / "async" / "checkpoints", 2)
+    path = manifests.folder_of(tmp_path / "async" / "checkpoints", 2)
     assert difference(early, checkpoint.load(path).weights) == 0
     assert difference(straight, train(configure(moons, resumed, CASE, *ASYNC))) == 0
 
@@ -75,5 +75,5 @@ def test_a_file_that_cannot_be_written(
         train(config)
         messages = [row["message"] for row in rows(save, "event")]
         assert sum("cannot write checkpoint" in m for m in messages) == 1
-        assert checkpoint.load(checkpoint.resolve(str(save))).state["update"] == 6
+        assert checkpoint.load(manifests.resolve(str(save))).state["update"] == 6
     assert not list((save / "checkpoints").glob(".tmp-*"))

@@ -14,7 +14,7 @@ from real_runs import rows
 from metaseq_lm.cli import main
 from metaseq_lm.core.secrets import masked
 from metaseq_lm.distributed import signals
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.training import parts
 from metaseq_lm.training.trainer import Trainer
 
@@ -130,7 +130,7 @@ def test_validation_hears_a_signal_at_the_next_batch(
     assert (run / "checkpoints/last").resolve().name == f"update_{update:09d}"
     assert not signals.received()
     assert main(["train", str(moons), "--save-dir", str(run), *MLM, *more]) == 0
-    ends = [checkpoint.load(checkpoint.resolve(str(r))) for r in (run, tmp_path / "whole")]
+    ends = [checkpoint.load(manifests.resolve(str(r))) for r in (run, tmp_path / "whole")]
     assert all((ends[0].weights[name] == ends[1].weights[name]).all() for name in ends[0].weights)
     assert rows(run, "valid") == rows(tmp_path / "whole", "valid")
 

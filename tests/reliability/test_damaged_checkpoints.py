@@ -14,7 +14,7 @@ from battery import CASES, TINY, configure, train
 from real_runs import MLM, final, rows
 
 from metaseq_lm.cli import main
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 
 
 def rewrite(path: Path, change) -> None:
@@ -55,7 +55,7 @@ def bit_flip(path: Path, other: Path) -> None:
 
 def foreign_model(path: Path, other: Path) -> None:
     shutil.rmtree(path)
-    shutil.copytree(checkpoint.resolve(str(other)), path)
+    shutil.copytree(manifests.resolve(str(other)), path)
 
 
 def future_format(path: Path, other: Path) -> None:
@@ -166,7 +166,7 @@ def test_the_newest_good_checkpoint_is_taken(
     """It says which one was skipped and why, and the end is that of an undisturbed run."""
     save = tmp_path / "run"
     shutil.copytree(trained["3"], save, symlinks=True)
-    newest = checkpoint.folder_of(save / "checkpoints", 3)
+    newest = manifests.folder_of(save / "checkpoints", 3)
     with Mortal():
         damage(newest, trained["other"])
         train(configure(moons, save, MLM, *OFTEN, "trainer.max_update=5"))
@@ -185,8 +185,8 @@ def test_run_with_only_a_damaged_checkpoint_is_refused(
     save = tmp_path / "run"
     shutil.copytree(trained["3"], save, symlinks=True)
     for update in (1, 2):
-        shutil.rmtree(checkpoint.folder_of(save / "checkpoints", update))
-    only = checkpoint.folder_of(save / "checkpoints", 3)
+        shutil.rmtree(manifests.folder_of(save / "checkpoints", update))
+    only = manifests.folder_of(save / "checkpoints", 3)
     with Mortal():
         damage(only, trained["other"])
         code = main(["train", str(moons), "--save-dir", str(save), *KEYS])
@@ -205,7 +205,7 @@ def test_a_damaged_checkpoint_to_begin_from_is_refused(
 ) -> None:
     source = tmp_path / "source"
     shutil.copytree(trained["3"], source, symlinks=True)
-    given = checkpoint.folder_of(source / "checkpoints", 3)
+    given = manifests.folder_of(source / "checkpoints", 3)
     save = tmp_path / "run"
     arguments = ["train", str(moons), "--save-dir", str(save), "--init-from", str(given)]
     with Mortal():
@@ -243,7 +243,7 @@ def test_damaged_options_are_refused(
 ) -> None:
     source = tmp_path / "source"
     shutil.copytree(trained["3"], source, symlinks=True)
-    file = checkpoint.folder_of(source / "checkpoints", 3) / "manifest.json"
+    file = manifests.folder_of(source / "checkpoints", 3) / "manifest.json"
     content = json.loads(file.read_text())
     content["config"][group][key] = value
     file.write_text(json.dumps(content))

@@ -19,7 +19,7 @@ from real_runs import (
     until,
 )
 
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 
 counts = pytest.mark.parametrize("count", [1, 2])
 
@@ -47,7 +47,7 @@ def test_a_file_that_cannot_be_written(
     save = tmp_path / "run"
     more = ["trainer.save_interval_updates=2", f"trainer.on_save_error={policy}"]
     assert start(moons, save, *more, "trainer.max_update=2", count=count).wait() == 0
-    first = checkpoint.folder_of(save / "checkpoints", 2)
+    first = manifests.folder_of(save / "checkpoints", 2)
     before = {file.name: file.read_bytes() for file in first.iterdir()}
     limit = (len(before["model.safetensors"]) + len(before["state.pt"])) // 2
     run = start(moons, save, *more, "trainer.max_update=6", count=count, file_limit=str(limit))
@@ -107,7 +107,7 @@ def test_a_small_disk_that_fills_up(moons: Path, tmp_path: Path) -> None:
         save = disk / "run"
         arguments = command(moons, save, *more)
         assert Started([*arguments, "trainer.max_update=2"], tmp_path / "err").wait() == 0
-        first = checkpoint.folder_of(save / "checkpoints", 2)
+        first = manifests.folder_of(save / "checkpoints", 2)
         used = sum(file.stat().st_size for file in first.iterdir())
         room = shutil.disk_usage(disk).free - int(1.5 * used)
         assert room > 0
@@ -136,7 +136,7 @@ def broken(save: Path, run: Started, *updates: int) -> str:
     code = run.wait(TIMEOUT + 30 + 30)  # the last 30: until the fault
     text = run.text()
     assert code == 1 and not run.members(), text
-    last = checkpoint.load(checkpoint.resolve(str(save)))
+    last = checkpoint.load(manifests.resolve(str(save)))
     assert last.state["update"] in updates
     return text
 

@@ -19,7 +19,7 @@ from metaseq_lm.core.errors import Interrupted, MetaseqError, UsageError
 from metaseq_lm.data.storage.manifest import fingerprint, fingerprint_of_run
 from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.engine.engine import copied
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.training import price
@@ -117,7 +117,7 @@ def test_a_signal_in_an_update_that_is_validated(
     train(config)
     assert results(tmp_path / "whole")["metrics"] == results(tmp_path / "parts")["metrics"]
     manifests = [
-        checkpoint.read_manifest(tmp_path / n / "checkpoints/best") for n in ("whole", "parts")
+        manifests.read_manifest(tmp_path / n / "checkpoints/best") for n in ("whole", "parts")
     ]
     assert manifests[0]["valid"] == manifests[1]["valid"] != {}
     assert not list((tmp_path / "parts/checkpoints").glob(".*"))

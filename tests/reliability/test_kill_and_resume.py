@@ -8,7 +8,7 @@ from battery import configure, train
 from kill_and_resume import torture
 from real_runs import MLM, REPEATS
 
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 
 
 @pytest.mark.slow
@@ -28,7 +28,7 @@ def test_a_kill_between_a_checkpoint_and_its_links(moons: Path, tmp_path: Path) 
     train(config)
     folder = tmp_path / "checkpoints"
     before = {name: os.readlink(folder / name) for name in ("best", "last")}
-    first = checkpoint.folder_of(folder, 1)
+    first = manifests.folder_of(folder, 1)
     assert first.name not in before.values()
     for name in before:
         checkpoint.link(folder, name, first)
@@ -37,4 +37,4 @@ def test_a_kill_between_a_checkpoint_and_its_links(moons: Path, tmp_path: Path) 
     (tmp_path / "results.json").unlink()
     train(config)
     assert {name: os.readlink(folder / name) for name in before} == before
-    assert not list(folder.glob(".tmp-*")) and len(checkpoint.all_updates(folder)) == 4
+    assert not list(folder.glob(".tmp-*")) and len(manifests.all_updates(folder)) == 4

@@ -22,7 +22,7 @@ from synthetic import make_run
 from metaseq_lm.cli import main
 from metaseq_lm.reporting.folders import find_runs
 from metaseq_lm.runs import checkpoint
-from metaseq_lm.runs.checkpoint import CheckpointError
+from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.sweeps.definition import normalise
 from metaseq_lm.sweeps.expansion import expand
 from metaseq_lm.sweeps.folder import SweepFolder

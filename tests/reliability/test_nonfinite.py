@@ -7,7 +7,7 @@ import pytest
 import torch
 from real_runs import Started, command, faults, records, rows
 
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 
 RECORD = {"METASEQ_LM_RECORD": "1"}
 KINDS = [(what, where) for what in ("nan", "inf", "-inf") for where in ("loss", "gradient")]
@@ -81,7 +81,7 @@ def test_stop(kind: tuple[str, str], count: int, moons: Path, tmp_path: Path) ->
     assert ("is not finite (the loss of replica 1)" in text) == (count == 2)
     assert "Traceback" not in text
     check(save, count, {5})
-    last = checkpoint.load(checkpoint.resolve(str(save)))
+    last = checkpoint.load(manifests.resolve(str(save)))
     assert last.state["update"] == 4
     # The advice that the message gives works.
     run = train(moons, save, count, [fault], *more, "trainer.on_nonfinite=skip")
@@ -165,7 +165,7 @@ def test_a_poisoned_checkpoint_is_never_written(count: int, moons: Path, tmp_pat
         run.code == 3 and run.text().count("encoder.embeddings.positions.weight is not finite") == 1
     )
     assert "Traceback" not in run.text() and results(save)["status"] == "diverged"
-    saved = checkpoint.all_updates(save / "checkpoints")
+    saved = manifests.all_updates(save / "checkpoints")
     assert [path.name[-1] for path in saved] == ["2"]
     assert all(torch.isfinite(w).all() for w in checkpoint.load(saved[0]).weights.values())
 
@@ -179,4 +179,4 @@ def test_a_weight_that_stays_spoilt_ends_a_run_that_skips(
     more = ["trainer.on_nonfinite=skip", "trainer.save_interval_updates=2", "engine.timeout=20"]
     run = train(moons, save, count, [fault], *more)
     assert run.code == 3, run.text()
-    assert checkpoint.load(checkpoint.resolve(str(save))).state["update"] == 2
+    assert checkpoint.load(manifests.resolve(str(save))).state["update"] == 2

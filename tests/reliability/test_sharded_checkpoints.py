@@ -15,8 +15,8 @@ from test_resume_elsewhere import FP64, losses, moments
 
 from metaseq_lm.distributed import process_group
 from metaseq_lm.distributed.placement import build_mesh, to_shard
-from metaseq_lm.runs import checkpoint
-from metaseq_lm.runs.checkpoint import CheckpointError
+from metaseq_lm.runs import checkpoint, manifests
+from metaseq_lm.runs.manifests import CheckpointError
 
 PARTS = ["part_00000.safetensors", "part_00001.safetensors"]
 ROW = torch.ones(1, 4)
@@ -54,7 +54,7 @@ def straight(moons: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def newest(save: Path) -> Path:
-    return checkpoint.resolve(str(save), "last")
+    return manifests.resolve(str(save), "last")
 
 
 def test_each_process_writes_its_rows(sharded: Path) -> None:
@@ -116,7 +116,7 @@ def write_hybrid(folder: Path) -> None:
 def test_replicas_of_a_shard_write_it_once(tmp_path: Path) -> None:
     """Two nodes of two processes: two parts, which hold everything."""
     on_replicas(4, write_hybrid, tmp_path)
-    path = checkpoint.folder_of(tmp_path, 1)
+    path = manifests.folder_of(tmp_path, 1)
     assert sorted(p.name for p in path.glob("part*")) == PARTS
     stored = checkpoint.load(path)
     assert torch.equal(stored.weights["a/b"], torch.arange(15.0).view(5, 3))

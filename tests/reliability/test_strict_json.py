@@ -15,7 +15,7 @@ from metaseq_lm.core.files import as_numbers, to_json
 from metaseq_lm.evaluation.predictions import write_predictions
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.folders import read_run
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import manifests
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.training.trainer import Trainer
 
@@ -59,7 +59,7 @@ def test_run_writes_strict_json(
     assert strict((run / "results.json").read_text())["metrics"]["valid"]["loss"] == "NaN"
     manifest = run / "checkpoints/last/manifest.json"
     assert strict(manifest.read_text())["valid"]["f1"] == "-Infinity"
-    assert checkpoint.read_manifest(manifest.parent)["valid"]["f1"] == -math.inf
+    assert manifests.read_manifest(manifest.parent)["valid"]["f1"] == -math.inf
     results = read_results(run)
     assert results is not None and math.isnan(results["metrics"]["valid"]["loss"])
     whole = read_run(run)

@@ -30,8 +30,8 @@ import real_runs
 from real_runs import Started, command, final, rows, same, until
 
 from metaseq_lm.cli import main as program
-from metaseq_lm.runs import checkpoint
-from metaseq_lm.runs.checkpoint import CheckpointError
+from metaseq_lm.runs import checkpoint, manifests
+from metaseq_lm.runs.manifests import CheckpointError
 
 UPDATES = 30
 KEPT = 2  # trainer.keep_last of real_runs.command
@@ -83,7 +83,7 @@ class Victim:
     def complete(self) -> set[str]:
         """Return the checkpoints that verify; one that does not is trouble."""
         good = set()
-        for path in checkpoint.all_updates(self.checkpoints):
+        for path in manifests.all_updates(self.checkpoints):
             try:
                 checkpoint.load(path)
                 good.add(path.name)

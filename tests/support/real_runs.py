@@ -281,9 +281,9 @@ def final(save: Path) -> tuple[bytes, dict]:
     """Return the bytes of the last weights and the rest of the state, without times."""
     import safetensors.torch
 
-    from metaseq_lm.runs import checkpoint
+    from metaseq_lm.runs import checkpoint, manifests
 
-    found = checkpoint.load(checkpoint.resolve(str(save), "last"))
+    found = checkpoint.load(manifests.resolve(str(save), "last"))
     state = {k: v for k, v in found.state.items() if k != "seconds"}
     return safetensors.torch.save(found.weights), state
 

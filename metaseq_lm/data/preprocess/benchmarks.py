@@ -157,7 +157,7 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
     A missing one is left out with a message; MetaseqError if all are.
     """
     if not source.is_dir():
-        raise MetaseqError(f"{source}: no such folder; --source is the folder of {name}'s files")
+        raise UsageError(f"{source}: no such folder; --source is the folder of {name}'s files")
     names = find_benchmark(name).files
     files: dict[str, list[Path]] = {}
     for split, file in names.items():

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError, say
+from metaseq_lm.core.output import is_quiet
 from metaseq_lm.data.corpus.encode import Counts, Encoded, encode_blocks
 from metaseq_lm.data.corpus.text_columns import ColumnFile
 from metaseq_lm.data.preprocess.pipeline import (
@@ -235,13 +236,13 @@ def with_progress(
     """
     total, done = sum(map(source_bytes, split.sources)), 0
     next_line = time.monotonic() + PLAIN_PROGRESS_SECONDS
-    hidden = not sys.stderr.isatty()
+    hidden = is_quiet() or not sys.stderr.isatty()
     with tqdm(total=total, unit="B", unit_scale=True, desc=split.name, disable=hidden) as bar:
         for part in encoded:
             yield part, part.read / total
             bar.update(part.read - done)
             done = part.read
-            if hidden and time.monotonic() > next_line:
+            if hidden and not is_quiet() and time.monotonic() > next_line:
                 next_line += PLAIN_PROGRESS_SECONDS
                 say(f"{split.name}: {100 * done / total:.0f} %")
 

@@ -238,7 +238,7 @@ def find_side(prefix: Path, language: str) -> Path:
     name = f"{prefix}.{language}"
     if path := find_packed(name):
         return path
-    raise MetaseqError(
+    raise UsageError(
         f"{name}: no such file (nor with {', '.join(OPENERS)} behind it); --trainpref and the like "
         "take what stands before .LANGUAGE"
     )

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from metaseq_lm.core.config import check_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import full_disk_message, sync_file, sync_folder
-from metaseq_lm.core.output import show
+from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.registry import Entry, Registry
 from metaseq_lm.data.storage.arrow_files import ArrowFile, is_arrow
 from metaseq_lm.data.storage.file_kinds import Kind, check_kind
@@ -243,7 +243,7 @@ def preprocess(pipeline: Pipeline[Any, Any]) -> Manifest:
                 "sources": list(map(str, split.sources)),
             }
             manifest.add_files(folder, split.files)
-            show(pipeline.summary(split))
+            show_progress(pipeline.summary(split))
         manifest.add_files(folder, pipeline.shared_files)
         publish(folder, request.destdir, manifest)
     if text := pipeline.report():

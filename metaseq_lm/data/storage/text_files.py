@@ -259,7 +259,7 @@ def check_text_file(path: Path, is_utf8: bool = True) -> None:
     try:
         status = os.stat(path)
     except FileNotFoundError as error:
-        raise MetaseqError(f"{path}: no such file") from error
+        raise UsageError(f"{path}: no such file") from error
     except OSError as error:
         raise MetaseqError(f"{path}: cannot be opened: {error.strerror}") from error
     if stat.S_ISDIR(status.st_mode):

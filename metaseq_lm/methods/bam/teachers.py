@@ -28,11 +28,11 @@ from omegaconf import DictConfig
 from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import write_atomic
-from metaseq_lm.core.output import show
+from metaseq_lm.core.output import show_progress
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, fingerprint
 from metaseq_lm.distributed import process_group
-from metaseq_lm.runs import checkpoint, lineage_cost
+from metaseq_lm.runs import checkpoint, lineage_cost, manifests
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.runs.folder import read_results
 from metaseq_lm.runs.lineage_cost import Costs
@@ -84,14 +84,14 @@ def resolve(name: str) -> Teacher:
     stored = sorted(folder.glob(f"*{SUFFIX}"))
     if stored:
         return Teacher(name, folder, dict.fromkeys(f.name.removesuffix(SUFFIX) for f in stored))
-    place = checkpoint.resolve(name, prefer="best")
+    place = manifests.resolve(name, prefer="best")
     results = read_results(folder) if (folder / "checkpoints").is_dir() else {"status": "finished"}
     if (results or {}).get("status") != "finished":
         raise UsageError(
             f"task.teachers: the run {folder} is not finished, its best checkpoint may change; let it come "
             "to its end, or name one of its checkpoints"
         )
-    manifest = checkpoint.read_manifest(place)
+    manifest = manifests.read_manifest(place)
     config = manifest.get("config")
     task = config.get("task") if isinstance(config, dict) else None
     kind = task.get("_name") if isinstance(task, dict) else None
@@ -103,7 +103,7 @@ def resolve(name: str) -> Teacher:
     # A checkpoint outside a run folder has its outputs inside itself.
     in_run = place.parent.name == "checkpoints"
     outputs = place.parent.parent / FOLDER / place.name if in_run else place / FOLDER
-    weights = checkpoint.hash_of_weights(manifest)
+    weights = manifests.hash_of_weights(manifest)
     labels = checkpoint.labels_of(manifest.get("facts"), place)
     return Teacher(name, outputs, labels, place, weights)
 
@@ -230,7 +230,7 @@ def compute_outputs(run: Parts, teacher: Teacher, name: str) -> tuple[np.ndarray
             now = time.monotonic()
             if process_group.rank() == 0 and now - shown >= PROGRESS_SECONDS:
                 done = f"{number * task.config.batch_size:,} of {n_rows:,} rows"
-                show(f"{teacher.name}: its outputs on {name}: {done}")
+                show_progress(f"{teacher.name}: its outputs on {name}: {done}")
                 shown = now
             placed = engine.to_device(batch)
             with meter.count(placed):

@@ -14,7 +14,7 @@ from metaseq_lm.interop.configs import Foreign
 from metaseq_lm.interop.names import ARCHITECTURES
 from metaseq_lm.interop.parts import assemble, tensor_names
 from metaseq_lm.models.transformer.encoder import TransformerConfig
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 
 pytest.importorskip("transformers")
 from hf_folders import TEXT, transformers
@@ -87,7 +87,7 @@ def assert_equal(first, second):
 
 
 def imported(folder):
-    return checkpoint.load(checkpoint.resolve(str(folder))).weights
+    return checkpoint.load(manifests.resolve(str(folder))).weights
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -194,7 +194,7 @@ def test_export_refuses_unsupported_runs(tmp_path, capsys):
 
 def test_a_damaged_memory_is_one_message(tmp_path, capsys):
     write_run(tmp_path / "run", train_tokenizer("char"), SIZES)
-    path = checkpoint.resolve(str(tmp_path / "run"))
+    path = manifests.resolve(str(tmp_path / "run"))
     content = json.loads((path / "manifest.json").read_text())
     for memory in ({}, {"main": 3}, {"main": {"config": {}, "names": {}, "copies": {"a": 1}}}, 7):
         (path / "manifest.json").write_text(json.dumps(content | {"transformers": memory}))

@@ -15,7 +15,7 @@ from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.interop.check import foreign_outputs, native_outputs, random_rows
 from metaseq_lm.interop.exporting import export_part
 from metaseq_lm.interop.parts import assemble
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.training.restore import open_run, stored_config
 
 pytest.importorskip("transformers")
@@ -66,7 +66,7 @@ def assert_equal(first, second):
 
 
 def part_of(folder, name="main"):
-    found = checkpoint.load(checkpoint.resolve(str(folder)))
+    found = checkpoint.load(manifests.resolve(str(folder)))
     tokenizer = load_tokenizer(folder)
     return export_part(found, stored_config(found), tokenizer.vocabulary, name), tokenizer
 
@@ -81,7 +81,7 @@ def test_out_again_is_the_same(root, name, tmp_path):
         assert (out / file).read_bytes() == (root / name / file).read_bytes()
     assert main(["import", str(out), "--out", str(tmp_path / "in")]) == 0
     first, second = (
-        checkpoint.load(checkpoint.resolve(str(f))).weights
+        checkpoint.load(manifests.resolve(str(f))).weights
         for f in (root / "own" / name, tmp_path / "in")
     )
     assert_equal(first, second)
@@ -93,7 +93,7 @@ def test_generator(root, tmp_path):
         assert main(["export", f"{root}/own/both", "--out", str(out), "--part", name]) == 0
         assert_equal(tensors(root / source), tensors(out))
         assert config(root / source) == config(out)
-    found = checkpoint.load(checkpoint.resolve(f"{root}/own/both"))
+    found = checkpoint.load(manifests.resolve(f"{root}/own/both"))
     assert found.manifest["config"]["model"]["sharing"] == "none"
     assert found.manifest["config"]["model"]["generator_size"] == 2.0
     assert found.manifest["config"]["model"]["generator_layers"] == 0.5
@@ -113,7 +113,7 @@ def test_a_generator_with_the_same_embeddings_shares_them(root, tmp_path):
     safetensors.torch.save_file(merged, file, {"format": "pt"})
     command = ["--generator", f"{tmp_path}/generator", "--out", f"{tmp_path}/own", "--check"]
     assert main(["import", f"{root}/ElectraForPreTraining", *command]) == 0
-    found = checkpoint.load(checkpoint.resolve(f"{tmp_path}/own"))
+    found = checkpoint.load(manifests.resolve(f"{tmp_path}/own"))
     assert found.manifest["config"]["model"]["sharing"] == "embeddings"
     assert not [n for n in found.weights if n.startswith("generator.embeddings")]
     out = ["--out", f"{tmp_path}/out", "--part", "generator", "--check"]
@@ -174,7 +174,7 @@ def test_training_and_evaluating_go_on_from_it(root, tmp_path, capsys):
     data = ["--split", "valid", "--data", str(tmp_path / "data")]
     assert main(["evaluate", str(own), *data, *options]) == 0
     loss = json.loads(capsys.readouterr().out.splitlines()[-1])["loss"]
-    model = json.loads(json.dumps(checkpoint.load(checkpoint.resolve(str(own))).manifest))
+    model = json.loads(json.dumps(checkpoint.load(manifests.resolve(str(own))).manifest))
     sizes = [f"model.{k}={v}" for k, v in model["config"]["model"].items() if k != "_name"]
     run = ["--init-from", str(own), "--save-dir", str(tmp_path / "run"), "--max-update", "2"]
     rest = [

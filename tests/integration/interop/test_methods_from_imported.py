@@ -7,7 +7,7 @@ import torch
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.config import load_config
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.training.parts import Parts, build_parts, prepare_config
 from metaseq_lm.training.price import estimate_price
 from metaseq_lm.training.restore import initialise_from
@@ -50,7 +50,7 @@ def started(folder: Path, name: str, *options: str) -> tuple[Parts, dict, dict]:
     before = {n: w.clone() for n, w in parts.model.state_dict().items()}
     estimate = estimate_price(config)
     assert len(estimate.first_updates) == 1
-    return estimate.parts, before, checkpoint.load(checkpoint.resolve(str(own))).weights
+    return estimate.parts, before, checkpoint.load(manifests.resolve(str(own))).weights
 
 
 def check_taken(before: dict, known: dict, prefix: str, source: str = "") -> None:

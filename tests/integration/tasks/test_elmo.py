@@ -14,7 +14,7 @@ from metaseq_lm.core.batch import Batch
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.streams import Shard
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.training.restore import open_run
 from metaseq_lm.training.run import TrainingRun
@@ -179,7 +179,7 @@ def test_another_run_takes_the_encoder_with_its_mix(
     first = [f"init_from={tmp_path / 'a'}", "task.freeze_encoder=true", "task.labelled=[pos]"]
     first = [*first, "trainer.final_splits=[]"]
     run = start("b", *first)
-    saved = checkpoint.load(checkpoint.resolve(str(tmp_path / "a"))).weights
+    saved = checkpoint.load(manifests.resolve(str(tmp_path / "a"))).weights
     own = run.model.encoder.state_dict()
     assert all(torch.equal(w, saved[f"average.net.encoder.{n}"]) for n, w in own.items())
     assert run.model.mixes["pos"].weights.tolist() == [0.0] * 3

@@ -11,7 +11,7 @@ from sentence_runs import configure
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import Manifest
-from metaseq_lm.runs.checkpoint import read_manifest
+from metaseq_lm.runs.manifests import read_manifest
 from metaseq_lm.training.run import TrainingRun
 from metaseq_lm.training.trainer import Trainer
 

@@ -15,7 +15,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
 from metaseq_lm.evaluation.squad import squad_v1, squad_v2
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.training.parts import Parts, build_parts, evaluate_split
 from metaseq_lm.training.restore import initialise_from
 from metaseq_lm.training.run import TrainingRun
@@ -195,7 +195,7 @@ def test_start_from_a_pretrained_encoder(data: Path, tmp_path: Path) -> None:
         fresh = build_parts(
             configure(data, tmp_path / "fine", "v2"), dry_run=True
         ).model.state_dict()
-        found = checkpoint.load(checkpoint.resolve(f"{tmp_path}/mlm{room}")).weights
+        found = checkpoint.load(manifests.resolve(f"{tmp_path}/mlm{room}")).weights
         for name, value in run.model.state_dict().items():
             if name.startswith("heads."):
                 assert torch.equal(value, fresh[name])

@@ -13,7 +13,7 @@ from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.criterions.tagging import targets_of
 from metaseq_lm.data.words.sets import WordSet
 from metaseq_lm.evaluation.chunks import conlleval_report, conlleval_spans, span_counts
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.tasks.words import word_batch
 from metaseq_lm.training.parts import Parts, build_parts
 from metaseq_lm.training.restore import open_run
@@ -126,7 +126,7 @@ def test_a_frozen_encoder_stays(sentences: Path, tmp_path: Path) -> None:
     options = ("task.labelled=pos", f"init_from={tmp_path / 'a'}", "task.freeze_encoder=true")
     run = start(sentences, tmp_path / "b", *TAGGING, *options)
     before = {name: w.clone() for name, w in run.model.state_dict().items()}
-    saved = checkpoint.load(checkpoint.resolve(str(tmp_path / "a"))).weights
+    saved = checkpoint.load(manifests.resolve(str(tmp_path / "a"))).weights
     for name, weight in run.model.encoder.state_dict().items():
         assert torch.equal(weight, saved[f"average.net.encoder.{name}"])
     run.train()

@@ -9,8 +9,8 @@ from battery import configure, train
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.runs.checkpoint import CheckpointError
 from metaseq_lm.runs.folder import cut_torn_line
+from metaseq_lm.runs.manifests import CheckpointError
 
 CASE = ("masked_lm", 0)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from metaseq_lm.runs import checkpoint
-from metaseq_lm.runs.checkpoint import CheckpointError
+from metaseq_lm.runs import checkpoint, manifests
+from metaseq_lm.runs.manifests import CheckpointError
 
 WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.tensor(7)}
 STATE = {"update": 3, "nested": {"moment": torch.ones(2), "list": [1, 2.5, "x"]}}
@@ -25,7 +25,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert all(torch.equal(found.weights[n], w + 5) for n, w in WEIGHTS.items())
     assert found.state["update"] == 5 and found.manifest["note"] == "hi"
     assert torch.equal(found.state["nested"]["moment"], torch.ones(2))
-    assert checkpoint.resolve(str(tmp_path)) == path.resolve()
+    assert manifests.resolve(str(tmp_path)) == path.resolve()
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_save_that_fails_leaves_what_was_there(
         monkeypatch.setattr(checkpoint, "_write", write)
         with pytest.raises(CheckpointError, match="No space left.*bytes needed"):
             save(tmp_path, 2)
-        assert [p.name for p in checkpoint.all_updates(tmp_path)] == ["update_000000001"]
+        assert [p.name for p in manifests.all_updates(tmp_path)] == ["update_000000001"]
         assert (tmp_path / "last").resolve().name == "update_000000001"
         assert not list(tmp_path.glob(".tmp-*"))
 
@@ -179,10 +179,10 @@ def test_prune_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
         if update == 2:
             checkpoint.link(tmp_path, "best", path)
         checkpoint.prune(tmp_path, 2, update)
-        assert len(checkpoint.all_updates(tmp_path)) <= 3
-    names = [p.name[-1] for p in checkpoint.all_updates(tmp_path)]
+        assert len(manifests.all_updates(tmp_path)) <= 3
+    names = [p.name[-1] for p in manifests.all_updates(tmp_path)]
     assert names == ["2", "5", "6"]
-    assert checkpoint.resolve(str(tmp_path), "best").name.endswith("2")
+    assert manifests.resolve(str(tmp_path), "best").name.endswith("2")
 
 
 def test_load_into_names_what_does_not_fit() -> None:
@@ -194,4 +194,4 @@ def test_load_into_names_what_does_not_fit() -> None:
     with pytest.raises(CheckpointError, match="missing: bias; unexpected: extra"):
         checkpoint.load_into(module, {"weight": torch.ones(3, 2), "extra": torch.ones(1)}, "x")
     with pytest.raises(CheckpointError, match="no such checkpoint"):
-        checkpoint.resolve("/nowhere/at/all")
+        manifests.resolve("/nowhere/at/all")

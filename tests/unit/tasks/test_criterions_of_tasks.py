@@ -3,8 +3,7 @@
 import pytest
 
 from metaseq_lm.core import plugins
-from metaseq_lm.core.registry import CRITERIONS, TASKS
-from metaseq_lm.tasks import takes, tasks_for
+from metaseq_lm.core.registry import CRITERIONS, TASKS, takes, tasks_for
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 from bam_bench import NAMES, copied, given, stored
 
 from metaseq_lm.data.storage.manifest import Manifest
-from metaseq_lm.runs.checkpoint import CheckpointError
+from metaseq_lm.runs.manifests import CheckpointError
 
 
 def test_a_student_keeps_its_teachers(

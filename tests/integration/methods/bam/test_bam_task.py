@@ -16,7 +16,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.storage.manifest import Manifest
 from metaseq_lm.evaluation.classification import matthews
 from metaseq_lm.methods.bam.task import with_score
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 
 CUT = ["trainer.save_interval_updates=1", "criterion.total_updates=8"]
 
@@ -46,7 +46,7 @@ def test_single_to_multi_on_two_sets(bam_sets: Path, tmp_path: Path) -> None:
     shares = [line["gold_share"] for line in bam_bench.logged(save)]
     assert shares == pytest.approx(np.arange(90) / 90) and shares[0] == 0
     best = max(line["score"] for line in bam_bench.logged(save, "valid"))
-    assert checkpoint.read_manifest(checkpoint.resolve(str(save), "best"))["valid"]["score"] == best
+    assert manifests.read_manifest(manifests.resolve(str(save), "best"))["valid"]["score"] == best
     assert sorted(f.name for f in save.glob("predictions*")) == [
         "predictions.test.values.jsonl",
         "predictions.test.words.jsonl",
@@ -217,7 +217,7 @@ def test_single_task_fine_tuning_takes_over_encoder_and_head(
     """The encoder and the pooler of a run on several sets; the set's head with keep_head."""
     start = [f"init_from={teacher_runs[0]}", "task.labelled=[values]", f"task.keep_head={kept}"]
     run = bam_bench.dry(bam_sets, *start)
-    before = checkpoint.load(checkpoint.resolve(str(teacher_runs[0]))).weights
+    before = checkpoint.load(manifests.resolve(str(teacher_runs[0]))).weights
     own = run.model.state_dict()
     for name in own:
         if not name.startswith("ranges."):

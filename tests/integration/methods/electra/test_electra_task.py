@@ -14,7 +14,7 @@ from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.methods.electra.data import ElectraBatch
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.training.run import TrainingRun
 
 WORDS = [f"w{i}" for i in range(12)]
@@ -312,7 +312,7 @@ def test_from_a_discriminator_alone(ragged: Path, tmp_path: Path) -> None:
     sizes = ["criterion=electra_rtd", "model.encoder_attention_heads=1", "trainer.max_update=2"]
     first = run_of(ragged, tmp_path / "first", *sizes)
     first.train()
-    found = checkpoint.load(checkpoint.resolve(str(tmp_path / "first")))
+    found = checkpoint.load(manifests.resolve(str(tmp_path / "first")))
     alone = {n: w for n, w in found.weights.items() if not n.startswith("generator.")}
     about = {name: found.manifest[name] for name in ("config", "valid", "data")}
     checkpoint.save(tmp_path / "alone" / "checkpoints", 0, alone, {}, about)

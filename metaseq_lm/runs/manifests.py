@@ -1,0 +1,133 @@
+"""The manifests of checkpoints, and which checkpoints a run folder has; nothing here needs torch."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from metaseq_lm.core.config import GROUPS
+from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import as_numbers, misfit, read_json
+
+FORMAT = 2
+FORMAT_IN_PARTS = 3
+PREFIX = "update_"
+# What a manifest holds; imports have no fingerprint of data. See `misfit`.
+MANIFEST = {
+    "format": int,
+    "update": int,
+    "sha256": {"*": str},
+    "state?": str,
+    "shards?": list,
+    "valid?": {"*": (float, int)},
+    "config?": {f"{part}?": dict for part in (*GROUPS, "engine", "trainer")},
+    "data?": (str, dict),
+    "tokenizer?": str,
+    "code?": str,
+    "torch?": str,
+    "facts?": {"labels?": {"*": list}},
+    "start?": {"weights?": str, "costs?": {"*": dict}},
+}
+PART = re.compile(r"part_[0-9]{5}\.safetensors")
+
+
+class CheckpointError(MetaseqError):
+    """A checkpoint cannot be used; the message says which and why."""
+
+
+def folder_of(folder: Path, update: int) -> Path:
+    """Return the path of checkpoint `update`."""
+    return folder / f"{PREFIX}{update:09d}"
+
+
+def hash_of_weights(manifest: Mapping[str, Any]) -> str:
+    """Return a hash that differs between checkpoints of different weights."""
+    sums = {name: value for name, value in manifest["sha256"].items() if name != "state.pt"}
+    if not any(map(PART.fullmatch, sums)):
+        return str(sums.get("model.safetensors"))
+    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint folder; CheckpointError if there is none or it is damaged."""
+    file = path / "manifest.json"
+    try:
+        if not file.is_file():
+            raise CheckpointError(f"{path} is not a checkpoint: it has no manifest.json")
+        manifest = read_json(file)
+        if "splits" in manifest and "sha256" not in manifest:
+            raise CheckpointError(f"{path} is a data folder; name a run, or a checkpoint of one")
+        version = manifest["format"]
+        if "valid" in manifest:
+            manifest["valid"] = as_numbers(manifest["valid"])
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}") from error
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"{file} is damaged: {error!r}") from error
+    if version not in (FORMAT, FORMAT_IN_PARTS):
+        raise CheckpointError(
+            f"{path} has format {str(version)[:20]}; this version reads formats {FORMAT} and "
+            f"{FORMAT_IN_PARTS}"
+        )
+    if problem := misfit(manifest, MANIFEST):
+        raise CheckpointError(f"{file} is damaged: {problem}")
+    return manifest
+
+
+def read_file(path: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
+    """Return a file of a checkpoint; CheckpointError if it is not the one that the manifest names."""
+    if not (path / name).is_file():  # a device or a pipe would be read without an end
+        raise CheckpointError(f"{path / name}: {os.strerror(errno.ENOENT)}")
+    try:
+        content = (path / name).read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path / name}: {error.strerror}") from error
+    if hashlib.sha256(content).hexdigest() != manifest["sha256"].get(name):
+        raise CheckpointError(f"{path / name} is damaged: its checksum differs from the manifest's")
+    return content
+
+
+def file_names(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the names of the files of a checkpoint; files of other names, which may lead anywhere, are not read."""
+    return ["model.safetensors", "state.pt", *sorted(filter(PART.fullmatch, manifest["sha256"]))]
+
+
+def all_updates(folder: Path) -> list[Path]:
+    """Return all paths named like a checkpoint, oldest first, dangling links included."""
+    return sorted(folder.glob(f"{PREFIX}*")) if folder.is_dir() else []
+
+
+def newest_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return the manifest of the newest checkpoint that has one; its files are not verified."""
+    for path in reversed(all_updates(folder)):
+        with contextlib.suppress(CheckpointError):
+            return read_manifest(path)
+    return None
+
+
+def resolve(path: str, prefer: str = "last") -> Path:
+    """Return a checkpoint folder: `path` itself, or the `prefer`red checkpoint of a run folder."""
+    root = Path(path)
+    if not root.exists():
+        raise UsageError(
+            f"{path}: there is no such checkpoint or run folder (a model of the Hugging Face Hub is downloaded "
+            "first, and made a run with 'metaseq-lm import')"
+        )
+    if (root / "manifest.json").is_file():
+        return root.resolve()
+    for folder in (root / "checkpoints", root):
+        for name in (prefer, "last"):
+            if (folder / name / "manifest.json").is_file():
+                return (folder / name).resolve()
+    remedy = "; make a run of this transformers folder with 'metaseq-lm import'"
+    raise UsageError(
+        f"{path} holds no checkpoint (no manifest.json in it or its checkpoints/)"
+        f"{remedy * ((root.parent if root.is_file() else root) / 'config.json').is_file()}"
+    )
