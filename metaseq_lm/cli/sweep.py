@@ -8,8 +8,9 @@
 
 The same command given again launches only what is neither finished nor active (and not diverged).
 With the local executor it waits for the runs; exit codes: 0 all finished, 1 not all, 75 interrupted.
-Every configuration is composed before anything is launched. Runs are trained from a snapshot of the
-code in S/code, so editing the code changes nothing; --new-code takes a new one.
+Every configuration is composed, and its task, criterion and model put together, before anything is
+launched. Runs are trained from a snapshot of the code in S/code, so editing the code changes nothing;
+--new-code takes a new one.
 
 SWEEP.yaml (paths relative to the file):
   data: ../data
@@ -29,6 +30,7 @@ grow: the command with more seeds, values or stages goes on with what is there.
 """
 
 import argparse
+import json
 import os
 import shlex
 import socket
@@ -54,6 +56,7 @@ VERBS = {
     "cancel": "Stop every run that is pending or running. Local runs save and are waited for.",
 }
 NOT_SWEPT = ("save-dir", "seed")
+NOT_BUILT_FROM = ("save_dir", "label", "seed", "optimizer")  # options of a run
 MAX_LISTED = 200  # --dry-run lists at most this many runs
 
 
@@ -182,10 +185,21 @@ def resubmit(folder: Any, args: argparse.Namespace) -> int:
     check_out(folder.path, launch.executor)
     if launch.executor == "slurm":
         need_slurm()
-    runs = folder.runs()
-    if args.new_code:
-        check_configs(runs, content["definition"])
-    return launch_runs(folder, content["definition"], runs, launch, args, AGAIN)
+    runs, definition = folder.runs(), content["definition"]
+    copies = {} if args.new_code else copied_code(folder, definition)
+    check_configs(runs, definition | copies)
+    return launch_runs(folder, definition, runs, launch, args, AGAIN)
+
+
+def copied_code(folder: Any, definition: dict[str, Any]) -> dict[str, Any]:
+    """Return where the plug-in and the configs are that the last jobs ran with, {} before any job."""
+    from metaseq_lm.sweeps.job import code_at
+
+    last = folder.last_code()
+    if last is None:
+        return {}
+    code = code_at(folder.path / "code" / last, definition["user_dir"], definition["config_dir"])
+    return {"user_dir": code.user_dir, "config_dir": code.config_dir}
 
 
 def check_named(content: dict[str, Any], args: argparse.Namespace) -> None:
@@ -315,23 +329,28 @@ def composed(
     from metaseq_lm.cli import build_parser, overrides
     from metaseq_lm.cli.train import overrides_of
     from metaseq_lm.core import plugins
-    from metaseq_lm.core.config import load_config
+    from metaseq_lm.core.config import Composer
 
     plugins.load_all(definition["user_dir"])
-    parser = build_parser("train")
+    parser, composer = build_parser("train"), Composer()
     for run in runs:
         for stage in run.stages:
             args, rest = parser.parse_known_args(["train", *stage.arguments])
             args.overrides = overrides(args.parser, rest)
             try:
-                config = load_config(overrides_of(args), definition["config_dir"], args.config_name)
+                words = overrides_of(args)
+                config = composer.load(words, definition["config_dir"], args.config_name)
                 check_no_secret(config)
                 if not definition["user_dir"]:  # --user-dir of the jobs stands above a file's
                     plugins.check_named(config, None)
             except UsageError as error:
-                where = f"{run.name}, {stage.name}" if stage.name else run.name
-                raise UsageError(f"{where}: {error}") from error
+                raise UsageError(f"{name_of(run, stage)}: {error}") from error
             yield run, stage, config
+
+
+def name_of(run: Any, stage: Any) -> str:
+    """Return the name of a stage of a run in messages."""
+    return f"{run.name}, {stage.name}" if stage.name else str(run.name)
 
 
 def check_no_secret(config: "DictConfig") -> None:
@@ -352,9 +371,26 @@ def check_no_secret(config: "DictConfig") -> None:
 
 
 def check_configs(runs: list[Any], definition: dict[str, Any]) -> None:
-    """Compose every configuration, so that a mistake shows before anything is launched."""
-    for _ in composed(runs, definition):
-        pass
+    """Raise UsageError naming the first run that could not start, before anything is launched.
+
+    Every configuration is composed. Of those that differ only in what neither task nor networks are
+    built from, one is built.
+    """
+    from omegaconf import OmegaConf
+
+    from metaseq_lm.training.parts import check_parts
+
+    checked = set()
+    for run, stage, config in composed(runs, definition):
+        options: Any = OmegaConf.to_container(config)
+        content = json.dumps({key: options[key] for key in options if key not in NOT_BUILT_FROM})
+        if content in checked:
+            continue
+        checked.add(content)
+        try:
+            check_parts(config)
+        except UsageError as error:
+            raise UsageError(f"{name_of(run, stage)}: {error}") from error
 
 
 def show_estimate(

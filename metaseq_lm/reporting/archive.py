@@ -58,6 +58,7 @@ def write(path: Path, runs: Sequence[Run]) -> None:
                 "results": results_of(run),
                 "log": stored_lines(run.log),
                 "notes": list(run.notes),
+                **({"state": run.state} if run.state else {}),
             }
         )
     rows = "".join(to_json(line) + "\n" for line in lines).encode()
@@ -199,4 +200,5 @@ def parse_run(path: Path, line: dict[str, Any], usual: dict[str, Any]) -> Run:
     if not all(map(is_log_line, log)):
         raise ValueError("a line that no log has")
     log = [row if row["kind"] in LAST_LINES[1:] else as_numbers(row) for row in log]
-    return Run(path / str(line["name"]), values, log, results, tuple(line["notes"]))
+    notes, state = tuple(line["notes"]), str(line.get("state", ""))
+    return Run(path / str(line["name"]), values, log, results, notes, state=state)

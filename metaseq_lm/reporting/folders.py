@@ -7,13 +7,14 @@ dropped: one without a score stays in the list and knows why it has none.
 their folders. The last stage has the score; the cost of earlier ones is part of its results.
 """
 
-import contextlib
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
@@ -23,14 +24,15 @@ from metaseq_lm.core.files import (
     LARGEST_LOG,
     LARGEST_SWEEP,
     as_numbers,
-    is_altered,
     read_bounded,
-    read_json,
 )
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
 from metaseq_lm.reporting.runs import Run, check_results, from_here, is_log_line, natural
 from metaseq_lm.runs import folder as run_folder
+
+if TYPE_CHECKING:
+    from metaseq_lm.sweeps.states import State
 
 # Folders below a run that can hold copies of its config, never a run.
 SKIPPED_FOLDERS = ("checkpoints", "tb")
@@ -254,10 +256,22 @@ def read_results(path: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of a sweep: its name and, in order, the names and run folders of its stages."""
+    """A run of a sweep: its name and, in order, the names and run folders of its stages.
+
+    `state` is what `sweep status` shows of it, None where the sweep's files do not tell.
+    """
 
     name: str
     stages: dict[str, Path]
+    state: State | None = None
+
+    @property
+    def open_stage(self) -> str:
+        """The stage that the state is of, "" if there is none or the run is finished."""
+        if self.state is None or self.state.state == "finished":
+            return ""
+        names = [n for n in self.stages if n == self.state.stage or len(self.stages) == 1]
+        return names[0] if names else ""
 
 
 def find_plan(paths: Iterable[str | Path]) -> list[Planned]:
@@ -271,9 +285,20 @@ def find_plan(paths: Iterable[str | Path]) -> list[Planned]:
             continue
         folders = (path, *path.parents[:LEVELS_ABOVE])
         files.update({f / SWEEP_FILE: None for f in folders if (f / SWEEP_FILE).is_file()})
-    for file in files:
-        warn_if_altered(file)
-    return [planned for file in files for planned in read_plan(file)]
+    return [planned for file in files for planned in with_states(file.parent, read_plan(file))]
+
+
+def with_states(folder: Path, plan: list[Planned]) -> list[Planned]:
+    """Return the planned runs of a sweep, each with the state that `sweep status` shows."""
+    from metaseq_lm.sweeps.folder import SweepFolder
+    from metaseq_lm.sweeps.states import states
+
+    try:
+        known = {state.run: state for state in states(SweepFolder(folder))}
+    except MetaseqError as error:
+        say(f"metaseq-lm: warning: the report says less of runs without a score, because {error}")
+        return plan
+    return [replace(planned, state=known.get(planned.name)) for planned in plan]
 
 
 def read_plan(path: Path) -> list[Planned]:
@@ -305,13 +330,6 @@ def read_plan(path: Path) -> list[Planned]:
                 Planned(str(run.get("name") or run.get("folder") or next(iter(stages))), stages)
             )
     return planned
-
-
-def warn_if_altered(file: Path) -> None:
-    """Say so if a sweep.json is not as a sweep wrote it."""
-    with contextlib.suppress(OSError, ValueError):
-        if is_altered(read_json(file, LARGEST_SWEEP)):
-            say(f"{file}: warning: changed after a sweep wrote it")
 
 
 def dicts(value: Any) -> list[dict[str, Any]]:
@@ -360,7 +378,9 @@ def pick_stage(
         if not (root / SWEEP_FILE).is_file() and not any(f.is_relative_to(root) for f in selected)
     ]
     shown_runs, hidden = [], dict.fromkeys(names, 0)
+    unended = {p.stages[p.open_stage]: p.state.text for p in plan if p.state and p.open_stage}
     for run in runs:
+        run = replace(run, state=unended.get(run.path, ""))
         is_other = run.path in others and run.path not in selected
         if is_other and not any(run.path.is_relative_to(root) for root in roots):
             hidden[others[run.path]] += 1
@@ -374,23 +394,25 @@ def pick_stage(
 
 
 def missing(plan: Sequence[Planned], runs: Sequence[Run]) -> list[str]:
-    """Return a note for each planned run or stage that never started, with the reason if known."""
+    """Return a note for each planned run or stage without a run folder, with the reason if known."""
     known = {run.path: run for run in runs}
     lines = []
     for planned in plan:
         started = {name: f for name, f in planned.stages.items() if is_run(names_in(f))}
         never = [name for name in planned.stages if name not in started]
-        if not started:
-            lines.append(f"Missing: {planned.name} (never started).")
-        elif never:
-            started_runs = {name: known.get(f) or read_run(f) for name, f in started.items()}
-            ends = [
-                f"stage {name} {why}"
-                for name, r in started_runs.items()
-                if (why := r.why_unended())
-            ]
-            reason = "; ".join(["never started", *ends])
-            lines.append(f"Missing: {planned.name}, stage {', '.join(never)} ({reason}).")
+        if not never or (planned.state and planned.state.state == "finished"):
+            continue  # a stage that no other needs any more may have been deleted
+        reasons = ["never started"]
+        if planned.open_stage in never:
+            assert planned.state is not None
+            reasons = [planned.state.text]
+        elif planned.state and planned.open_stage:
+            reasons.append(f"stage {planned.open_stage} {planned.state.text}")
+        else:
+            ends = {n: (known.get(f) or read_run(f)).why_unended() for n, f in started.items()}
+            reasons += [f"stage {name} {why}" for name, why in ends.items() if why]
+        of_stages = f", stage {', '.join(never)}" * bool(started)
+        lines.append(f"Missing: {planned.name}{of_stages} ({'; '.join(reasons)}).")
     return lines
 
 

@@ -24,7 +24,8 @@ class Run:
 
     `values` is the config with dotted keys, with `label` filled in and the configs of the runs that
     it names, such as that of init_from under `pretraining.`. `sources` are the keys that name them;
-    `notes` says what had to be tolerated while reading.
+    `notes` says what had to be tolerated while reading. `state` is how a run of a sweep fares that
+    has not finished, in words, "" if no sweep knows.
     """
 
     path: Path
@@ -33,6 +34,7 @@ class Run:
     results: dict[str, Any] | None = field(repr=False)
     notes: tuple[str, ...] = ()
     sources: frozenset[str] = frozenset()
+    state: str = ""
 
     @property
     def name(self) -> str:
@@ -100,6 +102,8 @@ class Run:
 
     def why_unended(self) -> str | None:
         """Return how this run ended, with its message, or None if it finished."""
+        if self.state:
+            return self.state
         if self.results is None:
             total = self.values.get("trainer.max_update")
             goal = f" of {total}" if total is not None else ""

@@ -28,6 +28,7 @@ PENDING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
 GONE = {"CANCELLED": "cancelled", "TIMEOUT": "timeout", "DEADLINE": "timeout"}
 GONE |= {"PREEMPTED": "interrupted", "REVOKED": "cancelled"}
 ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", *GONE)
+OVER = ("failed", "diverged")  # outcomes of a job that is not requeued
 LARGEST = 1e18  # of updates and seconds
 
 
@@ -44,6 +45,14 @@ class State:
     requeued: int = 0
     job: str = ""
     reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """The state in words, as `report` writes it: "failed after 3 of 10 updates: exit code 1"."""
+        if self.state == "waiting":
+            return "never started"
+        updates = f" after {self.update} of {self.max_update or '?'} updates" * bool(self.update)
+        return f"{self.state}{updates}{f': {self.reason}' if self.reason else ''}"
 
 
 class Slurm:
@@ -192,6 +201,11 @@ def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slur
     if last is None:
         return State(state="waiting", **common)
     activity = active(last, slurm)
+    if (
+        activity == "unknown"
+        and outcome_of(folder.path / last.folder, last.job).get("state") in OVER
+    ):
+        activity = ""  # its job says itself that it is over
     if activity:
         reason = slurm.problem if activity == "unknown" else slurm.reason(last.job)
         if activity == "unknown" and last.executor == "local":
@@ -288,10 +302,10 @@ def ended(folder: SweepFolder, last: Submission, slurm: Slurm, added: bool) -> t
     outcome_state = str(outcome.get("state", ""))
     slurm_state = slurm.states.get(last.job, "")
     where = log_file(folder, last, "err")
-    if slurm_state in GONE and outcome_state not in ("failed", "diverged"):
+    if slurm_state in GONE and outcome_state not in OVER:
         return GONE[slurm_state], f"Slurm: {slurm_state}, {where}"
     if outcome_state in ("failed", "diverged", "timeout", "interrupted"):
-        code = outcome.get("exit_code") if outcome_state in ("failed", "diverged") else None
+        code = outcome.get("exit_code") if outcome_state in OVER else None
         code_text = f"{ending(code)}: " if isinstance(code, int) else ""
         message = str(outcome.get("message", "")).removeprefix("metaseq-lm: ")
         return (

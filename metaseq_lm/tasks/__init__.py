@@ -64,29 +64,8 @@ class Task:
         self.config = config
         self.run_config = run_config
         self.data = Path(run_config.data)
+        check_pair(run_config, type(self))
         self.criterion: Criterion = build("criterion", run_config.criterion)
-        self._check_criterion()
-
-    def _check_criterion(self) -> None:
-        """Raise UsageError unless task and criterion belong together."""
-        task, criterion = self.run_config.task._name, self.run_config.criterion._name
-        if takes(task, type(self), type(self.criterion)):
-            return
-        tasks = tasks_for(type(self.criterion))
-        if tasks:
-            raise UsageError(
-                f"criterion {criterion} is for task {' or '.join(tasks)}, not for {task}; give --task "
-                "and --criterion that belong together"
-            )
-        fitting = [
-            name
-            for name, entry in sorted(CRITERIONS.entries.items())
-            if takes(task, type(self), entry.value)
-        ]
-        raise UsageError(
-            f"task '{task}' needs criterion={' or '.join(fitting)}, not '{criterion}'; one of your own "
-            f"derives from {' or '.join(c.__name__ for c in self.criterions)}"
-        )
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         """Return the named streams of "train" (endless) or of another split (one pass)."""
@@ -142,6 +121,33 @@ class TextTask(Task):
     def vocabulary(self) -> Vocabulary:
         """The tokens of the data folder."""
         return Vocabulary.load(self.data / "dict.txt")
+
+
+def check_pair(config: DictConfig, task_class: type[Task] | None = None) -> None:
+    """Raise UsageError unless the task of a configuration and its criterion belong together.
+
+    `task_class` is None for the class that is registered.
+    """
+    task, criterion = config.task._name, config.criterion._name
+    task_class = task_class or TASKS.entry(task).value
+    criterion_class = CRITERIONS.entry(criterion).value
+    if takes(task, task_class, criterion_class):
+        return
+    tasks = tasks_for(criterion_class)
+    if tasks:
+        raise UsageError(
+            f"criterion {criterion} is for task {' or '.join(tasks)}, not for {task}; give --task "
+            "and --criterion that belong together"
+        )
+    fitting = [
+        name
+        for name, entry in sorted(CRITERIONS.entries.items())
+        if takes(task, task_class, entry.value)
+    ]
+    raise UsageError(
+        f"task '{task}' needs criterion={' or '.join(fitting)}, not '{criterion}'; one of your own "
+        f"derives from {' or '.join(c.__name__ for c in task_class.criterions)}"
+    )
 
 
 def takes(name: str, task: type[Task], criterion: type[Criterion]) -> bool:

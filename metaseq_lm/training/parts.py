@@ -19,7 +19,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from metaseq_lm.core.config import build
+from metaseq_lm.core.config import build, options_with
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import TASKS
 from metaseq_lm.data.storage.manifest import fingerprint_of_run
@@ -29,7 +29,7 @@ from metaseq_lm.distributed.placement import build_placement
 from metaseq_lm.engine.engine import PRECISIONS, Engine
 from metaseq_lm.models.inherit import inherited
 from metaseq_lm.models.transformer.encoder import Stack
-from metaseq_lm.tasks import Batches, Passes, Scored, Task
+from metaseq_lm.tasks import Batches, Passes, Scored, Task, check_pair
 from metaseq_lm.tasks.protocols import HasSamples, NeedsEager, Prepares, ScoresTraining
 
 
@@ -175,6 +175,26 @@ def set_up_compiler() -> None:
     import torch._dynamo  # takes 2 s
 
     torch._dynamo.config.specialize_float = True
+
+
+def check_parts(config: DictConfig) -> None:
+    """Raise UsageError if the configured task or its networks cannot be built.
+
+    The networks get no memory. One that computes with its first weights cannot be built so, and
+    passes; nor is a run looked at that starts from another one which is not there yet.
+    """
+    check_pair(config)
+    sources = [OmegaConf.select(config, key) for key in options_with("source", config)]
+    paths = [
+        path
+        for source in sources
+        for path in ([source] if isinstance(source, str) else source or [])
+    ]
+    if not all(Path(path).exists() for path in paths):
+        return
+    task = build_task(prepare_config(config))
+    with torch.device("meta"), contextlib.suppress(RuntimeError):
+        task.build_model()
 
 
 def build_task(config: DictConfig) -> Task:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 from metaseq_lm.cli import main
 from metaseq_lm.sweeps.folder import SweepFolder
+from metaseq_lm.sweeps.job import outcome_file
 from metaseq_lm.sweeps.states import State, states
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,6 +58,16 @@ def start_sweep(*arguments: str | Path, **options: Any) -> subprocess.Popen:
 def states_of(out: Path) -> dict[str, State]:
     """Return the states of a sweep by run name."""
     return {state.run: state for state in states(SweepFolder(out))}
+
+
+def record_outcome(out: Path, run: str, state: str, message: str = "", code: int = 0) -> None:
+    """Write down a local job of a run that ended so, as if a sweep had launched it."""
+    folder = SweepFolder(out)
+    place = folder.new_jobs_folder()
+    entry = {"run": run, "executor": "local", "job": "1", "folder": f"jobs/{place.name}"}
+    folder.append("submit", **entry, code="0" * 16, host=socket.gethostname(), start=1)
+    outcome = {"state": state, "stage": "", "exit_code": code, "message": message}
+    outcome_file(place, "1").write_text(json.dumps(outcome))
 
 
 def submitted(out: Path) -> list[str]:

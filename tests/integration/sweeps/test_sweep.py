@@ -256,6 +256,55 @@ def test_wrong_arguments(
     assert not files_below(tmp_path)
 
 
+ELECTRA = ["task=electra", "model=electra", *SHORT[1:]]
+
+
+@pytest.mark.parametrize("way", [["--dry-run"], [], ["--executor", "slurm"], ["resubmit"]])
+def test_nothing_starts_if_one_of_three_objectives_is_for_another_task(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture, way: list
+) -> None:
+    names = ["electra_rtd", "replace_mlm", "masked_lm"]
+    if way == ["resubmit"]:  # a sweep from before pairs were checked
+        content = {"data": str(moons), "grid": {"criterion": names}, "overrides": ELECTRA}
+        definition = normalise(content)
+        SweepFolder(tmp_path).adopt(definition, expand(definition, tmp_path), {})
+        code = sweep("resubmit", "--failed", tmp_path)
+    else:
+        grid = ["--grid", f"criterion={','.join(names)}"]
+        code = sweep(moons, "--out", tmp_path / "out", *grid, *ELECTRA, *way)
+    refused(capsys, code, "criterion=masked_lm-seed=1: task 'electra' needs", "electra_rtd or ")
+    assert files_below(tmp_path) <= {"sweep.json"}
+
+
+@pytest.mark.parametrize(
+    "grid, words",
+    [
+        ("model=transformer,wide_resnet", "model=wide_resnet-seed=1: model wide_resnet is not"),
+        ("task.tokens_per_sample=9,9999", "=9999-seed=1: task.tokens_per_sample is 9999"),
+        ("optimizer=adamw,nope", "optimizer=nope-seed=1: unknown optimizer 'nope'"),
+        ("optimizer.clip_norm=1,-1", "-seed=1: optimizer.clip_norm must be at least 0"),
+    ],
+)
+def test_nothing_starts_if_one_run_could_not_be_built(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture, grid: str, words: str
+) -> None:
+    plain = [word for word in SHORT if not word.startswith(("model.", "task.tokens"))]
+    refused(capsys, sweep(moons, "--out", tmp_path / "out", "--grid", grid, *plain), words)
+    assert not files_below(tmp_path)
+
+
+def test_each_stage_of_a_list_is_checked(
+    moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    start = ["task=sentence_prediction", "criterion={c}", "init_from={pre}/checkpoints/last"]
+    stages = [{"name": "pre", "overrides": SHORT}, {"name": "fine", "overrides": start}]
+    chosen = [{"c": "sentence_prediction"}, {"c": "tagging"}]
+    content = {"data": str(moons), "stages": stages, "list": chosen}
+    (tmp_path / "s.yaml").write_text(json.dumps(content))
+    code = sweep(tmp_path / "s.yaml", "--out", tmp_path / "out")
+    refused(capsys, code, "c=tagging-seed=1, fine: criterion tagging is for task cvt or tagging")
+
+
 def test_wrong_verbs(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     refused(capsys, sweep(moons), "no --out")
     refused(capsys, sweep("--out", tmp_path / "out"), "no DATA")

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from metaseq_lm.core import config as module_of_configs
 from metaseq_lm.core.config import (
     GROUPS,
+    Composer,
     EngineConfig,
     RunConfig,
     TrainerConfig,
@@ -240,3 +241,29 @@ def test_hints_know_what_a_config_chooses(tmp_path: Path) -> None:
     # A group given as key=value counts, too, and so does the model that a preset stands for.
     with pytest.raises(UsageError, match="Did you mean 'model.char_widths'"):
         load_config(["model=cnn_bilstm_tiny", "model.char_width=1"], str(tmp_path), "mine")
+
+
+def test_a_composer_gives_what_composing_each_time_gives(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [base, {override /task: sentence_pairs}, _self_]\n"
+    )
+    composer = Composer()
+    for config in ((), (str(tmp_path), "mine")):
+        for rate in ("0.1", "5e-4"):
+            words = [f"optimizer.lr={rate}", "label='a, b'", "data=x/lr=1", "trainer.max_update=7"]
+            composed = composer.load(words, *config)
+            assert composed == load_config(words, *config)
+            assert composed.schedule == load_config(words, *config).schedule
+    assert len(composer.composed) == 2
+
+
+@pytest.mark.parametrize(
+    "word", ["optimizer.lt=1", "optimizer.lr=x", "optimizer.lr=1,2", "model=no"]
+)
+def test_a_composer_refuses_with_the_same_message(word):
+    messages = []
+    for load in (Composer().load, load_config):
+        with pytest.raises(UsageError) as refused:
+            load([word])
+        messages.append(str(refused.value))
+    assert messages[0] == messages[1]

@@ -1,10 +1,15 @@
 import json
 
 import pytest
+from sweeping import record_outcome
 from synthetic import make_run
 
+from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
+from metaseq_lm.sweeps.definition import normalise
+from metaseq_lm.sweeps.expansion import expand
+from metaseq_lm.sweeps.folder import SweepFolder
 
 
 def plan(tmp_path, names=("a", "b")):
@@ -122,3 +127,33 @@ def test_a_run_that_ends_where_another_begins_is_tabulated(tmp_path):
     text = json.dumps({"runs": [{"name": "long", "stages": stages}, short]})
     (tmp_path / "sweep.json").write_text(text)
     assert [name.split("/")[-1] for name in picked(tmp_path)[0]] == ["fine", "pre"]
+
+
+def test_report_and_status_tell_the_same_of_runs_without_a_score(tmp_path, capsys):
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    grid = {"criterion": ["rtd", "replace", "wrong", "killed", "later"]}
+    definition = normalise({"data": str(data), "grid": grid})
+    out.mkdir()
+    runs = expand(definition, out)
+    SweepFolder(out).adopt(definition, runs, {})
+    names = {run.values["criterion"]: run.name for run in runs}
+    for seed, name in enumerate(("rtd", "replace")):
+        make_run(out / names[name], label=name, seed=seed)
+    message = "metaseq-lm: task 'electra' needs criterion=electra_rtd, not 'wrong'"
+    record_outcome(out, names["wrong"], "failed", message, 2)  # in its job, before any folder
+    make_run(out / names["killed"], score=None, label="killed")
+    record_outcome(out, names["killed"], "failed", "out of memory", -9)
+    assert main(["report", str(out)]) == 0
+    report = capsys.readouterr().out.splitlines()
+    assert main(["sweep", "status", str(out)]) == 0
+    status = capsys.readouterr().out.splitlines()
+    reasons = {"wrong": "exit code 2: task 'electra' needs", "killed": "killed by SIGKILL: out of"}
+    for name, reason in reasons.items():
+        (line,) = [line for line in status if names[name] in line]
+        (note,) = [note for note in report if names[name] in note]
+        assert line.partition("job 1  ")[2] in note and reason in line and "failed" in note
+    assert f"Missing: {names['later']} (never started)." in report
+    assert any(
+        "failed after 400 of 400 updates: no results.json; killed" in line for line in report
+    )
