@@ -49,14 +49,14 @@ class Task:
 
     Attributes:
         criterions: The classes of criterion that the task accepts, subclasses included.
-        fresh: Prefixes of the names of weights that may be missing in a checkpoint to start from, and
-            are then initialised; all other weights must be in it.
+        fresh: Prefixes of the names of heads, which a checkpoint to start from may lack: then they keep
+            their initial weights. All other weights must be in it.
         text_token: The n of the task token [CLSn] before an unlabelled text.
         dry_run: Whether the task must not write any file, caches included.
     """
 
     criterions: tuple[type[Criterion], ...] = (Criterion,)
-    fresh: tuple[str, ...] = ()
+    fresh: tuple[str, ...] = ("heads.",)
     text_token = 0
     dry_run = False
 

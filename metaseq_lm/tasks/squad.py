@@ -78,7 +78,6 @@ class SquadTask(LabelledSetTask):
 
     criterion: SquadCriterion
     criterions = (SquadCriterion,)
-    fresh = ("heads.",)
 
     def __init__(self, config: SquadConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)

@@ -61,7 +61,6 @@ class TokenClassificationTask(OneSetTask):
 
     criterion: TokenClassification
     criterions = (TokenClassification,)
-    fresh = ("heads.",)
     labelled: Callable[[str], TaggedRows]
 
     def __init__(self, config: TokenClassificationConfig, run_config: DictConfig) -> None:

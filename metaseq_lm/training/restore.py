@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ class Initialisation:
 def initialise_from(parts: Parts, source: str) -> Initialisation:
     """Load the weights that the task uses from the run or checkpoint `source`.
 
-    Raises CheckpointError if there are none or they do not fit, UsageError if the tokenizer or the
+    Heads (`Task.fresh`) that only one of the two has start fresh, or are not used. Raises CheckpointError if there are none or they do not fit, UsageError if the tokenizer or the
     layers differ from those of `source`.
     """
     stored = checkpoint.load(checkpoint.resolve(source))
@@ -132,20 +132,35 @@ def initialise_from(parts: Parts, source: str) -> Initialisation:
             f"{stored.path} has no weights that task '{parts.config.task._name}' starts from; "
             f"it has {', '.join(sorted(stored.weights)[:3])}, ..."
         )
-    fresh = [
-        name
-        for name in parts.model.state_dict()
-        if name not in chosen and name.startswith(parts.task.fresh)
-    ]
-    message = f"starts from {stored.path}: {len(chosen)} weights of it"
-    if fresh:
-        message += f"; fresh: {', '.join(fresh[:4])}{', ...' * (len(fresh) > 4)}"
     with parts.engine.whole(write=True):
         current = parts.model.state_dict()
-        loaded = {**{name: current[name] for name in fresh}, **chosen}
+        fresh = other_heads(current, chosen, parts.task.fresh)
+        unused = other_heads(chosen, current, parts.task.fresh)
+        loaded = {name: weight for name, weight in chosen.items() if name not in unused}
+        message = f"starts from {stored.path}: {len(loaded)} weights of it"
+        loaded |= {name: current[name] for name in fresh}
         checkpoint.load_into(parts.model, loaded, stored.path)
+    for kind, heads in (("fresh", fresh), ("not used", unused)):
+        message += f"; {kind}: {', '.join(dict.fromkeys(heads.values()))}" if heads else ""
     weights = checkpoint.hash_of_weights(stored.manifest)
     return Initialisation(message, lineage_cost.ancestors(source), weights)
+
+
+def other_heads(
+    weights: Iterable[str], others: Iterable[str], prefixes: tuple[str, ...]
+) -> dict[str, str]:
+    """Return by name the head of each of the `weights` whose head has no weight in `others`.
+
+    A head is called by one of the `prefixes` and the word after it. One of which `others` have a part
+    is damaged, or of another kind, and is not among them.
+    """
+
+    def head_of(name: str) -> str:
+        prefix = next((p for p in prefixes if name.startswith(p)), None)
+        return "" if prefix is None else prefix + name.removeprefix(prefix).partition(".")[0]
+
+    present = {"", *map(head_of, others)}
+    return {name: head for name in weights if (head := head_of(name)) not in present}
 
 
 def check_source(stored: Checkpoint, config: DictConfig) -> None:

@@ -83,8 +83,6 @@ class MetaPretrainConfig(MetaOptions, SentencePairsConfig):
 class MetaPretrainTask(MetaLearned, SentencePairsTask):
     """Text as pairs of segments; the criterion is bert_pretraining or masked_lm."""
 
-    fresh = ("heads.next_sentence.",)  # a run of masked_lm, from which this may start, has none
-
 
 @dataclass
 class MetaPretrainLSTMConfig(MetaOptions, LanguageModelingConfig):
@@ -114,7 +112,6 @@ class MetaPretrainPairsTask(MetaLearned):
     """
 
     config: MetaPretrainPairsConfig
-    fresh = ("heads.",)
     criterions = (LabelledSets,)
 
     def __init__(self, config: MetaPretrainPairsConfig, run_config: DictConfig) -> None:
