@@ -104,11 +104,13 @@ class Initialisation:
         message: For the log of the run.
         costs: The cost of its ancestors.
         weights: A hash of the weights it started from.
+        is_outdated: Whether init_from has other weights now.
     """
 
     message: str = ""
     costs: lineage_cost.Costs = field(default_factory=dict)
     weights: str = ""
+    is_outdated: bool = False
 
     def record(self) -> dict[str, Any]:
         """Return what checkpoints record of it, for JSON."""
