@@ -52,6 +52,7 @@ class ClozeConfig(OneSetConfig):
 class ClozeTask(LabelledSetTask):
     """A pre-trained masked language model on one set of form "cloze"."""
 
+    exported = True
     criterion: Cloze
     criterions = (Cloze,)
 

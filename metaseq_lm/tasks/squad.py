@@ -76,6 +76,7 @@ class SquadConfig(OneSetConfig):
 class SquadTask(LabelledSetTask):
     """A pre-trained encoder and heads that point at the answer."""
 
+    exported = True
     criterion: SquadCriterion
     criterions = (SquadCriterion,)
 

@@ -52,14 +52,8 @@ def open_run(
     plugins.load_all(user_dir)
     folder = checkpoint.resolve(path, prefer="best")
     stored = checkpoint.load(folder)
-    config = stored_config(stored)
+    config = usable_config(stored, user_dir)
     check_hidden(folder, OmegaConf.to_container(config), overrides)
-    if config.user_dir and not user_dir:
-        # Code is run only if the command line names it.
-        raise UsageError(
-            f"this run used a plug-in; give --user-dir with its path from here, which was {config.user_dir}"
-        )
-    check_names(config)
     config = overridden(config, overrides)
     config.data = data or config.data
     config.init_from = None
@@ -69,6 +63,21 @@ def open_run(
     with parts.engine.whole(write=True):
         checkpoint.load_into(parts.model, stored.weights, folder)
     return parts
+
+
+def usable_config(stored: Checkpoint, user_dir: str | None) -> DictConfig:
+    """Return the configuration of a checkpoint, all of whose names are registered.
+
+    Raises UsageError if it needs a plug-in that `user_dir` does not name.
+    """
+    config = stored_config(stored)
+    if config.user_dir and not user_dir:
+        # Code is run only if the command line names it.
+        raise UsageError(
+            f"this run used a plug-in; give --user-dir with its path from here, which was {config.user_dir}"
+        )
+    check_names(config)
+    return config
 
 
 def check_labels(stored: Checkpoint, parts: Parts, folder: Path) -> None:

@@ -81,6 +81,7 @@ class Discriminator(nn.Module):
 class Wnli(Criterion):
     """Minus the log-probability of the positive candidates (see CandidateRows)."""
 
+    exported = "it compares candidates by the mean logit of a detector, which no class of transformers does"
     tasks = ("wnli",)
 
     config: BatchSumConfig
@@ -141,6 +142,7 @@ class WnliTaskConfig(OneSetConfig):
 class WnliTask(LabelledSetTask):
     """A pre-trained discriminator on WNLI; samples without candidates get the more frequent label."""
 
+    exported = True
     criterion: Wnli
     fresh = ("heads.", "prior")
 

@@ -83,6 +83,8 @@ class MetaPretrainConfig(MetaOptions, SentencePairsConfig):
 class MetaPretrainTask(MetaLearned, SentencePairsTask):
     """Text as pairs of segments; the criterion is bert_pretraining or masked_lm."""
 
+    exported = True
+
 
 @dataclass
 class MetaPretrainLSTMConfig(MetaOptions, LanguageModelingConfig):
@@ -111,6 +113,7 @@ class MetaPretrainPairsTask(MetaLearned):
     From the run named by init_from it takes the encoder; the heads are new.
     """
 
+    exported = True
     config: MetaPretrainPairsConfig
     criterions = (LabelledSets,)
 
