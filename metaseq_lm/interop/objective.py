@@ -69,7 +69,7 @@ def check_objective(
         ) from error
     if not differences:
         raise MetaseqError(f"{folder}: criterion {criterion} uses no head that a {name} has")
-    worst = max(differences, key=lambda what: differences[what])
+    worst = max(differences, key=differences.__getitem__)
     if not differences[worst] <= LIMIT:
         raise MetaseqError(
             f"{folder}: criterion {criterion} computes something else with a {name}: {worst} differ by up to "
