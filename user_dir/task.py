@@ -35,8 +35,6 @@ class SpanMaskingTask(MaskedLMTask):
     no boundary loss.
     """
 
-    fresh = (f"heads.{BOUNDARY}.",)  # not there in a masked_lm run to start from
-
     def build_streams(self, split: str) -> dict[str, Stream]:
         options, seed = self.config, self.run_config.seed
         if options.mask_rounding != "random" or options.legacy_duplicates or options.mask_rarity:

@@ -10,9 +10,10 @@ head of a language model, a classifier or a span model (task.joint=false task.an
 """
 
 import argparse
+import shutil
 from pathlib import Path
 
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.output import show
 
 HELP = "export a checkpoint as a transformers folder"
@@ -28,18 +29,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     head = "labelled set whose head is exported, of a model with several (task bam)"
     add("--head", metavar="SET", default="", help=head)
     add("--data", metavar="DIR", help="folder of its tokenizer (default: where it was trained on)")
-    add("--check", action="store_true", help="compare with transformers, which must be installed")
+    add("--user-dir", help="plug-in the run was trained with")
+    check = (
+        "compare the logits, tokens and losses with those of transformers, which must be installed"
+    )
+    add("--check", action="store_true", help=check)
     add("--push", metavar="REPO", help="upload the folder to this private repository of the Hub")
     add("--public", action="store_true", help="with --push: make a public repository, or use one")
 
 
 def run(args: argparse.Namespace) -> int:
     """Export, and compare if asked."""
+    from metaseq_lm.core import plugins
     from metaseq_lm.interop.check import check, library
-    from metaseq_lm.interop.exporting import export_checkpoint
+    from metaseq_lm.interop.exporting import export_checkpoint, longest_input
     from metaseq_lm.interop.hub import push, require_hub
+    from metaseq_lm.interop.objective import check_objective
+    from metaseq_lm.interop.parts import KEY
     from metaseq_lm.runs import checkpoint, manifests
-    from metaseq_lm.training.restore import stored_config
+    from metaseq_lm.training.restore import usable_config
 
     if args.public and not args.push:
         raise UsageError("--public is of --push REPO, which is missing")
@@ -47,13 +55,26 @@ def run(args: argparse.Namespace) -> int:
         require_hub(args.push)
     if args.check:
         library()
+    plugins.load_all(args.user_dir)
     stored = checkpoint.load(manifests.resolve(args.checkpoint, prefer="best"))
     data, out = Path(args.data) if args.data else None, Path(args.out)
-    config = stored_config(stored)
+    config = usable_config(stored, args.user_dir)
     part, tokenizer = export_checkpoint(stored, config, out, args.part, data, args.head)
     show(f"{out}: exported from {stored.path}")
+    if part.unused:
+        heads = ", ".join(part.unused)
+        show(f"{out}: without {heads}, which criterion {config.criterion._name} does not train")
+    if " " in longest_input(part, config).removesuffix(" tokens"):
+        show(f"{out}: longest input: {longest_input(part, config)}")
     if args.check:
-        show(check(part, tokenizer, out))
+        try:
+            show(check(part, tokenizer, out))
+            if part.main and KEY not in stored.manifest:
+                run = (str(stored.path), args.data, args.user_dir)
+                show(check_objective(part, out, *run, args.head))
+        except MetaseqError as error:
+            shutil.rmtree(out, ignore_errors=True)
+            raise type(error)(f"{error}; the folder was removed") from error
     if args.push:
         show(f"{push(out, args.push, args.public)}: uploaded from {out}")
     return 0

@@ -40,6 +40,15 @@ def check_regular(path: Path) -> None:
         )
 
 
+def check_folder(path: Path) -> None:
+    """Raise MetaseqError for a link in the place of a folder inside the one that a command fills."""
+    if path.is_symlink():
+        raise MetaseqError(
+            f"{path}: a link, so what is written and removed there would be files of another folder; remove "
+            f"it. {path.parent} itself may be a link"
+        )
+
+
 def read_json(path: Path, limit: int = LARGEST_JSON) -> dict[str, Any]:
     """Return the JSON object in an untrusted file; ValueError if there is none."""
     try:

@@ -1,4 +1,7 @@
-"""Command lines and options without the secrets that may stand in them, to be kept in files."""
+"""Command lines and options without the secrets that may stand in them, to be kept in files.
+
+What is recognised is said in docs/promises.md; a secret in free text, without a name, is not.
+"""
 
 import re
 import shlex
@@ -33,9 +36,10 @@ INNER = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-# What services give out, by the beginnings that they chose to be found by.
+# What services give out, by the beginnings that they chose to be found by; private keys (RFC 7468).
 ISSUED = re.compile(
-    r"(?<![\w-])(?:sk-(?:[a-z]+\d*-){0,2}\w{20,}|hf_\w{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"(?s:-----BEGIN [A-Z\d ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [A-Z\d ]+-----|.*))"
+    r"|(?<![\w-])(?:sk-(?:[a-z]+\d*-){0,2}\w{20,}|hf_\w{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|xox[abprs]-[\w-]{10,}|AKIA[A-Z\d]{16}|AIza[\w-]{35}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
 )
 
@@ -72,7 +76,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def mask_text(text: str) -> str:
-    """Return a text with *** for values named like secrets, users in URLs and keys of services."""
+    """Return a text with *** for values named like secrets, users in URLs, private and issued keys."""
     return ISSUED.sub(MASK, USER.sub(rf"\1{MASK}@", INNER.sub(_mask_match, text)))
 
 

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from metaseq_lm.core.batch import Terms
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What a class of the transformers library computes in the place of a criterion's model.
+
+    It stands for a model whose encoder sees whole rows, as `Encoder.forward` does, and for the plain
+    outputs of its heads.
+
+    Attributes:
+        heads: Names of the heads that the losses see.
+        pipeline: Whether the class's pipeline does what was trained.
+        generator: Whether the noise model, if there is one, is a masked language model.
+        real_values: Whether the head predicts real values as they are, up to a scale.
+    """
+
+    heads: tuple[str, ...]
+    pipeline: bool = True
+    generator: bool = True
+    real_values: bool = True
 
 
 class Criterion:
@@ -22,10 +43,13 @@ class Criterion:
         tasks: Names of the tasks that can use it; empty for no restriction by name.
         general: Whether any task can use it; otherwise only a task that names its class, or a base
             class of it, in `Task.criterions`.
+        exported: What `metaseq-lm export` may write, or why it may not. It counts in the body of the
+            registered class alone: a subclass may compute something else, and says it again.
     """
 
     tasks: tuple[str, ...] = ()
     general: bool = True
+    exported: Exported | str | None = None
 
     def __init__(self, config: Any = None) -> None:
         self.config = config

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import ImageBatch, Term, Terms, TokenBatch, number_of
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions import Criterion
+from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.data.labelled.cloze_rows import ClozeBatch
 from metaseq_lm.data.labelled.sentence_rows import SentenceBatch
@@ -64,6 +64,7 @@ class ImageClassification(Criterion):
 class SentencePrediction(Criterion):
     """The loss of a SentencePredictor: of one class or any number, of candidates, or of real values."""
 
+    exported = Exported(heads=("sentence",))
     tasks = ("sentence_prediction",)
 
     config: BatchSumConfig
@@ -100,6 +101,7 @@ class SentencePrediction(Criterion):
 class TokenClassification(Criterion):
     """The loss of a TokenClassifier at the first token of each word."""
 
+    exported = Exported(heads=("token",))
     tasks = ("token_classification",)
 
     config: BatchSumConfig
@@ -125,6 +127,7 @@ class TokenClassification(Criterion):
 class Cloze(Criterion):
     """The loss of candidates for a blank, scored by a masked language model at its [MASK]."""
 
+    exported = Exported(heads=("lm",))
     tasks = ("cloze",)
 
     config: BatchSumConfig
@@ -151,6 +154,7 @@ class SquadCriterion(Criterion):
     A question without an answer has both at position 0.
     """
 
+    exported = Exported(heads=("span", "answerability"))
     tasks = ("squad",)
 
     config: BatchSumConfig

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions import Criterion
+from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.data.corpus.pairs import NextSentenceBatch
 from metaseq_lm.models.layers import full_precision
 from metaseq_lm.models.transformer.encoder import TransformerLM
@@ -73,6 +73,8 @@ def labelled_terms(logits: Tensor, batch: TokenBatch) -> Terms:
 class MaskedLM(Criterion):
     """The masked-LM loss of a model (Devlin et al. 2019) on batches of masked rows (data.corpus.rows)."""
 
+    exported = Exported(heads=("lm",))
+
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         logits = model(  # (B, M, V)
             batch.tokens, batch.padding, batch.positions, segments=batch.segments
@@ -109,6 +111,8 @@ class BertPretraining(Criterion):
     The model is a TransformerLM with heads "lm" and "next_sentence", the batch a NextSentenceBatch,
     as task sentence_pairs has them; others are a UsageError.
     """
+
+    exported = Exported(heads=("lm", "next_sentence"))
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:
         if not isinstance(batch, NextSentenceBatch) or not isinstance(model, TransformerLM):

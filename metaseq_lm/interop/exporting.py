@@ -14,6 +14,7 @@ from metaseq_lm.data.tokenizers.base import DICT_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 from metaseq_lm.data.tokenizers.vocabulary import Vocabulary
 from metaseq_lm.data.words.subwords import bio_names
+from metaseq_lm.interop.claims import claimed, with_trained_heads
 from metaseq_lm.interop.configs import model_options, read_config, write_config
 from metaseq_lm.interop.folders import copy_tokenizer, new_folder, write_model
 from metaseq_lm.interop.heads import (
@@ -35,6 +36,7 @@ from metaseq_lm.runs.checkpoint import Checkpoint
 
 CARD_FILE = "README.md"
 DISTIL_EPS = 1e-12
+NO_ENCODER = "its classes are encoders of subword tokens with one head, and this model is none"
 SIZE_OF_GENERATOR = "generator.stack.layers.0.fc1.weight"
 
 
@@ -52,20 +54,37 @@ def export_checkpoint(
     folder of its config. `head` is the labelled set of the head, where there are several. Returns the
     part and its tokenizer. MetaseqError if the library has no such model.
     """
+    if name == "main" and f"{EMBEDDINGS[0]}tokens.weight" not in stored.weights:
+        raise MetaseqError(f"{stored.path}: {NO_ENCODER}")
     folder = data or tokenizer_folder(stored, config)
     tokenizer = load_tokenizer(folder)
     part = export_part(stored, config, tokenizer.vocabulary, name, head)
     with new_folder(out) as target:
         write_model(target, part.config, write_part(part))
         originals = stored.path.parent.parent / ORIGINALS
-        write_atomic(
-            target / CARD_FILE, model_card(stored, config, part.config, head).encode("utf-8")
-        )
+        longest = longest_input(part, config)
+        card = model_card(stored, config, part.config, head, longest, part.pipeline)
+        write_atomic(target / CARD_FILE, card.encode("utf-8"))
         if not (KEY in stored.manifest and data is None and copy_tokenizer(originals, target)):
-            fine_tuned = bool(set(part.foreign.architecture.heads) & set(FINE_TUNED))
-            row_length = config.task.tokens_per_sample if fine_tuned else 0
-            write_tokenizer(tokenizer, target, part.foreign.model, row_length)
+            write_tokenizer(tokenizer, target, part.foreign.model, row_length(part, config))
     return part, tokenizer
+
+
+def row_length(part: Part, config: DictConfig) -> int:
+    """Return the tokens at which a fine-tuned model's tokenizer cuts texts, as its task does; else 0."""
+    is_fine_tuned = bool(set(part.foreign.architecture.heads) & set(FINE_TUNED))
+    return int(config.task.tokens_per_sample) if is_fine_tuned else 0
+
+
+def longest_input(part: Part, config: DictConfig) -> str:
+    """Return how long inputs may be, and what else there is to know if rows in training were shorter."""
+    positions = part.foreign.model.max_positions
+    rows = config.task.get("tokens_per_sample", positions)
+    if rows == positions:
+        return f"{positions} tokens"
+    if row_length(part, config):
+        return f"{rows} tokens, as in its training (its encoder has {positions} positions)"
+    return f"{positions} tokens (in its training rows had at most {rows})"
 
 
 def tokenizer_folder(stored: Checkpoint, config: DictConfig) -> Path:
@@ -88,7 +107,7 @@ def export_part(
     """
     main = name == "main"
     weights = {n: w for n, w in stored.weights.items() if n.startswith("generator.") != main}
-    if not weights:
+    if not weights and not main:
         raise UsageError(f"{stored.path}: it has no generator; leave --part away")
     weights = with_one_head(weights, head, stored.path)
     main_prefix, generator_prefix = EMBEDDINGS
@@ -98,7 +117,7 @@ def export_part(
     table = f"{main_prefix if main else generator_prefix}tokens"
     tokens = weights.get(f"{table}.weight")
     if tokens is None:
-        raise MetaseqError(f"{stored.path}: it has no {table}; not our encoder")
+        raise MetaseqError(f"{stored.path}: {NO_ENCODER}")
     if len(tokens) != len(vocabulary):
         raise MetaseqError(
             f"{stored.path}: it has {len(tokens)} symbols, but the tokenizer {len(vocabulary)}; give "
@@ -142,6 +161,18 @@ def trained_part(
 
     MetaseqError, which begins with `place`, if there is none.
     """
+    claim = claimed(config, place)
+    weights, unused = with_trained_heads(weights, claim) if main else (weights, [])
+    if not main and not claim.generator:
+        raise MetaseqError(
+            f"{place}: its noise model is not trained as a masked language model by criterion "
+            f"{config.criterion._name}, and no other class of transformers fits it"
+        )
+    if LABEL_RANGE in weights and not claim.real_values:
+        raise MetaseqError(
+            f"{place}: its real values go through a sigmoid, which no class of transformers has; train "
+            "without it to export them"
+        )
     model = model_options(config, place)
     separate = model.token_embed_dim not in (0, model.encoder_embed_dim)
     if model.encoder_normalize_before and (separate or "heads.rtd.out.bias" in weights or not main):
@@ -161,17 +192,22 @@ def trained_part(
     values = write_config(architecture, model, vocabulary, tied)
     original, weights = weights, to_library_form(weights, architecture, activation, place)
     part = Part(read_config(values, place), values, weights, main, original=original)
+    part.unused, part.pipeline = unused, claim.pipeline or not main
     names = tensor_names(part.foreign, main)
     bias = next((n for group in names.values() for n in group if n in COPIES), None)
     part.copies = {} if bias is None else {COPIES[bias]: bias}
     for message, wrong in (
-        ("a {} has no place for its", weights.keys() - names.keys()),
-        ("a {} has more than it, such as", names.keys() - weights.keys()),
+        ("{} has no place for its", weights.keys() - names.keys()),
+        ("{} has more than it, such as", names.keys() - weights.keys()),
     ):
         if wrong:
-            detail = f"{message.format(architecture.name)} {', '.join(sorted(wrong)[:4])}"
+            # Of a head its name is enough.
+            parts = {re.sub(r"^(heads\.\w+)\..*", r"\1", name) for name in wrong}
+            detail = f"{message.format(architecture.name)} {', '.join(sorted(parts)[:4])}"
             remedy = "; train with task.joint=false task.answerability=false to export it"
-            raise MetaseqError(f"{place}: {detail}{remedy * ('heads.span.start.bias' in wrong)}")
+            raise MetaseqError(
+                f"{place}: {detail}{remedy * ('heads.span' in parts or 'heads.answerability' in parts)}"
+            )
     return part
 
 
@@ -249,9 +285,7 @@ def refusal(weights: dict[str, Tensor], config: DictConfig, vocabulary: object) 
     place = "model"
     try:
         if not isinstance(vocabulary, Vocabulary) or f"{EMBEDDINGS[0]}tokens.weight" not in weights:
-            raise MetaseqError(
-                f"{place}: its classes are encoders of subword tokens with one head, and this model is none"
-            )
+            raise MetaseqError(f"{place}: {NO_ENCODER}")
         main = {name: w for name, w in weights.items() if not name.startswith("generator.")}
         trained_part(
             with_one_head(main, next(iter(sets_with_heads(main)), ""), place),

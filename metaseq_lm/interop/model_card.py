@@ -23,11 +23,17 @@ PIPELINES = {
 
 
 def model_card(
-    stored: Checkpoint, config: DictConfig, model: dict[str, Any], labelled: str = ""
+    stored: Checkpoint,
+    config: DictConfig,
+    model: dict[str, Any],
+    labelled: str = "",
+    longest: str = "",
+    has_pipeline: bool = True,
 ) -> str:
     """Return the model card of a checkpoint; `model` is the content of its `config.json`.
 
-    `labelled` is the set whose head was chosen, if there are several.
+    `labelled` is the set whose head was chosen, if there are several, `longest` says how long inputs may
+    be; without `has_pipeline` no pipeline of transformers does what was trained.
     """
     name = model["architectures"][0]
     pipeline, opener = next(p for end, p in PIPELINES.items() if name.endswith(end))
@@ -41,17 +47,17 @@ def model_card(
         "Labelled set": escape_markdown(labelled or str(config.task.get("labelled", ""))),
         "Started from": escape_markdown(Path(config.init_from or "").name),
         "Labels": escape_markdown(", ".join(labels)),
-        "Longest input": f"{config.task.get('tokens_per_sample', model['max_position_embeddings'])} tokens",
+        "Longest input": longest,
         "Seed": str(config.seed),
     }
     lines = ["---", "library_name: transformers", "tags: [metaseq-lm]"]
-    lines += [f"pipeline_tag: {pipeline}"] * bool(pipeline)
+    lines += [f"pipeline_tag: {pipeline}"] * bool(pipeline and has_pipeline)
     lines += ["---", "", f"# {escape_markdown(title)}", ""]
     lines += [f"* {key}: {value}" for key, value in facts.items() if value]
     scores = stored.manifest.get("valid") or {}
     if scores:
         lines += ["", "| validation | |", "|---|---|"]
-        lines += [f"| {metric} | {value:.4g} |" for metric, value in scores.items()]
+        lines += [f"| {escape_markdown(name)} | {value:.4g} |" for name, value in scores.items()]
     lines += ["", "```python", f"from transformers import {opener}, AutoTokenizer", ""]
     lines += [f'model = {opener}.from_pretrained("FOLDER")']
     lines += ['tokenizer = AutoTokenizer.from_pretrained("FOLDER")', "```", ""]

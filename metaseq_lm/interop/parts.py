@@ -41,6 +41,8 @@ class Part:
     `main` is False for ELECTRA's generator. `names` maps present names of tensors to differing ones in
     the folder, `copies` maps tensors to those that they equal, `rest` holds tensors that our model has
     no place for. `original` are our weights where `weights` are in the form of the library's head.
+    `unused` are heads that the objective does not train, and `pipeline` says whether that of the class
+    does what was trained.
     """
 
     foreign: Foreign
@@ -51,6 +53,8 @@ class Part:
     copies: dict[str, str] = field(default_factory=dict)
     rest: dict[str, Tensor] = field(default_factory=dict)
     original: dict[str, Tensor] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
+    pipeline: bool = True
 
     @property
     def record(self) -> dict[str, Any]:

@@ -282,8 +282,8 @@ def notes(settings: Sequence[Setting], metric: Metric) -> list[str]:
     if metric.guessed:
         lines.append(f"Higher {metric.name} counts as better; --better lower turns it round.")
     for same in repeated(settings):
-        names = [setting.name for setting in same]
-        lines.append(f"{', '.join(names[:-1])} and {names[-1]} are the same runs.")
+        *others, last = (setting.name for setting in same)
+        lines.append(f"{', '.join(others)} and {last} are the same runs.")
     for setting in settings:
         for run in setting.runs:
             why = run.why_unscored(metric.name)

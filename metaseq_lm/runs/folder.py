@@ -32,6 +32,7 @@ from metaseq_lm.core.files import (
     FULL_DISK,
     LARGEST_LOG,
     as_numbers,
+    check_folder,
     check_regular,
     checksum,
     is_altered,
@@ -79,6 +80,8 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for name in ("command.txt", "log.jsonl"):
             check_regular(self.path / name)
+        for name in ("checkpoints", "tb", "wandb"):
+            check_folder(self.path / name)
         self._waiting: list[str] = []
         commands = self._held = open_locked(self.path / "command.txt")
         for name in ("config.yaml", SOURCES_FILE, "log.jsonl", "results.json"):

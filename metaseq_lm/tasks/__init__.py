@@ -49,14 +49,18 @@ class Task:
 
     Attributes:
         criterions: The classes of criterion that the task accepts, subclasses included.
-        fresh: Prefixes of the names of weights that may be missing in a checkpoint to start from, and
-            are then initialised; all other weights must be in it.
+        fresh: Prefixes of the names of heads, which a checkpoint to start from may lack: then they keep
+            their initial weights. All other weights must be in it.
+        exported: Whether a model that this task trains reads rows as its tokenizer makes them and has the
+            layers of the registered model, so that `metaseq-lm export` may write it; or why not. It counts
+            in the body of the registered class alone.
         text_token: The n of the task token [CLSn] before an unlabelled text.
         dry_run: Whether the task must not write any file, caches included.
     """
 
     criterions: tuple[type[Criterion], ...] = (Criterion,)
-    fresh: tuple[str, ...] = ()
+    fresh: tuple[str, ...] = ("heads.",)
+    exported: bool | str = False
     text_token = 0
     dry_run = False
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Terms
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.labelled import Cloze, class_terms
 from metaseq_lm.data.labelled.cloze_rows import ClozeBatch, ClozeRows
@@ -52,6 +52,7 @@ class ClozeConfig(OneSetConfig):
 class ClozeTask(LabelledSetTask):
     """A pre-trained masked language model on one set of form "cloze"."""
 
+    exported = True
     criterion: Cloze
     criterions = (Cloze,)
 
@@ -80,11 +81,6 @@ class ClozeTask(LabelledSetTask):
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the encoder and the language-model head of any model that calls them so."""
         head = {name: weight for name, weight in weights.items() if name.startswith(HEAD)}
-        if not head:
-            raise UsageError(
-                "init_from has no masked language-model head (heads.lm), which task cloze scores with; "
-                "give a run of masked_lm, sentence_pairs or meta_pretrain"
-            )
         return encoder_weights(weights, self.run_config) | head
 
     def evaluate(self, engine: Engine, model: nn.Module, passes: Passes) -> Scored:

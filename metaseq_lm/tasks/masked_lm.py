@@ -156,6 +156,8 @@ def text_stream(config: DictConfig, split: str, lengths: Lengths, collate: Colla
 class MaskedLMTask(TextTask):
     """One stream of masked samples, one model, the default update."""
 
+    exported = True
+
     def build_streams(self, split: str) -> dict[str, Stream]:
         corpus = open_corpus(self.data, split, self.vocabulary, self.config, self.run_config.seed)
         masking = masking_of(self.config, self.vocabulary, split)
@@ -195,6 +197,8 @@ class SentencePairsTask(MaskedLMTask):
     heads.next_sentence.*, BERT's pooler and classifier. The criterion masked_lm trains on the same
     rows without next-sentence prediction.
     """
+
+    exported = True
 
     def build_streams(self, split: str) -> dict[str, Stream]:
         length, seed = self.config.tokens_per_sample, self.run_config.seed

@@ -110,9 +110,10 @@ class HasFacts(Protocol):
     """Stores facts in a checkpoint besides the configuration."""
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts, for JSON; a resumed run must have the same.
+        """Return the facts, for JSON; a resumed or finished run must have the same.
 
-        "labels" are the classes of each labelled set in the order of the outputs of its head.
+        "labels" are the classes of each labelled set in the order of the outputs of its head. A task
+        that uses other runs gives a hash of their weights.
         """
 
 

@@ -72,6 +72,7 @@ class SentencePredictionTask(LabelledSetTask):
     Where a row has any number of the classes, each has a sigmoid.
     """
 
+    exported = True
     criterion: SentencePrediction
     criterions = (SentencePrediction,)
 

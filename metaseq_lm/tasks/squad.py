@@ -76,9 +76,9 @@ class SquadConfig(OneSetConfig):
 class SquadTask(LabelledSetTask):
     """A pre-trained encoder and heads that point at the answer."""
 
+    exported = True
     criterion: SquadCriterion
     criterions = (SquadCriterion,)
-    fresh = ("heads.",)
 
     def __init__(self, config: SquadConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)

@@ -59,9 +59,9 @@ class TokenClassificationConfig(OneSetConfig):
 class TokenClassificationTask(OneSetTask):
     """A pre-trained encoder and a tagged set; scores are F1 of spans, or accuracy."""
 
+    exported = True
     criterion: TokenClassification
     criterions = (TokenClassification,)
-    fresh = ("heads.",)
     labelled: Callable[[str], TaggedRows]
 
     def __init__(self, config: TokenClassificationConfig, run_config: DictConfig) -> None:
@@ -113,6 +113,12 @@ class TokenClassificationTask(OneSetTask):
         sentences: dict[int, list[int]] = {}
         for row, classes in sorted(predicted):
             sentences.setdefault(int(rows.sentence[row]), []).extend(classes)
+        # The first batches, as of a dry run, may end within a sentence, which is then not scored.
+        absent = np.setdiff1d(np.arange(len(rows.sentence)), [row for row, _ in predicted])
+        for sentence in rows.sentence[absent].tolist():
+            sentences.pop(sentence, None)
+        if not sentences:
+            return Scored(logs)
         labels = [(i, [rows.labels(conlleval_spans, c)]) for i, c in sentences.items()]
         scores = set_scores(data, labels)
         metrics = {"score": next(iter(scores.values())), **logs, **scores}

@@ -21,7 +21,7 @@ from metaseq_lm.core.config import option, typed_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_task
 from metaseq_lm.criterions.tagging import Parsing, Tagging, WordLabels
-from metaseq_lm.data.storage.manifest import Manifest, tokenizer_hash
+from metaseq_lm.data.storage.manifest import Manifest, labels_in, tokenizer_hash
 from metaseq_lm.data.streams import Stream, sorted_pass
 from metaseq_lm.data.words.buckets import Bucketed, BucketsConfig
 from metaseq_lm.data.words.collate import word_rows
@@ -210,6 +210,14 @@ class WordTask(Task):
             encoder = {n: w for n, w in stored.weights.items() if n.startswith(ENCODER)}
             weights = {name.removeprefix(ENCODER): weight for name, weight in encoder.items()}
             checkpoint.load_into(model.language_model, weights, stored.path)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the classes of each set, and the hash of the weights of task.elmo."""
+        facts: dict[str, Any] = {"labels": labels_in(self.data, vars(self.config))}
+        if self.config.elmo:
+            manifest = manifests.read_manifest(manifests.resolve(self.config.elmo, prefer="best"))
+            facts["language_model"] = manifests.hash_of_weights(manifest)
+        return facts
 
     def further_costs(self) -> Costs:
         """Return what the language model of task.elmo has cost."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,8 @@ def open_run(
     plugins.load_all(user_dir)
     folder = manifests.resolve(path, prefer="best")
     stored = checkpoint.load(folder)
-    config = stored_config(stored)
+    config = usable_config(stored, user_dir)
     check_hidden(folder, OmegaConf.to_container(config), overrides)
-    if config.user_dir and not user_dir:
-        # Code is run only if the command line names it.
-        raise UsageError(
-            f"this run used a plug-in; give --user-dir with its path from here, which was {config.user_dir}"
-        )
-    check_names(config)
     config = overridden(config, overrides)
     config.data = data or config.data
     config.init_from = None
@@ -70,6 +64,21 @@ def open_run(
     with parts.engine.whole(write=True):
         checkpoint.load_into(parts.model, stored.weights, folder)
     return parts
+
+
+def usable_config(stored: Checkpoint, user_dir: str | None) -> DictConfig:
+    """Return the configuration of a checkpoint, all of whose names are registered.
+
+    Raises UsageError if it needs a plug-in that `user_dir` does not name.
+    """
+    config = stored_config(stored)
+    if config.user_dir and not user_dir:
+        # Code is run only if the command line names it.
+        raise UsageError(
+            f"this run used a plug-in; give --user-dir with its path from here, which was {config.user_dir}"
+        )
+    check_names(config)
+    return config
 
 
 def check_labels(stored: Checkpoint, parts: Parts, folder: Path) -> None:
@@ -105,11 +114,13 @@ class Initialisation:
         message: For the log of the run.
         costs: The cost of its ancestors.
         weights: A hash of the weights it started from.
+        is_outdated: Whether init_from has other weights now.
     """
 
     message: str = ""
     costs: lineage_cost.Costs = field(default_factory=dict)
     weights: str = ""
+    is_outdated: bool = False
 
     def record(self) -> dict[str, Any]:
         """Return what checkpoints record of it, for JSON."""
@@ -120,7 +131,7 @@ class Initialisation:
 def initialise_from(parts: Parts, source: str) -> Initialisation:
     """Load the weights that the task uses from the run or checkpoint `source`.
 
-    Raises CheckpointError if there are none or they do not fit, UsageError if the tokenizer or the
+    Heads (`Task.fresh`) that only one of the two has start fresh, or are not used. Raises CheckpointError if there are none or they do not fit, UsageError if the tokenizer or the
     layers differ from those of `source`.
     """
     stored = checkpoint.load(manifests.resolve(source))
@@ -133,20 +144,35 @@ def initialise_from(parts: Parts, source: str) -> Initialisation:
             f"{stored.path} has no weights that task '{parts.config.task._name}' starts from; "
             f"it has {', '.join(sorted(stored.weights)[:3])}, ..."
         )
-    fresh = [
-        name
-        for name in parts.model.state_dict()
-        if name not in chosen and name.startswith(parts.task.fresh)
-    ]
-    message = f"starts from {stored.path}: {len(chosen)} weights of it"
-    if fresh:
-        message += f"; fresh: {', '.join(fresh[:4])}{', ...' * (len(fresh) > 4)}"
     with parts.engine.whole(write=True):
         current = parts.model.state_dict()
-        loaded = {**{name: current[name] for name in fresh}, **chosen}
+        fresh = other_heads(current, chosen, parts.task.fresh)
+        unused = other_heads(chosen, current, parts.task.fresh)
+        loaded = {name: weight for name, weight in chosen.items() if name not in unused}
+        message = f"starts from {stored.path}: {len(loaded)} weights of it"
+        loaded |= {name: current[name] for name in fresh}
         checkpoint.load_into(parts.model, loaded, stored.path)
+    for kind, heads in (("fresh", fresh), ("not used", unused)):
+        message += f"; {kind}: {', '.join(dict.fromkeys(heads.values()))}" if heads else ""
     weights = manifests.hash_of_weights(stored.manifest)
     return Initialisation(message, lineage_cost.ancestors(source), weights)
+
+
+def other_heads(
+    weights: Iterable[str], others: Iterable[str], prefixes: tuple[str, ...]
+) -> dict[str, str]:
+    """Return by name the head of each of the `weights` whose head has no weight in `others`.
+
+    A head is called by one of the `prefixes` and the word after it. One of which `others` have a part
+    is damaged, or of another kind, and is not among them.
+    """
+
+    def head_of(name: str) -> str:
+        prefix = next((p for p in prefixes if name.startswith(p)), None)
+        return "" if prefix is None else prefix + name.removeprefix(prefix).partition(".")[0]
+
+    present = {"", *map(head_of, others)}
+    return {name: head for name in weights if (head := head_of(name)) not in present}
 
 
 def check_source(stored: Checkpoint, config: DictConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -15,7 +16,13 @@ from metaseq_lm.distributed import process_group, signals
 from metaseq_lm.evaluation.predictions import write_predictions
 from metaseq_lm.runs import checkpoint, lineage_cost, manifests
 from metaseq_lm.runs.folder import RunFolder, altered_files, begun, code_hash, read_results
-from metaseq_lm.tasks.protocols import LoadsFrozen, PricedByRule, UsesOtherRuns, submissions_of
+from metaseq_lm.tasks.protocols import (
+    LoadsFrozen,
+    PricedByRule,
+    UsesOtherRuns,
+    facts_of,
+    submissions_of,
+)
 from metaseq_lm.training.checkpointing import Checkpointer, check_room
 from metaseq_lm.training.loggers import check_installed
 from metaseq_lm.training.parts import (
@@ -72,6 +79,7 @@ class TrainingRun:
                     f"({trained_on} then, {current} now); choose another --save-dir, or go on with "
                     "--reset data and a larger --max-update"
                 )
+            self._check_sources()
             if self.folder is not None:
                 altered = altered_files(folder)
                 if altered:
@@ -101,6 +109,21 @@ class TrainingRun:
             self._finish()
         finally:
             self.log.close(failed=sys.exc_info()[0] is not None)
+
+    def _check_sources(self) -> None:
+        """Raise MetaseqError if a finished run started from other weights than its sources have now."""
+        folder, source = Path(self.config.save_dir), self.config.init_from
+        if self.initialisation.is_outdated:
+            raise MetaseqError(
+                f"{folder} is finished, but init_from {source} has other weights now than it started from; "
+                "choose another --save-dir to start from those, or go on with its own weights with a larger "
+                "--max-update"
+            )
+        stored = manifests.newest_manifest(folder / "checkpoints") or {}
+        facts: dict[str, Any] = {}
+        with contextlib.suppress(manifests.CheckpointError):  # a run that it used is gone
+            facts = facts_of(self.task)
+        checkpoint.check_facts(stored.get("facts"), facts, folder)
 
     def _finish(self) -> None:
         metrics: dict[str, Any] = {}

@@ -46,7 +46,7 @@ def initialise(parts: Parts) -> Initialisation:
     costs = costs_on_record(record, folder)
     if costs is None and now is not None:
         costs = lineage_cost.ancestors(source)
-    return Initialisation(message, costs, then or "")
+    return Initialisation(message, costs, then or "", is_outdated=now not in (None, then))
 
 
 def source_of(folder: Path, stored: dict[str, Any] | None, otherwise: str | None) -> str | None:

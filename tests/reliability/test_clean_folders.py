@@ -57,6 +57,9 @@ def test_deleted_folder_of_a_run_is_named(
     assert not run.exists()
 
 
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nQ==\n-----END RSA PRIVATE KEY-----"
+
+
 @pytest.mark.parametrize(
     "words, shown",
     [
@@ -76,7 +79,10 @@ def test_deleted_folder_of_a_run_is_named(
         (["a=Authorization: Bearer b.c"], "'a=Authorization: ***'"),
         (["label=hf_abcdefghijklmnop1"], "'label=***'"),
         (["db_password=1234", "api_key=5"], "'db_password=***' 'api_key=***'"),
+        ([f"label={PEM} b", PEM[:40]], "'label=*** b' '***'"),
         (["x", "--key", "--seed", "3"], "x --key --seed 3"),
+        # Free text: nothing says that it is one, as docs/promises.md says.
+        (["label=mypassword X", "label=my token is X", "label=secretX"], None),
         (["task.tokens_per_sample=34", "task.task_token=2"], None),
         (["label=a key", "tokenizer=word", "optimizer.lr=1e-3", "--lr", "0.1"], None),
         (["label=a key: b", "init_from=runs/monkey=a,task.task_token=2/b"], None),
@@ -91,8 +97,12 @@ def test_command_of_a_run_holds_no_secret(
     moons: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["metaseq-lm", "train", "hub.token=hf_abc", "seed=1"])
-    assert main(["train", str(moons), "--save-dir", str(tmp_path), *MLM]) == 0
+    label = "label='" + PEM.replace("\n", " ") + " db_password=Q2X'"
+    assert main(["train", str(moons), "--save-dir", str(tmp_path), *MLM, label]) == 0
     assert (tmp_path / "command.txt").read_text() == "metaseq-lm train 'hub.token=***' seed=1\n"
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert not [p for p in files if any(s in p.read_bytes() for s in (b"MIIEow", b"Q2X"))]
 
 
 @pytest.mark.parametrize("split", ["valid", "final"])

@@ -91,6 +91,28 @@ def test_a_run_goes_on_with_its_own_weights(
         assert sum("init_from" in event for event in events()) == (1 if moved else 2)
 
 
+def test_a_finished_run_compares_its_start(work: Path, capsys: pytest.CaptureFixture) -> None:
+    """Other weights are an error with a remedy, as other data are; without any it is finished."""
+    assert go_on("first") == 0
+    content = last().weights
+    Path("first").rename("gone")
+    capsys.readouterr()
+    for source in ("gone", "first", None):
+        assert go_on(source) == 0
+        assert "run is finished already (4 updates)" in capsys.readouterr().out
+    Path("other").rename("first")
+    before = Path("run/results.json").read_bytes()
+    for source in ("first", None):
+        assert go_on(source) == 1
+        error = capsys.readouterr().err
+        assert "run is finished, but init_from first has other weights now than it" in error
+        assert "choose another --save-dir to start from those, or go on" in error
+    assert Path("run/results.json").read_bytes() == before
+    assert go_on(None, updates=5) == 0
+    assert sum("goes on with its own" in event for event in events()) == 1
+    assert last().weights.keys() == content.keys()
+
+
 @pytest.mark.parametrize("source", ["other", "nowhere", "null"])
 def test_another_start_is_another_run(
     source: str, work: Path, capsys: pytest.CaptureFixture

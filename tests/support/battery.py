@@ -19,6 +19,7 @@ from metaseq_lm.core import plugins
 from metaseq_lm.core.config import load_config
 from metaseq_lm.data.streams import Shard
 from metaseq_lm.distributed import process_group
+from metaseq_lm.runs import checkpoint, manifests
 from metaseq_lm.runs.flops import FlopMeter
 from metaseq_lm.training.run import TrainingRun
 
@@ -333,6 +334,14 @@ def train(config: DictConfig) -> dict[str, Tensor]:
     run.train()
     with run.engine.whole():
         return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+def shift_weights(run: Path) -> None:
+    """Add 1 to the weights of a run's best checkpoint, or of a checkpoint, as if it were another."""
+    path = manifests.resolve(str(run), prefer="best")
+    stored = checkpoint.load(path)
+    weights = {name: weight + 1 for name, weight in stored.weights.items()}
+    checkpoint.save(path.parent, stored.manifest["update"], weights, stored.state, stored.manifest)
 
 
 def train_uncounted(config: DictConfig) -> dict[str, Tensor]:

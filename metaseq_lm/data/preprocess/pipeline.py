@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from metaseq_lm.core.config import check_options
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import full_disk_message, sync_file, sync_folder
+from metaseq_lm.core.files import check_folder, full_disk_message, sync_file, sync_folder
 from metaseq_lm.core.output import show, show_progress
 from metaseq_lm.core.registry import Entry, Registry
 from metaseq_lm.data.storage.arrow_files import ArrowFile, is_arrow
@@ -97,6 +97,7 @@ class Request:
         """Return the same request for the set NAME in the folder."""
         if not NAME.fullmatch(name):
             raise UsageError(f"name of a set {name!r}: letters, digits, '_' and '-' only")
+        check_folder(self.destdir / name)
         return replace(self, destdir=self.destdir / name)
 
 
@@ -280,6 +281,7 @@ def staging(dest: Path, overwrite: bool) -> Iterator[Path]:
             f"{dest}: already holds a data set; give another --destdir, or --overwrite to replace"
         )
     folder = dest / STAGING
+    check_folder(folder)
     new_parents = [parent for parent in dest.parents if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)

@@ -4,7 +4,7 @@ Shapes: B rows, K_k outputs of set k, K the largest K_k.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from omegaconf import II
@@ -14,7 +14,7 @@ from metaseq_lm.core.batch import Term, Terms, TokenBatch
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions import Criterion
+from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.methods.bam.data import WITH_CLASSES, MixedBatch
 from metaseq_lm.models.layers import full_precision
 
@@ -54,10 +54,12 @@ class BamDistill(Criterion):
 
     tasks = ("bam",)
 
+    exported = Exported(heads=("sentence",))  # of the set that is chosen
     config: BamDistillConfig
 
     def __init__(self, config: BamDistillConfig) -> None:
         super().__init__(config)
+        self.exported = replace(self.exported, real_values=not config.sigmoid)
         if not config.total_updates:
             raise UsageError("criterion.total_updates must be at least 1, got 0")
 

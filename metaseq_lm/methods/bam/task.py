@@ -113,6 +113,7 @@ class BamTask(Task):
     has one (BERT's pre-training, or fine-tuning).
     """
 
+    exported = True
     criterion: BamDistill
     criterions = (BamDistill,)
 

@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 
 from metaseq_lm.core.batch import TokenBatch
 from metaseq_lm.core.errors import MetaseqError, UsageError
-from metaseq_lm.core.files import write_atomic
+from metaseq_lm.core.files import check_folder, write_atomic
 from metaseq_lm.core.output import show_progress
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import MANIFEST_FILE, fingerprint
@@ -268,6 +268,8 @@ def store(path: Path, outputs: np.ndarray, header: dict[str, Any]) -> None:
         )
     header = header | {"sha256": hashlib.sha256(outputs.tobytes()).hexdigest()}
     content = safetensors.numpy.save({"outputs": outputs}, {"about": json.dumps(header)})
+    for place in path.parents[:2]:
+        check_folder(place)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)

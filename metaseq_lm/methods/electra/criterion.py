@@ -20,7 +20,7 @@ from metaseq_lm.core.batch import ScoredBatch, Term, Terms, TokenBatch, number_o
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions import Criterion
+from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.methods.electra.data import ElectraBatch
 from metaseq_lm.methods.electra.model import (
@@ -200,11 +200,13 @@ class ReplacedTokenDetection(Corrupting):
     With model.noise=two_tower this is ELECTRA-TT, whose discriminator gives token probabilities.
     """
 
+    exported = Exported(heads=("rtd",))
     config: ElectraConfig
 
     def __init__(self, config: ElectraConfig) -> None:
         super().__init__(config)
         self.heads = ("rtd", "contrast") if config.contrast else ("rtd",)
+        self.exported = Exported(self.heads, generator=config.generator_weight > 0)
 
     def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
         assert isinstance(model, Electra)
@@ -274,6 +276,7 @@ class ReplacedTokenDetection(Corrupting):
 class ReplaceMLM(Corrupting):
     """A masked LM whose chosen positions hold samples in place of [MASK] (Clark 2021, 5.4.3)."""
 
+    exported = Exported(heads=("lm",), pipeline=False)  # it never sees [MASK]
     heads = ("lm",)
 
     def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
@@ -295,6 +298,7 @@ class AllTokensMLM(Corrupting):
     P(y) = D [y = input] + (1 - D) softmax(y), D = sigmoid(gate). Special tokens are no targets.
     """
 
+    exported = Exported(heads=("lm", "copy"))
     heads = ("lm", "copy")
 
     def __call__(self, model: nn.Module, batch: ElectraBatch) -> Terms:
@@ -339,6 +343,7 @@ class AdversarialElectra(Corrupting):
     trained by cross-entropy with target exp(-reward). There is no masked-LM loss.
     """
 
+    exported = Exported(heads=("rtd", "baseline"), generator=False)
     heads = ("rtd", "baseline")
     noises = ("mlm",)
 
@@ -415,6 +420,10 @@ class Electric(Corrupting):
     must see all tokens but the one it predicts.
     """
 
+    exported = (
+        "its head gives energies of tokens, and a class of transformers with this head gives logits of "
+        "replaced tokens"
+    )
     noises = ("two_tower", "unigram", "uniform")
 
     config: ElectricConfig

@@ -288,6 +288,8 @@ class Electra(nn.Module):
         frequencies: Counts of the tokens (V,), for unigram noise.
     """
 
+    exported = True
+
     def __init__(
         self,
         config: ElectraConfig,

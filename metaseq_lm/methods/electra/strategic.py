@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from metaseq_lm.core.batch import Term, Terms, number_of
 from metaseq_lm.core.config import option
 from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions import Criterion
+from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.methods.electra.criterion import binary_losses
 from metaseq_lm.methods.electra.data import ElectraBatch
@@ -44,6 +44,7 @@ class StrategicMLM(Criterion):
     choices.
     """
 
+    exported = Exported(heads=("lm",), generator=False)
     tasks = ("electra",)
     heads: tuple[str, ...] = ("lm",)
     noises = (DIFFICULTY,)

@@ -62,6 +62,7 @@ class ElectraTaskConfig:
 class ElectraTask(Task):
     """One stream of rows with chosen positions; the criterion decides the heads of the model."""
 
+    exported = True
     criterion: Corrupting | TwoTowerCloze | StrategicMLM
     criterions = (Corrupting, TwoTowerCloze, StrategicMLM)
     # Heads start fresh in the second of two stages; the frequencies are those of the corpus.

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from metaseq_lm.core.batch import Term, Terms
 from metaseq_lm.core.config import option
-from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import register_criterion, register_task
 from metaseq_lm.criterions import Criterion
 from metaseq_lm.criterions.labelled import BatchSumConfig
@@ -81,6 +81,7 @@ class Discriminator(nn.Module):
 class Wnli(Criterion):
     """Minus the log-probability of the positive candidates (see CandidateRows)."""
 
+    exported = "it compares candidates by the mean logit of a detector, which no class of transformers does"
     tasks = ("wnli",)
 
     config: BatchSumConfig
@@ -141,8 +142,9 @@ class WnliTaskConfig(OneSetConfig):
 class WnliTask(LabelledSetTask):
     """A pre-trained discriminator on WNLI; samples without candidates get the more frequent label."""
 
+    exported = True
     criterion: Wnli
-    fresh = ("prior",)
+    fresh = ("heads.", "prior")
 
     def __init__(self, config: WnliTaskConfig, run_config: DictConfig) -> None:
         super().__init__(config, run_config)
@@ -179,11 +181,6 @@ class WnliTask(LabelledSetTask):
     def pretrained(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Take the encoder and the detection head of an ELECTRA run, or of a run of this task."""
         head = {name: weight for name, weight in weights.items() if name.startswith(HEAD)}
-        if not head:
-            raise UsageError(
-                "init_from has no detection head (heads.rtd), which task wnli starts from; give a run "
-                "of task=electra criterion=electra_rtd"
-            )
         return encoder_weights(weights, self.run_config) | head
 
     # ---------------------------------------------------------------- scores

@@ -9,7 +9,7 @@ from torch import nn
 
 from metaseq_lm.core.batch import Term, Terms, TokenBatch
 from metaseq_lm.core.registry import register_criterion
-from metaseq_lm.criterions import Criterion
+from metaseq_lm.criterions import Criterion, Exported
 from metaseq_lm.criterions.masked_lm import cross_entropy
 from metaseq_lm.models.layers import full_precision
 
@@ -23,6 +23,7 @@ class LabelledSets(Criterion):
     A micro-batch holds rows of one set; `batch.head` is the name of the set.
     """
 
+    exported = Exported(heads=("sentence",))  # of the set that is chosen
     tasks = (PAIRS,)
 
     def __call__(self, model: nn.Module, batch: TokenBatch) -> Terms:

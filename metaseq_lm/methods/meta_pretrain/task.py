@@ -83,7 +83,7 @@ class MetaPretrainConfig(MetaOptions, SentencePairsConfig):
 class MetaPretrainTask(MetaLearned, SentencePairsTask):
     """Text as pairs of segments; the criterion is bert_pretraining or masked_lm."""
 
-    fresh = ("heads.next_sentence.",)  # a run of masked_lm, from which this may start, has none
+    exported = True
 
 
 @dataclass
@@ -113,8 +113,8 @@ class MetaPretrainPairsTask(MetaLearned):
     From the run named by init_from it takes the encoder; the heads are new.
     """
 
+    exported = True
     config: MetaPretrainPairsConfig
-    fresh = ("heads.",)
     criterions = (LabelledSets,)
 
     def __init__(self, config: MetaPretrainPairsConfig, run_config: DictConfig) -> None:

@@ -53,6 +53,11 @@ class TokenLabelCriterion(Criterion):
     Of sets whose answers are tokens the accuracy is that of the positions.
     """
 
+    exported = (
+        "it names classes by words at every position of rows that begin with a task token, which no class "
+        "of transformers does; fine-tune with task sentence_prediction to export a classifier"
+    )
+
     def __call__(self, model: nn.Module, batch: TokenLabelBatch) -> Terms:
         return self.terms(model(batch.tokens, batch.padding), batch)  # (B, S, V)
 
@@ -95,6 +100,7 @@ class TokenLabelsTask(LabelledSetTask):
     In training a long row is one window, drawn anew each time; elsewhere all of its windows.
     """
 
+    exported = True
     criterion: TokenLabelCriterion
     criterions = (TokenLabelCriterion,)
 

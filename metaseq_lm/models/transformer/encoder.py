@@ -233,6 +233,8 @@ class TransformerLM(nn.Module):
     `heads` names the heads; with `tied` they share the input embedding as output weights.
     """
 
+    exported = True
+
     def __init__(
         self,
         config: TransformerConfig,

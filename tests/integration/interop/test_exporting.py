@@ -50,10 +50,19 @@ def train_tokenizer(kind, task_tokens=2):
     return tokenizer_class(kind).train(TEXT * 5, task_tokens=task_tokens, **options)
 
 
-def write_run(folder, tokenizer, model, names=(), task="masked_lm"):
+OBJECTIVES = {
+    "rtd": ["task=electra", "criterion=electra_rtd", "model=electra"],
+    "generator": ["task=electra", "criterion=electra_rtd", "model=electra"],
+    "next_sentence": ["task=sentence_pairs", "criterion=bert_pretraining", "model=transformer"],
+    "lm": ["task=masked_lm", "criterion=masked_lm", "model=transformer"],
+}
+
+
+def write_run(folder, tokenizer, model, names=()):
     """Write a run folder as training does, with random weights; returns them."""
     torch.manual_seed(5)
-    config = load_config(["task=masked_lm", "criterion=masked_lm", "model=transformer"])
+    objective = next((n for n in OBJECTIVES if any(n in name for name in names)), "lm")
+    config = load_config(OBJECTIVES[objective])
     OmegaConf.set_struct(config, False)
     config.model = {**config.model, **model}
     config.data, config.save_dir = str(folder / "data"), str(folder)

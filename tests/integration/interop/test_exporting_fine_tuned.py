@@ -122,7 +122,10 @@ def test_a_card_shows_labels_as_they_are() -> None:
     groups = {"task": {"_name": "t", "tokens_per_sample": 8}, "criterion": {"_name": "c"}}
     config = OmegaConf.create({"label": "x", "init_from": None, "seed": 1, **groups})
     model["max_position_embeddings"] = 8
-    assert '* Labels: "größer"' in model_card(SimpleNamespace(manifest={}), config, model)
+    names = {"<img src=x>": 0.5, "a|b\u202e\x1b[31m": 1.0, "valid_loss": 2.0}
+    card = model_card(SimpleNamespace(manifest={"valid": names}), config, model)
+    assert '* Labels: "größer"' in card and "| valid_loss | 2 |" in card
+    assert "| &lt;img src=x&gt; | 0.5 |" in card and "| a\\|b  \\[31m | 1 |" in card
 
 
 def test_spans_of_questions(tmp_path: Path, capsys) -> None:

@@ -236,3 +236,16 @@ def test_elmo_refuses_runs_without_a_language_model(
         build(sentences, tmp_path / "b", tmp_path / "a")
     with pytest.raises(MetaseqError, match="no such checkpoint"):
         build(sentences, tmp_path / "b", tmp_path / "nowhere")
+
+
+def test_a_finished_run_knows_its_language_model(
+    sentences: Path, reader: Path, tmp_path: Path
+) -> None:
+    """One with other weights in its place is an error."""
+    there = tmp_path / reader.name
+    shutil.copytree(reader, there, symlinks=True)
+    build(sentences, tmp_path / "run", there).train()
+    battery.shift_weights(there)
+    again = build(sentences, tmp_path / "run", there)
+    with pytest.raises(MetaseqError, match="trained with other language_model than there are now"):
+        again.train()

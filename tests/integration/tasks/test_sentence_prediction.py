@@ -192,16 +192,6 @@ def test_a_kept_head_must_be_there_and_fit(data: Path, other: TrainingRun, tmp_p
             finetune(data, tmp_path / "run", f"init_from={source}", "task.keep_head=true")
 
 
-def test_a_task_that_chooses_nothing_takes_all_or_fails(
-    moons: Path, data: Path, other: TrainingRun, tmp_path: Path
-) -> None:
-    """The default of Task.pretrained is as strict as ever: no weight of masked_lm starts fresh."""
-    source = pretrained_folder(tmp_path / "there", weights(other))
-    options = ["task=masked_lm", *SMALL, f"data={moons}", f"save_dir={tmp_path / 'run'}"]
-    with pytest.raises(MetaseqError, match="does not fit the model .missing: .*heads.lm"):
-        TrainingRun(load_config([*options, "task.tokens_per_sample=32", f"init_from={source}"]))
-
-
 # ---------------------------------------------------------------- epochs
 
 

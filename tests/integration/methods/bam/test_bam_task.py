@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import bam_bench
+import battery
 import numpy as np
 import pytest
 import sentence_sets
@@ -208,6 +209,29 @@ def test_a_longer_annealing_is_another_run(
     bam_bench.train(bam_sets, tmp_path, given, "trainer.max_update=2")
     with pytest.raises(UsageError, match="criterion.total_updates is 2 there, 6 here"):
         bam_bench.train(bam_sets, tmp_path, given, "trainer.max_update=6")
+
+
+def test_a_finished_student_knows_its_teachers(
+    bam_sets: Path, teacher_runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Others are an error; wherever the teacher lies now, or if it is gone, the run is finished."""
+    there = tmp_path / "there"
+    shutil.copytree(teacher_runs[1], there, symlinks=True)
+
+    def train(teacher: Path) -> None:
+        given = [f"task.teachers=[{teacher}]", "task.labelled=[few]", "trainer.max_update=1"]
+        bam_bench.train(bam_sets, tmp_path / "run", *given)
+
+    train(there)
+    capsys.readouterr()
+    for teacher in (teacher_runs[1], there):
+        train(teacher)
+        assert "is finished already" in capsys.readouterr().out
+    battery.shift_weights(there)
+    with pytest.raises(MetaseqError, match="trained with other teachers than there are now"):
+        train(there)
+    shutil.rmtree(there)
+    train(there)
 
 
 @pytest.mark.parametrize("kept", [False, True])

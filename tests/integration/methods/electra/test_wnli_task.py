@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import wnli_data
-from battery import CASES, TINY
 from omegaconf import DictConfig
 
 from metaseq_lm.cli import main
@@ -302,7 +301,3 @@ def test_mistakes(data: Path, pairs: Path, tmp_path: Path) -> None:
         TrainingRun(configure(data, tmp_path / "a", "criterion=sentence_prediction"))
     with pytest.raises(UsageError, match="is not glue/WNLI; make the set with"):
         TrainingRun(configure(pairs, tmp_path / "b", "task.labelled=pairs")).train()
-    mlm = [*CASES["masked_lm"][0], *TINY, "criterion=masked_lm", "trainer.max_update=1"]
-    TrainingRun(load_config([*mlm, f"data={data}", f"save_dir={tmp_path}/mlm"])).train()
-    with pytest.raises(UsageError, match="no detection head"):
-        TrainingRun(configure(data, tmp_path / "c", f"init_from={tmp_path}/mlm"))

@@ -1,0 +1,234 @@
+"""Comparison of what an objective computes on rows of its data: with its model, and with an export.
+
+In a second pass the encoder is the model of the transformers library, whose states are its outputs
+side by side, and each head takes its own columns of them. The criterion does not know it; one that
+takes the encoder apart, or computes something else with it, gets other numbers or an error.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.interop.check import LIMIT, foreign_outputs, library
+from metaseq_lm.interop.heads import LABEL_RANGE
+from metaseq_lm.interop.parts import Part
+from metaseq_lm.models.transformer.classifiers import SETS, SetHeads, module_name
+from metaseq_lm.models.transformer.encoder import SentenceHead
+from metaseq_lm.tasks import Passes
+from metaseq_lm.tasks.protocols import ScoresTraining
+from metaseq_lm.training.parts import Parts
+from metaseq_lm.training.restore import open_run
+
+ROWS = 8
+ENGINE = [
+    *("engine.device=cpu", "engine.precision=fp32", f"engine.micro_batch_size={ROWS}"),
+    *("engine.parallel=replicate", "engine.recompute=none", "engine.compile=false"),
+]
+WHOLE_HEADS = ("lm", "rtd")  # of others the output layer alone is exchanged
+SPAN = ("start", "end")
+
+
+def check_objective(
+    part: Part, folder: Path, path: str, data: str | None, user_dir: str | None, labelled: str
+) -> str:
+    """Return a line with the largest difference of scores and losses on some validation rows.
+
+    Args:
+        part: The exported model.
+        folder: Its folder.
+        path: The checkpoint.
+        data: Data folder to use instead of the run's.
+        user_dir: Plug-in that the run needs.
+        labelled: The set whose head was exported, of several.
+
+    Raises:
+        MetaseqError: They differ, or the objective cannot use a model of this class.
+    """
+    name = part.foreign.architecture.name
+    try:
+        parts = open_run(path, data, user_dir, ENGINE)
+        passes = first_rows(parts, labelled)
+    except MetaseqError as error:
+        return f"{folder}: its objective was not compared, because its rows cannot be read: {error}"
+    kind = getattr(library(), name)
+    model: nn.Module = kind.from_pretrained(folder).float().eval()
+    comparison = Comparison(parts, part, model, labelled)
+    criterion = parts.config.criterion._name
+    try:
+        differences = comparison.differences(passes)
+    except Exception as error:  # whatever a criterion meets that expects its own model
+        raise MetaseqError(
+            f"{folder}: criterion {criterion} cannot be computed with a {name}: it uses the model in a way "
+            f"that the class does not have ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+        ) from error
+    if not differences:
+        raise MetaseqError(f"{folder}: criterion {criterion} uses no head that a {name} has")
+    worst = max(differences, key=differences.__getitem__)
+    if not differences[worst] <= LIMIT:
+        raise MetaseqError(
+            f"{folder}: criterion {criterion} computes something else with a {name}: {worst} differ by up to "
+            f"{differences[worst]:.2e} on rows of {parts.config.data} ({LIMIT:.0e} allowed)"
+        )
+    return (
+        f"{folder}: {criterion}'s own scores and losses differ by at most {differences[worst]:.2e}"
+    )
+
+
+def first_rows(parts: Parts, labelled: str) -> Passes:
+    """Return the first rows of each stream of the validation split, or of that of a labelled set."""
+    task, split = parts.task, parts.config.trainer.valid_split or "valid"
+    streams = (task.single_pass if isinstance(task, ScoresTraining) else task.build_streams)(split)
+    chosen = {key: s for key, s in streams.items() if key.rpartition("/")[2] == labelled}
+    return {
+        key: [parts.engine.to_device(next(stream.one_epoch(parts.shard))[:1])]
+        for key, stream in (chosen or streams).items()
+    }
+
+
+class Comparison:
+    """Two evaluations of a run on the same rows, the second with a model of the library in it."""
+
+    def __init__(self, parts: Parts, part: Part, model: nn.Module, labelled: str) -> None:
+        self.parts = parts
+        self.encoder = LibraryEncoder(part, model, encoder_of(parts.model).embeddings)
+        self.places = {
+            head: place_of(parts.model, head, labelled) for head in part.foreign.architecture.heads
+        }
+
+    def differences(self, passes: Passes) -> dict[str, float]:
+        """Return the largest difference of the outputs of each head and of each loss."""
+        outputs: list[Tensor] = []
+        with hooked(self.parts.model, self.places, lambda head, output: outputs.append(output)):
+            ours = self.losses(passes)
+        differences: dict[str, float] = {}
+        expected = iter(outputs)
+
+        def compare(head: str, output: Tensor) -> None:
+            before = next(expected)
+            difference = (output - before).abs() / before.abs().max().clamp(min=1)
+            padding = self.encoder.padding
+            if padding is not None and padding.shape == difference.shape[: padding.dim()]:
+                difference = difference[~padding]
+            largest = float(difference.max().nan_to_num(torch.inf)) if difference.numel() else 0.0
+            key = f"the outputs of head '{head}'"
+            differences[key] = max(differences.get(key, 0.0), largest)
+
+        self.exchange()
+        with hooked(self.parts.model, self.places, compare):
+            theirs = self.losses(passes)
+        for name, loss in ours.items() if differences else ():
+            difference = abs(loss - theirs[name]) / max(1.0, abs(loss))
+            differences[f"the values of '{name}'"] = difference
+        return differences
+
+    def losses(self, passes: Passes) -> dict[str, float]:
+        """Return the losses of an evaluation."""
+        parts = self.parts
+        with parts.evaluation_mode():
+            metrics = parts.task.evaluate(parts.engine, parts.model, passes).metrics
+        return {n: float(v) for n, v in metrics.items() if n in {"loss", *parts.engine.loss_terms}}
+
+    def exchange(self) -> None:
+        """Put the library's model in the place of the encoder, and columns of its states for heads."""
+        model, encoder = self.parts.model, encoder_of(self.parts.model)
+        for module in model.modules():  # one that shares the layers of the encoder keeps them
+            if module is not encoder and getattr(module, "stack", module) is None:
+                module.stack = encoder.stack
+        for head, place in self.places.items():
+            parent, _, name = place.rpartition(".")
+            owner = model.get_submodule(parent)
+            setattr(owner, name, Columns(self.encoder, head))
+            for holder in (owner, model.get_submodule("heads")):
+                if isinstance(holder, (SentenceHead, SetHeads)):
+                    holder.pooler = None
+        model.encoder = self.encoder
+
+
+def encoder_of(model: nn.Module) -> Any:
+    """Return the encoder of a net, which all nets that can be exported call so."""
+    return model.encoder
+
+
+def place_of(model: nn.Module, head: str, labelled: str) -> str:
+    """Return the name of the module whose output is that of a head in the library's class."""
+    heads = model.heads
+    if isinstance(heads, SetHeads):
+        return SETS + module_name(labelled or heads.names[0])
+    return f"heads.{head}" if head in WHOLE_HEADS else f"heads.{head}.out"
+
+
+@contextmanager
+def hooked(model: nn.Module, places: dict[str, str], record: Any) -> Iterator[None]:
+    """Call `record(head, output)` after each call of the modules at `places` in the block."""
+
+    def hook(head: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        record(head, output.detach())
+
+    handles = [
+        model.get_submodule(place).register_forward_hook(partial(hook, head))
+        for head, place in places.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class LibraryEncoder(nn.Module):
+    """A model of the library in the place of an encoder; its states are its outputs, side by side.
+
+    It has the embeddings of the encoder, which tied heads and noise models use, but not its layers.
+    """
+
+    def __init__(self, part: Part, model: nn.Module, embeddings: nn.Module) -> None:
+        super().__init__()
+        self.part, self.model, self.embeddings = part, model, embeddings
+        self.columns: dict[str, slice] = {}
+        self.padding: Tensor | None = None
+
+    @torch.no_grad()
+    def forward(
+        self, tokens: Tensor, padding: Tensor | None = None, segments: Tensor | None = None
+    ) -> Tensor:
+        """Return all outputs (..., S, K) for ids (..., S); one of a row stands at every position."""
+        length, self.padding = tokens.shape[-1], padding
+        absent = torch.zeros_like(tokens, dtype=torch.bool) if padding is None else padding
+        if self.part.foreign.model.segments < 2:
+            segments = None
+        rows = [None if t is None else t.reshape(-1, length) for t in (tokens, absent, segments)]
+        outputs = foreign_outputs(self.model, *rows)  # type: ignore[arg-type]
+        label_range = self.part.original.get(LABEL_RANGE)
+        if label_range is not None:
+            outputs["sentence"] = (outputs["sentence"] - label_range[0]) / label_range[1]
+        states, at = [], 0
+        for head in self.part.foreign.architecture.heads:
+            parts = [outputs[name] for name in (SPAN if head == "span" else (head,))]
+            if head in ("sentence", "next_sentence"):
+                parts = [p.unsqueeze(1).expand(-1, length, -1) for p in parts]
+            elif head in ("rtd", "span"):
+                parts = [p.unsqueeze(-1) for p in parts]
+            states += parts
+            width = sum(p.shape[-1] for p in parts)
+            self.columns[head] = slice(at, at + width)
+            at += width
+        return torch.cat(states, -1).reshape(*tokens.shape, -1)
+
+
+class Columns(nn.Module):
+    """The outputs of one head among the states of a LibraryEncoder."""
+
+    def __init__(self, encoder: LibraryEncoder, head: str) -> None:
+        super().__init__()
+        self.columns, self.head = encoder.columns, head
+
+    def forward(self, x: Tensor, *_: Any) -> Tensor:
+        """Return the columns (..., K) of states, or (...) for a head with one logit a token."""
+        chosen = x[..., self.columns[self.head]]
+        return chosen.squeeze(-1) if self.head == "rtd" else chosen
