@@ -15,7 +15,8 @@ def cell(value: Any) -> str:
     if isinstance(value, list):
         return f"[{' '.join(map(repr, value))}]"
     if isinstance(value, dict):
-        return "{%s}" % ", ".join(f"{name!r}: {_inner(inner)}" for name, inner in value.items())
+        fields = (f"{name!r}: {_inner(inner)}" for name, inner in value.items())
+        return f"{{{', '.join(fields)}}}"
     return "" if value is None else str(value)
 
 

@@ -5,6 +5,7 @@ A check is a generator of findings; CHECKS names the kinds of manifests that eac
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,8 @@ from metaseq_lm.data.storage.manifest import (
 from metaseq_lm.data.storage.text_content import DAMAGED_SHARE
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
-from metaseq_lm.data.words.sets import KINDS, TEXT, TREES, WordSet
+from metaseq_lm.data.words.sets import KINDS, TAGS, TEXT, TREES, WordSet, missing_breaks
+from metaseq_lm.data.words.tags import SPELLING, span_like
 from metaseq_lm.data.words.vocabulary import WordVocabulary
 
 MANY_CLASSES = 20
@@ -425,6 +427,8 @@ def word_set(subject: Subject) -> Iterator[Finding]:
             f"{folder}: {split} has {len(data):,} sentences, {words:,} words, "
             f"{100 * unknown / max(words, 1):.1f} % unknown, longest {data.lengths.max(initial=0):,}",
         )
+        if reason := missing_breaks(data.lengths, data.form):
+            yield Finding(WARNING, f"{folder}: {split}: {reason}")
         yield from word_labels(data, sets.get("train"))
         # Of the forms, not the ids: two unknown words need not be the same.
         if data.form == TEXT:
@@ -449,6 +453,9 @@ def word_labels(data: WordSet, train: WordSet | None) -> Iterator[Finding]:
     shares = [f"{names[i]} {100 * counts[i] / max(counts.sum(), 1):.1f} %" for i in most_frequent]
     text = f"{np.count_nonzero(counts)} of {len(counts)} {kind}: {', '.join(shares)}"
     yield Finding(OK, f"{data.folder}: {data.split} has {text}")
+    tags = Counter({name: int(count) for name, count in zip(names, counts) if count})
+    if data.form == TAGS and not data.spans and (reason := span_like(tags)):
+        yield Finding(WARNING, f"{data.folder}: {data.split}: {reason}; {SPELLING}")
     if train is not None and train is not data and train.labels is not None:
         seen, name = np.asarray(train.labels.tokens), f"{data.folder}: {data.split}"
         yield from unseen_labels(name, labels, names, seen)

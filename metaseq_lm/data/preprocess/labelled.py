@@ -221,7 +221,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         self._spelled: dict[str, str] = {}
         self._warnings: list[str] = []
         if form.benchmark:  # official files have forms of their own
-            self.reads = frozenset(Kind) - {Kind.SQUAD, Kind.CONLLU, Kind.HTML, Kind.XML}
+            self.reads = frozenset(Kind) - {Kind.SQUAD, Kind.HTML, Kind.XML}
             self.expected = f"a file of {form.benchmark}"
 
     def prepare(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Tagged sets and treebanks: files in CoNLL columns or CoNLL-U, with the vocabulary of words of D."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -14,7 +15,7 @@ from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.data.preprocess.pipeline import TRAIN, Request, Split, register_dataset_kind
 from metaseq_lm.data.preprocess.tokenizer import save_tokenizer, tokenizer_for_set
 from metaseq_lm.data.preprocess.words import EncodedSentences, SentencePipeline
-from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind, is_conllu, is_json
+from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind, is_conllu, is_json, recognise
 from metaseq_lm.data.storage.indexed import smallest_dtype
 from metaseq_lm.data.storage.manifest import Manifest, classes_of
 from metaseq_lm.data.storage.text_files import TextFile
@@ -29,18 +30,24 @@ from metaseq_lm.data.words.columns import (
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap
 from metaseq_lm.data.words.sets import ROOT
 from metaseq_lm.data.words.tags import (
+    OUTSIDE,
     SCHEMES,
+    SPELLING,
     TagError,
     bioes_names,
     bioes_tags,
     guess_scheme,
     read_spans,
+    span_like,
+    split_tag,
+    standard_tags,
 )
 from metaseq_lm.data.words.token_lists import RELATIONS, TokenListReader
 from metaseq_lm.data.words.vocabulary import SubwordVocabulary, WordVocabulary, load_vocabulary
 
 VALID = "valid"
 UNSEEN = "<unseen>"
+UPOS, UNKNOWN_FIELD = "upos", "_"  # of CoNLL-U
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,16 @@ class WordSetPipeline(SentencePipeline[Sentence]):
         self._splits: dict[str, Split] = {}
         self.sentences: dict[str, list[Sentence]] = {}
 
+    def check_file(self, path: Path) -> None:
+        super().check_file(path)
+        file = self.request.record_file(path)
+        content = recognise(file)
+        if content.kind is Kind.TABLE and content.delimiter != "\t":
+            raise MetaseqError(
+                f"{file}: is {content}, not {self.expected}; write tabs between the columns, and a blank "
+                "line behind each sentence"
+            )
+
     def open_vocabulary(self) -> WordVocabulary | SubwordVocabulary:
         """Return the vocabulary of words of the data folder."""
         return WordVocabulary.load(self.data_folder)
@@ -145,6 +162,13 @@ class WordSetPipeline(SentencePipeline[Sentence]):
     def choose_labels(self) -> None:
         """Take the classes of all sentences."""
         raise NotImplementedError
+
+    def classes(self) -> str:
+        """Return the line on the classes for the end of the run."""
+        raise NotImplementedError
+
+    def report(self) -> str:
+        return "\n".join([self.classes(), *self.warnings()])
 
     def prepare(self) -> dict[str, Any]:
         """Read all sentences and decide on the classes."""
@@ -232,7 +256,7 @@ class WordSetPipeline(SentencePipeline[Sentence]):
         column = self.options.tag_column or "-1"
         if not _is_number(column):
             raise UsageError(
-                f"{file}: --tag-column {column} is for .conllu files; give a number, from 0, or "
+                f"{file}: --tag-column {column} is for CoNLL-U; give a number, from 0, or "
                 "negative from the right"
             )
         return reader_class(file, word_column=self.word_column, label_column=int(column))
@@ -245,6 +269,8 @@ class TagsPipeline(WordSetPipeline):
     kind = "tags"
     expected = "words and tags in columns"
     options: TaggedOptions
+    _spelling = ""  # how the tags are spelled in the files, if otherwise
+    _field = ""  # which field of CoNLL-U they are, if none was chosen
 
     def __init__(self, options: TaggedOptions, request: Request) -> None:
         super().__init__(options.tagged, options, request)
@@ -270,20 +296,29 @@ class TagsPipeline(WordSetPipeline):
             )
         if not is_conllu(file):
             return self.column_reader(ColumnReader, file)
-        if not tag_field or _is_number(tag_field):
-            raise UsageError(f"{file}: name the field of the tags, for example --tag-column upos")
-        return ConlluReader(file, label=field_number(tag_field), trees=False)
+        if not tag_field:
+            self._field = f" (the field {UPOS} of CoNLL-U; choose with --tag-column)"
+        return ConlluReader(file, label=field_number(tag_field or UPOS), trees=False)
 
     def choose_labels(self) -> None:
         """Detect how the tags spell spans, turn spans into BIOES, take the classes."""
         options = self.options
         self.scheme = options.tag_scheme
+        first = next(iter(self._splits.values())).sources[0]
+        counts = Counter(tag for sentence in self.all_sentences() for tag in sentence.labels)
+        if set(counts) == {UNKNOWN_FIELD}:
+            raise MetaseqError(
+                f"{first}: each tag is '{UNKNOWN_FIELD}'; choose another column with --tag-column"
+            )
+        if self.scheme != "none":
+            self._respell(standard_tags(counts))
         if self.scheme == "auto":
             try:
                 self.scheme = guess_scheme(sentence.labels for sentence in self.all_sentences())
             except UsageError as error:
-                first = next(iter(self._splits.values())).sources[0]
                 raise UsageError(f"{first}: {error}") from error
+            if self.scheme == "none" and (reason := span_like(counts)):
+                self.remarks.append(f"{first}: {reason}; {SPELLING}")
         if self.scheme != "none":
             for sentences in self.sentences.values():
                 sentences[:] = map(self._to_bioes, sentences)
@@ -298,6 +333,16 @@ class TagsPipeline(WordSetPipeline):
             seen = {tag for sentence in self.sentences[TRAIN] for tag in sentence.labels}
             self.labels, self.unseen = [*sorted(seen), UNSEEN], len(seen)
 
+    def _respell(self, standard: dict[str, str]) -> None:
+        """Write span tags of another spelling as PREFIX-TYPE and O."""
+        if others := [tag for tag in standard if split_tag(tag) == ("", "")]:
+            other = max(others, key=lambda tag: standard[tag] != OUTSIDE)
+            self._spelling = f" (with {other!r} as {standard[other]!r})"
+            for sentences in self.sentences.values():
+                sentences[:] = [
+                    replace(s, labels=list(map(standard.__getitem__, s.labels))) for s in sentences
+                ]
+
     def _to_bioes(self, sentence: Sentence) -> Sentence:
         try:
             spans = read_spans(sentence.labels, self.scheme)
@@ -308,12 +353,13 @@ class TagsPipeline(WordSetPipeline):
             ) from error
         return replace(sentence, labels=bioes_tags(spans, len(sentence.words)))
 
-    def report(self) -> str:
+    def classes(self) -> str:
         if self.scheme == "none":
-            return f"{len(self.labels)} tags of words: {', '.join(self.labels)}"
+            return f"{len(self.labels)} tags of words{self._field}: {', '.join(self.labels)}"
         types = [label[2:] for label in self.labels[1::4]]
         return (
-            f"spans read as {self.scheme}, stored as bioes, {len(types)} types: {', '.join(types)}"
+            f"spans read as {self.scheme}{self._spelling}, stored as bioes, {len(types)} types: "
+            f"{', '.join(types)}"
         )
 
 
@@ -368,7 +414,7 @@ class TreesPipeline(WordSetPipeline):
     def column_types(self) -> dict[str, np.dtype]:
         return super().column_types() | {"heads": np.dtype("<i4")}
 
-    def report(self) -> str:
+    def classes(self) -> str:
         return f"{len(self.labels)} relations: {', '.join(self.labels)}"
 
 

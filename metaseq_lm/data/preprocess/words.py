@@ -31,7 +31,7 @@ from metaseq_lm.data.storage.text_files import text_files
 from metaseq_lm.data.words.columns import SentenceReader
 from metaseq_lm.data.words.overlap import dropped_sentences, evaluation_overlap, words_reader
 from metaseq_lm.data.words.running_text import SPLITTING, TextReader
-from metaseq_lm.data.words.sets import part_name
+from metaseq_lm.data.words.sets import KINDS, missing_breaks, part_name
 from metaseq_lm.data.words.vocabulary import (
     SPECIAL_WORDS,
     SubwordVocabulary,
@@ -50,6 +50,7 @@ COUNTED = {
     "blank": "blank lines",
     "documents": "lines of documents passed over",
     "comments": "comments passed over",
+    "header": "header rows passed over",
     "multi_word": "multi-word tokens passed over",
     "empty_nodes": "empty nodes passed over",
     "bad_utf8": "with invalid UTF-8",
@@ -146,6 +147,7 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
         if word_column is not None and all(map(is_conllu, files)):
             raise UsageError("--word-column is that of files in CoNLL columns, and none is given")
         self.word_column = word_column or 0
+        self.remarks: list[str] = []
 
     def labelled_reader(self, path: Path) -> SentenceReader:
         """Return a reader of a labelled file of which only the words matter."""
@@ -180,6 +182,7 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
 
     def write(self, split: Split, encoded: Iterator[EncodedSentences]) -> None:
         counts = dict.fromkeys(("sentences", "words", "unknown"), 0)
+        lengths = []
         with contextlib.ExitStack() as stack:
             writers = {
                 part: self.open_writer(stack, split, part_name(split.name, part), stored)
@@ -188,6 +191,7 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
             for columns, sizes in encoded:
                 for part, writer in writers.items():
                     writer.extend(columns[part], sizes)
+                lengths.append(sizes)
                 counts["sentences"] += len(sizes)
                 counts["words"] += len(columns[""])
                 counts["unknown"] += int(np.count_nonzero(columns[""] == self.vocabulary.unknown))
@@ -195,6 +199,12 @@ class SentencePipeline(Pipeline[Record, EncodedSentences]):
             codes = np.frombuffer("".join(self.forms).encode("utf-32-le"), "<u4")
             form_writer.extend(codes, np.fromiter(map(len, self.forms), np.int64, len(self.forms)))
         split.counts = {**counts, "forms": len(self.forms), **split.counts}
+        if lengths and (reason := missing_breaks(np.concatenate(lengths), KINDS[self.kind])):
+            self.remarks.append(f"{split}: {reason}")
+
+    def warnings(self) -> list[str]:
+        """Return the remarks as lines for the end of the run."""
+        return [f"warning: {remark}" for remark in self.remarks]
 
     def summary(self, split: Split) -> str:
         counts = split.counts
@@ -322,4 +332,5 @@ class WordsPipeline(SentencePipeline[list[str]]):
         return {"least": self.options.min_frequency, "places": self.options.word_places}
 
     def report(self) -> str:
-        return f"{self.request.destdir}: {len(self.vocabulary):,} words, {self.vocabulary.hash}"
+        text = f"{self.request.destdir}: {len(self.vocabulary):,} words, {self.vocabulary.hash}"
+        return "\n".join([text, *self.warnings()])

@@ -69,7 +69,8 @@ REMEDIES = {
     Kind.SQUAD: "make a set of questions of it with --benchmark squad/v1.1 or squad/v2.0",
     Kind.COLUMNS: "make a set of it with --tagged NAME",
     Kind.CONLLU: "make a set of it with --treebank NAME or --tagged NAME",
-    Kind.FASTTEXT: "write label and text as a table and make a set of it with --labelled NAME",
+    Kind.FASTTEXT: rf"write a table, for example with sed 's/^{FASTTEXT}\([^ ]*\) */\1\t/', and make a set "
+    "of it with --labelled NAME --columns label,text",
     Kind.HTML: "extract its text first",
     Kind.XML: "extract its text first",
 }

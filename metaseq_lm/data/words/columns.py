@@ -1,13 +1,14 @@
 """Sentences in CoNLL columns and CoNLL-U: a word per line, a blank line after each sentence.
 
-In CoNLL columns words and labels stand between white space, in the first and last column unless
-others are named; lines of documents (-DOCSTART-) are passed over (Clark et al. 2018, code). CoNLL-U
+In CoNLL columns words and labels stand between tabs or white space, in the first and last column
+unless others are named; lines of documents (-DOCSTART-) are passed over (Clark et al. 2018, code). CoNLL-U
 is the format of Universal Dependencies.
 """
 
+import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
@@ -15,13 +16,18 @@ from pathlib import Path
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import nearest
+from metaseq_lm.data.storage.file_kinds import REMEDIES, Kind, first_lines
 from metaseq_lm.data.storage.text_files import TextFile
 
 FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 ID, FORM, HEAD, RELATION = 0, 1, 6, 7
 DOCUMENT = "-DOCSTART-"
 # Not Python's split: a no-break space may be a part of a word.
-_FIELD = re.compile(r"[^ \t\r\f\v]+")
+_WHITE = " \t\r\f\v"
+_BLANKS, _TAB, _TABS = re.compile(f"[{_WHITE}]+"), re.compile("\t"), re.compile("\t+")
+MOST_BLANKS = 2  # in the words of a file, on average
+WORD_NAMES = frozenset("word words token tokens form text".split())
+LABEL_NAMES = frozenset("tag tags label labels pos upos xpos ner ner_tag ner_tags chunk".split())
 _HEAD = re.compile(r"(0|[1-9][0-9]*)-(.+)")
 
 
@@ -73,34 +79,62 @@ class SentenceReader:
 class ColumnReader(SentenceReader):
     """Reads words and labels from columns, counted from 0 or, if negative, from the right.
 
-    MetaseqError with file and line for a row that has not as many columns as the first one, or
-    lacks a column that is asked for.
+    Tabs separate where each row looked at has some, so that a word may hold blanks; else white space
+    does. A header row is passed over. MetaseqError with file and line for a row that has not as many
+    columns as the first one, or lacks a column that is asked for.
     """
 
     word_column: int = 0
     label_column: int = -1
     n_columns: int = 0  # of the first row
+    _separator: re.Pattern[str] = _BLANKS
+    _seen: bool = False  # whether the first sentence was checked
+
+    def __iter__(self) -> Iterator[Sentence]:
+        lines = first_lines(self.file)
+        self._separator = separator(lines)
+        rows = [self._fields(line) for line in lines if line.strip()]
+        texts = [row[self.word_column] for row in rows if -len(row) <= self.word_column < len(row)]
+        if sum(text.count(" ") for text in texts) > MOST_BLANKS * len(texts):
+            raise MetaseqError(
+                f"{self.file}: column {self.word_column} holds texts, not words; {REMEDIES[Kind.TABLE]}"
+            )
+        return super().__iter__()
+
+    def _fields(self, text: str) -> list[str]:
+        return [field.strip(_WHITE) for field in self._separator.split(text.strip(_WHITE))]
 
     def _sentence(self, lines: list[tuple[int, str]]) -> Sentence:
         numbers: list[int] = []
         words: list[str] = []
         labels: list[str] = []
+        is_first = not self.n_columns
         for i, (number, text) in enumerate(lines):
-            fields = _FIELD.findall(text)
+            fields = self._fields(text)
             rest = lines[i + 1 :]
             # A comment has not as many columns as the rows have; "#" can be a word.
-            width = len(_FIELD.findall(rest[-1][1])) if rest else self.n_columns
-            if fields[0] == "#" and not words and len(fields) != width:
+            width = len(self._fields(rest[-1][1])) if rest else self.n_columns
+            if fields[0].startswith("#") and not words and len(fields) != width:
                 self.counts["comments"] += 1
                 continue
-            if fields[0] == DOCUMENT:
+            if fields[0].split(" ")[0] == DOCUMENT:
                 self.counts["documents"] += 1
                 continue
             self._check(fields, number)
+            word, label = fields[self.word_column], fields[self.label_column]
+            if is_first and word.lower() in WORD_NAMES and label.lower() in LABEL_NAMES:
+                self.counts["header"] += 1
+                is_first = False
+                continue
+            is_first = False
             numbers.append(number)
-            words.append(fields[self.word_column])
-            labels.append(fields[self.label_column])
-        return Sentence(self.file.path, numbers, words, labels)
+            words.append(word)
+            labels.append(label)
+        sentence = Sentence(self.file.path, numbers, words, labels)
+        if words and not self._seen:
+            self._check_words(sentence)
+            self._seen = True
+        return sentence
 
     def _check(self, fields: list[str], number: int) -> None:
         where = f"{self.file}:{number}"
@@ -118,9 +152,25 @@ class ColumnReader(SentenceReader):
                 )
             self.n_columns = len(fields)
         if len(fields) != self.n_columns:
+            between = "white space" if self._separator is _BLANKS else "tabs"
             raise MetaseqError(
-                f"{where}: {len(fields)} columns, but the rows before have {self.n_columns}: "
-                f"{' '.join(fields)[:60]!r}"
+                f"{where}: {len(fields)} columns, but the rows before have {self.n_columns} with "
+                f"{between} between them, and a blank line ends a sentence: {' '.join(fields)[:60]!r}"
+            )
+        for column in (self.word_column, self.label_column):
+            if not fields[column]:
+                raise MetaseqError(f"{where}: column {column} is empty")
+
+    def _check_words(self, sentence: Sentence) -> None:
+        """Raise a MetaseqError if the first sentence shows that its words stand in another column."""
+        words, column = sentence.words, self.word_column
+        numbers = [[str(i + first) for i in range(len(words))] for first in (0, 1)]
+        is_constant = len(words) > 4 and len({*words}) == 1
+        if self.n_columns > 2 and len(words) > 1 and (words in numbers or is_constant):
+            fault = "is the same in each row" if is_constant else "counts the words"
+            raise MetaseqError(
+                f"{sentence.place(0)}: column {column} {fault} of the sentence ({words[0]}, {words[1]}, "
+                "...); choose the column of the words with --word-column, such as 1"
             )
 
 
@@ -229,11 +279,26 @@ def checked_tree(sentence: Sentence) -> Sentence:
     return sentence
 
 
+def separator(lines: Iterable[str]) -> re.Pattern[str]:
+    """Return what separates the columns of a file with such first lines: tabs if each row has some.
+
+    Then it is a run of tabs where only that makes the rows equally long.
+    """
+    rows = [line.strip(_WHITE) for line in lines]
+    rows = [row for row in rows if row and not row.startswith(("#", DOCUMENT))]
+    if not rows or not all("\t" in row for row in rows):
+        return _BLANKS
+    one, several = ({len(pattern.split(row)) for row in rows} for pattern in (_TAB, _TABS))
+    return _TABS if len(several) == 1 < len(one) else _TAB
+
+
 def field_number(name: str) -> int:
-    """Return the column of a field of CoNLL-U by its name; UsageError for an unknown name."""
+    """Return the column of a field of CoNLL-U by its name or number; UsageError for others."""
+    with contextlib.suppress(ValueError, IndexError):
+        return FIELDS.index(FIELDS[int(name)])
     if name not in FIELDS:
         raise UsageError(
-            f"--tag-column {name}: a .conllu file has the columns {', '.join(FIELDS)}."
+            f"--tag-column {name}: CoNLL-U has the columns {', '.join(FIELDS)}."
             f"{nearest(name, list(FIELDS))}"
         )
     return FIELDS.index(name)

@@ -30,6 +30,25 @@ TEXT, TAGS, TREES = "text", "tags", "trees"
 # The kind of a manifest, and the form of its sets.
 KINDS = {"words": TEXT, "tags": TAGS, "trees": TREES}
 ROOT = "root"
+# Words: of a sentence, of the only one, and on average, that are more than any real sentences have.
+LONG_SENTENCE, LONG_SINGLE, LONG_MEAN = 256, 50, 100
+
+
+def missing_breaks(lengths: np.ndarray, form: str) -> str:
+    """Return how long the longest sentence is, and the likely cause, if sentences run together; else "".
+
+    Args:
+        lengths: The words of each sentence, int64 (sentences,).
+        form: "text", "tags" or "trees".
+    """
+    longest, count = int(lengths.max(initial=0)), len(lengths)
+    mean = lengths.mean() if count else 0
+    if longest <= LONG_SENTENCE and mean <= (LONG_SINGLE if count == 1 else LONG_MEAN):
+        return ""
+    cause = "a blank line ends a sentence, and some seem to be missing"
+    if form == TEXT:
+        cause = "a line is a sentence; of running text, --split-text sentences or raw finds the sentences"
+    return f"sentence {lengths.argmax() + 1:,} of {count:,} has {longest:,} words: {cause}"
 
 
 def part_name(split: str, part: str) -> str:

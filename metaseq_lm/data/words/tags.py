@@ -1,18 +1,39 @@
-"""Schemes of span tags: IOB1, BIO (IOB2), BIOES (and BILOU), and tags of words.
+"""Schemes of span tags: IOB1, BIO (IOB2), BIOES (and BILOU), IOE1, IOE2, and tags of words.
 
 A tag is O or PREFIX-TYPE; the type begins after the first "-" and may hold more of them. In IOB1 a
 span begins with I, or with B where a span of the same type ends just before it; in BIO it begins
-with B; in BIOES it is S alone or B, I..., E. "conlleval" reads any of them as that program does:
-what continues no span opens one, and no tag is wrong.
+with B; in BIOES it is S alone or B, I..., E. In IOE2 a span ends with E; in IOE1 it ends with I, or
+with E where a span of the same type begins just behind it. "conlleval" reads any of them as that
+program does: what continues no span opens one, and no tag is wrong.
+
+Other spellings (b-per, PER_B, BEGIN:PER, B alone; o, OUT, 0) become this one by `standard_tags`.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 
 from metaseq_lm.core.errors import UsageError
 
-SCHEMES = ("auto", "iob1", "bio", "bioes", "conlleval", "none")
+SCHEMES = ("auto", "iob1", "bio", "bioes", "ioe1", "ioe2", "conlleval", "none")
 OUTSIDE = "O"
 PREFIXES = "BIES"
+UNTYPED = "SPAN"  # the type of spans whose tags name none
+_OUTSIDE_NAMES = frozenset("o out outside other 0 _ - none null nil".split())
+_PREFIX_NAMES = {
+    name: prefix
+    for prefix, names in {
+        "B": "b begin beg start",
+        "I": "i in inside m mid middle",
+        "E": "e end l last",
+        "S": "s single singleton u unit w whole",
+    }.items()
+    for name in names.split()
+}
+_SEPARATORS = "-_:/|.+"
+_BRACKETS = re.compile(r"(?:\([^()*\s]+)*\*\)*")
+SPELLING = "write spans as B-TYPE, I-TYPE and O, unless each tag is meant to be the class of a word"
+MOST_OUTSIDE = 0.4  # of the words; a part of speech is more rare than what is no span
 # BILOU names the last and the unit tag otherwise.
 _SAME = {"L": "E", "U": "S"}
 
@@ -36,12 +57,77 @@ def split_tag(tag: str) -> tuple[str, str]:
     return (prefix, kind) if dash and kind and prefix in list(PREFIXES) else ("", "")
 
 
+def standard_tags(tags: Collection[str]) -> dict[str, str]:
+    """Return each tag as O or PREFIX-TYPE, if all are span tags in one spelling; else {}.
+
+    In another spelling than the standard one some tag must mean O, lest parts of speech be spans.
+    """
+    for type_first in (False, True):
+        for separator in _SEPARATORS:
+            standard = {tag: _standard_tag(tag, separator, type_first) for tag in tags}
+            prefixes = {tag[:1] for tag in standard.values()}
+            if "" not in prefixes and OUTSIDE in prefixes and prefixes & {"B", "I"}:
+                return standard
+    standard = {tag: _untyped_tag(tag) for tag in tags}
+    prefixes = {tag[:1] for tag in standard.values()}
+    # B, I, O, or the characters of words: B, M, E, S.
+    if "" not in prefixes and prefixes >= {"B"} and prefixes & {"I", "E"}:
+        return standard if prefixes & {OUTSIDE, "S"} else {}
+    return {}
+
+
+def _standard_tag(tag: str, separator: str, type_first: bool) -> str:
+    if tag.lower() in _OUTSIDE_NAMES:
+        return OUTSIDE
+    parts = tag.rpartition(separator) if type_first else tag.partition(separator)
+    name, _, kind = reversed(parts) if type_first else parts
+    prefix = _PREFIX_NAMES.get(name.lower(), "")
+    return f"{prefix}-{kind}" if prefix and kind else ""
+
+
+def _untyped_tag(tag: str) -> str:
+    if tag.lower() in _OUTSIDE_NAMES:
+        return OUTSIDE
+    prefix = _PREFIX_NAMES.get(tag.lower(), "")
+    return f"{prefix}-{UNTYPED}" if prefix else ""
+
+
+def span_like(counts: Counter[str]) -> str:
+    """Return why tags, with how often each occurs, seem to mark spans though they are read as classes; else ""."""
+    variants: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
+    for tag in sorted(counts):
+        # B_PER|x and I_PER|x, BPER and IPER differ in their prefix only.
+        parts = [tag[:1], tag[1:]] if tag.isalpha() else re.split(r"([^A-Za-z0-9]+)", tag)
+        for i, part in enumerate(parts):
+            if (
+                (prefix := _PREFIX_NAMES.get(part.lower()))
+                and len(parts) > 1
+                and any(parts[i + 1 :] + parts[:i])
+            ):
+                variants[(str(i), *parts[:i], *parts[i + 1 :])][prefix] = tag
+    for pair in variants.values():
+        if {"B", "I"} <= pair.keys():
+            return f"{pair['B']!r} and {pair['I']!r} look like tags of one span"
+    brackets = [tag for tag in counts if "(" in tag]
+    if brackets and all(map(_BRACKETS.fullmatch, counts)):
+        return f"{brackets[0]!r} looks like the bracket of a span"
+    outside, frequency = counts.most_common(1)[0] if counts else ("", 0)
+    others = [tag for tag in counts if tag != outside]
+    if frequency < MOST_OUTSIDE * counts.total() or outside.lower() not in _OUTSIDE_NAMES:
+        return ""
+    if outside == "0" and len(others) > 1 and all(map(str.isdecimal, counts)):
+        return "numbers, most of them 0, may stand for tags such as O and B-PER"
+    if others and all(len(tag) > 1 and not tag.isdecimal() for tag in others):
+        return f"{outside!r} looks like the tag of words outside of spans, but {others[0]!r} has no prefix B or I"
+    return ""
+
+
 def guess_scheme(sentences: Iterable[Sequence[str]]) -> str:
     """Return the scheme, but "auto", that the tags of all sentences obey.
 
     "none" if no tag is PREFIX-TYPE. UsageError if they are span tags of no one scheme.
     """
-    fits = {"bio": True, "iob1": True, "bioes": True}
+    fits = dict.fromkeys(("bio", "iob1", "bioes", "ioe2", "ioe1"), True)
     word_tag, span_tag = "", ""  # an example of each
     for tags in sentences:
         parts = [split_tag(tag) for tag in tags]
@@ -63,7 +149,7 @@ def guess_scheme(sentences: Iterable[Sequence[str]]) -> str:
             "--tag-scheme none if each word has a class of its own, else repair the file"
         )
     raise UsageError(
-        "the tags are of spans, but of none of iob1, bio and bioes throughout; name the scheme with "
+        "the tags are of spans, but of none of iob1, bio, bioes, ioe1 and ioe2 throughout; name the scheme with "
         "--tag-scheme to be told the first wrong line, or give --tag-scheme conlleval to read them as "
         "that program does"
     )
@@ -79,20 +165,31 @@ def _fault(parts: Sequence[tuple[str, str]], scheme: str) -> tuple[int, str] | N
             return word, "neither O nor PREFIX-TYPE"
         if scheme == "conlleval":
             continue
-        if scheme != "bioes" and prefix in "ES":
+        if scheme in ("bio", "iob1") and prefix in "ES":
+            return word, f"is a tag of bioes, not of {scheme}"
+        if scheme in ("ioe1", "ioe2") and prefix in "BS":
             return word, f"is a tag of bioes, not of {scheme}"
         if scheme == "bio" and prefix == "I" and not open_span:
             return word, f"{tag} continues no span"
         if scheme == "iob1" and prefix == "B" and not open_span:
             return word, f"{tag} does not follow a span of its type, where iob1 has B only"
-        if scheme == "bioes":
-            if prefix in "IE" and not open_span:
-                return word, f"{tag} continues no span"
-            if before[0] in "BI" and not (open_span and prefix in "IE"):
-                return word, f"a span of type {before[1]} has no end before it"
+        if scheme == "bioes" and prefix in "IE" and not open_span:
+            return word, f"{tag} continues no span"
+        goes_on = open_span and prefix in "IE"
+        if scheme in ("bioes", "ioe2") and before[0] in "BI" and not goes_on:
+            return word, f"a span of type {before[1]} has no end before it"
+        if scheme == "ioe1" and before[0] == "E" and not (kind == before[1] and prefix in "IE"):
+            return (
+                word - 1,
+                f"E-{before[1]} is not before a span of its type, where ioe1 has E only",
+            )
         before = prefix, kind
-    if scheme == "bioes" and before[0] in "BI":
+    if scheme in ("bioes", "ioe2") and before[0] in "BI":
         return len(parts) - 1, f"a span of type {before[1]} has no end"
+    if scheme == "ioe1" and before[0] == "E":
+        return len(
+            parts
+        ) - 1, f"E-{before[1]} is not before a span of its type, where ioe1 has E only"
     return None
 
 

@@ -13,6 +13,7 @@ from metaseq_lm.data.words.columns import Sentence, SentenceReader, checked_tree
 
 WORD_FIELDS = ("tokens", "words", "form")
 HEADS, RELATIONS = "head", "deprel"
+REMEDY = "; rows of a text and a label are a labelled set: --labelled NAME"
 # Of a token that is several words, such as "don't", and of empty nodes.
 NO_HEAD = (None, "None", "_", "")
 
@@ -38,7 +39,7 @@ class TokenListReader(SentenceReader):
             if bad and self.file.skips_bad:
                 self.counts["skipped"] += 1
                 continue
-            record = Record(fields, f"{self.file}:{number}", self.counts)
+            record = Record(fields, f"{self.file}:{number}", self.counts, remedy=REMEDY)
             name = next((name for name in WORD_FIELDS if name in fields), WORD_FIELDS[0])
             words, heads = record.get(name, list), self._heads(record)
             labels = self._tags(record, name, len(words)) if self.has_tags else list(words)

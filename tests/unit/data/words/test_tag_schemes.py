@@ -1,5 +1,7 @@
 """IOB1, BIO, BIOES and what is none of them."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,9 @@ from metaseq_lm.data.words.tags import (
     bioes_tags,
     guess_scheme,
     read_spans,
+    span_like,
     split_tag,
+    standard_tags,
 )
 
 KINDS = st.sampled_from(["NP", "VP", "WORK-OF-ART"])
@@ -35,6 +39,8 @@ def spelled(words, spans, scheme):
     tags = ["O"] * words
     for number, (start, end, kind) in enumerate(spans):
         touches = number and spans[number - 1][1] == start and spans[number - 1][2] == kind
+        after = spans[number + 1] if number + 1 < len(spans) else (-1, -1, "")
+        is_touched = after[0] == end and after[2] == kind
         for word in range(start, end):
             first, last = word == start, word == end - 1
             prefix = {
@@ -42,6 +48,8 @@ def spelled(words, spans, scheme):
                 "iob1": "B" if first and touches else "I",
                 "bioes": "S" if first and last else "B" if first else "E" if last else "I",
                 "bilou": "U" if first and last else "B" if first else "L" if last else "I",
+                "ioe2": "E" if last else "I",
+                "ioe1": "E" if last and is_touched else "I",
             }[scheme]
             tags[word] = f"{prefix}-{kind}"
     return tags
@@ -52,18 +60,19 @@ def test_round_trips(sentence):
     words, spans = sentence
     assert bioes_tags(spans, words) == spelled(words, spans, "bioes")
     assert bio_tags(spans, words) == spelled(words, spans, "bio")
-    for scheme in ("iob1", "bio", "bioes", "bilou"):
+    for scheme in ("iob1", "bio", "bioes", "bilou", "ioe1", "ioe2"):
         tags = spelled(words, spans, scheme)
         read = "bioes" if scheme == "bilou" else scheme
         assert read_spans(tags, read) == spans
-        if scheme != "iob1":  # conlleval sees what stands there, except IOB1's types side by side
+        # conlleval sees what stands there, except IOB1's types side by side
+        if scheme != "iob1":
             assert read_spans(tags, "conlleval") == spans
 
 
 @given(sentences())
 def test_the_scheme_is_guessed(sentence):
     words, spans = sentence
-    for scheme in ("iob1", "bio", "bioes"):
+    for scheme in ("iob1", "bio", "bioes", "ioe1", "ioe2"):
         tags = spelled(words, spans, scheme)
         guessed = guess_scheme([tags, ["O"]])
         if any(tag != "O" for tag in tags):
@@ -120,8 +129,57 @@ def test_tags_of_words_and_mixtures():
     assert guess_scheme([["NOUN", "-LRB-", "O"]]) == "none"
     with pytest.raises(UsageError, match="'I-NP', and others, such as 'NOUN'"):
         guess_scheme([["I-NP", "NOUN"]])
-    with pytest.raises(UsageError, match="none of iob1, bio and bioes"):
+    with pytest.raises(UsageError, match="none of iob1, bio, bioes, ioe1 and ioe2"):
         guess_scheme([["I-NP", "O", "B-NP"]])
+
+
+LETTERS = {"B": "begin", "I": "middle", "E": "last", "S": "unit"}
+
+
+@pytest.mark.parametrize(
+    "spell",
+    [
+        lambda p, kind: f"{p}_{kind}" if p else "O",
+        lambda p, kind: f"{p}:{kind}" if p else "0",
+        lambda p, kind: f"{p.lower()}-{kind.lower()}" if p else "o",
+        lambda p, kind: f"{kind}-{p}" if p else "OUT",
+        lambda p, kind: f"{kind}/{p.lower()}" if p else "_",
+        lambda p, kind: f"{LETTERS[p].upper()}|{kind}" if p else "OUTSIDE",
+        lambda p, kind: {"": "O", "B": "B", "I": "M", "E": "E", "S": "W"}[p] + f"-{kind}" * bool(p),
+        lambda p, kind: p or "O",
+        lambda p, kind: LETTERS[p].upper() if p else "OTHER",
+    ],
+)
+def test_other_spellings_are_spans(spell):
+    spans = [(1, 4, "A-B"), (5, 6, "A-B"), (6, 8, "A-B")]
+    parts = [split_tag(tag) for tag in bioes_tags(spans, 10)]
+    tags = [spell(prefix.strip("O"), kind) for prefix, kind in parts]
+    standard = standard_tags(set(tags))
+    read = read_spans([standard[tag] for tag in tags], guess_scheme([[standard[t] for t in tags]]))
+    assert [span[:2] for span in read] == [span[:2] for span in spans]
+    kinds = {span[2].lower() for span in read}
+    assert kinds == ({"a-b"} if any("b" in tag[2:].lower() for tag in tags) else {"span"})
+
+
+@pytest.mark.parametrize(
+    "tags", ["DT NN IN O", "B C O", "N/N S/S NP/N O", "X-B Y O", "i o u", "S-NOM S-ACC"]
+)
+def test_classes_of_words_are_no_spans(tags):
+    assert standard_tags(tags.split()) == {} and span_like(Counter(tags.split())) == ""
+
+
+@pytest.mark.parametrize(
+    ("tags", "reason"),
+    [
+        ("NN|B-PER NN|I-PER VB|O", "look like tags of one span"),
+        ("BPER IPER O", "look like tags of one span"),
+        ("(NP* *) * (VP*)", "bracket of a span"),
+        ("O O O PER LOC", "'PER' has no prefix B or I"),
+        ("0 0 0 1 2", "numbers, most of them 0"),
+    ],
+)
+def test_tags_like_spans_are_seen(tags, reason):
+    assert standard_tags(set(tags.split())) == {} and reason in span_like(Counter(tags.split()))
 
 
 def test_spans_that_overlap_have_no_tags():

@@ -54,6 +54,23 @@ def test_other_columns_and_packed_files(tmp_path):
     assert (sentence.words, sentence.labels) == (["a", "b"], ["X", "Z"])
 
 
+@pytest.mark.parametrize(
+    ("content", "words", "labels"),
+    [
+        ("New York\tO\n10 000\tB-X\n\nvery fast\tO\n", ["New York", "10 000"], ["O", "B-X"]),
+        ("New York\tx\tO\n-\t\tB\n", ["New York", "-"], ["O", "B"]),
+        ("New York\t\tO\nbe\tB\n", ["New York", "be"], ["O", "B"]),
+        ("# id 1\nNew York\tO\n#a\tB\n", ["New York", "#a"], ["O", "B"]),
+        ("-DOCSTART- O O\n\nNew York\tO \n", ["New York"], ["O"]),
+        ("Token\tTag\nNew York\tO\n", ["New York"], ["O"]),
+        ("a\tO\nb O\n", ["a", "b"], ["O", "O"]),
+    ],
+)
+def test_tabs_separate_where_every_row_has_some(tmp_path, content, words, labels):
+    sentences, _ = read(tmp_path, content)
+    assert (sentences[0].words, sentences[0].labels) == (words, labels)
+
+
 def test_a_no_break_space_is_a_part_of_a_word(tmp_path):
     found, _ = read(tmp_path, "10\u00a0000 O\n")
     assert found[0].words == ["10\u00a0000"]
@@ -64,6 +81,8 @@ def test_a_no_break_space_is_a_part_of_a_word(tmp_path):
     [
         ("a b\nc d e\n", "file.txt:2: 3 columns, but the rows before have 2"),
         ("a b\n\nc\n", "file.txt:3: 1 columns"),
+        ("a\tb\n" * 300 + "c d\n", "file.txt:301: 1 columns, .* have 2 with tabs between them"),
+        ("a\tb\tc\n" * 2 + "a\tb\t\n", "file.txt:3: 2 columns"),
         ("a\n", "file.txt:1: 1 columns, but the word is column 0"),
         (b"\xffa b\n", "file.txt:1: invalid UTF-8"),
     ],

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from word_files import TREES
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
@@ -243,7 +244,7 @@ def test_the_vocabulary_alone_and_taken_over(words, run, tmp_path):
         (["--words", "--labels", "a"], "does not apply to sentences of words"),
         (["--tagged", "x", "--tokenizer", "char"], "does not apply to tagged sets"),
         (["--tag-column", "2"], "and treebanks; give --tagged NAME or --treebank NAME as well"),
-        (["--tagged", "x", "--tag-column", "upos"], "is for .conllu files"),
+        (["--tagged", "x", "--tag-column", "upos"], "is for CoNLL-U"),
         (["--words", "--documents", "blank"], "needs --split-text"),
         *(
             (
@@ -271,15 +272,62 @@ def test_wrong_options(run, words, options, message):
     assert not verify(words)
 
 
-def test_a_conllu_file_needs_the_name_of_a_field(run):
-    code, shown = run("1\ta\n", "--tagged", "x", name="t.conllu")
-    assert code == 2 and "--tag-column upos" in shown
-    code, shown = run("1\ta\n", "--tagged", "x", "--tag-column", "upso", name="t.conllu")
-    assert code == 2 and "'upos'" in shown
-    code, shown = run("1\ta\n", "--tagged", "x", "--tag-column", "-1", name="t.conllu")
-    assert code == 2 and "--tag-column upos" in shown
-    code, shown = run("1\ta\n", "--treebank", "x", "--word-column", "1", name="t.conllu")
+@pytest.mark.parametrize("name", ["t.conllu", "t.txt", "t.conll", "t.tsv", "t.csv"])
+def test_conllu_is_read_whatever_its_name(run, words, name):
+    """Ids are no words; the tags are the field upos unless another one is chosen."""
+    code, shown = run(TREES, "--tagged", "any", "--overwrite", name=name)
+    assert code == 0 and "(the field upos of CoNLL-U; choose with --tag-column)" in shown, shown
+    assert WordSet(words / "any", "train").surface(np.arange(2))[1] == ["10 000", "cats"]
+    for column, message in (("3", "NOUN"), ("feats", "each tag is '_'"), ("upso", "'upos'")):
+        code, shown = run(
+            TREES, "--tagged", "any", "--overwrite", "--tag-column", column, name=name
+        )
+        assert code == (0 if column == "3" else 2 if column == "upso" else 1), shown
+        assert message in shown
+    assert run(TREES, "--treebank", "anytree", "--overwrite", name=name)[0] == 0
+    code, shown = run(TREES, "--treebank", "x", "--word-column", "1", name=name)
     assert code == 2 and "files in CoNLL columns, and none is given" in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("word,tag\nthe,D\ncat,N\n\nit,P\n" * 9, [], "is a table (word, tag) with commas"),
+        (
+            "text\tlabel\n" + "this was a very good film\tpos\n" * 9,
+            [],
+            "holds texts, not words; name",
+        ),
+        (
+            '{"text": "a b", "label": "x"}\n' * 9,
+            [],
+            "no field 'tokens'; rows of a text and a label",
+        ),
+        ('{"data": [{"title": "a", "paragraphs": []}]}', [], "is JSON of SQuAD, not words"),
+        ("__label__a b c\n" * 9, [], "is fastText's labelled lines"),
+        ("1 the x D\n2 cat y N\n\n1 it z P\n", [], "column 0 counts the words of the sentence"),
+        ("d/1 0 a D\n" + "d/1 1 b N\n" * 5, [], "column 0 is the same in each row"),
+    ],
+)
+def test_files_of_another_kind_are_named(run, content, options, message):
+    code, shown = run(content, "--tagged", "x", *options, "--overwrite")
+    assert code == 1 and message in shown, shown
+
+
+def test_sentences_that_run_together_are_named(run, words, capsys):
+    rows = "".join(f"w{i % 7}\tB-X\n" for i in range(300))
+    for content, named in ((rows, True), (rows.replace("w6\tB-X\n", "w6\tB-X\n\n"), False)):
+        code, shown = run(content, "--tagged", "long", "--overwrite")
+        assert code == 0 and ("has 300 words: a blank line ends a sentence" in shown) == named
+        assert main(["doctor", str(words)]) == 0
+        assert ("long: train: sentence 1 of 1 has" in capsys.readouterr().out) == named
+
+
+def test_tags_that_look_like_spans_are_named(run, words, capsys):
+    code, shown = run("a PER\nb O\n\nc O\n", "--tagged", "maybe", "--overwrite")
+    assert code == 0 and "warning" in shown and "'PER' has no prefix B or I" in shown
+    assert main(["doctor", str(words)]) == 0
+    assert "maybe: train: 'O' looks like the tag of words outside" in capsys.readouterr().out
 
 
 def test_a_column_for_a_treebank(run, words):
