@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 from argparse import SUPPRESS
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,18 @@ def test_reference_pages_have_each_option_once(monkeypatch: pytest.MonkeyPatch) 
     for page, text in [*pages.items(), *generate.option_pages()]:
         anchors = re.findall(r"\{ #(\S+) \}|^## (.+)$", text, re.MULTILINE)
         assert len(set(anchors)) == len(anchors), page
+
+
+def test_named_extras_exist() -> None:
+    """Those that pages and messages tell to install are extras of the package."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    sources = [*PAGES, *(ROOT / "metaseq_lm").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
+    named = re.compile(r"(?:metaseq-lm|-e '?\"?\.)\[([a-z,]+)\]")
+    extras = {e for s in sources for m in named.findall(s.read_text("utf-8")) for e in m.split(",")}
+    assert (
+        {"transformers", "arrow", "zstd", "hub"} <= extras <= set(setup["options.extras_require"])
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
