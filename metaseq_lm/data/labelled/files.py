@@ -18,7 +18,7 @@ from metaseq_lm.core.registry import abbreviated, nearest
 from metaseq_lm.data.labelled.classes import NO_GOLD, NO_LABEL, number_of, spelling_key
 from metaseq_lm.data.storage.arrow_files import ArrowFile
 from metaseq_lm.data.storage.file_kinds import JSON_SUFFIXES, is_json
-from metaseq_lm.data.storage.tables import QUOTING, TableFormat, table_format, table_rows
+from metaseq_lm.data.storage.tables import QUOTING, TableFormat, repeated, table_format, table_rows
 from metaseq_lm.data.storage.text_files import (
     BOM,
     TextFile,
@@ -250,8 +250,7 @@ class RowReader:
             stripped = tuple(map(str.strip, fields))
             if names is None:
                 names = stripped
-                doubled = [name for name in {*names} - {""} if names.count(name) > 1]
-                if doubled:
+                if doubled := repeated(names):
                     raise MetaseqError(
                         f"{self.file}:{number}: a column name occurs twice: {abbreviated(doubled)}"
                     )
@@ -295,7 +294,9 @@ class RowReader:
         texts = self.columns.texts or (("text_a", "text_b") if has_pair else ("text",))
         labels = self.columns.indicators or (self.columns.label,)
         # "labl" is a mistake to point out, not a file without labels.
-        is_present = any(difflib.get_close_matches(label, names, 1, 0.8) for label in labels)
+        is_present = any(
+            label in names or difflib.get_close_matches(label, names, 1, 0.8) for label in labels
+        )
         self.labelled = is_present or self.required
         for name in (*texts, *(labels if self.labelled else ())):
             if name not in names and not (is_json(self.file) and name.partition(".")[0] in names):
