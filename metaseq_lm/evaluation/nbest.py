@@ -22,7 +22,8 @@ import numpy as np
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.output import inert
 from metaseq_lm.core.random_streams import generator
-from metaseq_lm.data.labelled.files import Record, json_object
+from metaseq_lm.data.labelled.records import Record
+from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.text_files import TextFile, blocks
 
 REFERENCE = "ref"

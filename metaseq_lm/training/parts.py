@@ -211,7 +211,8 @@ def check_data_folder(config: DictConfig) -> None:
     """Raise UsageError if the data folder does not exist."""
     if not Path(config.data).is_dir():
         raise UsageError(
-            f"{config.data}: there is no such data folder; make it with 'preprocess', or name another"
+            f"{config.data}: there is no such data folder; make it with 'preprocess', or say where it "
+            "is: train DATA, or --data DIR for the data of a run"
         )
 
 

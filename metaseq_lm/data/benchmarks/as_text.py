@@ -16,7 +16,7 @@ from functools import partial
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.benchmarks import SUPERGLUE, Benchmark, find_benchmark, superglue
 from metaseq_lm.data.benchmarks.superglue import Example, Examples
-from metaseq_lm.data.labelled.files import Record
+from metaseq_lm.data.labelled.records import Record
 
 MARK = "*"
 

@@ -10,7 +10,8 @@ from itertools import chain
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.benchmarks import LETTERS
-from metaseq_lm.data.labelled.files import Record, Row, json_objects
+from metaseq_lm.data.labelled.files import Row
+from metaseq_lm.data.labelled.records import Record, RecordReader, structured
 from metaseq_lm.data.storage.text_files import TextFile, without_surrogates
 
 BLANK = "_"
@@ -32,8 +33,9 @@ class ClothReader:
     remarks: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Row]:
-        for line, fields, bad in json_objects(self.file, self.counts):
-            record = Record(fields, f"{self.file}:{line}", remedy="; is this a file of CLOTH?")
+        for line, fields, bad in RecordReader(self.file, counts=self.counts, remarks=self.remarks):
+            fields = structured(fields, ("options", "answers"))
+            record = Record(fields, f"{self.file}:{line}", remedy="Is this a file of CLOTH?")
             source = record.text("source")
             level = next((name for name in LEVELS["cloth/CLOTH"] if source.startswith(name)), "")
             if not level:

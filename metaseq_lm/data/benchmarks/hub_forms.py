@@ -1,7 +1,8 @@
-"""GLUE and SuperGLUE in the JSON lines that the `datasets` library exports.
+"""GLUE and SuperGLUE in the forms in which the `datasets` library exports them: JSON, tables, Parquet.
 
 There a label is a number (-1 for none) or its name, and what is nested in SuperGLUE's files is flat:
 one row per answer of MultiRC and per query of ReCoRD, whose spans end after their last character.
+In tables, lists and objects are texts as Python writes them, or have a column for each field.
 """
 
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ from typing import Any
 
 from metaseq_lm.data.benchmarks import PAIR, find_benchmark
 from metaseq_lm.data.benchmarks.superglue import Example, Examples
-from metaseq_lm.data.labelled.classes import NO_LABEL
-from metaseq_lm.data.labelled.files import Record, Row
+from metaseq_lm.data.labelled.classes import NO_LABEL, spelling_key
+from metaseq_lm.data.labelled.files import Row
+from metaseq_lm.data.labelled.records import Record, structured
 
 PREMISE = ("premise", "hypothesis")
 # The text columns of the tasks in which they are not those of the official files.
@@ -40,27 +42,41 @@ NAMES = {
     "superglue/AX-b": _ENTAILMENT,
     "superglue/AX-g": _ENTAILMENT,
 }
+_VALID = ("validation", "valid", "val", "dev")
 SPLITS = {
-    "valid": ("validation", "validation_matched"),
-    "valid_mismatched": ("validation_mismatched",),
+    "train": ("train", "training"),
+    "valid": (*_VALID, *(f"{name}_matched" for name in _VALID)),
+    "valid_mismatched": tuple(f"{name}_mismatched" for name in _VALID),
     "test": ("test", "test_matched"),
 }
+NO_NUMBER = "-1.0"  # the key of the label of a row that has none
+# Columns that hold no text: numbers, lists, objects.
+_VALUES = (
+    *("idx", "pair_id", "start1", "end1", "start2", "end2", "span1_index", "span2_index"),
+    *("target", "entities", "entity_spans", "answers"),
+)
 
 
 def label_words(name: str) -> dict[str, str]:
-    """Return the label of a benchmark for each number and each name that an export has."""
+    """Return the label of a benchmark for the key of each number and each name that an export has."""
     labels = find_benchmark(name).labels
-    words: dict[str, str] = {}
+    words = {spelling_key(label): label for label in labels}
     for number, word in enumerate(NAMES.get(name, ())):
         label = word if word in labels else labels[number]
-        words |= {str(number): label, word: label}
+        words |= {spelling_key(str(number)): label, spelling_key(word): label}
     return words
+
+
+def official_label(label: str, words: dict[str, str]) -> str:
+    """Return the label that the official file has for one of an export; NO_LABEL for -1."""
+    key = spelling_key(label)
+    return NO_LABEL if key == NO_NUMBER else words.get(key, label)
 
 
 def with_official_label(row: Row, words: dict[str, str]) -> Row:
     """Return a row of GLUE with the label of the official file; -1.0 of STS-B is none."""
     if isinstance(row.label, str):
-        return replace(row, label=words.get(row.label, row.label))
+        return replace(row, label=official_label(row.label, words))
     return replace(row, label=NO_LABEL) if row.label == -1.0 else row
 
 
@@ -69,12 +85,9 @@ def accepts_both(name: str, examples: Examples) -> Examples:
     words, nest = label_words(name), _NESTED.get(name.partition("/")[2])
 
     def read(record: Record) -> Iterator[Example]:
-        fields = dict(record.fields)
-        label = fields.get("label")
-        if label == -1 and type(label) is int:
-            del fields["label"]
-        elif isinstance(label, (int, str)):
-            fields["label"] = words.get(str(label).strip(), label)
+        fields = structured(record.fields, _VALUES)
+        if isinstance(label := fields.get("label"), (int, float, str)):
+            fields["label"] = official_label(str(label), words) or None
         record = replace(record, fields=fields)
         return examples(replace(record, fields=fields | nest(record)) if nest else record)
 

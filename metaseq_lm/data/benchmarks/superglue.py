@@ -14,7 +14,9 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.output import show
-from metaseq_lm.data.labelled.files import Record, Row, json_objects
+from metaseq_lm.core.registry import abbreviated
+from metaseq_lm.data.labelled.files import Row
+from metaseq_lm.data.labelled.records import Record, RecordReader
 from metaseq_lm.data.storage.text_files import TextFile
 
 PLACEHOLDER = "@placeholder"
@@ -37,16 +39,20 @@ class SuperglueReader:
     examples: Examples
     file: TextFile
     required: bool
+    remedy: str = ""  # ends the message on a missing field
     counts: Counter[str] = field(default_factory=Counter)
     remarks: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Row]:
         seen = set()
-        for line, fields, bad in json_objects(self.file, self.counts):
-            record = Record(fields, f"{self.file}:{line}", self.counts)
+        records = RecordReader(self.file, counts=self.counts, remarks=self.remarks)
+        for line, fields, bad in records:
+            record = Record(fields, f"{self.file}:{line}", self.counts, remedy=self.remedy)
             for texts, label, spans, facts in self.examples(record):
                 if label is None and self.required:
-                    raise MetaseqError(f"{record.where}: no field 'label'")
+                    raise MetaseqError(
+                        f"{record.where}: no field 'label'; there are {abbreviated(fields)}. {self.remedy}"
+                    )
                 # The leaderboard knows an example by these numbers.
                 names = [n for n in ("passage", "question", "idx", "entity") if n in facts]
                 key = tuple(facts[name] for name in names)

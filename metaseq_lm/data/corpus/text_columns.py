@@ -61,7 +61,9 @@ class ColumnFile(TextFile):
 
     def _texts(self) -> Iterator[tuple[str, bool, int]]:
         file = MeteredFile(self.path, self.on_bad_utf8, self.encoding)
-        columns = Columns(self.names, (self.column,), NO_COLUMN, quoting=self.quoting)
+        columns = Columns(
+            self.names, (self.column,), NO_COLUMN, null_is_empty=True, quoting=self.quoting
+        )
         for row in RowReader(file, columns, required=False):
             yield row.texts[0], row.bad, file.read[0]
 

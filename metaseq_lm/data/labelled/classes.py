@@ -15,6 +15,7 @@ FEW_ROWS = 10  # too few to wonder about classes of one row
 FEW_CLASSES = 20
 SEPARATORS = (",", ";", "|", "+", "/", " ")
 _NUMBER = re.compile(r"([+-]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][+-]?\d+)?) ?(%?)")
+_WHOLE = re.compile(r"([+-]?\d+)\.0+")
 _BOOLEANS = {"true": 1.0, "false": 0.0}
 
 
@@ -25,20 +26,38 @@ def sorted_labels(labels: set[str]) -> list[str]:
     return sorted(labels)
 
 
+def _beside_numbers(others: set[str]) -> bool:
+    """Return whether the classes beside -1 are 0, 1, ..., as in exports of HF datasets."""
+    return len(others) > 1 and others == set(map(str, range(len(others))))
+
+
 def gold_classes(counts: Mapping[str, int]) -> list[str]:
     """Return the classes, sorted, among the labels of the train split and how many rows have each.
 
-    Left out are the empty label, "-" beside at least two classes other than "+", and a rare "-1"
+    A whole number that is written in several ways, such as 1 and 1.0, is one class. Left out are the empty label, "-" beside at least two classes other than "+", and a rare "-1"
     beside classes 0, 1, ..., which mean that a row has no gold label.
     """
+    spellings = defaultdict(list)
+    for label in counts:
+        spellings[whole_number(label)].append(label)
+    counts = {
+        key if len(labels) > 1 else labels[0]: sum(counts[label] for label in labels)
+        for key, labels in spellings.items()
+    }
     classes = set(counts) - {NO_LABEL}
     if len(classes) > 2 and "+" not in classes:
         classes.discard("-")
     others = classes - {"-1"}
     is_rare = counts.get("-1", 0) < RARE_SHARE * sum(counts.values())
-    if len(others) > 1 and others == set(map(str, range(len(others)))) and is_rare:
+    if _beside_numbers(others) and is_rare:
         classes = others
     return sorted_labels(classes)
+
+
+def whole_number(label: str) -> str:
+    """Return a whole number without decimals, "1" for "1.0"; any other label as it is."""
+    match = _WHOLE.fullmatch(label)
+    return match[1] if match else label
 
 
 def number_of(label: str) -> float | None:
@@ -95,6 +114,11 @@ def label_warnings(counts: Mapping[str, int]) -> Iterator[str]:
             yield f"{listed} are {len(labels)} classes; if they are one, write them alike"
     gold = set(gold_classes(counts))
     nulls = [name for name in counts if name.casefold() in NULL_WORDS or name not in gold]
+    if "-1" in gold and _beside_numbers(gold - {"-1"}):
+        yield (
+            f"'-1' ({counts['-1']:,} rows): a class; if it means that a row has no gold label, name the "
+            f"others: --labels {','.join(sorted_labels(gold - {'-1'}))}"
+        )
     if nulls:
         listed = abbreviated(f"{label!r} ({counts[label]:,} rows)" for label in nulls)
         yield f"{listed}: a class; if it means that a row has no label, remove these rows"

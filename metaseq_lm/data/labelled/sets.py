@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.labelled.files import json_object
 from metaseq_lm.data.storage.indexed import IndexedDataset, open_integers
+from metaseq_lm.data.storage.json_records import json_object
 from metaseq_lm.data.storage.manifest import LABELLED, Manifest, require_sizes
 from metaseq_lm.data.storage.text_files import TextFile
 

@@ -1,14 +1,16 @@
 """Official files of benchmarks: GLUE, SuperGLUE and CLOTH to labelled sets, SQuAD and MRQA to questions."""
 
-from collections import Counter
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.output import show
+from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.data.benchmarks import (
     OPTIONAL_SPLITS,
     SQUAD,
@@ -25,9 +27,9 @@ from metaseq_lm.data.labelled.files import (
     Row,
     RowReader,
     Rows,
-    json_objects,
     may_lack_labels,
 )
+from metaseq_lm.data.labelled.records import column_names
 from metaseq_lm.data.preprocess.labelled import LabelledForm, LabelledPipeline
 from metaseq_lm.data.preprocess.pipeline import (
     TRAIN,
@@ -39,9 +41,12 @@ from metaseq_lm.data.preprocess.pipeline import (
 )
 from metaseq_lm.data.preprocess.squad import SquadPipeline
 from metaseq_lm.data.preprocess.tokenizer import tokenizer_for_set
-from metaseq_lm.data.storage.file_kinds import is_json
-from metaseq_lm.data.storage.text_files import OPENERS, TextFile
+from metaseq_lm.data.storage.file_kinds import JSON_SUFFIXES
+from metaseq_lm.data.storage.tables import table_delimiter
+from metaseq_lm.data.storage.text_files import OPENERS, TextFile, format_suffix, text_files
 
+RECORD_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet", ".arrow")
+SHARD = re.compile(r"(?P<stem>.*?)([-_.]?\d+)?([-_.]of[-_.](?P<count>\d+))?")
 HUB_INDEX = "idx"  # of a row that the `datasets` library exported
 
 
@@ -105,16 +110,20 @@ def benchmark_set(options: BenchmarkOptions, request: Request) -> Pipeline[Any, 
         if suite == "superglue":
             variant = options.as_text
             examples = as_text.FORMS[variant][task] if variant else superglue.EXAMPLES[task]
-            return superglue.SuperglueReader(hub_forms.accepts_both(name, examples), file, required)
+            remedy = (
+                f"Is this a file of {name}, official or written by datasets? Of others a labelled set is "
+                "made with --labelled NAME and --text-columns"
+            )
+            return superglue.SuperglueReader(
+                hub_forms.accepts_both(name, examples), file, required, remedy
+            )
         expand: Callable[[Row], Iterable[Row]] | None = (
             with_coreference if name == "glue/WNLI" else None
         )
         if doubled and split == TRAIN:
             expand = with_swapped
         columns = _columns(name, benchmark, split, file)
-        if columns.index == HUB_INDEX:
-            expand = _renamed(name, expand)
-        return RowReader(file, columns, required, expand=expand)
+        return RowReader(file, columns, required, expand=_renamed(name, expand))
 
     details: dict[str, Any] = {"doubled": doubled, "text_columns": list(benchmark.texts)}
     details["as_text"] = bool(options.as_text)
@@ -152,39 +161,69 @@ def official_files(name: str, source: Path) -> dict[str, list[Path]]:
     names = find_benchmark(name).files
     files: dict[str, list[Path]] = {}
     for split, file in names.items():
-        official = find_packed(source / file)
-        exported = hub_forms.SPLITS.get(split, (split,))
-        choices = ([official] if official else [], *(exports(source, stem) for stem in exported))
-        if name in LEVELS and (source / split).is_dir():  # CLOTH as it is published
-            files[split] = sorted((source / split).rglob("*.json"))
-        elif paths := next(filter(None, choices), None):
+        published = source / split  # of CLOTH
+        if name in LEVELS and any(published.rglob("*.json")) and not _is_saved(published):
+            files[split] = sorted(published.rglob("*.json"))
+        elif official := find_packed(source / file):
+            files[split] = [official]
+        elif paths := exported_files(source, split):
             files[split] = paths
         elif split not in OPTIONAL_SPLITS:
             show(f"{source}: no {file}, so there will be no {split} split")
     if not files:
-        stems = [stem for split in names for stem in hub_forms.SPLITS.get(split, (split,))]
         inside = [
             folder
             for folder in sorted(filter(Path.is_dir, source.iterdir()))
             if any(find_packed(folder / file) for file in names.values())
-            or any(exports(folder, stem) for stem in stems)
+            or any(exported_files(folder, split) for split in names)
         ]
+        # "sst2" is the name on the Hub.
+        task = _letters(name.partition("/")[2])
+        inside.sort(key=lambda folder: task not in _letters(folder.name))
         hint = f"; they are in {inside[0]}: give it as --source" if inside else ""
+        stems = ", ".join(hub_forms.SPLITS.get(split, (split,))[0] for split in names)
         raise MetaseqError(
             f"{source}: holds none of the files of {name}: {', '.join(names.values())} (or packed, "
-            f"with {', '.join(OPENERS)}){hint}"
+            f"with {', '.join(OPENERS)}), and none that datasets wrote ({stems} with "
+            f"{', '.join(RECORD_SUFFIXES)}){hint}"
         )
     return files
 
 
-def exports(source: Path, stem: str) -> list[Path]:
-    """Return the files of a split that the library `datasets` exported or saved, as JSON lines or Arrow."""
-    if path := find_packed(source / f"{stem}.jsonl"):
-        return [path]
-    shards = sorted(source.glob(f"{stem}-*-of-*.parquet"))
-    return [*filter(Path.is_file, [source / f"{stem}.parquet"]), *shards] or sorted(
-        source.glob(f"{stem}/data-*.arrow")
-    )
+def exported_files(source: Path, split: str) -> list[Path]:
+    """Return the files of a split that the library `datasets` exported or saved, [] if there are none.
+
+    A name is that of the split, perhaps behind others and before the number of a part, such as
+    "glue-train-00000-of-00002.arrow"; or the files are in a folder of this name.
+    """
+    stems = hub_forms.SPLITS.get(split, (split,))
+    groups: dict[tuple[Path, str, str], list[Path]] = {}
+    for path in chain(*(sorted(f.iterdir()) for f in (source, source / "data") if f.is_dir())):
+        if path.is_dir() and path.name.casefold() in stems:
+            inside = [file for file in text_files([path]) if format_suffix(file) in RECORD_SUFFIXES]
+            if inside:
+                groups[path, "", ""] = inside
+        elif path.is_file() and format_suffix(path) in RECORD_SUFFIXES and path.name[0] not in "._":
+            name = path.name.casefold().partition(format_suffix(path))[0]
+            match = SHARD.fullmatch(name)
+            assert match is not None
+            if any(re.fullmatch(rf"(.*[-_. ])?{stem}", match["stem"]) for stem in stems):
+                group = path.parent / match["stem"], match["count"] or "", format_suffix(path)
+                groups.setdefault(group, []).append(path)
+    if len(groups) > 1:
+        listed = abbreviated(str(files[0]) for files in groups.values())
+        raise MetaseqError(
+            f"{source}: several files could be the {split} split: {listed}; name the right ones, for "
+            "example with --trainpref"
+        )
+    for (_, count, _), files in groups.items():
+        if count and len(files) != int(count):
+            raise MetaseqError(
+                f"{files[0]}: is one of {int(count)} parts, but there are {len(files)}; copy the others, or "
+                "name the files, for example with --trainpref"
+            )
+        return files
+    return []
 
 
 def with_swapped(row: Row) -> Iterator[Row]:
@@ -196,7 +235,7 @@ def with_swapped(row: Row) -> Iterator[Row]:
 def _renamed(
     name: str, expand: Callable[[Row], Iterable[Row]] | None
 ) -> Callable[[Row], Iterable[Row]]:
-    """Return `expand` for rows of an export, whose labels become those of the official file."""
+    """Return `expand` for rows whose labels become those of the official file."""
     words = hub_forms.label_words(name)
 
     def renamed(row: Row) -> Iterable[Row]:
@@ -207,19 +246,51 @@ def _renamed(
 
 
 def _columns(name: str, benchmark: Benchmark, split: str, file: TextFile) -> Columns:
-    regression = not benchmark.labels
-    if is_json(file):
-        texts = hub_forms.TEXTS.get(name, benchmark.texts)
-        _, fields, _ = next(json_objects(file, Counter()), (0, {}, False))
-        if fields.keys() >= {*texts}:
-            return Columns(texts=texts, regression=regression, index=HUB_INDEX)
-        # A subset that somebody exported: text_a, text_b, label.
-        return Columns(regression=regression, index=benchmark.index)
-    return Columns(
-        names=None if may_lack_labels(split) else benchmark.header,
-        texts=benchmark.texts,
-        label=benchmark.label,
-        regression=regression,
-        index=benchmark.index,
-        skip_malformed=benchmark.skip_malformed,
+    """Return the columns of a file of GLUE, official or exported; what it is, their names decide.
+
+    MetaseqError, with the names that there are, for any other file.
+    """
+    names = column_names(file)
+    present = {column.casefold() for column in names}
+
+    def has(*columns: str) -> bool:
+        return present.issuperset(column.casefold() for column in columns)
+
+    exported = hub_forms.TEXTS.get(name, benchmark.texts)
+    official_names = {benchmark.index, benchmark.label} - {"label"}
+    is_official = has(*benchmark.texts) and (
+        benchmark.texts != exported or any(map(has, official_names))
     )
+    label = benchmark.label if has(benchmark.label) else "label"
+    columns = Columns(label=label, regression=not benchmark.labels, index=benchmark.index)
+    may_lack = may_lack_labels(split)
+    if may_lack or has(label):
+        if is_official:
+            return replace(
+                columns,
+                texts=benchmark.texts,
+                quoting="none" if table_delimiter(file) == "\t" else "auto",
+                skip_malformed=benchmark.skip_malformed,
+            )
+        if has(*exported):
+            return replace(columns, texts=exported, index=HUB_INDEX)
+        if has("text_a", "text_b"):  # a subset that somebody exported
+            return columns
+    if not may_lack and benchmark.header and len(names) == len(benchmark.header):
+        return replace(columns, names=benchmark.header, texts=benchmark.texts, quoting="none")
+    official = ", ".join(benchmark.header or (*benchmark.texts, benchmark.label))
+    raise MetaseqError(
+        f"{file}: its columns are {abbreviated(names)}; {name} has "
+        f"{f'{official}, without a header row' if benchmark.header else official}, or "
+        f"{', '.join(exported)}, label where datasets wrote it. Rename them, or make a labelled set "
+        "with --labelled NAME and --text-columns"
+    )
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"\W|_", "", name).casefold()
+
+
+def _is_saved(folder: Path) -> bool:
+    """Return whether a folder is a split that `datasets` saved."""
+    return (folder / "state.json").is_file()

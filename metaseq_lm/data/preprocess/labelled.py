@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ from metaseq_lm.data.labelled.classes import (
     label_warnings,
     number_of,
     spelling_key,
+    whole_number,
 )
 from metaseq_lm.data.labelled.files import Columns, Label, Row, RowReader, Rows, may_lack_labels
 from metaseq_lm.data.labelled.sets import MULTI_LABEL, WITH_PLACES, rows_name
@@ -68,6 +69,11 @@ class LabelledOptions:
     )
     text_column: tuple[str, ...] | None = option(
         None, "the same as --text-columns", metavar="A[,B]"
+    )
+    text_separator: str | None = option(
+        None,
+        "join the text columns to one text with S between them, such as title and body",
+        metavar="S",
     )
     quoting: str = option(
         QUOTING[0],
@@ -121,6 +127,17 @@ def count_labels(labels: Iterable[Label]) -> Counter[str]:
     return Counter(name for label in labels for name in names_in(label))
 
 
+def with_names(row: Row, names: Mapping[str, str]) -> Row:
+    """Return a row whose labels have the names that stand in `names` for their whole numbers."""
+
+    def name(label: str) -> str:
+        return names.get(whole_number(label), label)
+
+    if isinstance(row.label, tuple):
+        return replace(row, label=tuple(map(name, row.label)))
+    return replace(row, label=name(row.label)) if isinstance(row.label, str) else row
+
+
 OpenRows = Callable[[str, Path], Rows]  # of a split and a file
 
 
@@ -132,6 +149,7 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
         texts=options.text_columns or options.text_column,
         label=options.label_column,
         regression=options.regression,
+        text_separator=options.text_separator,
         quoting=options.quoting,
         separator=options.label_separator,
         indicators=options.label_columns or (),
@@ -151,6 +169,8 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
         if Manifest.load(options.labels_from).details.get("form") == MULTI_LABEL:
             form = MULTI_LABEL
     details: dict[str, Any] = {"text_columns": list(columns.texts or ())}
+    if columns.text_separator is not None:
+        details["text_separator"] = columns.text_separator
     if columns.indicators:
         details["label_columns"] = list(columns.indicators)
     else:
@@ -161,9 +181,7 @@ def labelled_set(options: LabelledOptions, request: Request) -> "LabelledPipelin
         names = {}
 
     def named(row: Row) -> list[Row]:
-        if isinstance(row.label, tuple):
-            return [replace(row, label=tuple(names.get(label, label) for label in row.label))]
-        return [replace(row, label=names[str(row.label)]) if str(row.label) in names else row]
+        return [with_names(row, names)]
 
     def open_rows(split: str, path: Path) -> Rows:
         required = not may_lack_labels(split)
@@ -200,9 +218,10 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         self._labels: dict[str, list[tuple[Path, int, Label]]] = {}
         self._multi_label = form.form == MULTI_LABEL
         self._classes = form.labels
+        self._spelled: dict[str, str] = {}
         self._warnings: list[str] = []
         if form.benchmark:  # official files have forms of their own
-            self.reads = frozenset(Kind) - {Kind.SQUAD, Kind.CONLLU, Kind.HTML, Kind.XML}
+            self.reads = frozenset(Kind) - {Kind.SQUAD, Kind.HTML, Kind.XML}
             self.expected = f"a file of {form.benchmark}"
 
     def prepare(self) -> dict[str, Any]:
@@ -215,6 +234,8 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             raise UsageError("without --trainpref the classes must be given with --labels a,b,...")
         if labels is None and not regression:
             self._classes = gold_classes(count_labels(self._labels_of(TRAIN)))
+        # "1" and "1.0" are one class, as numbers are that a column of floats holds in one split.
+        self._spelled = {whole_number(name): name for name in self._classes or []}
         return describe_tokenizer(self.tokenizer)
 
     def _labels_of(self, split: str) -> Iterator[Label]:
@@ -222,11 +243,11 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         for path in self.request.splits[split]:
             for row in self.open_rows(split, path):
                 if not (row.bad and self.request.on_bad_utf8 == "skip"):
-                    yield row.label
+                    yield with_names(row, self._spelled).label
 
     def _no_gold(self) -> set[Label]:
         """Return the labels that mean that a row has none."""
-        no_gold: set[Label] = {NO_LABEL, *NO_GOLD}
+        no_gold: set[Label] = {NO_LABEL, *NO_GOLD, f"{NO_GOLD[-1]}.0"}
         return no_gold.difference(self._classes or [])
 
     def _is_unlabelled(self, split: str) -> bool:
@@ -242,12 +263,14 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         counts = split.counts
         counts.update(dict.fromkeys(COUNTS, 0))
         labels = self._labels[split.name] = []
+        classes = {*(self._classes or ())}
         columns, no_gold, unlabelled = 0, self._no_gold(), self._is_unlabelled(split.name)
         for path in split.sources:
             reader = self.open_rows(split.name, path)
             for row in reader:
                 if self.skips(split, row.bad):
                     continue
+                row = row if row.label in classes else with_names(row, self._spelled)
                 if unlabelled:
                     row = replace(row, label=None)
                 elif row.label in no_gold:

@@ -84,7 +84,7 @@ class Request:
     def record_file(self, path: Path) -> TextFile:
         """Return a file of rows; one of Parquet or Arrow is read as JSON lines."""
         if is_arrow(path):
-            return ArrowFile(path, self.on_bad_utf8 or "replace")
+            return ArrowFile(path, self.on_bad_utf8 or "replace", value_encoding=self.encoding)
         return self.text_file(path)
 
     def expanded(self) -> "Request":

@@ -15,7 +15,7 @@ from metaseq_lm.data.preprocess.pipeline import Pipeline, Request, Split
 from metaseq_lm.data.preprocess.tokenizer import describe_tokenizer, save_tokenizer
 from metaseq_lm.data.squad.files import VERSIONS, Paragraph, Question, SquadReader
 from metaseq_lm.data.squad.sets import PARTS, SQUAD
-from metaseq_lm.data.storage.file_kinds import PLAIN, Kind
+from metaseq_lm.data.storage.file_kinds import PLAIN, RECORDS, Kind
 from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer
 
 COUNTS = ("paragraphs", "questions", "impossible", "unrecoverable", "bad_utf8")
@@ -30,7 +30,7 @@ class SquadPipeline(Pipeline[Paragraph, EncodedParagraph]):
 
     kind, unit = SQUAD, "questions"
     reads_records = True
-    reads, expected = PLAIN | {Kind.SQUAD, Kind.JSON_LINES, Kind.JSON_OBJECT}, "JSON of SQuAD"
+    reads, expected = PLAIN | RECORDS | {Kind.SQUAD, Kind.JSON_COLUMNS}, "a file of SQuAD"
 
     def __init__(self, request: Request, version: str, tokenizer: Tokenizer) -> None:
         super().__init__(request)

@@ -118,7 +118,7 @@ class WordSetPipeline(SentencePipeline[Sentence]):
 
     reads_records = True
     # Rows with blanks between the columns can look like text; an object of lists can be one sentence.
-    reads = RECORDS | PLAIN | {Kind.COLUMNS, Kind.CONLLU, Kind.JSON_OBJECT}
+    reads = RECORDS | PLAIN | {Kind.COLUMNS, Kind.CONLLU, Kind.JSON_COLUMNS}
 
     def __init__(self, name: str, options: WordSetOptions, request: Request) -> None:
         request = request.expanded()

@@ -1,15 +1,15 @@
-"""Paragraphs and questions of official SQuAD and MRQA files, each part checked, with its place."""
+"""Paragraphs and questions of SQuAD and MRQA files, each part checked, with its place."""
 
-import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain, groupby
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.labelled.files import Record, json_object
+from metaseq_lm.data.labelled.records import Record, RecordReader, structured
 from metaseq_lm.data.storage.text_files import TextFile, without_surrogates
 
 VERSIONS = ("v1.1", "v2.0", "mrqa")
+VALUES = ("answers", "detected_answers", "is_impossible")  # columns that hold no text
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,20 @@ class Paragraph:
     questions: tuple[Question, ...]
 
 
-def _is_row(line: str) -> bool:
-    """Return whether a line is one question with its context, as `datasets` exports SQuAD."""
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(fields, dict) and "context" in fields and "data" not in fields
+def _context_of_row(record: Record) -> str | None:
+    """Return the context of a row with one question, as `datasets` exports SQuAD."""
+    is_row = "context" in record.fields and "qas" not in record.fields
+    return record.text("context") if is_row else None
 
 
 @dataclass
 class SquadReader:
-    """Iterates over the paragraphs of a file; `bad_utf8` counts the lines with invalid bytes so far.
+    """Iterates over the paragraphs of a file; `bad_utf8` counts the records with invalid bytes so far.
 
-    `version` is "v1.1" or "v2.0" (the official JSON, or lines of the `datasets` library) or "mrqa"
-    (one JSON object per line, the first a header). MetaseqError names the file and the question or field that is wrong.
+    `version` is "v1.1" or "v2.0" (official JSON) or "mrqa" (one JSON object per line, the first a
+    header). Of each, what the library `datasets` exports is read too: articles, paragraphs or single
+    questions in JSON, tables, Parquet and Arrow; rows with the same context, one behind the other, are a
+    paragraph. MetaseqError names the file and the question or field that is wrong.
     """
 
     file: TextFile
@@ -53,55 +52,44 @@ class SquadReader:
     bad_utf8: int = 0
 
     def __iter__(self) -> Iterator[Paragraph]:
-        return self._lines() if self.version == "mrqa" else self._articles()
+        for context, records in groupby(self._records(), _context_of_row):
+            if context is not None:
+                yield Paragraph(context, tuple(self._row(record, context) for record in records))
+                continue
+            for record in records:
+                yield from self._paragraphs(record)
 
-    def _text(self) -> Iterator[tuple[int, str]]:
-        for number, text, bad in self.file.lines():
+    def _records(self) -> Iterator[Record]:
+        for number, fields, bad in RecordReader(self.file):
             self.bad_utf8 += bad
-            yield number, text
+            if "header" not in fields:
+                remedy = "Is this a file of this version of SQuAD?"
+                yield Record(structured(fields, VALUES), f"{self.file}:{number}", remedy=remedy)
 
-    def _record(self, text: str, where: str) -> Record:
-        remedy = "; is this a file of this version of SQuAD?"
-        return Record(json_object(text, where), where, remedy=remedy)
+    def _paragraphs(self, record: Record) -> Iterator[Paragraph]:
+        """Yield the paragraphs of an object: a paragraph, an article, or a whole file."""
+        for outer in ("data", "paragraphs"):
+            if outer in record.fields:
+                for inner in record.records(outer):
+                    yield from self._paragraphs(inner)
+                return
+        context = record.text("context")
+        questions = (self._question(question, context) for question in record.records("qas"))
+        yield Paragraph(context, tuple(questions))
 
-    def _articles(self) -> Iterator[Paragraph]:
-        lines = self._text()
-        number, first = next(lines, (1, ""))
-        if _is_row(first):
-            yield from self._rows(chain([(number, first)], lines))
-            return
-        content = "\n".join([first, *(text for _, text in lines)])
-        for article in self._record(content, str(self.file)).records("data"):
-            yield from map(self._paragraph, article.records("paragraphs"))
+    def _row(self, record: Record, context: str) -> Question:
+        if self.version != "mrqa":
+            record.fields.setdefault("is_impossible", not record.records("answers"))
+        return self._question(record, context)
 
-    def _rows(self, lines: Iterable[tuple[int, str]]) -> Iterator[Paragraph]:
-        """Yield a paragraph for each run of rows with the same context; one without answers is impossible."""
-        records = (self._record(text, f"{self.file}:{n}") for n, text in lines if text.strip())
-        for context, group in groupby(records, lambda record: record.text("context")):
-            questions = []
-            for record in group:
-                record.fields.setdefault("is_impossible", not record.records("answers"))
-                questions.append(self._question(record, record.text("id"), context))
-            yield Paragraph(context, tuple(questions))
-
-    def _lines(self) -> Iterator[Paragraph]:
-        for number, text in self._text():
-            if text.strip():
-                record = self._record(text, f"{self.file}:{number}")
-                if number > 1 or "header" not in record.fields:
-                    yield self._paragraph(record)
-
-    def _paragraph(self, paragraph: Record) -> Paragraph:
-        context = paragraph.text("context")
-        questions = []
-        for record in paragraph.records("qas"):
-            name = record.text("qid" if self.version == "mrqa" else "id")
-            record.where += f", question {name!r}"
-            read = self._mrqa_question if self.version == "mrqa" else self._question
-            questions.append(read(record, name, context))
-        return Paragraph(context, tuple(questions))
-
-    def _question(self, record: Record, name: str, context: str) -> Question:
+    def _question(self, record: Record, context: str) -> Question:
+        key = "qid" if self.version == "mrqa" else "id"
+        # Exports of other programs number the questions.
+        is_number = type(record.fields.get(key)) is int
+        name = str(record.number(key)) if is_number else record.text(key)
+        record = replace(record, where=f"{record.where}, question {name!r}")
+        if self.version == "mrqa":
+            return self._mrqa_question(record, name, context)
         impossible = self.version == "v2.0" and "is_impossible" in record.fields
         impossible = impossible and record.get("is_impossible", bool)
         answers = record.records("answers")
@@ -119,7 +107,9 @@ class SquadReader:
 
     def _mrqa_question(self, record: Record, name: str, context: str) -> Question:
         detected = record.records("detected_answers")
-        spans = detected[0].get("char_spans", list) if detected else []
+        spans = detected[0].get("char_spans") if detected else []
+        if type(spans) is dict:  # as `datasets` exports it
+            spans = [list(span) for span in zip(spans.get("start", ()), spans.get("end", ()))]
         if not spans:
             raise MetaseqError(f"{record.where}: has no detected answer")
         first = spans[0]

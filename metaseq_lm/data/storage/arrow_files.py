@@ -1,7 +1,6 @@
 """Parquet and Arrow files, read with pyarrow in a few rows at a time; what a file is, its content says."""
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import IO, Any
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.arrow_bounds import ROWS, check_record_batches, parquet_plan, sliced
+from metaseq_lm.data.storage.arrow_values import RowConverter
 from metaseq_lm.data.storage.text_files import TextFile, joined, open_source, source_bytes
 
 # Arrow streams, which the library datasets saves, begin with the mark of a continued message.
@@ -105,20 +105,27 @@ def _batches(
 
 @dataclass(frozen=True)
 class ArrowFile(TextFile):
-    """A Parquet or Arrow file as JSON lines, a row each.
+    """A Parquet or Arrow file as JSON lines, a row each, with the values of `RowConverter`.
 
-    Numbers of classes have the names that the library datasets stored for them; NaN is null.
+    Bytes that are no UTF-8 are bytes of the lines, which are counted or skipped as those of other
+    files, unless `value_encoding` is another one.
     """
+
+    value_encoding: str = "utf-8"
 
     def raw_chunks(self, size: int) -> Iterator[tuple[bytes, int]]:
         return joined(self._json_lines(), size)
 
     def _json_lines(self) -> Iterator[tuple[bytes, int]]:
-        features: dict[str, Any] = {}
+        converters: list[RowConverter] = []
+
+        def open_schema(schema: Any) -> None:
+            converters.append(RowConverter(schema, str(self), self.value_encoding))
+
         number, total = 0, source_bytes(self.path)
-        for batch, share in arrow_batches(self, lambda schema: features.update(_features(schema))):
+        for batch, share in arrow_batches(self, open_schema):
             try:
-                rows = batch.to_pylist()
+                rows = list(converters[0].rows(batch))
             except UnicodeDecodeError as error:
                 raise MetaseqError(
                     f"{self}: invalid UTF-8 in the {len(batch)} rows behind row {number}; write the "
@@ -126,33 +133,5 @@ class ArrowFile(TextFile):
                 ) from error
             number += len(batch)
             for row in rows:
-                text = json.dumps(_with_names(row, features), ensure_ascii=False, default=str)
-                yield text.encode("utf-8", "replace") + b"\n", int(share * total)
-
-
-def _features(schema: Any) -> dict[str, Any]:
-    """Return the types of the columns that the library datasets notes in a file, if it wrote it."""
-    try:
-        note = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        features = note["info"]["features"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    return features if isinstance(features, dict) else {}
-
-
-def _with_names(value: Any, feature: Any) -> Any:
-    if isinstance(feature, list) and feature:  # a list, in older versions
-        feature = feature[0]
-    feature = feature if isinstance(feature, dict) else {}
-    if isinstance(value, list):
-        return [_with_names(item, feature.get("feature", feature)) for item in value]
-    if isinstance(value, dict):
-        inside = feature.get("feature", feature)
-        inside = inside if isinstance(inside, dict) else {}
-        return {name: _with_names(item, inside.get(name)) for name, item in value.items()}
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    names = feature.get("names")
-    if type(value) is int and isinstance(names, list) and 0 <= value < len(names):
-        return names[value]
-    return value
+                text = json.dumps(row, ensure_ascii=False)
+                yield text.encode("utf-8", "surrogateescape") + b"\n", int(share * total)

@@ -18,6 +18,7 @@ from metaseq_lm.data.storage.text_files import TextFile, blocks, format_suffix
 HEAD, HEAD_LINES = 1 << 18, 200  # bytes and lines of a file that are looked at
 MOST = 0.95  # of the lines looked at
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+ROWS = "data"  # the field of a JSON object that holds rows, as in SQuAD and pandas' orient="table"
 FASTTEXT = "__label__"
 OPENS_JSON = re.compile(r'\s*\[?\s*\{\s*"[^"\n]*"\s*:')
 OPENS_MARKUP = re.compile(r"\s*<(?:(\?xml)\b|!doctype html|html[\s>])", re.IGNORECASE)
@@ -39,7 +40,8 @@ class Kind(enum.Enum):
     JSON_LINES = "JSON lines"
     JSON_LISTS = "JSON lines of lists"
     JSON_ARRAY = "JSON in an array"
-    JSON_OBJECT = "JSON, one object"
+    JSON_OBJECTS = "JSON, objects over several lines"
+    JSON_COLUMNS = "JSON, one object of columns"
     SQUAD = "JSON of SQuAD"
     TABLE = "a table"
     COLUMNS = "words and tags in columns (CoNLL)"
@@ -49,8 +51,9 @@ class Kind(enum.Enum):
     XML = "XML"
 
 
-JSON = frozenset((Kind.JSON_LINES, Kind.JSON_LISTS, Kind.JSON_ARRAY, Kind.JSON_OBJECT, Kind.SQUAD))
-RECORDS = frozenset((Kind.TABLE, Kind.JSON_LINES))
+JSON_RECORDS = frozenset((Kind.JSON_LINES, Kind.JSON_ARRAY, Kind.JSON_OBJECTS))
+JSON = JSON_RECORDS | {Kind.JSON_LISTS, Kind.JSON_COLUMNS, Kind.SQUAD}
+RECORDS = JSON_RECORDS | {Kind.TABLE}
 PLAIN = frozenset((Kind.TEXT,))
 _COLUMN = (
     "name the column of the text with --text-column NAME (and --columns A,B,... in a table without "
@@ -61,13 +64,13 @@ REMEDIES = {
     **dict.fromkeys(RECORDS, _COLUMN),
     Kind.TEXT: "a corpus is made of it with --trainpref alone, sentences of words with --words",
     Kind.JSON_LISTS: "write an object for each row, for example with jq -c '{text: .[0], label: .[1]}'",
-    Kind.JSON_ARRAY: "write one object per line, for example with jq -c '.[]' OLD > NEW.jsonl",
-    Kind.JSON_OBJECT: "write an object for each row, one a line, for example with jq -c or pandas' "
+    Kind.JSON_COLUMNS: "write an object for each row, for example with pandas' "
     "to_json(orient='records', lines=True)",
     Kind.SQUAD: "make a set of questions of it with --benchmark squad/v1.1 or squad/v2.0",
     Kind.COLUMNS: "make a set of it with --tagged NAME",
     Kind.CONLLU: "make a set of it with --treebank NAME or --tagged NAME",
-    Kind.FASTTEXT: "write label and text as a table and make a set of it with --labelled NAME",
+    Kind.FASTTEXT: rf"write a table, for example with sed 's/^{FASTTEXT}\([^ ]*\) */\1\t/', and make a set "
+    "of it with --labelled NAME --columns label,text",
     Kind.HTML: "extract its text first",
     Kind.XML: "extract its text first",
 }
@@ -164,7 +167,7 @@ def _json(lines: Sequence[str]) -> Content | None:
         if len(lines) == 1 and _SQUAD.search(lines[0]):
             kind = Kind.SQUAD
         elif len(lines) == 1 and all(isinstance(value, (dict, list)) for value in first.values()):
-            kind = Kind.JSON_OBJECT  # of columns
+            kind = Kind.JSON_LINES if ROWS in first else Kind.JSON_COLUMNS
         return Content(kind, tuple(first))
     text = "\n".join(lines)
     if not OPENS_JSON.match(text):
@@ -175,7 +178,7 @@ def _json(lines: Sequence[str]) -> Content | None:
         return Content(Kind.SQUAD)
     # A first line that is no JSON is longer than the lines looked at, damaged, or not the whole object.
     one_a_line = len(lines) == 1 or _share(v is not None for v in values[1:]) > 0.5
-    return Content(Kind.JSON_LINES if one_a_line else Kind.JSON_OBJECT)
+    return Content(Kind.JSON_LINES if one_a_line else Kind.JSON_OBJECTS)
 
 
 def _json_value(line: str) -> Any:

@@ -3,13 +3,12 @@
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.text_files import (
-    LONGEST,
     TextFile,
     blocks,
     check_length,
@@ -19,8 +18,9 @@ from metaseq_lm.data.storage.text_files import (
 QUOTING = ("auto", "csv", "none")
 DELIMITERS = (",", ";", "\t", "|")
 _QUOTED = r'"(?:[^"]|"")*"'
-_QUOTED_TSV_FIELD = re.compile(rf'(?:^|\t)({_QUOTED}|[^"\t]*)(?=\t|$)')
-_QUOTED_TSV_ROW = re.compile(rf'(?:{_QUOTED}|[^"\t]*)(?:\t(?:{_QUOTED}|[^"\t]*))*')
+_ALL_QUOTED = re.compile(r'"[^"]*"(?:\t"[^"]*")*')
+_WITHIN_QUOTES = re.compile(r'[^"]*(?:""[^"]*)*("(?=\t|$)|$)')
+_OUTSIDE_QUOTES = re.compile(r'[^"\t]*(?=\t|$)')
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,14 @@ def table_format(file: TextFile, quoting: str, has_header: bool) -> TableFormat:
     header, or in any first row of a .csv file. `quoting` is one of QUOTING; "auto" reads a file
     with tabs as quoted only if all of it is, as pandas, R and spreadsheets write it.
     """
+    delimiter = table_delimiter(file, has_header)
+    if quoting == "auto":
+        return _tsv_format(file) if delimiter == "\t" else TableFormat(delimiter, True)
+    return TableFormat(delimiter, quoting == "csv")
+
+
+def table_delimiter(file: TextFile, has_header: bool = True) -> str:
+    """Return the character between the fields of a table, see `table_format`."""
     line = head(file).partition("\n")[0]
     is_csv = format_suffix(file.path) == ".csv"
     outside = re.sub(_QUOTED, "", line)
@@ -61,46 +69,75 @@ def table_format(file: TextFile, quoting: str, has_header: bool) -> TableFormat:
     if is_csv or (has_header and "\t" not in line):
         best = max(DELIMITERS, key=outside.count)
         delimiter = best if best in outside else delimiter
-    if quoting == "auto":
-        return _tsv_format(file) if delimiter == "\t" else TableFormat(delimiter, True)
-    return TableFormat(delimiter, quoting == "csv")
+    return delimiter
 
 
 def _tsv_format(file: TextFile) -> TableFormat:
-    """Return the format of a TSV file: quoted if every quotation mark is one of RFC 4180, and some can be no text.
+    """Return the format of a TSV file, decided by all of it.
 
-    That is a doubled mark, a tab or a line end in quotes, or a header row in which all names are.
+    It is quoted if every quotation mark is one of RFC 4180 and the rows have one width only so; or if they
+    have it both ways, no quotes hold a line end, and some marks are doubled or all names in the header quoted.
     """
-    evident, pending, width, rows, quoted_rows = False, "", 0, 0, 0
+    plain_width = width = rows = quoted_rows = tabs = 0
+    is_plain, is_open, has_joined, evident = True, False, False, False
     for _, text, _ in file.lines():
-        pending = f"{pending}\n{text}" if pending else text
-        if pending.count('"') % 2:
-            if len(pending) > LONGEST:
-                return TableFormat()
+        if not is_open and not text.strip():
             continue
-        if '"' in pending:
-            if not _QUOTED_TSV_ROW.fullmatch(pending):
+        columns = text.count("\t") + 1
+        evident = evident or (not plain_width and _ALL_QUOTED.fullmatch(text) is not None)
+        plain_width = plain_width or columns
+        is_plain = is_plain and columns == plain_width
+        if is_open or '"' in text:
+            has_joined = has_joined or is_open
+            quoted_rows += not is_open
+            scan = _scan_quotes(text, is_open)
+            if scan is None:
                 return TableFormat()
-            fields = _QUOTED_TSV_FIELD.findall(pending)
-            quoted_rows += 1
-            inner = [field[1:-1] for field in fields if field.startswith('"')]
-            evident = evident or any(re.search(r'""|\t|\n', field) for field in inner)
-            evident = evident or (not width and len(inner) == len(fields))
-        else:
-            fields = pending.split("\t")
-        if pending.strip():
-            rows += 1
-            width = width or len(fields)
-            if len(fields) != width:
+            columns, is_open, has_doubled = scan
+            evident = evident or has_doubled
+        tabs += columns - 1
+        if not is_open:
+            rows, width = rows + 1, width or tabs + 1
+            if tabs + 1 != width:
                 return TableFormat()
-        pending = ""
-    if pending or (2 * quoted_rows < rows and not evident):
+            tabs = 0
+    if is_open or not quoted_rows:
         return TableFormat()
-    if evident:
+    if not is_plain or (evident and not has_joined):
+        remark = "is read without the quotes around fields (--quoting none keeps them)"
+        return TableFormat(quoted=True, remark=remark)
+    if has_joined or 2 * quoted_rows >= rows:
         return TableFormat(
-            quoted=True, remark="is read without the quotes around fields (--quoting)"
+            remark="has quotes around fields, which are read as text (--quoting csv)"
         )
-    return TableFormat(remark="has quotes around fields, which are read as text (--quoting csv)")
+    return TableFormat()
+
+
+def _scan_quotes(text: str, is_open: bool) -> tuple[int, bool, bool] | None:
+    """Return how many fields a line has, whether the last one is open, and whether a mark is doubled.
+
+    `is_open` says that the line begins within quotes. None for quotes that RFC 4180 does not allow.
+    """
+    place, count, has_doubled = 0, 1, False
+    while True:
+        if not is_open and text.startswith('"', place):
+            is_open, place = True, place + 1
+        match = (_WITHIN_QUOTES if is_open else _OUTSIDE_QUOTES).match(text, place)
+        if match is None:
+            return None
+        if is_open:
+            has_doubled = has_doubled or '""' in match[0]
+            is_open = not match[1]
+        place = match.end()
+        if place == len(text):
+            return count, is_open, has_doubled
+        count, place = count + 1, place + 1
+
+
+def joins_rows(fields: Sequence[str], delimiter: str) -> bool:
+    """Return whether each line of a row of several would be a row by itself, but for the quotes."""
+    lines = delimiter.join(fields).split("\n")
+    return len(lines) > 1 and all(line.count(delimiter) == len(fields) - 1 for line in lines)
 
 
 def repeated(names: Iterable[str]) -> list[str]:

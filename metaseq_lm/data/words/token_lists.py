@@ -7,7 +7,8 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import abbreviated, nearest
-from metaseq_lm.data.labelled.files import Record, json_objects
+from metaseq_lm.data.labelled.records import Record
+from metaseq_lm.data.storage.json_records import json_records
 from metaseq_lm.data.words.columns import Sentence, SentenceReader, checked_tree, head_number
 
 WORD_FIELDS = ("tokens", "words", "form")
@@ -33,7 +34,7 @@ class TokenListReader(SentenceReader):
     trees: bool = False
 
     def __iter__(self) -> Iterator[Sentence]:
-        for number, fields, bad in json_objects(self.file, self.counts):
+        for number, fields, bad in json_records(self.file, self.counts):
             self.counts["bad_utf8"] += bad
             if bad and self.file.skips_bad:
                 self.counts["skipped"] += 1

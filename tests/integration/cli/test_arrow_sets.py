@@ -157,9 +157,9 @@ def test_a_saved_benchmark_is_a_source(data, tmp_path):
 
 def test_complaints_name_file_and_row(data, tmp_path):
     path = tmp_path / "rows.parquet"
-    write_arrow(path, [{"text": "a", "label": 1}, {"text": None, "label": 0}], {})
+    write_arrow(path, [{"text": 3, "label": 0}], {})
     code, output, folder = data("d", "--labelled", "s", "--trainpref", path)
-    assert code == 1 and f"{path}:2: field 'text' is not a text" in output
+    assert code == 1 and f"{path}:1: field 'text' is not a text but a whole number" in output
     write_arrow(path, [{"sentence": "a", "label": 1}], {})
     code, output, folder = data("d", "--labelled", "s", "--trainpref", path)
     assert code == 1 and "no column 'text'" in output and "sentence" in output

@@ -147,7 +147,7 @@ def broken(task, path, value):
     "task, content, message",
     [
         ("BoolQ", "{\n", "train.jsonl:1: not valid JSON"),
-        ("BoolQ", "[1]\n", "train.jsonl:1: not a JSON object"),
+        ("BoolQ", "[1]\n", "train.jsonl:1: no objects but values without names"),
         ("BoolQ", lines(SUPERGLUE["BoolQ"]) * 2, "train.jsonl:2: idx 3 occurs twice"),
         ("BoolQ", lines(without("BoolQ", "label")), "train.jsonl:1: no field 'label'"),
         (
@@ -157,7 +157,7 @@ def broken(task, path, value):
         ),
         ("BoolQ", lines(changed("BoolQ", label=[1])), "train.jsonl:1: label [1] is not a single"),
         ("BoolQ", lines(changed("BoolQ", passage=3)), ":1: field 'passage' is not a text"),
-        ("BoolQ", lines(changed("BoolQ", idx="3")), ":1: field 'idx' is not a whole number"),
+        ("BoolQ", lines(changed("BoolQ", idx="x")), ":1: field 'idx' is not a whole number"),
         ("COPA", lines(changed("COPA", question="why")), ":1: question 'why' is not 'cause' or"),
         ("COPA", lines(changed("COPA", label=2)), "train.jsonl:1: label '2' is not one of 0, 1"),
         ("MultiRC", broken("MultiRC", ("passage", "text"), None), "no field 'passage.text'"),

@@ -127,7 +127,7 @@ def test_damaged_records_are_counted_and_skipped(run):
         ("c.jsonl", JSONL, ["--text-column", "id"], 1, "c.jsonl:1: field 'id' is not a text"),
         ("c.jsonl", JSONL + '{"id": 1}\n', [], 1, f"c.jsonl:{len(TEXTS) + 1}: no field 'text'"),
         ("c.jsonl", JSONL + "{broken\n", [], 1, f"c.jsonl:{len(TEXTS) + 1}: not valid JSON"),
-        ("c.json", json.dumps([{"text": "a"}]), [], 1, "write one object per line"),
+        ("c.json", json.dumps(["a", "b"]), [], 1, "write an object for each row"),
         ("c.csv", 'text,n\n"never closed,1\n', [], 1, "a quotation mark is not closed"),
         ("c.csv", "text,n\na,1\nb\n", [], 1, "c.csv:3: 1 fields, expected 2 (text, n)"),
         ("c.txt", PLAIN, [], 1, "no column 'text'"),

@@ -1,0 +1,216 @@
+"""Objects of JSON: one a line, over several lines, in an array, or in the array of the field "data"."""
+
+import contextlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.storage.file_kinds import ROWS
+from metaseq_lm.data.storage.text_files import TextFile, check_length
+
+_SPACE = "\ufeff \t\r\n"
+_CHUNK = 1 << 16  # characters
+_FILLED = re.compile(r"[^ \t\r\n]")
+_LISTS = (
+    "no objects but values without names; write objects, for example with jq -c "
+    "'{text: .[0], label: .[1]}'"
+)
+Record = tuple[int, dict[str, Any], bool]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of an object; ValueError if a name has two different values."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        for name, value in pairs:
+            if value != fields[name]:
+                raise ValueError(f"the key {name[:60]!r} stands twice in one object")
+    return fields
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Return the JSON value of a text; MetaseqError, which begins with `where`, for anything else.
+
+    So is an object in which a key occurs twice with different values.
+    """
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise MetaseqError(f"{where}: not valid JSON: {error}") from error
+
+
+def json_object(text: str, where: str) -> dict[str, Any]:
+    """Return the JSON object that `text` is; otherwise a MetaseqError that begins with `where`."""
+    fields = parse_json(text, where)
+    if not isinstance(fields, dict):
+        raise MetaseqError(f"{where}: not a JSON object but {text[:60]!r}")
+    return fields
+
+
+def json_records(file: TextFile, counts: Counter[str]) -> Iterator[Record]:
+    """Yield (number, object, held bad UTF-8) of each object, counting blank lines.
+
+    The number is that of the line on which the object begins, or of the object in an array.
+    MetaseqError with file and number for anything else.
+    """
+    lines = (text.strip(_SPACE) for _, text, _ in file.lines())
+    filled = filter(None, lines)
+    first = next(filled, "")
+    is_stream = first[:1] == "[" or (first[:1] == "{" and not _ends_inside(first))
+    if is_stream or (_has_rows(first) and next(filled, None) is None):
+        yield from _Stream(file).records()
+        return
+    for number, text, bad in file.lines():
+        if text.strip():
+            yield number, json_object(text.removeprefix("\ufeff"), f"{file}:{number}"), bad
+        else:
+            counts["blank"] += 1
+
+
+def _ends_inside(line: str) -> bool:
+    """Return whether an object ends, or is damaged, within its first line."""
+    try:
+        json.loads(line)
+    except json.JSONDecodeError as error:
+        return error.pos < len(line)
+    except (ValueError, RecursionError):
+        pass
+    return True
+
+
+def _has_rows(line: str) -> bool:
+    """Return whether a line is an object with rows in the field "data"."""
+    if not re.match(r'\{.*"data"\s*:\s*\[\s*\{', line):
+        return False
+    with contextlib.suppress(ValueError, RecursionError):
+        rows = json.loads(line).get(ROWS)
+        return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+    return False
+
+
+class _Stream:
+    """Objects read from left to right, with at most one of them in memory."""
+
+    def __init__(self, file: TextFile) -> None:
+        self._file, self._lines = file, file.lines()
+        self._text, self._place, self._line = "", 0, 0
+        self._has_bad = False
+
+    def records(self) -> Iterator[Record]:
+        """Yield the objects of a file that is not one object a line."""
+        if self._peek() == "[":
+            yield from self._array()
+        while self._peek() == "{":
+            yield from self._object()
+        if self._peek():
+            self._refuse("text behind the last object")
+
+    def _refuse(self, reason: object) -> NoReturn:
+        line = self._line - self._text.count("\n", self._place)
+        raise MetaseqError(f"{self._file}:{line}: not valid JSON: {reason}")
+
+    def _read(self) -> bool:
+        """Append lines to the rest of the text, so many that it doubles; return whether there were any."""
+        parts, size = [self._text[self._place :]], 0
+        for number, text, bad in self._lines:
+            self._line = number
+            parts.append(text.removeprefix("\ufeff"))
+            size += len(text) + 1
+            self._has_bad = self._has_bad or bad
+            if size > max(len(parts[0]), _CHUNK):
+                break
+        self._text, self._place = "\n".join(parts), 0
+        line = self._line - self._text.count("\n")
+        check_length(len(self._text), "line", f"{self._file}:{line}")
+        return size > 0
+
+    def _peek(self) -> str:
+        """Return the next character that is not blank, "" at the end of the file."""
+        while True:
+            match = _FILLED.search(self._text, self._place)
+            if match is not None:
+                self._place = match.start()
+                return match[0]
+            self._place = len(self._text)
+            if not self._read():
+                return ""
+
+    def _expect(self, sign: str) -> None:
+        if self._peek() != sign:
+            rest = self._text[self._place : self._place + 20]
+            self._refuse(f"no {sign!r} before {rest!r}" if rest else "the file ends within it")
+        self._place += 1
+
+    def _value(self) -> tuple[Any, bool]:
+        """Return the next value, and whether it held invalid UTF-8."""
+        self._peek()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._place)
+                break
+            except json.JSONDecodeError as error:
+                # What ends with the text may go on in the next line.
+                if error.pos < len(self._text.rstrip(_SPACE)) or not self._read():
+                    self._refuse(error.msg)
+            except (ValueError, RecursionError) as error:
+                self._refuse(error)
+        bad = self._has_bad and "\ufffd" in self._text[self._place : end]
+        self._place = end
+        return value, bad
+
+    def _array(self) -> Iterator[Record]:
+        self._expect("[")
+        number = 0
+        while self._peek() != "]":
+            if number:
+                self._expect(",")
+            number += 1
+            fields, bad = self._value()
+            if not isinstance(fields, dict):
+                reason = _LISTS if number == 1 else f"not a JSON object but {str(fields)[:60]!r}"
+                raise MetaseqError(f"{self._file}:{number}: {reason}")
+            yield number, fields, bad
+        self._expect("]")
+
+    def _object(self) -> Iterator[Record]:
+        """Yield an object, or the objects in its field "data"."""
+        line = self._line - self._text.count("\n", self._place)
+        self._expect("{")
+        fields: dict[str, Any] = {}
+        has_bad = has_rows = False
+        while self._peek() != "}":
+            if fields:
+                self._expect(",")
+            name, bad = self._value()
+            self._expect(":")
+            if name == ROWS and self._holds_rows():
+                yield from self._array()
+                fields[name], has_rows = None, True
+                continue
+            value, bad_value = self._value()
+            if not isinstance(name, str) or fields.get(name, value) != value:
+                self._refuse(
+                    f"the key {str(name)[:60]!r} stands twice in one object, or is no text"
+                )
+            fields[name] = value
+            has_bad = has_bad or bad or bad_value
+        self._expect("}")
+        if not has_rows:
+            yield line, fields, has_bad
+
+    def _holds_rows(self) -> bool:
+        """Return whether an array of objects comes next."""
+        if self._peek() != "[":
+            return False
+        while True:
+            match = _FILLED.search(self._text, self._place + 1)
+            if match is not None:
+                return match[0] == "{"
+            if not self._read():
+                return False
