@@ -414,8 +414,8 @@ def pieces(line: bytes) -> list[bytes]:
 
 
 def blocks(file: TextFile, size: int = BLOCK) -> Iterator[Block]:
-    """Yield a file in blocks of about `size` bytes; MetaseqError if it cannot be read."""
-    rest, line, inside, read = b"", 1, False, 0
+    """Yield a file in blocks of about `size` bytes; MetaseqError if it cannot be read or a line is too long."""
+    rest, line, inside, read, length = b"", 1, False, 0, 0
     for chunk, read in file.chunks(size):
         rest += chunk
         end = rest.rfind(b"\n") + 1
@@ -423,7 +423,7 @@ def blocks(file: TextFile, size: int = BLOCK) -> Iterator[Block]:
         if end and inside:
             start = rest.find(b"\n") + 1
             yield Block(file, rest[:start], line, read, piece=True)
-            inside = False
+            inside, length = False, 0
             line += 1
         if end > start:
             yield Block(file, rest[start:end], line, read)
@@ -432,6 +432,8 @@ def blocks(file: TextFile, size: int = BLOCK) -> Iterator[Block]:
         if len(rest) > size + PIECE:
             # The last piece stays: it may not have ended yet.
             ready = sum(map(len, pieces(rest)[:-1]))
+            length += ready
+            check_length(length, "line", f"{file}:{line}")
             yield Block(file, rest[:ready], line, read, piece=True, continues=True)
             rest, inside = rest[ready:], True
     if rest or inside:
