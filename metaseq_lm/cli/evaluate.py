@@ -50,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.core.config import split_overrides
     from metaseq_lm.data.storage.manifest import FILE_NAME
     from metaseq_lm.runs import manifests
-    from metaseq_lm.training.restore import open_run
 
     args.split, more_overrides = split_overrides(args.split)
     names, overrides = split_overrides(args.checkpoint + args.overrides)
@@ -69,8 +68,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.ensemble and (args.best is not None or args.metric is not None):
         raise UsageError("--best and --metric choose the runs of an ensemble; give --ensemble too")
     paths = [manifests.resolve(name, prefer="best") for name in names]
+    manifests.check_early(names, args.user_dir, overrides)
     if args.ensemble:
         return run_ensemble(args, paths, overrides)
+    from metaseq_lm.training.restore import open_run
+
     scorer = open_run(str(paths[0]), args.data, args.user_dir, overrides)
     for split in args.split:
         metrics, rows = scorer.score(split)

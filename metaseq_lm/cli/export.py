@@ -47,7 +47,6 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.interop.objective import check_objective
     from metaseq_lm.interop.parts import KEY
     from metaseq_lm.runs import checkpoint, manifests
-    from metaseq_lm.training.restore import usable_config
 
     if args.public and not args.push:
         raise UsageError("--public is of --push REPO, which is missing")
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     plugins.load_all(args.user_dir)
     stored = checkpoint.load(manifests.resolve(args.checkpoint, prefer="best"))
     data, out = Path(args.data) if args.data else None, Path(args.out)
-    config = usable_config(stored, args.user_dir)
+    config = manifests.usable_config(stored.path, stored.manifest, args.user_dir)
     part, tokenizer = export_checkpoint(stored, config, out, args.part, data, args.head)
     show(f"{out}: exported from {stored.path}")
     if part.unused:

@@ -134,8 +134,8 @@ def checkpoints(run: Path, verify: bool) -> Iterator[dict[str, Any]]:
 
 def checkpoint_line(row: dict[str, Any]) -> str:
     """Return the line of a checkpoint."""
-    marks = [name for name in ("best", "last", "verified") if row[name]]
+    marks = ", ".join(name for name in ("best", "last", "verified") if row[name])
     size = "" if row["bytes"] is None else human_bytes(row["bytes"])
     metrics = "  ".join(f"{name} {value:.6g}" for name, value in row["metrics"].items())
     damage = f"damaged: {row['damage']}" if row["damage"] else ""
-    return f"{Path(row['path']).name}  {size:>9}  {','.join(marks):<18}{damage or metrics}".rstrip()
+    return f"{Path(row['path']).name}  {size:>9}  {marks:<20}  {damage or metrics}".rstrip()

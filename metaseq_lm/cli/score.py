@@ -79,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
     from metaseq_lm.core.config import split_overrides
     from metaseq_lm.core.errors import UsageError
     from metaseq_lm.data.labelled.files import read_pairs, read_sentences
-    from metaseq_lm.training.restore import open_run
-    from metaseq_lm.training.scoring import SentenceScorer
+    from metaseq_lm.runs.manifests import check_early
 
     if args.pairs and args.tokens:
         raise UsageError("--tokens shows single sentences; leave it out with --pairs")
@@ -91,6 +90,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--out {args.out} is a folder; give the name of a file")
     read: Callable[..., tuple[list[Any], int]] = read_pairs if args.pairs else read_sentences
     files = {source: read(source, args.on_bad_utf8) for source in sources}
+    check_early([args.run_path], args.user_dir, options)
+    from metaseq_lm.training.restore import open_run
+    from metaseq_lm.training.scoring import SentenceScorer
+
     opened = open_run(args.run_path, args.data, args.user_dir, options)
     scorer = SentenceScorer(opened, args.batch_tokens, args.too_long)
     if args.pairs:

@@ -1,4 +1,4 @@
-"""The manifests of checkpoints, and which checkpoints a run folder has; nothing here needs torch."""
+"""The manifests of checkpoints, and which checkpoints a run folder has; no torch is needed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,26 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from metaseq_lm.core.config import GROUPS
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from metaseq_lm.core import plugins
+from metaseq_lm.core.config import (
+    GROUPS,
+    RunConfig,
+    check_names,
+    check_stored,
+    overridden,
+    with_current_names,
+    without_environment,
+)
 from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import as_numbers, misfit, read_json
+from metaseq_lm.runs.folder import check_hidden
 
 FORMAT = 2
 FORMAT_IN_PARTS = 3
@@ -131,3 +144,55 @@ def resolve(path: str, prefer: str = "last") -> Path:
         f"{path} holds no checkpoint (no manifest.json in it or its checkpoints/)"
         f"{remedy * ((root.parent if root.is_file() else root) / 'config.json').is_file()}"
     )
+
+
+def config_of(manifest: Mapping[str, Any], path: Path) -> DictConfig:
+    """Return the configuration of a checkpoint; CheckpointError if it is invalid."""
+    try:
+        with without_environment():
+            config: DictConfig = OmegaConf.structured(RunConfig)
+            config.merge_with(with_current_names(manifest.get("config")))
+            OmegaConf.resolve(config)
+        for group in GROUPS:
+            check_stored(group, config.get(group))
+    except (OmegaConfBaseException, ValueError, RecursionError) as error:
+        reason = str(error).split("\n")[0]
+        raise CheckpointError(f"{path}: its config cannot be used: {reason}") from error
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def usable_config(path: Path, manifest: Mapping[str, Any], user_dir: str | None) -> DictConfig:
+    """Return the configuration of a checkpoint, all of whose names are registered.
+
+    Raises CheckpointError if it is invalid, UsageError if it needs a plug-in that `user_dir` does not
+    name.
+    """
+    config = config_of(manifest, path)
+    if config.user_dir and not user_dir:
+        # Code is run only if the command line names it.
+        raise UsageError(
+            f"this run used a plug-in; give --user-dir with its path from here, which was {config.user_dir}"
+        )
+    check_names(config)
+    return config
+
+
+def reopened_config(
+    path: Path, manifest: Mapping[str, Any], user_dir: str | None, overrides: Sequence[str]
+) -> DictConfig:
+    """Return the `usable_config` of a checkpoint with key=value changes; UsageError if one is wrong."""
+    config = usable_config(path, manifest, user_dir)
+    check_hidden(path, OmegaConf.to_container(config), overrides)
+    return overridden(config, overrides)
+
+
+def check_early(runs: Iterable[str], user_dir: str | None, overrides: Sequence[str]) -> None:
+    """Raise UsageError for a run that is not there, or a wrong override, before torch is imported."""
+    folders = [resolve(run, prefer="best") for run in runs]
+
+    def check(_: object) -> None:
+        for folder in folders:
+            reopened_config(folder, read_manifest(folder), user_dir, overrides)
+
+    plugins.early(check, user_dir)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -30,6 +28,7 @@ from metaseq_lm.training.parts import (
     choose_device,
     count_parameters,
     evaluate_split,
+    peak_memory,
     prepare_config,
 )
 from metaseq_lm.training.prefetch import Prefetcher
@@ -159,16 +158,6 @@ def seconds_of_update(estimate: PriceEstimate) -> float:
     return float(sum(scale * took for scale, took in zip(estimate.scales, seconds, strict=True)))
 
 
-def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that a process of the run has used so far: of the GPU, or else in all."""
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_reserved(device)
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        peak *= 1 if sys.platform == "darwin" else 1024
-    return max(process_group.gather_objects(peak))
-
-
 def dry_run(config: DictConfig) -> Parts:
     """Make one update of each kind, validate a batch, print results and cost; write nothing.
 
@@ -189,17 +178,20 @@ def dry_run(config: DictConfig) -> Parts:
     trained = count_parameters(parts.model)["trained"]
     is_part = estimate.divisor > 1
     part = f" (measured on 1/{estimate.divisor} of a batch)" if is_part else ""
-    seconds, peak = seconds_of_update(estimate), peak_memory(parts.engine.device)
+    seconds = seconds_of_update(estimate)
+    peak = max(process_group.gather_objects(peak_memory(parts.engine.device)))
     log.message(
         f"an update costs {estimate.flops:.3g} FLOPs and {seconds:.3g} s{part}; {trained:,} parameters "
-        "are trained"
+        "are trained",
+        is_result=True,
     )
     options = config.trainer
     total = options.max_update or int(options.max_flops // estimate.flops)
     log.message(
         f"{total:,} updates take {total * seconds / 3600:.2g} hours on this machine as it is now, without "
         f"validations and saves; memory: {human_bytes(peak)} of a process at most"
-        f"{' with such a part, more with a whole batch' if is_part else ''}"
+        f"{' with such a part, more with a whole batch' if is_part else ''}",
+        is_result=True,
     )
     log.close()
     return parts

@@ -7,24 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 
 from metaseq_lm.core import plugins
-from metaseq_lm.core.config import (
-    GROUPS,
-    RunConfig,
-    check_names,
-    check_stored,
-    overridden,
-    with_current_names,
-    without_environment,
-)
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.data.storage.manifest import labels_in, tokenizer_hash
 from metaseq_lm.runs import checkpoint, lineage_cost, manifests
 from metaseq_lm.runs.checkpoint import Checkpoint
-from metaseq_lm.runs.folder import check_hidden
 from metaseq_lm.runs.manifests import CheckpointError
 from metaseq_lm.tasks.protocols import ChecksSource
 from metaseq_lm.training.parts import Parts, build_parts
@@ -53,9 +42,7 @@ def open_run(
     plugins.load_all(user_dir)
     folder = manifests.resolve(path, prefer="best")
     stored = checkpoint.load(folder)
-    config = usable_config(stored, user_dir)
-    check_hidden(folder, OmegaConf.to_container(config), overrides)
-    config = overridden(config, overrides)
+    config = manifests.reopened_config(folder, stored.manifest, user_dir, overrides)
     config.data = data or config.data
     config.init_from = None
     check_tokenizer(stored, config.data)
@@ -64,21 +51,6 @@ def open_run(
     with parts.engine.whole(write=True):
         checkpoint.load_into(parts.model, stored.weights, folder)
     return parts
-
-
-def usable_config(stored: Checkpoint, user_dir: str | None) -> DictConfig:
-    """Return the configuration of a checkpoint, all of whose names are registered.
-
-    Raises UsageError if it needs a plug-in that `user_dir` does not name.
-    """
-    config = stored_config(stored)
-    if config.user_dir and not user_dir:
-        # Code is run only if the command line names it.
-        raise UsageError(
-            f"this run used a plug-in; give --user-dir with its path from here, which was {config.user_dir}"
-        )
-    check_names(config)
-    return config
 
 
 def check_labels(stored: Checkpoint, parts: Parts, folder: Path) -> None:
@@ -92,18 +64,7 @@ def check_labels(stored: Checkpoint, parts: Parts, folder: Path) -> None:
 
 def stored_config(stored: Checkpoint) -> DictConfig:
     """Return the configuration of a checkpoint; CheckpointError if it is invalid."""
-    try:
-        with without_environment():
-            config: DictConfig = OmegaConf.structured(RunConfig)
-            config.merge_with(with_current_names(stored.manifest.get("config")))
-            OmegaConf.resolve(config)
-        for group in GROUPS:
-            check_stored(group, config.get(group))
-    except (OmegaConfBaseException, ValueError, RecursionError) as error:
-        reason = str(error).split("\n")[0]
-        raise CheckpointError(f"{stored.path}: its config cannot be used: {reason}") from error
-    OmegaConf.set_struct(config, True)
-    return config
+    return manifests.config_of(stored.manifest, stored.path)
 
 
 @dataclass(frozen=True)

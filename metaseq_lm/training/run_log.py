@@ -40,8 +40,8 @@ class RunLog:
     def start(self, total: int, update: int) -> None:
         """Show progress from `update` on, of `total`."""
         self.total = total
-        self.visible = process_group.rank() == 0 and not is_quiet()
-        if self.visible and sys.stderr.isatty():
+        self.visible = process_group.rank() == 0
+        if self.visible and not is_quiet() and sys.stderr.isatty():
             self.bar = tqdm(
                 total=total,
                 initial=update,
@@ -63,14 +63,14 @@ class RunLog:
             with contextlib.suppress(OSError):
                 self.bar.update(1)
 
-    def message(self, text: str) -> None:
-        """Show a line on the screen only."""
+    def message(self, text: str, is_result: bool = False) -> None:
+        """Show a line on the screen only; with --quiet, if it is a result."""
         line = printable(f"{self.name}: {text}")
         if self.bar is not None:
             # The terminal may be closed: log.jsonl has every line.
             with contextlib.suppress(OSError):
                 self.bar.write(line, file=sys.stderr)
-        elif self.visible:
+        elif self.visible and (is_result or not is_quiet()):
             say(line)
 
     def event(self, update: int, seconds: float, message: str, **details: Any) -> None:
@@ -96,11 +96,7 @@ class RunLog:
             if update != self.total and now - self.last_validation < 1.0:
                 return
             self.last_validation = now
-        line = f"{kind} {update}/{self.total}  {text}"
-        if is_quiet() and kind not in ("train", "valid") and process_group.rank() == 0:
-            say(f"{self.name}: {line}")  # a result
-        else:
-            self.message(line)
+        self.message(f"{kind} {update}/{self.total}  {text}")
 
     def record(self, kind: str, update: int, seconds: float, content: dict[str, Any]) -> None:
         """Write a line of log.jsonl only."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from metaseq_lm.core.config import option
 from metaseq_lm.core.errors import UsageError, say
+from metaseq_lm.core.output import is_quiet
 from metaseq_lm.data.storage.text_files import TextFile, training_lines
 from metaseq_lm.data.tokenizers.base import OPTIONS_FILE, Tokenizer
 from metaseq_lm.data.tokenizers.loading import load_tokenizer, tokenizer_class
@@ -67,7 +68,8 @@ class TokenizerOptions:
             )
         rest = f" and {len(files) - 3:,} more" if len(files) > 3 else ""
         text = f"training {self.tokenizer} on {', '.join(map(str, files[:3]))}{rest}"
-        say(text)
+        if not is_quiet():
+            say(text)
         lines = training_lines(files)
         return kind.train(lines, self.vocab_size, task_tokens, min_frequency, **options)
 
