@@ -140,12 +140,15 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
     The metric is the first one of validation if none is named. Which end is best is what the runs
     kept their best checkpoint by, or else what its name says.
     """
+    from metaseq_lm.core.config import flatten
     from metaseq_lm.evaluation.predictions import best
     from metaseq_lm.reporting.numbers import Metric
-    from metaseq_lm.runs import checkpoint, manifests
-    from metaseq_lm.training.restore import stored_config
+    from metaseq_lm.reporting.objectives import describe, other_functions
+    from metaseq_lm.reporting.runs import Run
+    from metaseq_lm.runs import manifests
 
-    valid = [manifests.read_manifest(path).get("valid") or {} for path in paths]
+    stored = [manifests.read_manifest(path) for path in paths]
+    valid = [manifest.get("valid") or {} for manifest in stored]
     name = metric or next(iter(valid[0]), "")
     for path, values in zip(paths, valid):
         if name not in values:
@@ -153,8 +156,12 @@ def best_of(paths: Sequence[Path], count: int, metric: str | None) -> list[Path]
             raise UsageError(
                 f"{path} has no validation metric '{name}' to choose by; it has {known}"
             )
+    configs = [flatten(m.get("config") or {}) | {"data_hash": m.get("data")} for m in stored]
+    runs = [Run(path, config, [], None) for path, config in zip(paths, configs)]
+    if differing := other_functions(f"valid.{name}", runs):
+        raise UsageError(f"--best: {describe(name, differing)}; name another --metric")
     values = [float(metrics[name]) for metrics in valid]
-    trainer = stored_config(checkpoint.load(paths[0])).trainer
+    trainer = manifests.config_of(stored[0], paths[0]).trainer
     direction = "higher" if trainer.maximize_best_checkpoint_metric else "lower"
     known_direction = direction if trainer.best_checkpoint_metric == name else None
     chosen_metric = Metric.of(name, values, known_direction)
