@@ -35,10 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export, and compare if asked."""
+    from metaseq_lm.runs import manifests
+
+    source = manifests.resolve(args.checkpoint, prefer="best")
     from metaseq_lm.interop.check import check, library
     from metaseq_lm.interop.exporting import export_checkpoint
     from metaseq_lm.interop.hub import push, require_hub
-    from metaseq_lm.runs import checkpoint, manifests
+    from metaseq_lm.runs import checkpoint
     from metaseq_lm.training.restore import stored_config
 
     if args.public and not args.push:
@@ -47,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         require_hub(args.push)
     if args.check:
         library()
-    stored = checkpoint.load(manifests.resolve(args.checkpoint, prefer="best"))
+    stored = checkpoint.load(source)
     data, out = Path(args.data) if args.data else None, Path(args.out)
     config = stored_config(stored)
     part, tokenizer = export_checkpoint(stored, config, out, args.part, data, args.head)
