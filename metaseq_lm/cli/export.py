@@ -41,12 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Export, and compare if asked."""
     from metaseq_lm.core import plugins
+    from metaseq_lm.runs import manifests
+
+    source = manifests.resolve(args.checkpoint, prefer="best")
     from metaseq_lm.interop.check import check, library
     from metaseq_lm.interop.exporting import export_checkpoint, longest_input
     from metaseq_lm.interop.hub import push, require_hub
     from metaseq_lm.interop.objective import check_objective
     from metaseq_lm.interop.parts import KEY
-    from metaseq_lm.runs import checkpoint, manifests
+    from metaseq_lm.runs import checkpoint
 
     if args.public and not args.push:
         raise UsageError("--public is of --push REPO, which is missing")
@@ -55,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         library()
     plugins.load_all(args.user_dir)
-    stored = checkpoint.load(manifests.resolve(args.checkpoint, prefer="best"))
+    stored = checkpoint.load(source)
     data, out = Path(args.data) if args.data else None, Path(args.out)
     config = manifests.usable_config(stored.path, stored.manifest, args.user_dir)
     part, tokenizer = export_checkpoint(stored, config, out, args.part, data, args.head)

@@ -39,7 +39,7 @@ OPERATORS: dict[type, Any] = {
 HARMLESS = {*sys.stdlib_module_names, "metaseq_lm", "numpy", "omegaconf", "torch"}
 HIDING = {
     *("importlib", "pkgutil", "runpy", "builtins", "exec", "eval", "__import__"),
-    *("registry", "plugins", "ALL", *(f"{kind.upper()}S" for kind in KINDS)),
+    *("registry", "plugins", "ALL", "*", *(f"{kind.upper()}S" for kind in KINDS)),
 }
 
 
@@ -283,28 +283,25 @@ class Sources:
 def check_decorators(module: Module) -> None:
     """Raise UnreadableError if a module may register names in another way than by decorators."""
     decorators = [call.func for _, call, _ in module.registrations]
+    harmless = HARMLESS | {module.name.split(".")[0]}
     for node in ast.walk(module.tree):
         words: list[str] = []
         packages: set[str] = set()
+        is_hiding = False
         match node:
             case ast.Import():
                 words = [word for alias in node.names for word in alias.name.split(".")]
                 packages = {alias.name.split(".")[0] for alias in node.names}
             case ast.ImportFrom():
                 words = [alias.name for alias in node.names]
-                words += [
-                    a.asname for a in node.names if a.asname and a.name.startswith("register_")
-                ]
                 packages = set() if node.level else {module.absolute(node).split(".")[0]}
+                is_hiding = any(a.asname and a.name.startswith("register_") for a in node.names)
             case ast.Attribute():
                 words = [node.attr]
             case ast.Name() if node not in decorators:
-                words = [node.id, *(["ALL"] if node.id.startswith("register_") else [])]
-        if (
-            HIDING & {*words, *packages}
-            or "*" in words
-            or packages - HARMLESS - {module.name.split(".")[0]}
-        ):
+                words = [node.id]
+                is_hiding = node.id.startswith("register_")
+        if is_hiding or HIDING & {*words, *packages} or packages - harmless:
             raise UnreadableError(f"{module.file}: {ast.unparse(node)}")
     for node in module.tree.body:
         may_fail = isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While)

@@ -61,15 +61,25 @@ def declared(user_dir: str | None) -> dict[str, Registry[Any]]:
     plug_ins = [point.value.split(":")[0] for point in installed()]
     roots = {}
     for name in [*plug_ins, *filter(None, [user_dir])]:
-        path = path_of(name)
-        if path is None:
-            spec = importlib.util.find_spec(name.split(".")[0])
-            if spec is None or spec.origin is None:
-                raise UnreadableError(f"{name}: no source")
-            path = Path(spec.origin)
-            path = path.parent if path.name == "__init__.py" else path
-        roots[path.stem if os.sep in name else name] = path
+        path, module = path_of(name), name
+        if path is not None:
+            module = path.stem
+        else:
+            path = source_of(name.split(".")[0])
+        roots[module] = path
     return declarations.declared(roots)
+
+
+def source_of(package: str) -> Path:
+    """Return the folder, or the file, of an installed package; UnreadableError if it has none."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        raise UnreadableError(f"{package}: no source")
+    path = Path(spec.origin)
+    return path.parent if path.name == "__init__.py" else path
 
 
 def early(function: Callable[[dict[str, Registry[Any]]], T], user_dir: str | None) -> T | None:

@@ -34,7 +34,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     group = re.match(r"--|(\w+\.)*", name)
     prefix = group[0] if group else ""
     similar = {other.removeprefix(prefix): other for other in names}
-    found = difflib.get_close_matches(name.removeprefix(prefix), similar, n=3, cutoff=0.55)
+    found = difflib.get_close_matches(name.removeprefix(prefix), similar, n=3, cutoff=0.6)
     close = [similar[other] for other in found]
     return " Did you mean " + " or ".join(repr(c) for c in close) + "?" if close else ""
 
