@@ -379,6 +379,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         counts = split.counts
         return (
             f"{split}: no rows ({counts['blank']} blank lines, {counts['no_gold_label']} rows without label, "
+            f"{counts['no_text']} without text, "
             f"{counts['skipped'] + counts['malformed']} rows skipped, apart from a header row)"
         )
 
