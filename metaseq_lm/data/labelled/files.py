@@ -173,7 +173,10 @@ class RowReader:
         texts = self.columns.texts or (("text_a", "text_b") if has_pair else ("text",))
         labels = self.columns.indicators or (self.columns.label,)
         # "labl" is a mistake to point out, not a file without labels.
-        is_present = any(difflib.get_close_matches(n.casefold(), lower, 1, 0.8) for n in labels)
+        is_present = any(
+            n.casefold() in lower or difflib.get_close_matches(n.casefold(), lower, 1, 0.8)
+            for n in labels
+        )
         self.labelled = is_present or self.required
 
         def column(name: str, likely: Collection[str]) -> str:

@@ -16,7 +16,7 @@ from metaseq_lm.data.storage.arrow_values import unreadable_type
 from metaseq_lm.data.storage.file_kinds import JSON_SUFFIXES, is_json
 from metaseq_lm.data.storage.json_records import json_records
 from metaseq_lm.data.storage.literals import read_literal
-from metaseq_lm.data.storage.tables import QUOTING, joins_rows, table_format, table_rows
+from metaseq_lm.data.storage.tables import QUOTING, joins_rows, repeated, table_format, table_rows
 from metaseq_lm.data.storage.text_files import TextFile, format_suffix, without_surrogates
 
 MALFORMED_NAMED = 3  # of a file; the others are only counted
@@ -188,8 +188,7 @@ class RecordReader:
             stripped = tuple(map(str.strip, fields))
             if names is None:
                 names = stripped
-                doubled = [name for name in {*names} - {""} if names.count(name) > 1]
-                if doubled:
+                if doubled := repeated(names):
                     raise MetaseqError(
                         f"{self.file}:{number}: a column name occurs twice: {abbreviated(doubled)}"
                     )

@@ -135,7 +135,8 @@ class CorpusPipeline(TokenPipeline[Block, Encoded]):
         if options.text_column is None and (options.columns or options.quoting != QUOTING[0]):
             raise UsageError("--columns and --quoting are of tables; give --text-column as well")
         self.options = options
-        if options.text_column is not None:
+        self.holds_lines = options.text_column is not None
+        if self.holds_lines:
             self.reads = RECORDS | PLAIN  # a table of one column
             self.expected = "a table or records with a column of text"
 

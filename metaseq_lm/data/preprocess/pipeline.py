@@ -130,6 +130,7 @@ class Pipeline(Generic[Record, Encoded]):
         unit: The count of a split that must not be zero.
         reads_records: Whether the files may be of Parquet and Arrow, too, and folders of such.
         reads: The kinds of files that it reads; `expected` names them.
+        holds_lines: Whether lines are held whole, which bounds their length.
         folder: The staging folder; set before `prepare` is called.
         shared_files: The names of files that belong to no split, such as the tokenizer's.
     """
@@ -139,6 +140,7 @@ class Pipeline(Generic[Record, Encoded]):
     reads_records: ClassVar[bool] = False
     reads: frozenset[Kind] = frozenset(Kind)
     expected: str = "a file of this kind"
+    holds_lines: bool = True
     folder: Path
 
     def __init__(self, request: Request) -> None:
@@ -154,7 +156,7 @@ class Pipeline(Generic[Record, Encoded]):
     def check_file(self, path: Path) -> None:
         """Raise a MetaseqError if an input file cannot be read, is no text or of another kind."""
         file = (self.request.record_file if self.reads_records else self.request.text_file)(path)
-        check_content(file, self.request.on_bad_utf8 is not None)
+        check_content(file, self.request.on_bad_utf8 is not None, self.holds_lines)
         check_kind(file, self.reads, self.expected)
 
     def prepare(self) -> dict[str, Any]:

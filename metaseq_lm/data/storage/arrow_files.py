@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.storage.arrow_bounds import ROWS, check_record_batches, parquet_plan, sliced
 from metaseq_lm.data.storage.arrow_values import RowConverter
 from metaseq_lm.data.storage.text_files import TextFile, joined, open_source, source_bytes
 
-ROWS = 256  # read at once
 # Arrow streams, which the library datasets saves, begin with the mark of a continued message.
 PARQUET, ARROW_FILE, ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -33,9 +33,10 @@ def arrow_batches(
     check_schema: Callable[[Any], None],
     columns: list[str] | None = None,
 ) -> Iterator[tuple[Any, float]]:
-    """Yield record batches of at most ROWS rows, and the share of the file that is read by then.
+    """Yield record batches of at most ROWS rows, in bounded memory, and the share of the file read by then.
 
-    `check_schema` gets the schema before; of Parquet only `columns` are read.
+    `check_schema` gets the schema before; of Parquet only `columns` are read. MetaseqError for a cell
+    that is too long.
     """
     try:
         import pyarrow
@@ -46,9 +47,12 @@ def arrow_batches(
     number = 0
     with open_source(file.path) as raw:
         try:
-            for batch, share in _batches(raw, source_bytes(file.path), check_schema, columns):
-                yield batch, share
-                number += len(batch)
+            for batch, share in _batches(raw, file, check_schema, columns):
+                for part in sliced(batch, str(file), number):
+                    yield part, share
+                    number += len(part)
+        except pyarrow.ArrowMemoryError as error:
+            raise MetaseqError(f"{file}: too little memory behind row {number}: {error}") from error
         except (pyarrow.ArrowException, OSError) as error:
             raise MetaseqError(
                 f"{file}: damaged behind row {number}: {str(error).rstrip('.')}. Copy or write the file again."
@@ -56,7 +60,10 @@ def arrow_batches(
 
 
 def _batches(
-    raw: IO[bytes], size: int, check_schema: Callable[[Any], None], columns: list[str] | None
+    raw: IO[bytes],
+    source: TextFile,
+    check_schema: Callable[[Any], None],
+    columns: list[str] | None,
 ) -> Iterator[tuple[Any, float]]:
     import pyarrow
     import pyarrow.parquet
@@ -64,20 +71,30 @@ def _batches(
     sign = raw.read(6)
     raw.seek(0)
     if sign.startswith(PARQUET):
-        file = pyarrow.parquet.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20)
+        file = pyarrow.parquet.ParquetFile(raw)
         check_schema(file.schema_arrow)
-        rows = 0
-        for batch in file.iter_batches(ROWS, columns=columns):
-            rows += len(batch)
-            yield batch, rows / file.metadata.num_rows
+        metadata, rows = file.metadata, 0
+        plan = parquet_plan(raw, metadata, columns, str(source))
+        file = pyarrow.parquet.ParquetFile(
+            raw, read_dictionary=plan.dictionaries, pre_buffer=False, buffer_size=1 << 20
+        )
+        for group, count in enumerate(plan.rows):
+            for batch in file.iter_batches(count, [group], columns):
+                rows += len(batch)
+                yield batch, rows / metadata.num_rows
         return
+    size = source_bytes(source.path)
     if sign.startswith(ARROW_FILE):
+        raw.seek(8)
+        check_record_batches(raw, str(source))
         opened = pyarrow.ipc.open_file(raw)
         batches = map(opened.get_batch, range(opened.num_record_batches))
     else:
         raw.seek(-len(END_OF_STREAM), os.SEEK_END)
         if raw.read() != END_OF_STREAM:
             raise OSError("it has no end mark")
+        raw.seek(0)
+        check_record_batches(raw, str(source))
         raw.seek(0)
         opened = batches = pyarrow.ipc.open_stream(raw)
     check_schema(opened.schema)

@@ -14,6 +14,7 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import abbreviated
+from metaseq_lm.data.storage.tables import repeated
 
 _TYPE = "type of Arrow"
 # What the library datasets notes for columns that are no media.
@@ -55,7 +56,7 @@ class RowConverter:
 
     def __init__(self, schema: Any, where: str, encoding: str = "utf-8") -> None:
         names = schema.names
-        if doubled := sorted({name for name in names if names.count(name) > 1}):
+        if doubled := repeated(names):
             raise MetaseqError(f"{where}: a column name occurs twice: {abbreviated(doubled)}")
         self._encoding = encoding
         self._binary_columns: list[BinaryColumn] = []

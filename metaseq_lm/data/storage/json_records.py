@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.data.storage.file_kinds import ROWS
-from metaseq_lm.data.storage.text_files import LONGEST_LINE, TextFile
+from metaseq_lm.data.storage.text_files import TextFile, check_length
 
 _SPACE = "\ufeff \t\r\n"
 _CHUNK = 1 << 16  # characters
@@ -126,8 +126,8 @@ class _Stream:
             if size > max(len(parts[0]), _CHUNK):
                 break
         self._text, self._place = "\n".join(parts), 0
-        if len(self._text) > LONGEST_LINE:
-            self._refuse(f"an object of more than {LONGEST_LINE >> 20} MB")
+        line = self._line - self._text.count("\n")
+        check_length(len(self._text), "line", f"{self._file}:{line}")
         return size > 0
 
     def _peek(self) -> str:

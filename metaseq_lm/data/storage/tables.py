@@ -1,16 +1,22 @@
 """Rows of CSV (RFC 4180) and TSV files; what a file is, is decided by its content."""
 
-import csv
+import io
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from metaseq_lm.core.errors import MetaseqError
-from metaseq_lm.data.storage.text_files import TextFile, blocks, format_suffix
+from metaseq_lm.data.storage.text_files import (
+    TextFile,
+    blocks,
+    check_length,
+    format_suffix,
+)
 
 QUOTING = ("auto", "csv", "none")
 DELIMITERS = (",", ";", "\t", "|")
-FIELD_LIMIT = 1 << 26  # characters; a quotation mark that is never closed does not fill the memory
 _QUOTED = r'"(?:[^"]|"")*"'
 _ALL_QUOTED = re.compile(r'"[^"]*"(?:\t"[^"]*")*')
 _WITHIN_QUOTES = re.compile(r'[^"]*(?:""[^"]*)*("(?=\t|$)|$)')
@@ -134,6 +140,11 @@ def joins_rows(fields: Sequence[str], delimiter: str) -> bool:
     return len(lines) > 1 and all(line.count(delimiter) == len(fields) - 1 for line in lines)
 
 
+def repeated(names: Iterable[str]) -> list[str]:
+    """Return the names of columns, apart from "", that occur more than once."""
+    return [name for name, count in Counter(names).items() if count > 1 and name]
+
+
 def table_rows(file: TextFile, form: TableFormat) -> Iterator[tuple[int, list[str], bool]]:
     """Yield (number of the first line, fields, held bad UTF-8) of each row, blank ones included.
 
@@ -143,29 +154,73 @@ def table_rows(file: TextFile, form: TableFormat) -> Iterator[tuple[int, list[st
         for number, text, bad in file.lines():
             yield number, text.split(form.delimiter), bad
         return
-    number, has_bad = 0, False
+    for number, fields, bad in _QuotedRows(file, form.delimiter):
+        if number > 1 or fields != ["sep=", ""]:  # Excel's line that names the delimiter
+            yield number, fields, bad
 
-    def lines() -> Iterator[str]:
-        nonlocal number, has_bad
-        for line, text, bad in file.lines():
-            number, has_bad = line, has_bad or bad
-            # The csv module takes a CR for a line end.
-            yield text.replace("\r", " ").replace("\0", "\ufffd") + "\n"
 
-    csv.field_size_limit(FIELD_LIMIT)
-    spaced = form.delimiter != "\t"
-    rows = csv.reader(lines(), delimiter=form.delimiter, strict=True, skipinitialspace=spaced)
-    while True:
-        first, has_bad = number + 1, False
-        try:
-            fields = next(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            reason = "a quotation mark is not closed" if "end of data" in str(error) else error
-            raise MetaseqError(
-                f"{file}:{first}: {reason}; in a quoted field quotation marks are doubled. Mend the "
-                "row, or give --quoting none if quotation marks are a part of the text"
-            ) from error
-        if first > 1 or fields != ["sep=", ""]:  # Excel's line that names the delimiter
-            yield first, fields, has_bad
+class _QuotedRows:
+    """Iterates over rows as the csv module reads them, but its fields take no more memory than their text."""
+
+    def __init__(self, file: TextFile, delimiter: str) -> None:
+        self._file, self._delimiter = file, delimiter
+        self._lines = file.lines()
+        self._text, self._place, self._bad = "", 0, False
+        self._first = self._number = 0  # lines: the first of the row, the current one
+
+    def __iter__(self) -> Iterator[tuple[int, list[str], bool]]:
+        while self._next_line():
+            self._first = self._number
+            yield self._first, list(self._fields()), self._bad
+            self._bad = False
+
+    def _next_line(self) -> bool:
+        self._number, text, bad = next(self._lines, (0, "", False))
+        self._bad = self._bad or bad
+        self._text, self._place = text.replace("\r", " ").replace("\0", "\ufffd"), 0
+        return self._number > 0
+
+    def _fields(self) -> Iterator[str]:
+        while True:
+            if self._delimiter != "\t":
+                while self._text.startswith(" ", self._place):
+                    self._place += 1
+            if self._text.startswith('"', self._place):
+                yield self._quoted()
+            else:
+                end = self._text.find(self._delimiter, self._place)
+                end = len(self._text) if end < 0 else end
+                yield self._text[self._place : end]
+                self._place = end
+            if self._place == len(self._text):
+                return
+            if self._text[self._place] != self._delimiter:
+                self._refuse(f"{self._delimiter!r} expected after '\"'")
+            self._place += 1
+
+    def _quoted(self) -> str:
+        """Return the field that begins here, which may go on over lines; move behind it."""
+        field, size, start = io.StringIO(), 0, self._place + 1
+        while True:
+            end = self._text.find('"', start)
+            if end < 0:
+                field.write(self._text[start:])
+                field.write("\n")
+                size += len(self._text) if self._text.isascii() else len(self._text.encode())
+                check_length(size, "field", f"{self._file}:{self._first}")
+                if not self._next_line():
+                    self._refuse("a quotation mark is not closed")
+                start = 0
+            elif self._text.startswith('"', end + 1):
+                field.write(self._text[start : end + 1])
+                start = end + 2
+            else:
+                field.write(self._text[start:end])
+                self._place = end + 1
+                return field.getvalue()
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise MetaseqError(
+            f"{self._file}:{self._first}: {reason}; in a quoted field quotation marks are doubled. Mend "
+            "the row, or give --quoting none if quotation marks are a part of the text"
+        )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from metaseq_lm.core.errors import MetaseqError, say
 from metaseq_lm.data.storage.file_kinds import HEAD
-from metaseq_lm.data.storage.text_files import SIGNS, Block, TextFile, blocks
+from metaseq_lm.data.storage.text_files import SIGNS, Block, TextFile, blocks, check_length
 
 DAMAGED_SHARE = 0.01  # of the lines; more is another encoding rather than damage
 MANY_HIGH = 0.3  # bytes above ASCII: more than Western languages have
@@ -31,11 +31,12 @@ EAST_ASIAN_ENCODINGS = (
 WINDOWS = {ord(c): n for n in range(0x80, 0xA0) if (c := bytes([n]).decode("cp1252", "ignore"))}
 
 
-def check_content(file: TextFile, damage_allowed: bool) -> None:
+def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True) -> None:
     """Raise a MetaseqError unless a file is text in the encoding that it is read in.
 
     All of it is read: if several lines hold invalid UTF-8 or NULs, and a share above DAMAGED_SHARE,
-    this is told, unless it is allowed, before any work is done.
+    this is told, unless it is allowed, before any work is done. So is a line that is too long for those who
+    hold lines whole.
     """
     head = next((chunk for chunk, _ in file.raw_chunks(HEAD)), b"")
     if file.is_utf8:
@@ -54,7 +55,11 @@ def check_content(file: TextFile, damage_allowed: bool) -> None:
     sample = b""
     last_damaged = 0  # a line may be several blocks
     most_of_one = 1  # damaged lines that need no permission
+    length = 0  # of the line that goes on
     for block in blocks(file):
+        length = length + len(block.data) if block.continues else 0
+        if holds_lines:
+            check_length(length, "line", f"{file}:{block.line}")
         lines += block.data.removesuffix(b"\n").count(b"\n") + (not block.continues)
         for number, line in _damaged_lines(block):
             first = first or number

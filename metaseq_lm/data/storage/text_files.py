@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from metaseq_lm.core.errors import MetaseqError, UsageError
+from metaseq_lm.core.files import human_bytes
 
 BLOCK = 1 << 20
 # Longer lines go to the tokenizer in pieces of at most this many bytes, cut at white space.
 PIECE = 1 << 16
-LONGEST_LINE = 1 << 28  # where lines are held whole
+LONGEST = 1 << 28  # bytes of a line, a field or a cell, where it is held whole
 BOM = b"\xef\xbb\xbf"
 SURROGATES = re.compile("[\ud800-\udfff]")
 BAD_UTF8 = ("replace", "skip", "fail")
@@ -174,11 +175,7 @@ class TextFile:
         for block in blocks(self):
             pending += block.data
             if block.continues:
-                if len(pending) > LONGEST_LINE:
-                    raise MetaseqError(
-                        f"{self}:{block.line}: a line of more than {LONGEST_LINE >> 20} MB; write one "
-                        "record a line"
-                    )
+                check_length(len(pending), "line", f"{self}:{block.line}")
                 continue
             lines, pending = bytes(pending).removesuffix(b"\n").split(b"\n"), bytearray()
             for number, line in enumerate(lines, block.line):
@@ -191,7 +188,10 @@ class TextFile:
 
     def decode(self, data: bytes, number: int) -> tuple[str, bool]:
         """Return the text of a part of line `number`, and whether it held invalid UTF-8."""
-        return decode(data, f"{self}:{number}", self.on_bad_utf8)
+        try:
+            return data.decode("utf-8"), False
+        except UnicodeDecodeError:  # only then the place must be named, which takes as long
+            return decode(data, f"{self}:{number}", self.on_bad_utf8)
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,15 @@ class Block:
     read: int  # how many bytes of the file on disk are consumed
     piece: bool = False  # whether it is a piece of a line
     continues: bool = False  # whether the line of the piece goes on in the next block
+
+
+def check_length(size: int, unit: str, where: str) -> None:
+    """Raise a MetaseqError if a "line", "field" or "cell" has more than LONGEST bytes."""
+    if size > LONGEST:
+        raise MetaseqError(
+            f"{where}: a {unit} of {human_bytes(size)}; a line, field or cell may have "
+            f"{human_bytes(LONGEST)}: write its text as several records"
+        )
 
 
 def source_name(path: Path) -> str:
@@ -324,13 +333,14 @@ def text_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def joined(lines: Iterable[tuple[bytes, int]], size: int) -> Iterator[tuple[bytes, int]]:
-    """Put lines, each with the bytes read from the disk by then, together to chunks of at least `size`."""
+    """Put lines, each with the bytes read from the disk by then, together to chunks of `size` bytes."""
     content, read = bytearray(), 0
     for line, read in lines:
         content += line
-        if len(content) >= size:
-            yield bytes(content), read
-            content.clear()
+        whole = len(content) - len(content) % size
+        for start in range(0, whole, size):
+            yield bytes(content[start : start + size]), read
+        del content[:whole]
     if content:
         yield bytes(content), read
 

@@ -9,10 +9,12 @@ from typing import Any, Self
 
 import regex
 
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.registry import register_tokenizer
 from metaseq_lm.data.tokenizers.base import Offsets, Tokenizer, after_space
 from metaseq_lm.data.tokenizers.vocabulary import UNK, Vocabulary
+
+PATTERN_SECONDS = 10  # on one text; a pattern may come with a tokenizer from elsewhere
 
 
 class PlainTokenizer(Tokenizer):
@@ -97,7 +99,16 @@ class WordTokenizer(PlainTokenizer):
             raise UsageError(f"--word-pattern {pattern!r}: {error}") from error
 
     def spans(self, line: str) -> Iterable[tuple[int, int]]:
-        return (match.span() for match in self._word.finditer(line) if match.group())
+        if self.pattern is None:
+            return (match.span() for match in self._word.finditer(line))
+        try:
+            matches = list(self._word.finditer(line, timeout=PATTERN_SECONDS))
+        except TimeoutError as error:
+            raise MetaseqError(
+                f"the pattern of words {self.pattern!r} takes more than {PATTERN_SECONDS} seconds on the text "
+                f"{line[:40]!r}; use one without repetitions inside repetitions"
+            ) from error
+        return (match.span() for match in matches if match.group())
 
     def units(self, line: str) -> Iterable[str]:
         return line.split() if self.pattern is None else super().units(line)
