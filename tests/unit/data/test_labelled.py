@@ -417,7 +417,7 @@ def test_quoting_is_decided_by_all_of_a_file(tmp_path, name, lines, expected, re
     assert any(remark in text for text in reader.remarks) == bool(remark)
 
 
-def test_rows_without_text_are_left_out(run, corpus):
+def test_rows_without_text_are_left_out(run, corpus, capsys):
     """As rows without label are: null in JSON, a cell that pandas reads as missing in a table."""
     rows = [{"text": text, "label": "x"} for text in ("a", None, "", "None")]
     code, output, folder = run({"train.jsonl": "\n".join(map(json.dumps, rows))})
@@ -427,6 +427,7 @@ def test_rows_without_text_are_left_out(run, corpus):
     assert code == 0 and "2 rows, 6 tokens, 3 no_text" in output
     assert texts(LabelledSet(folder, "train"), load_tokenizer(corpus)) == [["a"], ["nan b"]]
     assert main(["doctor", str(folder)]) == 0
+    assert "train: 3 rows without text were left out" in capsys.readouterr().out
     pair = [
         {"text_a": "a", "text_b": None, "label": "x"},
         {"text_a": "a", "text_b": "b", "label": "y"},
