@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from metaseq_lm.core.errors import MetaseqError, UsageError, say
-from metaseq_lm.core.files import write_atomic
+from metaseq_lm.core.files import to_json, write_atomic
 from metaseq_lm.core.output import clean, show
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
@@ -110,6 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help=f"comma-separated from {', '.join(FORMATS)} (default: all with --out, else text)",
     )
+    text = "print one JSON object: title, notes, and the rows with raw numbers and p-values"
+    add("--json", action="store_true", help=text)
     add("--out", type=Path, metavar="DIR", help="write files into this folder (default: print)")
     add(
         "--archive",
@@ -180,6 +182,8 @@ def run(args: argparse.Namespace) -> int:
     draws = not {*DRAWN}.isdisjoint(output_formats)
     if args.out is None and (draws or args.curve or args.x or args.control):
         raise UsageError("pictures and pages are files: say with --out DIR where to write them.")
+    if args.json and (args.out or args.format or args.archive):
+        raise UsageError("--json prints, and writes nothing: leave --out, --format, --archive out.")
     if args.baseline and (args.rows or args.columns):
         raise UsageError(
             "--baseline compares the settings of the plain table: leave --rows and --columns out."
@@ -213,6 +217,9 @@ def run(args: argparse.Namespace) -> int:
             )
         table = setting_table(settings, metric, args.spread, compared)
     table = replace(table, notes=[*table.notes, *planned])
+    if args.json:
+        show(to_json({"title": table.title, "rows": table.records, "notes": table.notes}, 1))
+        return 0
     if args.archive:
         archive.write(args.archive, archived)
     paths = [args.archive] if args.archive else []

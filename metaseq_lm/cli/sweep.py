@@ -35,13 +35,14 @@ import os
 import shlex
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaseq_lm.cli import NOT_OPTIONS
 from metaseq_lm.cli.train import FLAGS, add_config_arguments, flag_values
 from metaseq_lm.core.errors import Interrupted, UsageError
+from metaseq_lm.core.files import to_json
 from metaseq_lm.core.output import show, show_progress
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_definition(parser)
     add_resubmit(parser)
     add_launch(parser)
+    add_json(parser)
     # Not argparse's own help: `sweep status --help` shows what belongs to status.
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
 
@@ -152,7 +154,10 @@ def run(args: argparse.Namespace) -> int:
         return resubmit(folder, args)
     if verb == "status":
         rows = states(folder)
-        show("\n".join([*lines(rows), summary(rows)]))
+        if args.json:
+            show(to_json([{**asdict(row), "remaining": row.remaining} for row in rows], 1))
+        else:
+            show("\n".join([*lines(rows), summary(rows)]))
     else:
         output = [f"cancelled {name}" for name in cancel(folder)]
         show("\n".join(output or ["nothing was pending or running"]))
@@ -163,11 +168,19 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
     """Return a parser that knows what belongs to a verb, for its help."""
     parser = argparse.ArgumentParser(f"metaseq-lm sweep {verb}", description=VERBS[verb])
     parser.add_argument("folder", metavar="S", help="folder of the sweep (its --out)")
+    if verb == "status":
+        add_json(parser)
     if verb == "resubmit":
         add_resubmit(parser)
         parser.add_argument("--user-dir", help="plug-in of the sweep; it must be named again")
         add_launch(parser)
     return parser
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare the format of what `sweep status` prints."""
+    text = "status: print one JSON list, with the update, the seconds and the reason of every run"
+    parser.add_argument("--json", action="store_true", help=text)
 
 
 def resubmit(folder: Any, args: argparse.Namespace) -> int:

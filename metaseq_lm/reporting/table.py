@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.output import seconds_text
 from metaseq_lm.reporting.numbers import (
     SPREAD_TITLES,
     Metric,
     Summary,
     bytes_text,
     flops_text,
-    seconds_text,
     summarise,
 )
 from metaseq_lm.reporting.objectives import REMEDY, describe, scored_functions

@@ -14,6 +14,7 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.files import is_altered
+from metaseq_lm.core.output import seconds_text
 from metaseq_lm.runs.folder import read_config
 from metaseq_lm.sweeps.expansion import Run, StageRun
 from metaseq_lm.sweeps.folder import Submission, SweepFolder
@@ -45,6 +46,13 @@ class State:
     requeued: int = 0
     job: str = ""
     reason: str = ""
+
+    @property
+    def remaining(self) -> float | None:
+        """The seconds that a running run still needs at its speed so far; None if that is not known."""
+        if self.state != "running" or not self.update or self.max_update < self.update:
+            return None
+        return self.seconds / self.update * (self.max_update - self.update)
 
     @property
     def text(self) -> str:
@@ -345,14 +353,15 @@ def lines(states: list[State]) -> list[str]:
             s.state,
             f"{s.update}/{s.max_update or '?'}",
             f"{s.seconds:.0f} s",
+            "" if s.remaining is None else f"about {seconds_text(s.remaining)} left",
             f"requeued {s.requeued}" if s.requeued else "",
             f"job {s.job}" if s.job else "",
             s.reason,
         )
         for s in states
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(7)]
+    widths = [max(len(row[i]) for row in rows) for i in range(8)]
     return [
-        "  ".join([*(t.ljust(w) for t, w in zip(row, widths) if w), row[7]]).rstrip()
+        "  ".join([*(t.ljust(w) for t, w in zip(row, widths) if w), row[8]]).rstrip()
         for row in rows
     ]

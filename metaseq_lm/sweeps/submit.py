@@ -30,6 +30,7 @@ from metaseq_lm.sweeps.options import Launch, log_parameters, slurm_parameters
 
 SLURMS_ARRAY = 1001  # Slurm's default of MaxArraySize
 YEAR = 525_600  # minutes; submitit's local executor always has a limit
+PROGRESS = 10.0  # seconds between lines on a run of this machine
 SAVING = 600.0  # seconds that `cancel` waits for runs to save
 
 
@@ -128,11 +129,15 @@ class LocalRuns:
         self.stop: list[int] = []
 
     def work(self, runs: list[Run], report: Callable[[Run], None]) -> int:
-        """Run all; `report` is called for a run that started or ended. Returns a signal or 0."""
+        """Run all; returns a signal or 0.
+
+        `report` is called for a run that started or ended, and for those that run every PROGRESS
+        seconds.
+        """
         waiting = list(runs)
         ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(handled())
         before = {n: signal.signal(n, lambda number, frame: self.stop.append(number)) for n in ends}
-        last_signal = 0.0
+        last_signal, last_report = 0.0, time.monotonic()
         try:
             while self.running or (waiting and not self.stop):
                 while waiting and self.slots and not self.stop:
@@ -144,6 +149,10 @@ class LocalRuns:
                     if not entry.is_alive():
                         del self.running[name]
                         self.slots.append(slot)
+                        report(run)
+                if time.monotonic() - last_report > PROGRESS:
+                    last_report = time.monotonic()
+                    for run, *_ in self.running.values():
                         report(run)
                 if self.stop and time.monotonic() - last_signal > 1:
                     # Repeatedly, because a job that is just starting may miss a signal.
