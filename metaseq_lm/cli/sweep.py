@@ -282,7 +282,7 @@ def plan(args: argparse.Namespace) -> tuple[list[Any], dict[str, Any], Any, Path
 def check_early(runs: list[Any], definition: dict[str, Any]) -> None:
     """Compose runs until every value of every key has been in one; raises UsageError naming the run."""
     seen: set[tuple[str, str]] = set()
-    fresh = []
+    fresh: list[Any] = []
     for run in runs:
         values = {(key, str(value)) for key, value in run.values.items()}
         if not fresh or values - seen:
