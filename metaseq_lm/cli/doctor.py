@@ -1,6 +1,6 @@
 """Look over the machine and data folders before compute is spent on them.
 
-Each line is ok, warning or error. The exit code is 1 if there is an error, else 0.
+Each line is ok, warning or error. The exit code is 1 if there is an error, 2 if a folder is not there, else 0.
 """
 
 import argparse
@@ -10,9 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from metaseq_lm.core.errors import MetaseqError, UsageError
 from metaseq_lm.core.files import to_json
 from metaseq_lm.core.output import show
-from metaseq_lm.data.storage.manifest import require_data_folder
 
 HELP = "check the machine, a corpus, its tokenizer, and sets of every kind"
 
@@ -31,9 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings and return 1 if one of them is an error."""
-    for folder in args.data:
-        require_data_folder(folder)
+    """Print the findings and return the exit code."""
     # Late, so that --help does not load the tokenizer libraries.
     from metaseq_lm.data.doctor.findings import machine
 
@@ -51,4 +49,6 @@ def run(args: argparse.Namespace) -> int:
     levels = [row["level"] for row in rows]
     errors, warnings = levels.count("error"), levels.count("warning")
     show(to_json(rows, 1) if args.json else f"{errors} errors, {warnings} warnings")
-    return 1 if errors else 0
+    if not all(folder.is_dir() for folder in args.data):
+        return UsageError.exit_code
+    return MetaseqError.exit_code if errors else 0

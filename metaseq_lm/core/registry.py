@@ -29,13 +29,16 @@ class NoOptions:
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return a hint " Did you mean 'x'?" for a misspelt name, or "" if nothing is near.
 
-    Of options (--x) and dotted keys what they have in common is not compared.
+    Of options (--x) and dotted keys what they have in common is not compared. What begins with the
+    name is near.
     """
     group = re.match(r"--|(\w+\.)*", name)
     prefix = group[0] if group else ""
     similar = {other.removeprefix(prefix): other for other in names}
-    found = difflib.get_close_matches(name.removeprefix(prefix), similar, n=3, cutoff=0.6)
-    close = [similar[other] for other in found]
+    rest = name.removeprefix(prefix)
+    longer = [other for other in similar if rest and other.startswith(rest)]
+    matches = [*longer, *difflib.get_close_matches(rest, similar, n=3, cutoff=0.6)]
+    close = [similar[other] for other in dict.fromkeys(matches)][:3]
     return " Did you mean " + " or ".join(repr(c) for c in close) + "?" if close else ""
 
 

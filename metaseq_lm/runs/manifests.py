@@ -55,6 +55,12 @@ class CheckpointError(MetaseqError):
     """A checkpoint cannot be used; the message says which and why."""
 
 
+class NoCheckpointError(CheckpointError):
+    """There is no checkpoint at a path: the wrong one was typed."""
+
+    exit_code = UsageError.exit_code
+
+
 def folder_of(folder: Path, update: int) -> Path:
     """Return the path of checkpoint `update`."""
     return folder / f"{PREFIX}{update:09d}"
@@ -73,10 +79,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     file = path / "manifest.json"
     try:
         if not file.is_file():
-            raise CheckpointError(f"{path} is not a checkpoint: it has no manifest.json")
+            raise NoCheckpointError(f"{path} is not a checkpoint: it has no manifest.json")
         manifest = read_json(file)
         if "splits" in manifest and "sha256" not in manifest:
-            raise CheckpointError(f"{path} is a data folder; name a run, or a checkpoint of one")
+            raise NoCheckpointError(f"{path} is a data folder; name a run, or a checkpoint of one")
         version = manifest["format"]
         if "valid" in manifest:
             manifest["valid"] = as_numbers(manifest["valid"])
@@ -129,7 +135,7 @@ def resolve(path: str, prefer: str = "last") -> Path:
     """Return a checkpoint folder: `path` itself, or the `prefer`red checkpoint of a run folder."""
     root = Path(path)
     if not root.exists():
-        raise UsageError(
+        raise NoCheckpointError(
             f"{path}: there is no such checkpoint or run folder (a model of the Hugging Face Hub is downloaded "
             "first, and made a run with 'metaseq-lm import')"
         )
@@ -140,7 +146,7 @@ def resolve(path: str, prefer: str = "last") -> Path:
             if (folder / name / "manifest.json").is_file():
                 return (folder / name).resolve()
     remedy = "; make a run of this transformers folder with 'metaseq-lm import'"
-    raise UsageError(
+    raise NoCheckpointError(
         f"{path} holds no checkpoint (no manifest.json in it or its checkpoints/)"
         f"{remedy * ((root.parent if root.is_file() else root) / 'config.json').is_file()}"
     )

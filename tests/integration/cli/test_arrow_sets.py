@@ -210,7 +210,7 @@ def test_text_of_a_corpus_in_a_field_or_as_bytes(tmp_path, capsys, suffix):
         assert preprocess(file, "--text-column", column) == expected, column
     for column, said in {
         "doc": "column 'doc' has fields; choose one of doc.id, doc.text with --text-column",
-        "doc.txt": "no column 'doc.txt'. Did you mean 'doc.text' or 'doc.id'? There are: doc.id, doc.text",
+        "doc.txt": "no column 'doc.txt'. Did you mean 'doc.text'? There are: doc.id, doc.text",
         "doc.text.x": "no column 'doc.text.x'",
         "doc.id": "column 'doc.id' is no text but int64",
         "number.x": "no column 'number.x'",

@@ -69,7 +69,7 @@ def test_sound_folder(data, look):
 def test_several_folders(data, look, tmp_path):
     code, lines = look(data, str(data / "set"), str(tmp_path / "nothing"))
     assert (
-        code == 1 and lines[-1].startswith("1 errors") and has(lines, "error", "nothing: no such")
+        code == 2 and lines[-1].startswith("1 errors") and has(lines, "error", "nothing: no such")
     )
     assert sum("train has 3 rows" in line for line in lines) == 2
     assert sum("torch " in line for line in lines) == 1
@@ -123,7 +123,7 @@ def test_a_set_without_its_manifest_is_named(data, look, link):
 
 def test_folders_without_data(tmp_path, look):
     code, lines = look(tmp_path / "nothing")
-    assert code == 1 and has(lines, "error", "nothing: no such folder")
+    assert code == 2 and has(lines, "error", "nothing: no such folder")
     code, lines = look(tmp_path)
     assert code == 1 and has(lines, "error", "no token files")
 

@@ -56,7 +56,7 @@ def test_overrides_may_stand_anywhere(run: Path, capsys: pytest.CaptureFixture) 
 @pytest.mark.parametrize(
     "arguments, code, words",
     [
-        (["nowhere"], 1, ("nowhere", "no such checkpoint")),
+        (["nowhere"], 2, ("nowhere", "no such checkpoint")),
         (["{run}", "--split", "tset"], 1, ("tset", "test")),
         (["{run}", "--split", "train"], 2, ("'train' is endless", "preprocess --split")),
         (["{run}", "--data", "none"], 2, ("none", "no such data folder")),

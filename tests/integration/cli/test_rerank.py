@@ -257,8 +257,8 @@ def test_wrong_scores(tmp_path: Path, capsys: pytest.CaptureFixture, line: str) 
     "arguments, code, words",
     [
         ([], 2, "give a RUN"),
-        (["nowhere"], 1, "nowhere"),
-        (["--scores", "none.tsv"], 1, "none.tsv: no such file"),
+        (["nowhere"], 2, "nowhere"),
+        (["--scores", "none.tsv"], 2, "none.tsv: no such file"),
         (["--lambdas", "x", "nowhere"], 2, "--lambdas"),
         (["--too-long", "skip", "nowhere"], 2, "skip"),
         (["--append-perod", "nowhere"], 2, "--append-period"),

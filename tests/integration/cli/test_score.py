@@ -131,7 +131,7 @@ def test_a_pair_is_skipped_as_a_whole(
 
 
 MISTAKES = {
-    "no file": (["{run}", "--input", "{d}/none.txt"], 1, ["none.txt: no such file"]),
+    "no file": (["{run}", "--input", "{d}/none.txt"], 2, ["none.txt: no such file"]),
     "empty": (["{run}", "--input", "{d}/empty.txt"], 1, ["empty.txt: is empty"]),
     "bad bytes": (
         ["{run}", "--input", "{d}/bytes.txt", "--on-bad-utf8", "fail"],
@@ -146,7 +146,7 @@ MISTAKES = {
     ),
     "no text": (["{run}", "--pairs", "--input", "{d}/number.jsonl"], 1, ["number.jsonl:1"]),
     "no pair": (["{run}", "--pairs", "--input", "{d}/blank.txt"], 1, ["blank.txt: holds no pair"]),
-    "no run": (["{d}/nowhere", "--input", "{d}/text.txt"], 1, ["nowhere", "no such checkpoint"]),
+    "no run": (["{d}/nowhere", "--input", "{d}/text.txt"], 2, ["nowhere", "no such checkpoint"]),
     "no data": (["{run}", "--input", "{d}/text.txt", "--data", "none"], 2, ["none"]),
     "override": (["{run}", "--input", "{d}/text.txt", "engine.devcie=cpu"], 2, ["devcie"]),
     "tokens of pairs": (

@@ -102,7 +102,7 @@ def test_shards_that_do_not_fit(
     (shard / "train.bin").write_bytes(tokens)
     assert main(["merge", str(shard), "--destdir", str(merged)]) == 1
     assert "is damaged" in capsys.readouterr().err
-    assert main(["merge", str(tmp_path / "absent"), "--destdir", str(merged)]) == 1
+    assert main(["merge", str(tmp_path / "absent"), "--destdir", str(merged)]) == 2
     assert not merged.exists()
 
 

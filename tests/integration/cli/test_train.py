@@ -113,7 +113,8 @@ def test_dry_run_writes_nothing(moons: Path, tmp_path: Path, capsys: pytest.Capt
     assert train(moons, place, "--dry-run", "trainer.max_flops=1") == 0
     assert not place.exists()
     assert re.search(
-        r"an update costs \d\S* FLOPs( \(.*\))?; [\d,]+ parameters are trained\n",
+        r"an update costs \d\S* FLOPs and \d\S* s( \(.*\))?; [\d,]+ parameters are trained\n"
+        r".*: \d+ updates take \d\S* hours on this machine as it is now, .*; memory: \d+\.\d MiB of a",
         capsys.readouterr().err,
     )
 
@@ -291,9 +292,9 @@ def test_checkpoint_of_another_model(
 
 def test_init_from_nothing(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     code = train(moons, tmp_path / "run", "--init-from", str(tmp_path / "gone"))
-    fails(capsys, code, 1, "gone", "no such checkpoint")
+    fails(capsys, code, 2, "gone", "no such checkpoint")
     code = train(moons, tmp_path / "run", "--init-from", str(moons))
-    fails(capsys, code, 1, "is a data folder; name a run")
+    fails(capsys, code, 2, "is a data folder; name a run")
 
 
 def test_a_file_as_save_dir(moons: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

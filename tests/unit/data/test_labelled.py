@@ -180,7 +180,7 @@ J = '{"text": "a", "label": "x"}\n'
             "--columns names those of CSV and TSV files",
         ),
         ({"train.tsv": TRAIN}, ("--text-columns", "a,b,c"), 2, "--text-columns takes one column"),
-        ({"train.tsv": TRAIN}, ("--tokenizer-from", "/nowhere"), 1, "/nowhere: no tokenizer here"),
+        ({"train.tsv": TRAIN}, ("--tokenizer-from", "/nowhere"), 2, "/nowhere: no tokenizer here"),
         ({"valid.tsv": TRAIN}, (), 2, "without --trainpref the classes must be given"),
         ({"train.csv": "text,label\n"}, (), 1, "train.csv: no rows"),
         (

@@ -43,4 +43,4 @@ def test_the_folder_is_named_after_the_task(corpus, tmp_path):
     call = ["preprocess", "--benchmark", "superglue/CB", "--trainpref", f"{tmp_path}/train.jsonl"]
     assert main([*call, "--destdir", str(corpus)]) == 0
     assert len(LabelledSet(corpus / "CB", "train")) == 1
-    assert main([*call[:3], "--source", "/nowhere", "--destdir", str(corpus)]) == 1
+    assert main([*call[:3], "--source", "/nowhere", "--destdir", str(corpus)]) == 2

@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_said(data, capsys):
     with pytest.raises(MetaseqError, match="token_classification"):
         WordVocabulary.load(data)
     treebank = ["--treebank", "t", "--trainpref", f"{data}/../train.conll", "--destdir", str(data)]
-    assert main(["preprocess", *treebank]) == 1
+    assert main(["preprocess", *treebank]) == 2
     assert "words.txt: no such file" in capsys.readouterr().err
 
 

@@ -344,7 +344,7 @@ def test_empty_and_missing(run, words, tmp_path):
     code, shown = run("\n\n", "--words", dest="empty")
     assert code == 2 and "no text to take words from" in shown
     code, shown = run("a A\n", "--tagged", "x", dest="nothing")
-    assert code == 1 and "preprocess --words" in shown and not (tmp_path / "nothing").exists()
+    assert code == 2 and "preprocess --words" in shown and not (tmp_path / "nothing").exists()
 
 
 @pytest.fixture
