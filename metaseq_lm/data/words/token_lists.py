@@ -13,7 +13,7 @@ from metaseq_lm.data.words.columns import Sentence, SentenceReader, checked_tree
 
 WORD_FIELDS = ("tokens", "words", "form")
 HEADS, RELATIONS = "head", "deprel"
-REMEDY = "; rows of a text and a label are a labelled set: --labelled NAME"
+REMEDY = "Rows of a text and a label are a labelled set: --labelled NAME"
 # Of a token that is several words, such as "don't", and of empty nodes.
 NO_HEAD = (None, "None", "_", "")
 

@@ -301,7 +301,7 @@ def test_conllu_is_read_whatever_its_name(run, words, name):
         (
             '{"text": "a b", "label": "x"}\n' * 9,
             [],
-            "no field 'tokens'; rows of a text and a label",
+            "Rows of a text and a label are a labelled set",
         ),
         ('{"data": [{"title": "a", "paragraphs": []}]}', [], "is JSON of SQuAD, not words"),
         ("__label__a b c\n" * 9, [], "is fastText's labelled lines"),
