@@ -166,7 +166,7 @@ def _longest_of_dictionary(raw: IO[bytes], chunk: Any, page: _Page) -> int:
     import pyarrow
 
     raw.seek(page.start)
-    content = raw.read(page.packed)
+    content: bytes | memoryview = raw.read(page.packed)
     if chunk.compression != "UNCOMPRESSED":
         try:
             codec = pyarrow.Codec(chunk.compression.lower())

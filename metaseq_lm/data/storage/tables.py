@@ -210,7 +210,7 @@ class _QuotedRows:
             if end < 0:
                 field.write(self._text[start:])
                 field.write("\n")
-                size += len(self._text) if self._text.isascii() else len(self._text.encode())
+                size += 1 + len(self._text if self._text.isascii() else self._text.encode())
                 check_length(size, "field", f"{self._file}:{self._first}")
                 if not self._next_line():
                     self._refuse("a quotation mark is not closed")

@@ -57,9 +57,10 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
     most_of_one = 1  # damaged lines that need no permission
     length = 0  # of the line that goes on
     for block in blocks(file):
-        length = length + len(block.data) if block.continues else 0
+        length = (length + len(block.data)) if block.piece else 0
         if holds_lines:
             check_length(length, "line", f"{file}:{block.line}")
+        length *= block.continues
         lines += block.data.removesuffix(b"\n").count(b"\n") + (not block.continues)
         for number, line in _damaged_lines(block):
             first = first or number

@@ -174,8 +174,9 @@ class TextFile:
         pending = bytearray()
         for block in blocks(self):
             pending += block.data
-            if block.continues:
+            if block.piece:
                 check_length(len(pending), "line", f"{self}:{block.line}")
+            if block.continues:
                 continue
             lines, pending = bytes(pending).removesuffix(b"\n").split(b"\n"), bytearray()
             for number, line in enumerate(lines, block.line):

@@ -92,15 +92,15 @@ class WordTokenizer(PlainTokenizer):
     def __init__(self, vocabulary: Vocabulary, pattern: str | None = None) -> None:
         super().__init__(vocabulary)
         self.pattern = pattern
-        # \S of re, not of regex, is what str.split leaves.
         try:
-            self._word = re.compile(r"\S+") if pattern is None else regex.compile(pattern)
+            self._word = regex.compile(pattern or "")
         except regex.error as error:
             raise UsageError(f"--word-pattern {pattern!r}: {error}") from error
 
     def spans(self, line: str) -> Iterable[tuple[int, int]]:
         if self.pattern is None:
-            return (match.span() for match in self._word.finditer(line))
+            # \S of re, not of regex, is what str.split leaves.
+            return (match.span() for match in re.finditer(r"\S+", line))
         try:
             matches = list(self._word.finditer(line, timeout=PATTERN_SECONDS))
         except TimeoutError as error:
