@@ -198,6 +198,14 @@ def text_form(data: IndexedDataset, tokenizer: Tokenizer | None) -> Iterator[Fin
 # -------------------------------------------------------------------- labelled sets, SQuAD
 
 
+# What preprocess counts and warns of.
+LEFT_OUT = {
+    "no_text": "rows without text were left out",
+    "no_gold_label": "rows without a gold label were left out",
+    "joined_rows": "rows join lines that look like rows, because of quotation marks; see --quoting",
+}
+
+
 def labelled_set(subject: Subject) -> Iterator[Finding]:
     """Yield size, labels, empty texts and repetitions of each split of a labelled set."""
     folder = subject.folder
@@ -214,6 +222,10 @@ def labelled_set(subject: Subject) -> Iterator[Finding]:
         labels, names = data.labels, data.label_names
         text = f"{len(data):,} rows; {distribution(labels, names)}"
         yield Finding(OK, f"{folder}: {split} has {text}")
+        counts_read = subject.manifest.splits[split] if subject.manifest is not None else {}
+        for name, meaning in LEFT_OUT.items():
+            if count := counts_read.get(name):
+                yield Finding(WARNING, f"{folder}: {split}: {count:,} {meaning}")
         yield from unseen_labels(f"{folder}: {split}", labels, names, train)
         if split == "train" and names and labels is not None:
             counts = class_counts(labels, names).tolist()
@@ -374,6 +386,10 @@ def image_set(subject: Subject) -> Iterator[Finding]:
         names = list(data.names)
         text = f"{len(data):,} images {described(shape)}; {distribution(data.labels, names)}"
         yield Finding(OK, f"{folder}: {split} has {text}")
+        counts_read = subject.manifest.splits[split] if subject.manifest is not None else {}
+        for name, meaning in LEFT_OUT.items():
+            if count := counts_read.get(name):
+                yield Finding(WARNING, f"{folder}: {split}: {count:,} {meaning}")
         yield from unseen_labels(f"{folder}: {split}", data.labels, names, train)
         if shape != first_shape:
             text = f"{split} has images {described(shape)}, but {first} {described(first_shape)}"

@@ -218,7 +218,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         self._labels: dict[str, list[tuple[Path, int, Label]]] = {}
         self._multi_label = form.form == MULTI_LABEL
         self._classes = form.labels
-        self._spelled: dict[str, str] = {}
+        self._spellings: dict[str, str] = {}
         self._warnings: list[str] = []
         if form.benchmark:  # official files have forms of their own
             self.reads = frozenset(Kind) - {Kind.SQUAD, Kind.HTML, Kind.XML}
@@ -235,7 +235,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         if labels is None and not regression:
             self._classes = gold_classes(count_labels(self._labels_of(TRAIN)))
         # "1" and "1.0" are one class, as numbers are that a column of floats holds in one split.
-        self._spelled = {whole_number(name): name for name in self._classes or []}
+        self._spellings = {whole_number(name): name for name in self._classes or []}
         return describe_tokenizer(self.tokenizer)
 
     def _labels_of(self, split: str) -> Iterator[Label]:
@@ -243,7 +243,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         for path in self.request.splits[split]:
             for row in self.open_rows(split, path):
                 if not (row.bad and self.request.on_bad_utf8 == "skip"):
-                    yield with_names(row, self._spelled).label
+                    yield with_names(row, self._spellings).label
 
     def _no_gold(self) -> set[Label]:
         """Return the labels that mean that a row has none."""
@@ -270,7 +270,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
             for row in reader:
                 if self.skips(split, row.bad):
                     continue
-                row = row if row.label in classes else with_names(row, self._spelled)
+                row = row if row.label in classes else with_names(row, self._spellings)
                 if unlabelled:
                     row = replace(row, label=None)
                 elif row.label in no_gold:
@@ -379,6 +379,7 @@ class LabelledPipeline(Pipeline[tuple[Path, Row], EncodedRows]):
         counts = split.counts
         return (
             f"{split}: no rows ({counts['blank']} blank lines, {counts['no_gold_label']} rows without label, "
+            f"{counts['no_text']} without text, "
             f"{counts['skipped'] + counts['malformed']} rows skipped, apart from a header row)"
         )
 

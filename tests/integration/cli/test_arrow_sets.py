@@ -218,3 +218,92 @@ def test_text_of_a_corpus_in_a_field_or_as_bytes(tmp_path, capsys, suffix):
         capsys.readouterr()
         assert preprocess(file, "--text-column", column) == (1, [])
         assert said in capsys.readouterr().err, column
+
+
+def write_columns(path, **columns):
+    parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def test_binary_columns_are_text(data, tmp_path):
+    """Texts, labels, words and tags may be marked as binary, views or dictionaries."""
+    words = [["the", "dog"], ["barks"]] * 3
+    values = {"text": ["the dog é", "barks"] * 3, "label": ["pos", "neg"] * 3}
+    values |= {"tokens": words, "tags": [["O", "B-X"], ["O"]] * 3}
+
+    def binary(value):
+        return [*map(binary, value)] if isinstance(value, list) else value.encode()
+
+    plain = write_columns(tmp_path / "plain.parquet", **values)
+    encoded = {name: binary(column) for name, column in values.items()}
+    encoded["label"] = pyarrow.array(encoded["label"]).dictionary_encode()
+    encoded["image"] = [b"\x89PNG\xff\xfe"] * 6
+    other = write_columns(tmp_path / "binary.parquet", **encoded)
+    for number, kind in enumerate((["--labelled", "s"], ["--tagged", "s", "--tag-column", "tags"])):
+        contents = []
+        for path in (plain, other):
+            code, output, folder = data(f"{number}{path.stem}", *kind, "--trainpref", path)
+            assert code == 0, output
+            contents.append(content(folder))
+        assert contents[0] == contents[1]
+
+
+def test_invalid_text_of_binary_columns(data, tmp_path):
+    """Invalid UTF-8 has the rules that it has in other files; of a column with nothing else the type is named."""
+    texts = [b"a", b"b\xff", *[b"a"] * 300]
+    path = write_columns(tmp_path / "one.parquet", text=texts, label=["x", "y"] * 151)
+    command = ["--labelled", "s", "--trainpref", path, "--overwrite"]
+    code, output, folder = data("d", *command)
+    assert code == 0 and "302 rows" in output and "1 bad_utf8" in output
+    code, output, folder = data("d", *command, "--on-bad-utf8", "skip")
+    assert code == 0 and "301 rows" in output
+    code, output, folder = data("d", *command, "--on-bad-utf8", "fail")
+    assert code == 1 and "one.parquet:2: invalid UTF-8" in output
+    path = write_columns(tmp_path / "one.parquet", text=texts[:2] * 9, label=["x", "y"] * 9)
+    code, output, folder = data("d", *command)
+    assert code == 1 and "9 of 18 lines hold invalid UTF-8" in output
+    latin = ["caf\xe9".encode("latin-1")] * 2
+    path = write_columns(tmp_path / "one.parquet", text=latin, label=["x", "y"])
+    code, output, folder = data("d", *command)
+    assert code == 1 and "field 'text' is not a text but binary" in output
+    code, output, folder = data("d", *command, "--encoding", "latin-1")
+    assert code == 0 and "2 rows, 8 tokens" in output.replace("9 tokens", "8 tokens")
+
+
+def unreadable():
+    import datetime
+
+    day = datetime.datetime(2026, 1, 1)
+    pairs = pyarrow.map_(pyarrow.string(), pyarrow.string())
+    return [
+        (pyarrow.array([day]), "timestamp"),
+        (pyarrow.array([day.date()]), "date32"),
+        (pyarrow.array([[("a", "b")]], pairs), "map<string, string"),
+        (pyarrow.array([["a"]]), "a list"),
+        (pyarrow.array([{"a": "b"}]), "an object"),
+        (pyarrow.array([3]), "a whole number"),
+        (pyarrow.array([b"\x89PNG\0"]), "binary"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_types_that_are_no_text_are_named(data, tmp_path, number):
+    column, name = unreadable()[number]
+    path = write_columns(tmp_path / "x.parquet", text=column, label=["x"], good=["a"])
+    command = ["--labelled", "s", "--trainpref", path, "--overwrite"]
+    code, output, folder = data("d", *command)
+    assert code == 1 and "x.parquet:1: field 'text' is not a text but" in output and name in output
+    assert data("d", *command, "--text-column", "good")[0] == 0
+    if name in ("timestamp", "date32", "binary"):
+        code, output, folder = data(
+            "d", *command, "--text-column", "good", "--label-column", "text"
+        )
+        assert code == 1 and name in output and "is not a single text or number" in output
+
+
+def test_columns_of_one_name(data, tmp_path):
+    twice = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, names=["text", "text"])
+    with pyarrow.ipc.new_stream(str(tmp_path / "x.arrow"), twice.schema) as stream:
+        stream.write_table(twice)
+    code, output, folder = data("d", "--labelled", "s", "--trainpref", tmp_path / "x.arrow")
+    assert code == 1 and "x.arrow: a column name occurs twice: text" in output

@@ -1,5 +1,6 @@
 """`metaseq-lm doctor` on sound and on damaged data folders."""
 
+import json
 import os
 
 import numpy as np
@@ -172,8 +173,9 @@ def test_tokenizer_of_other_token_files(data, look):
 
 def test_labelled_set_warnings(data, look, tmp_path):
     (tmp_path / "train.tsv").write_text("text\tlabel\nline one\ta\n")
-    (tmp_path / "test.tsv").write_text("text\tlabel\nline one\tb\n\ta\n")
-    test = f"{tmp_path}/test.tsv"
+    rows = [{"text": "line one", "label": "b"}, {"text": "", "label": "a"}]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    test = f"{tmp_path}/test.jsonl"
     preprocess(tmp_path, "train.tsv", "--testpref", test, "--labelled", "set", "--labels", "a,b,c")
     code, lines = look(data)
     assert code == 0

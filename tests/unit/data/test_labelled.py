@@ -10,8 +10,10 @@ import pytest
 
 from metaseq_lm.cli import main
 from metaseq_lm.core.errors import MetaseqError
+from metaseq_lm.data.labelled.files import Columns, RowReader
 from metaseq_lm.data.labelled.sets import LabelledSet
 from metaseq_lm.data.storage.manifest import Manifest, verify
+from metaseq_lm.data.storage.text_files import TextFile
 from metaseq_lm.data.tokenizers.loading import load_tokenizer
 
 TRAIN = 'text\tlabel\n"a b"\tyes\nc\tno\n\nd e f\tyes\n'
@@ -368,6 +370,125 @@ def test_quotation_marks_in_tsv_are_text_unless_all_are_syntax(
     assert code == 0, output
     assert texts(LabelledSet(folder, "train"), load_tokenizer(corpus))[0] == [expected]
     assert remark in output and ("warning" in output) == bool(remark)
+
+
+DIALOGUE = [f"line {i}\tneg" for i in range(9)]
+
+
+@pytest.mark.parametrize(
+    "name, lines, expected, remark",
+    [
+        # Quotes that open in one row and close in another, in rows of one width.
+        (
+            "a.tsv",
+            ['"I never.\tpos', 'I did."\tneg', *DIALOGUE],
+            ['"I never.', 'I did."'],
+            "as text",
+        ),
+        ("a.tsv", ['"A "" b.\tpos', 'I did."\tneg', *DIALOGUE], ['"A "" b.', 'I did."'], "as text"),
+        ("a.tsv", ['"I never.\tpos', *DIALOGUE], ['"I never.', "line 0"], ""),
+        ("a.tsv", ['5" pipe\tpos', '6"" pipe\tneg'], ['5" pipe', '6"" pipe'], ""),
+        ("a.tsv", ["'I never.\tpos", "I did.'\tneg"], ["'I never.", "I did.'"], ""),
+        # Without quotes the rows have no common width.
+        ("a.tsv", ['"two', 'lines"\tpos', "b\tneg"], ["two\nlines", "b"], "without the quotes"),
+        ("a.tsv", ['"a ""b""', 'c"\tpos', "b\tneg"], ['a "b"\nc', "b"], "without the quotes"),
+        ("a.csv", ['"a, ""b"",', 'c",pos', "b,neg"], ['a, "b",\nc', "b"], ""),
+        ("a.csv", [" a,pos", '"b ""c"" ",neg', ' "d", "neg"'], [" a", 'b "c" ', "d"], ""),
+        # Of CSV quotes are syntax, but what they join may be named.
+        (
+            "a.csv",
+            ['"I never.,pos', 'I did.",neg', "b,neg"],
+            ["I never.,pos\nI did.", "b"],
+            "in line 2",
+        ),
+        (
+            "a.tsv",
+            ['"I never.\tpos', 'I did."\tneg', '"b', 'c"\tpos'],
+            ["I never.\tpos\nI did.", "b\nc"],
+            "in line 2 quotation marks join lines that look like rows, 1 times in all; --quoting none",
+        ),
+    ],
+)
+def test_quoting_is_decided_by_all_of_a_file(tmp_path, name, lines, expected, remark):
+    path = tmp_path / name
+    delimiter = "\t" if path.suffix == ".tsv" else ","
+    path.write_text("\n".join([f"text{delimiter}label", *lines]))
+    reader = RowReader(TextFile(path), Columns())
+    assert [row.texts[0] for row in reader][: len(expected)] == expected
+    assert any(remark in text for text in reader.remarks) == bool(remark)
+
+
+def test_rows_without_text_are_left_out(run, corpus, capsys):
+    """As rows without label are: null in JSON, a cell that pandas reads as missing in a table."""
+    rows = [{"text": text, "label": "x"} for text in ("a", None, "", "None")]
+    code, output, folder = run({"train.jsonl": "\n".join(map(json.dumps, rows))})
+    assert code == 0 and len(LabelledSet(folder, "train")) == 3
+    assert "row 2 has no text (column 'text' is null); it and others like it are left out" in output
+    code, output, folder = run({"train.csv": "text,label\na,x\n,x\nNaN,x\nNone,x\nnan b,y\n"})
+    assert code == 0 and "2 rows, 6 tokens, 3 no_text" in output
+    assert texts(LabelledSet(folder, "train"), load_tokenizer(corpus)) == [["a"], ["nan b"]]
+    assert main(["doctor", str(folder)]) == 0
+    assert "train: 3 rows without text were left out" in capsys.readouterr().out
+    pair = [
+        {"text_a": "a", "text_b": None, "label": "x"},
+        {"text_a": "a", "text_b": "b", "label": "y"},
+    ]
+    code, output, folder = run({"train.json": json.dumps(pair)})
+    assert code == 0 and len(LabelledSet(folder, "train")) == 1
+    code, output, folder = run({"train.csv": "text,label\n,x\n"}, name="no-text")
+    assert code == 1 and "1 without text" in output
+
+
+def test_columns_joined_to_one_text(run, corpus):
+    rows = [("the fox", "lazy", "a"), ("", "dog", "b"), (None, "jumps", "a"), (None, None, "b")]
+    content = "".join(json.dumps(dict(zip(("Title", "body", "Label"), row))) + "\n" for row in rows)
+    options = ["--text-columns", "title,body", "--text-separator", " over "]
+    code, output, folder = run({"train.jsonl": content}, *options)
+    assert code == 0 and "1 no_text" in output
+    data = LabelledSet(folder, "train")
+    expected = [["the fox over lazy"], [" over dog"], ["jumps"]]
+    assert texts(data, load_tokenizer(corpus)) == expected and data.labels.tolist() == [0, 1, 0]
+    code, output, _ = run({"train.jsonl": content}, "--text-separator", " ")
+    assert code == 2 and "--text-separator joins two or more --text-columns" in output
+
+
+def test_near_names_are_offered(run):
+    code, output, _ = run({"train.csv": "id,review,stars\n1,a,5\n"}, name="near")
+    assert code == 1 and "no column 'text'. Perhaps it is 'review'. There are: id, review" in output
+    code, output, _ = run({"train.csv": "text,TEXT,stars\na,b,5\n"}, name="near")
+    assert code == 1 and "no column 'label'. Perhaps it is 'stars'." in output
+    code, output, _ = run({"train.csv": "Text,TEXT,label\na,b,5\n"}, name="near")
+    assert code == 1 and "no column 'text'" in output
+
+
+def test_numbers_of_a_column_of_floats_are_those_of_another_split(run):
+    whole, floats = labels(("1", 2), ("0", 2)), labels(("1.0", 2), ("0.0", 2), ("-1.0", 1))
+    for train, valid, names in (
+        (whole, floats, ["0", "1"]),
+        (labels(("1.0", 2), ("0.0", 2)), whole, ["0.0", "1.0"]),
+    ):
+        code, output, folder = run({"train.tsv": train, "valid.tsv": valid})
+        assert code == 0, output
+        for split in ("train", "valid"):
+            data = LabelledSet(folder, split)
+            assert data.label_names == names and data.labels.tolist() == [1, 1, 0, 0]
+    code, output, folder = run({"train.tsv": floats}, "--labels", "bad,good")
+    assert code == 0 and LabelledSet(folder, "train").labels.tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        (
+            '{"text": "a", "label": "x", "text": "b"}',
+            "train.jsonl:2: not valid JSON: the key 'text'",
+        ),
+        ('{"text": "a", "label": "x", "label": "x"}', ""),
+    ],
+)
+def test_repeated_keys_of_json(run, row, message):
+    code, output, _ = run({"train.jsonl": J + row}, name="repeated")
+    assert (code, message in output) == (bool(message), True)
 
 
 @pytest.mark.parametrize(
