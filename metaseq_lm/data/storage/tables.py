@@ -19,6 +19,7 @@ QUOTING = ("auto", "csv", "none")
 DELIMITERS = (",", ";", "\t", "|")
 _QUOTED = r'"(?:[^"]|"")*"'
 _ALL_QUOTED = re.compile(r'"[^"]*"(?:\t"[^"]*")*')
+_MOST_BLANKS = 80
 _WITHIN_QUOTES = re.compile(r'[^"]*(?:""[^"]*)*("(?=\t|$)|$)')
 _OUTSIDE_QUOTES = re.compile(r'[^"\t]*(?=\t|$)')
 
@@ -182,9 +183,12 @@ class _QuotedRows:
 
     def _fields(self) -> Iterator[str]:
         while True:
-            if self._delimiter != "\t":
-                while self._text.startswith(" ", self._place):
-                    self._place += 1
+            if self._delimiter != "\t" and self._text.startswith(" ", self._place):
+                # Blanks in front of quotes are not of the field, others are.
+                rest = self._text[self._place : self._place + _MOST_BLANKS]
+                blanks = len(rest) - len(rest.lstrip(" "))
+                if self._text.startswith('"', self._place + blanks):
+                    self._place += blanks
             if self._text.startswith('"', self._place):
                 yield self._quoted()
             else:
@@ -206,7 +210,7 @@ class _QuotedRows:
             if end < 0:
                 field.write(self._text[start:])
                 field.write("\n")
-                size += len(self._text) if self._text.isascii() else len(self._text.encode())
+                size += 1 + len(self._text if self._text.isascii() else self._text.encode())
                 check_length(size, "field", f"{self._file}:{self._first}")
                 if not self._next_line():
                     self._refuse("a quotation mark is not closed")

@@ -42,6 +42,9 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
     if file.is_utf8:
         if meaning := describe_bytes(head):
             raise MetaseqError(f"{file}: is {meaning}")
+    elif meaning := next((SIGNS[s] for s in SIGNS if len(s) > 3 and head.startswith(s)), ""):
+        if not meaning.startswith("UTF"):  # shorter signs may be text in some encoding
+            raise MetaseqError(f"{file}: is {meaning}")
     elif _is_other_utf8(head, file.encoding):
         raise MetaseqError(f"{file}: is UTF-8, not {file.encoding}; leave --encoding out")
     if damage_allowed:
@@ -57,9 +60,10 @@ def check_content(file: TextFile, damage_allowed: bool, holds_lines: bool = True
     most_of_one = 1  # damaged lines that need no permission
     length = 0  # of the line that goes on
     for block in blocks(file):
-        length = length + len(block.data) if block.continues else 0
+        length = (length + len(block.data)) if block.piece else 0
         if holds_lines:
             check_length(length, "line", f"{file}:{block.line}")
+        length *= block.continues
         lines += block.data.removesuffix(b"\n").count(b"\n") + (not block.continues)
         for number, line in _damaged_lines(block):
             first = first or number

@@ -393,6 +393,7 @@ DIALOGUE = [f"line {i}\tneg" for i in range(9)]
         ("a.tsv", ['"two', 'lines"\tpos', "b\tneg"], ["two\nlines", "b"], "without the quotes"),
         ("a.tsv", ['"a ""b""', 'c"\tpos', "b\tneg"], ['a "b"\nc', "b"], "without the quotes"),
         ("a.csv", ['"a, ""b"",', 'c",pos', "b,neg"], ['a, "b",\nc', "b"], ""),
+        ("a.csv", [" a,pos", '"b ""c"" ",neg', ' "d", "neg"'], [" a", 'b "c" ', "d"], ""),
         # Of CSV quotes are syntax, but what they join may be named.
         (
             "a.csv",
