@@ -14,8 +14,8 @@ from typing import Any
 
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import abbreviated
-from metaseq_lm.data.storage.text_files import SURROGATES
 from metaseq_lm.data.storage.tables import repeated
+from metaseq_lm.data.storage.text_files import SURROGATES
 
 _TYPE = "type of Arrow"
 # What the library datasets notes for columns that are no media.
