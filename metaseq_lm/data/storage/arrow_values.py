@@ -15,6 +15,7 @@ from typing import Any
 from metaseq_lm.core.errors import MetaseqError
 from metaseq_lm.core.registry import abbreviated
 from metaseq_lm.data.storage.tables import repeated
+from metaseq_lm.data.storage.text_files import SURROGATES
 
 _TYPE = "type of Arrow"
 # What the library datasets notes for columns that are no media.
@@ -38,7 +39,7 @@ class BinaryColumn:
     def __call__(self, data: bytes) -> Any:
         if self.is_text is None:
             self._values += 1
-            self._invalid += b"\0" in data or not _is_utf8(self.decode(data))
+            self._invalid += b"\0" in data or SURROGATES.search(self.decode(data)) is not None
         return {_TYPE: self.type_name} if self.is_text is False else self.decode(data)
 
     def decide(self) -> None:
@@ -132,14 +133,6 @@ class RowConverter:
             if self._encoding == "utf-8":
                 return data.decode("utf-8", "surrogateescape")
             return data.decode(self._encoding, "replace")
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _unchanged(value: Any) -> Any:
