@@ -8,6 +8,7 @@ import socket
 import subprocess
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ GONE |= {"PREEMPTED": "interrupted", "REVOKED": "cancelled"}
 ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", *GONE)
 OVER = ("failed", "diverged")  # outcomes of a job that is not requeued
 LARGEST = 1e18  # of updates and seconds
+MAX_UPDATE = "trainer.max_update="
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slur
     stages = unfinished(folder, run)
     stage = stages[0] if stages else run.stages[-1]
     place = folder.path / stage.folder
-    update, max_update, seconds = progress(place)
+    update, max_update, seconds = progress(place, stage.arguments)
     common: dict[str, Any] = {
         "run": run.name,
         "stage": stage.name or "train",
@@ -228,8 +230,8 @@ def state_of(folder: SweepFolder, run: Run, last: Submission | None, slurm: Slur
     return State(state=state, reason=reason, **common)
 
 
-def progress(place: Path) -> tuple[int, int, float]:
-    """Return updates made, updates to make and seconds of a run, from its log and config."""
+def progress(place: Path, arguments: Sequence[str]) -> tuple[int, int, float]:
+    """Return updates made, updates to make and seconds of a stage, from its folder and command line."""
     update, seconds = 0, 0.0
     log = place / "log.jsonl"
     if log.is_file():
@@ -246,17 +248,20 @@ def progress(place: Path) -> tuple[int, int, float]:
                 continue
     results_file = place / "results.json"
     results = read_json_if_valid(results_file)
-    max_update = number(results, "max_update", 0, results_file) or configured(place / "config.yaml")
+    max_update = number(results, "max_update", 0, results_file) or configured(
+        place / "config.yaml", arguments
+    )
     done = number(results, "updates", update, results_file)
     return int(done), int(max_update), float(number(results, "seconds", seconds, results_file))
 
 
-def configured(config: Path) -> float:
-    """Return trainer.max_update of a run's config, 0 if there is none yet."""
+def configured(config: Path, arguments: Sequence[str]) -> float:
+    """Return trainer.max_update of a run's config, or before there is one of its command line, or 0."""
     from omegaconf import OmegaConf
 
     if not config.exists():
-        return 0
+        values = [a.removeprefix(MAX_UPDATE) for a in arguments if a.startswith(MAX_UPDATE)]
+        return int(values[-1]) if values and values[-1].isdigit() else 0
     content: Any = OmegaConf.to_container(read_config(config))  # no reference in it is followed
     options = content.get("trainer")
     return number(options if isinstance(options, dict) else {}, "max_update", 0, config)
