@@ -29,7 +29,7 @@ _WORD_CLASS = re.compile(r"[A-Z]{1,6}\$?|[^\w\s]{1,5}|-[A-Z]{3}-")
 _CONLLU_ROW = re.compile(r"\d+(?:[-.]\d+)?(?:\t[^\t]*){9}")
 # A quoted text or a number, with the next field right behind it.
 _FIRST_FIELD = re.compile(r'("([^"]|"")*"|-?\d+(\.\d+)?)([,;|])\S')
-_COLUMN_NAME = re.compile(r"\w[\w .:/()-]{0,39}")
+_COLUMN_NAME = re.compile(r"\w[\w .:/()#-]{0,39}")
 DELIMITER_NAMES = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
 
 
