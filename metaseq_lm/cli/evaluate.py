@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from metaseq_lm.core.errors import UsageError
+from metaseq_lm.core.errors import UsageError, say
 from metaseq_lm.core.output import show
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ def report(
     from metaseq_lm.tasks.protocols import submissions_of
 
     show(to_json({"split": split, **source, **metrics}))
+    if not metrics:
+        say(f"metaseq-lm: {split} has no targets, so no score")
     if args.out:
         folder = Path(args.out)
         folder.mkdir(parents=True, exist_ok=True)

@@ -26,11 +26,14 @@ REMEDY = "compare a metric of an end task (--metric)"
 def is_of_objective(metric: str, run: Run) -> bool:
     """Return whether a metric measures what the run was trained for, not an end task.
 
-    That is a loss, or any metric of masked tokens, such as their accuracy.
+    That is a loss, or what a run on masked text gives for a split, such as the accuracy of tokens.
     """
-    bare = metric.partition(".")[2] or metric
-    is_loss = bool(words_of(bare) & LOSSES) or bare in run.losses
-    return is_loss or ("task.mask_prob" in run.values and not run.values.get("task.labelled"))
+    split, _, bare = metric.rpartition(".")
+    if words_of(bare) & LOSSES or bare in run.losses:
+        return True
+    values = run.values
+    splits = (values.get("trainer.valid_split", "valid"), *values.get("trainer.final_splits", ()))
+    return "task.mask_prob" in values and not values.get("task.labelled") and split in splits
 
 
 def other_functions(metric: str, runs: Iterable[Run]) -> dict[str, str]:
