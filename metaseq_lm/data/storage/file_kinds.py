@@ -26,7 +26,8 @@ _SQUAD = re.compile(r'"data"\s*:\s*\[\s*\{.*?"paragraphs"\s*:', re.DOTALL)
 _BLANK = re.compile(r"[ \t\r\f\v]+")
 _SPAN_TAG = re.compile(r"O|[BIESLUMW][-_:/|.]\S+|\S+[-_:/|.][BIESLUMW]", re.IGNORECASE)
 _WORD_CLASS = re.compile(r"[A-Z]{1,6}\$?|[^\w\s]{1,5}|-[A-Z]{3}-")
-_CONLLU_ROW = re.compile(r"\d+(?:[-.]\d+)?(?:\t[^\t]*){9}")
+# An id, a head (the seventh field) that is a number, and as many fields as these: tables have ids, too.
+_CONLLU_ROW = re.compile(r"\d+(?:[-.]\d+)?(?:\t[^\t]*){5}\t(?:\d*|_)(?:\t[^\t]*){3}")
 # A quoted text or a number, with the next field right behind it.
 _FIRST_FIELD = re.compile(r'("([^"]|"")*"|-?\d+(\.\d+)?)([,;|])\S')
 _COLUMN_NAME = re.compile(r"\w[\w .:/()#-]{0,39}")

@@ -48,6 +48,7 @@ def test_each_kind_is_recognised(kind):
         ("John Smith\nMary Jones\n\nAnna Kurz\n" * 3, Kind.TEXT),
         ("text\tlabel\nI like it\tO\nno\tO\n" * 1 + "so so\tO\n" * 30, Kind.TABLE),
         ("1\tw\t_\tX\t_\t_\t0\troot\t_\t_\n", Kind.CONLLU),
+        ("\t".join("0 news f.txt 2012 24 MSRvid MSRvid a b".split()) + "\t5.0\n", Kind.TEXT),
         ("[1] A footnote\n[2] Another one\n", Kind.TEXT),
         ('{"text": "a"\n{"text": "b"}\n{"text": "c"}\n', Kind.JSON_LINES),
         ('{"text": "' + "a" * 300_000, Kind.JSON_LINES),
