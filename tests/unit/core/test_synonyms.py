@@ -75,7 +75,7 @@ def test_answers_of_train(word: str, ours: str) -> None:
         ("trainer.max_steps", "trainer.max_update"),
         ("trainer.batch_size", "task.batch_size"),
         ("optimizer.LR", "optimizer.lr"),
-        ("engine.precison", "engine.precision"),
+        ("engine.precisiun", "engine.precision"),
     ],
 )
 def test_answers_for_keys(key: str, ours: str) -> None:
