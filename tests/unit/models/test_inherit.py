@@ -7,13 +7,13 @@ import pytest
 from metaseq_lm.core.config import load_config
 from metaseq_lm.core.errors import UsageError
 from metaseq_lm.models.inherit import inherited
-from metaseq_lm.runs import checkpoint
+from metaseq_lm.runs import manifests
 
 
 def start(monkeypatch: pytest.MonkeyPatch, stored: object, *changes: str) -> object:
     """Return the model that a run inherits from a checkpoint with the configuration `stored`."""
-    monkeypatch.setattr(checkpoint, "resolve", Path)
-    monkeypatch.setattr(checkpoint, "read_manifest", lambda path: {"config": stored})
+    monkeypatch.setattr(manifests, "resolve", Path)
+    monkeypatch.setattr(manifests, "read_manifest", lambda path: {"config": stored})
     given = ",".join(f"'{change}'" for change in changes)
     options = ["model=inherit", "init_from=runs/x", f"model.changes=[{given}]"]
     return inherited(load_config(options)).model
