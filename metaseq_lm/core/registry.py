@@ -32,8 +32,9 @@ def nearest(name: str, names: Iterable[str]) -> str:
     Of options (--x) and dotted keys what they have in common is not compared. What begins with the
     name is near.
     """
+    names = list(names)
     group = re.match(r"--|(\w+\.)*", name)
-    prefix = group[0] if group else ""
+    prefix = group[0] if group and any(other.startswith(group[0]) for other in names) else ""
     similar = {other.removeprefix(prefix): other for other in names}
     rest = name.removeprefix(prefix)
     longer = [other for other in similar if rest and other.startswith(rest)]
