@@ -25,10 +25,12 @@ from metaseq_lm.core.files import write_atomic
 from metaseq_lm.core.output import clean, show
 from metaseq_lm.core.registry import nearest
 from metaseq_lm.reporting import archive
+from metaseq_lm.reporting.choice import chosen_values
 from metaseq_lm.reporting.folders import find_plan, pick_stage, read_runs
 from metaseq_lm.reporting.formats import WRITERS
 from metaseq_lm.reporting.html import samples_markdown, samples_of, to_html
 from metaseq_lm.reporting.numbers import Metric
+from metaseq_lm.reporting.objectives import REMEDY, describe, scored_functions
 from metaseq_lm.reporting.plots import (
     Pictures,
     draw_curves,
@@ -40,7 +42,7 @@ from metaseq_lm.reporting.plots import (
     require_logged,
 )
 from metaseq_lm.reporting.runs import Run
-from metaseq_lm.reporting.settings import Setting, chosen_values, group, where
+from metaseq_lm.reporting.settings import Setting, group, where
 from metaseq_lm.reporting.significance import LEVEL, POWER, TESTS, compare
 from metaseq_lm.reporting.table import choose_metric, pivot_table, setting_table
 
@@ -300,6 +302,9 @@ def draw(
         paths.append(out / file_name("curves", curve))
         drawn = draw_together if is_pattern(curve) else draw_curves
         notes += drawn(pictures, curve, paths[-1])
+    if differing := scored_functions(metric.name, pictures.settings):
+        notes.append(f"No picture of scores: {describe(metric.name, differing)}; {REMEDY}.")
+        return paths, notes
     if not any(setting.scored(metric.name) for setting in pictures.settings):
         notes.append("No picture of scores: no run has one.")
     elif pictures.along:

@@ -33,7 +33,7 @@ class Metric:
 
         Only values within [-1, 1] are fractions: some scorers give per cent already.
         """
-        words = set(re.split(r"[._/\-\s]+", name.lower()))
+        words = words_of(name)
         finite = [value for value in values if math.isfinite(value)]
         percent = bool(words & FRACTIONS) and all(abs(value) <= 1 for value in finite)
         lower = bool(words & LOWER_IS_BETTER) if better is None else better == "lower"
@@ -66,6 +66,11 @@ class Metric:
         """Return a value as it is shown, with `digits` after the point or as many as it needs."""
         digits = self.decimals(value) if digits is None else digits
         return f"{value * self.scale:.{digits}f}"
+
+
+def words_of(name: str) -> set[str]:
+    """Return the words in the name of a metric."""
+    return set(re.split(r"[._/\-\s]+", name.lower()))
 
 
 @dataclass(frozen=True)

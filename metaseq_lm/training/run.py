@@ -117,7 +117,7 @@ class TrainingRun:
                 files = submissions_of(self.task, split, rows)
                 write_predictions(self.folder.path, split, rows, files)
             text = "  ".join(f"{k} {v:.4g}" for k, v in metrics[split].items())
-            self.log.message(f"{split}  {text}")
+            self.log.message(f"{split}  {text or 'no targets, so no score'}")
         self.record("finished", metrics=metrics)
 
     def _load_best(self, metrics: dict[str, Any]) -> None:
